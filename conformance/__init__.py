@@ -1,0 +1,72 @@
+"""The conformance harness for multi-head attention.
+
+Importing this package is cheap: torch and the rest are imported when a name is first used, so that
+the pytest plugin and ``--help`` stay fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._golden import golden as _golden
+    from .adapters.module import module
+    from .declare import core, fixed_layer, layer, positions
+    from .errors import DeclarationError, UsageError
+    from .expected import ExpectedFailure
+    from .geometry import Geometry
+    from .suite import parametrize, suite
+
+    ProjectionWeights = _golden.ProjectionWeights
+    Semantics = _golden.Semantics
+    STANDARD = _golden.STANDARD
+
+_HOME = {
+    "DeclarationError": "errors",
+    "ExpectedFailure": "expected",
+    "Geometry": "geometry",
+    "ProjectionWeights": "_golden:golden",
+    "STANDARD": "_golden:golden",
+    "Semantics": "_golden:golden",
+    "UsageError": "errors",
+    "core": "declare",
+    "fixed_layer": "declare",
+    "layer": "declare",
+    "module": "adapters.module",
+    "parametrize": "suite",
+    "positions": "declare",
+    "suite": "suite",
+}
+
+__all__ = [
+    "STANDARD",
+    "DeclarationError",
+    "ExpectedFailure",
+    "Geometry",
+    "ProjectionWeights",
+    "Semantics",
+    "UsageError",
+    "core",
+    "fixed_layer",
+    "layer",
+    "module",
+    "parametrize",
+    "positions",
+    "suite",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    module_name, _, attribute = _HOME[name].partition(":")
+    home = importlib.import_module(f".{module_name}", __name__)
+    value = getattr(home if not attribute else getattr(home, attribute), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,51 @@
+"""A candidate: something that claims to be attention, with its declaration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ._golden import golden
+from .declaration import Declaration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A declared candidate. It still calls like the function it wraps.
+
+    function
+        For a core the kernel; for a layer the builder ``(geometry, weights) -> forward``; for a
+        position encoding the function that adds it to its input.
+    fixed_weights
+        The weights a layer brings along; None when it takes those of each problem. With
+        ``weights_known=False`` it brings weights nobody can see: no golden answer exists.
+    module
+        The ``torch.nn.Module`` class or instance behind it, when there is one.
+    """
+
+    name: str
+    declaration: Declaration
+    function: Callable[..., Any]
+    target: str = ""
+    fixed_weights: golden.ProjectionWeights | None = None
+    weights_known: bool = True
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the wrapped function."""
+        return self.function(*arguments, **keywords)
+
+    @property
+    def kind(self) -> str:
+        """``core``, ``layer`` or ``positions``."""
+        return self.declaration.kind
+
+    @property
+    def draws_weights(self) -> bool:
+        """Whether a layer takes the weights of each problem."""
+        return self.kind == "layer" and self.fixed_weights is None and self.weights_known
+
+    def located(self, target: str) -> Candidate:
+        """The same candidate, said to come from a target."""
+        return dataclasses.replace(self, target=target)

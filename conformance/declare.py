@@ -1,0 +1,186 @@
+"""The public ways to declare a candidate in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ._golden import golden
+from .candidate import Candidate
+from .declaration import Declaration, declare
+from .errors import DeclarationError
+
+Decorator = Callable[[Callable[..., Any]], Candidate]
+
+
+def core(*, name: str | None = None, **promises: Any) -> Decorator:
+    """Declare a bare attention function.
+
+    It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``, ``key
+    [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the query's
+    dtype. The keywords passed are those that are declared and that the problem uses.
+
+    Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
+    signature cannot keep.
+    """
+    return _decorator("core", name, promises)
+
+
+def layer(*, name: str | None = None, **promises: Any) -> Decorator:
+    """Declare a builder ``(geometry, weights) -> forward`` of a multi-head attention layer.
+
+    ``forward(query, key, value, **keywords)`` takes ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]`` and
+    ``value [B, Lk, Ev]`` and returns ``[B, Lq, Eo]``. ``inputs="self"`` calls ``forward(x)``,
+    ``inputs="memory"`` calls ``forward(query, context)``; ``batched=False`` drops the batch axis.
+    A forward that is a ``torch.nn.Module`` is put in eval mode.
+
+    Raises DeclarationError (a ValueError) for a promise that is unknown.
+    """
+    return _decorator("layer", name, promises)
+
+
+def positions(*, max_length: int, name: str | None = None, **promises: Any) -> Decorator:
+    """Declare a position encoding on its own: a function ``[B, L, E] -> [B, L, E]``.
+
+    It returns its input plus the sinusoidal encoding of positions 0 .. L, for any even width E and
+    any length up to ``max_length``.
+    """
+    return _decorator("positions", name, {**promises, "max_length": max_length})
+
+
+def fixed_layer(
+    forward: Callable[..., Any],
+    weights: golden.ProjectionWeights | None,
+    *,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    name: str | None = None,
+    **promises: Any,
+) -> Candidate:
+    """Declare a layer that brings its own weights: a built module, a library's layer.
+
+    Widths and heads are pinned by the weights; batch, lengths, values and masks are drawn. With
+    ``weights=None`` no golden answer exists: only metamorphic clauses run, and ``geometry=`` must
+    pin the widths.
+
+    Raises DeclarationError for weights that contradict the number of heads.
+    """
+    promises = dict(promises)
+    if weights is not None:
+        pinned = _pins_of(weights, num_heads, num_kv_heads)
+        promises["geometry"] = {**dict(promises.get("geometry") or {}), **pinned}
+        if weights.o is None:
+            promises.setdefault("semantics", golden.STANDARD)
+    elif num_heads is not None:
+        pinned = {"num_heads": num_heads, "num_kv_heads": num_kv_heads or num_heads}
+        promises["geometry"] = {**pinned, **dict(promises.get("geometry") or {})}
+    return Candidate(
+        name=name or getattr(forward, "__name__", type(forward).__name__),
+        declaration=declare("layer", **promises),
+        function=lambda _geometry, _weights: forward,
+        fixed_weights=weights,
+        weights_known=weights is not None,
+    )
+
+
+def _pins_of(
+    weights: golden.ProjectionWeights, num_heads: int | None, num_kv_heads: int | None
+) -> dict[str, int]:
+    if num_heads is None or num_heads < 1 or weights.q.shape[0] % num_heads:
+        msg = f"num_heads is {num_heads!r}: it must divide the {weights.q.shape[0]} rows of weights.q"
+        raise DeclarationError(msg)
+    head_size = weights.q.shape[0] // num_heads
+    if weights.k.shape[0] % head_size:
+        msg = (
+            f"weights.k has {weights.k.shape[0]} rows, which the head size {head_size} does not divide"
+        )
+        raise DeclarationError(msg)
+    kv_heads = weights.k.shape[0] // head_size
+    if num_kv_heads not in (None, kv_heads) or weights.v.shape[0] % kv_heads:
+        msg = f"num_kv_heads is {num_kv_heads!r}, but the key rows make {kv_heads} heads"
+        raise DeclarationError(msg)
+    value_head_size = weights.v.shape[0] // kv_heads
+    output = num_heads * value_head_size if weights.o is None else weights.o.shape[0]
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": kv_heads,
+        "head_size": head_size,
+        "value_head_size": value_head_size,
+        "query_size": weights.q.shape[1],
+        "key_size": weights.k.shape[1],
+        "value_size": weights.v.shape[1],
+        "output_size": output,
+    }
+
+
+def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorator:
+    declaration = _declare(kind, promises)
+
+    def decorate(function: Callable[..., Any]) -> Candidate:
+        if not callable(function):
+            msg = f"conformance.{kind} decorates a function, not {function!r}"
+            raise DeclarationError(msg)
+        shown = name or getattr(function, "__name__", type(function).__name__)
+        if kind != "layer":
+            check_signature(function, declaration, shown)
+        return Candidate(name=shown, declaration=declaration, function=function)
+
+    return decorate
+
+
+def _declare(kind: str, promises: dict[str, Any]) -> Declaration:
+    known = [word for word in inspect.signature(declare).parameters if word != "kind"]
+    for word in promises:
+        if word not in known:
+            from .errors import did_you_mean
+
+            msg = f"conformance.{kind} got an unknown argument {word!r}{did_you_mean(word, known)}"
+            raise DeclarationError(msg)
+    return declare(kind, **promises)
+
+
+def check_signature(function: Callable[..., Any], declaration: Declaration, name: str) -> None:
+    """Require that a function can be called as declared; raises DeclarationError.
+
+    Functions written in C have no signature to look at: they are taken at their word.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    inputs = declaration.positional
+    try:
+        signature.bind_partial(*inputs)
+    except TypeError:
+        msg = f"{name}{signature} is called with {len(inputs)} positional inputs ({', '.join(inputs)})"
+        raise DeclarationError(msg) from None
+    for keyword in declaration.keywords:
+        try:
+            signature.bind_partial(*inputs, **{keyword: None})
+        except TypeError:
+            msg = (
+                f"{name}{signature} does not take the keyword {keyword!r} that its declaration promises"
+            )
+            raise DeclarationError(msg) from None
+    _check_required(signature, inputs, declaration, name)
+
+
+def _check_required(
+    signature: inspect.Signature, inputs: tuple[str, ...], declaration: Declaration, name: str
+) -> None:
+    """A call without any keyword must be possible: problems without mask, causal … make it."""
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        msg = (
+            f"{name}{signature} cannot be called with {', '.join(inputs)} alone ({error}): give "
+            f"{'its keywords' if declaration.keywords else 'the other parameters'} defaults"
+        )
+        raise DeclarationError(msg) from None
+
+
+def renamed(candidate: Candidate, name: str) -> Candidate:
+    """The same candidate under another name."""
+    return dataclasses.replace(candidate, name=name)

@@ -1,0 +1,23 @@
+"""The errors that are answered with one sentence and exit code 2, and how names are suggested."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(Exception):
+    """What the user gave cannot be used: one sentence saying what, where and what to do."""
+
+
+class DeclarationError(UsageError, ValueError):
+    """A candidate's declaration is wrong or contradicts itself."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'keep'?`` when a known word is close, else the list of known words."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}"

@@ -1,0 +1,100 @@
+"""The sizes of one problem, and how a declaration pins them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .errors import DeclarationError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Every size of one problem.
+
+    Cores use the first seven; ``query_size``, ``key_size`` and ``value_size`` are the widths of a
+    layer's inputs and ``output_size`` that of its output.
+    """
+
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    query_length: int
+    key_length: int
+    head_size: int
+    value_head_size: int
+    query_size: int
+    key_size: int
+    value_size: int
+    output_size: int
+
+    def replace(self, **sizes: int) -> Geometry:
+        """The same geometry with some sizes changed."""
+        return dataclasses.replace(self, **sizes)
+
+
+FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
+
+Pin = int | Sequence[int] | str
+GeometryRule = Mapping[str, Pin] | Callable[[Geometry], Geometry]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What a candidate cannot change: allowed sizes, fields that equal another, and a builder."""
+
+    sizes: Mapping[str, tuple[int, ...]]
+    equal_to: Mapping[str, str]
+    build: Callable[[Geometry], Geometry] | None
+
+    def apply(self, geometry: Geometry) -> Geometry:
+        """The nearest geometry that obeys the pins: own sizes first, then equalities, then builder."""
+        for name, allowed in self.sizes.items():
+            have = getattr(geometry, name)
+            nearest = min(allowed, key=lambda size: (abs(size - have), size))  # noqa: B023
+            geometry = geometry.replace(**{name: nearest})
+        for name, other in self.equal_to.items():
+            geometry = geometry.replace(**{name: getattr(geometry, other)})
+        return geometry if self.build is None else self.build(geometry)
+
+
+NO_PINS: Final = Pins({}, {}, None)
+
+
+def read_pins(rule: GeometryRule | None) -> Pins:
+    """Read a declaration's ``geometry=``; raises DeclarationError for what cannot be a size."""
+    if rule is None:
+        return NO_PINS
+    if callable(rule):
+        return Pins({}, {}, rule)
+    if not isinstance(rule, Mapping):
+        msg = f"geometry is {rule!r}: give a dict of field to size, or a callable"
+        raise DeclarationError(msg)
+    sizes: dict[str, tuple[int, ...]] = {}
+    equal_to: dict[str, str] = {}
+    for name, pin in rule.items():
+        _check_field(name)
+        if isinstance(pin, str):
+            _check_field(pin)
+            equal_to[name] = pin
+        else:
+            sizes[name] = _read_sizes(name, pin)
+    return Pins(sizes, equal_to, None)
+
+
+def _check_field(name: object) -> None:
+    if name not in FIELDS:
+        msg = f"geometry has no field {name!r}{did_you_mean(str(name), FIELDS)}"
+        raise DeclarationError(msg)
+
+
+def _read_sizes(name: str, pin: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (pin,) if isinstance(pin, int) else tuple(pin)
+    smallest = 1
+    good = sizes and all(isinstance(size, int) and size >= smallest for size in sizes)
+    if not good or any(isinstance(size, bool) for size in sizes):
+        msg = f"geometry field {name!r} is pinned to {pin!r}: give a positive integer or a list of them"
+        raise DeclarationError(msg)
+    return sizes

@@ -1,0 +1,26 @@
+"""How hard a run tries: the named profiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """``examples`` problems a clause, of lengths up to ``longest``.
+
+    ``reductions`` limits how often a failing problem is tried smaller, over the whole candidate.
+    """
+
+    name: str
+    examples: int
+    longest: int
+    reductions: int
+
+
+PROFILES: Final[dict[str, Profile]] = {
+    "quick": Profile(name="quick", examples=40, longest=40, reductions=400),
+    "default": Profile(name="default", examples=150, longest=130, reductions=1500),
+    "thorough": Profile(name="thorough", examples=600, longest=513, reductions=6000),
+}

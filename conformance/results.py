@@ -1,0 +1,106 @@
+"""What a run of a clause yields: plain data that any view can show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+Status = Literal[
+    "passed",
+    "failed",
+    "error",
+    "not-applicable",
+    "untestable",
+    "expected-failure",
+    "unexpected-pass",
+]
+STATUSES: Final[tuple[Status, ...]] = (
+    "passed",
+    "failed",
+    "error",
+    "not-applicable",
+    "untestable",
+    "expected-failure",
+    "unexpected-pass",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """How an answer broke a clause.
+
+    kind
+        ``value``, ``shape``, ``dtype``, ``type``, ``finite``, ``raised``, ``not-raised``,
+        ``mutated``, ``crashed`` or ``hung``.
+    message
+        One sentence for a person.
+    expected, got, where
+        Plain data: numbers, texts, lists; ``where`` is the index of the worst element.
+    """
+
+    kind: str
+    message: str
+    expected: Any = None
+    got: Any = None
+    where: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClauseResult:
+    """The outcome of one clause for one candidate in one dtype on one device.
+
+    ``margin`` is the largest error over its bound that was seen (1 is at the bound), None when no
+    numerical comparison was made. ``seconds`` is wall time.
+    """
+
+    id: str
+    family: str
+    level: str
+    status: Status
+    reason: str = ""
+    examples: int = 0
+    binding: int = 0
+    seconds: float = 0.0
+    dtype: str = "float32"
+    device: str = "cpu"
+    margin: float | None = None
+    violation: Violation | None = None
+    counterexample: dict[str, Any] | None = None
+    diagnosis: list[dict[str, Any]] = field(default_factory=list)
+
+    def replace(self, **changes: Any) -> ClauseResult:
+        """The same result with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of the report; numbers that are not finite become texts."""
+        data: dict[str, Any] = plain(dataclasses.asdict(self))
+        return data
+
+
+def result_from_json(data: dict[str, Any]) -> ClauseResult:
+    """The inverse of :meth:`ClauseResult.as_json`, as far as a view needs it."""
+    violation = data.get("violation")
+    margin = data.get("margin")
+    return ClauseResult(
+        **{
+            **data,
+            "margin": None if margin is None else float(margin),
+            "violation": None if violation is None else Violation(**violation),
+        }
+    )
+
+
+def plain(value: Any) -> Any:
+    """Data that JSON can hold: NaN and infinities as texts, tuples as lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)

@@ -1,0 +1,47 @@
+"""Argument checks whose message names the argument, its value and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def check_argument(condition: bool, name: str, problem: str) -> None:  # noqa: FBT001
+    """Raise ``ValueError("<name> <problem>")`` unless the condition holds."""
+    if not condition:
+        msg = f"{name} {problem}"
+        raise ValueError(msg)
+
+
+def check_tensor(value: object, name: str, axes: str) -> None:
+    """Require a tensor with as many axes as the word ``axes`` names, such as "B H Lq D"."""
+    if not isinstance(value, Tensor):
+        msg = f"{name} is a {type(value).__name__}, not a torch.Tensor"
+        raise TypeError(msg)
+    wanted = len(axes.split())
+    check_argument(
+        value.dim() == wanted,
+        name,
+        f"has shape {list(value.shape)}: it needs {wanted} axes [{', '.join(axes.split())}]",
+    )
+
+
+def check_size(value: Tensor, name: str, axis: int, wanted: int, because: str) -> None:
+    """Require one axis of a tensor to have a given size; ``because`` says whose size that is."""
+    check_argument(
+        value.shape[axis] == wanted,
+        name,
+        f"has shape {list(value.shape)}: axis {axis} must be {wanted}, {because}",
+    )
+
+
+def check_broadcasts(value: Tensor, name: str, shape: Sequence[int]) -> None:
+    """Require a mask-like tensor of four axes, each of size 1 or of the score's size."""
+    check_tensor(value, name, "B H Lq Lk")
+    fits = all(have in (1, want) for have, want in zip(value.shape, shape, strict=True))
+    check_argument(
+        fits,
+        name,
+        f"has shape {list(value.shape)}, which does not broadcast to {list(shape)} [B, H, Lq, Lk]",
+    )

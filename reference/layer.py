@@ -1,0 +1,180 @@
+"""Multi-head attention: projections, heads, attention, output projection.
+
+    MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O
+    head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
+
+Vaswani et al. 2017, section 3.2.2, with a width of its own for each of query, key and value, a
+value head size that may differ from the query/key head size, biases, and grouped key/value heads
+(Ainslie et al., arXiv:2305.13245).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .attention import Attention, attend
+from .checks import check_argument, check_size, check_tensor
+from .semantics import STANDARD, Semantics
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionWeights:
+    """The four projections as ``(out, in)`` matrices, like ``nn.Linear.weight``, and their biases.
+
+    Head h owns rows ``h*D .. (h+1)*D`` of ``q``, ``k`` and ``v`` and columns ``h*Dv .. (h+1)*Dv``
+    of ``o``. ``o=None`` means that there is no output projection: the heads are only concatenated.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor | None = None
+    q_bias: Tensor | None = None
+    k_bias: Tensor | None = None
+    v_bias: Tensor | None = None
+    o_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiHeadAttention:
+    """One evaluation of the layer: the core with its intermediate values, and what surrounds it.
+
+    ``merged`` is ``[B, Lq, H*Dv]``, the heads side by side; ``output`` is ``[B, Lq, Eo]``.
+    """
+
+    core: Attention
+    merged: Tensor
+    output: Tensor
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: ProjectionWeights,
+    *,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    keep: Tensor | None = None,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: tuple[int, int] | None = None,
+    semantics: Semantics = STANDARD,
+) -> MultiHeadAttention:
+    """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
+
+    Masks, scale and the rest are those of :func:`reference.scaled_dot_product_attention`. The head
+    size is the number of rows of ``weights.q`` over ``num_heads``.
+
+    Raises ValueError or TypeError that names the argument whose shape or value is wrong.
+    """
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    _check_inputs(query, key, value)
+    _check_weights(query, key, value, weights, num_heads, num_kv_heads)
+    q = project(query, weights.q, weights.q_bias if semantics.query_bias else None)
+    k = project(key, weights.k, weights.k_bias if semantics.key_bias else None)
+    v = project(value, weights.v, weights.v_bias if semantics.value_bias else None)
+    core = attend(
+        split_heads(q, num_heads, semantics),
+        split_heads(k, num_kv_heads, semantics),
+        split_heads(v, num_kv_heads, semantics),
+        keep=keep,
+        bias=bias,
+        lengths=lengths,
+        causal=causal,
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        semantics=semantics,
+    )
+    merged = merge_heads(core.output, semantics)
+    output = _project_output(merged, weights, semantics)
+    return MultiHeadAttention(core=core, merged=merged, output=output)
+
+
+def project(tokens: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """``x W^T + b`` in float64 for ``x [..., in]`` and ``W [out, in]``."""
+    projected = tokens.double() @ matrix.double().T
+    return projected if bias is None else projected + bias.double()
+
+
+def split_heads(tokens: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:
+    """Cut ``[B, L, H*D]`` into ``[B, H, L, D]``."""
+    batch, length, width = tokens.shape
+    head_size = width // num_heads
+    if semantics.head_split == "reinterpret":
+        return tokens.reshape(batch, num_heads, length, head_size)
+    if semantics.head_split == "interleaved":
+        return tokens.reshape(batch, length, head_size, num_heads).permute(0, 3, 1, 2)
+    return tokens.reshape(batch, length, num_heads, head_size).transpose(1, 2)
+
+
+def merge_heads(heads: Tensor, semantics: Semantics = STANDARD) -> Tensor:
+    """Put ``[B, H, L, Dv]`` side by side: ``[B, L, H*Dv]`` (``[B, H*L, Dv]`` for "tokens")."""
+    batch, num_heads, length, head_size = heads.shape
+    if semantics.head_merge == "tokens":
+        return heads.reshape(batch, num_heads * length, head_size)
+    if semantics.head_merge == "reinterpret":
+        return heads.reshape(batch, length, num_heads * head_size)
+    if semantics.head_merge == "interleaved":
+        return heads.permute(0, 2, 3, 1).reshape(batch, length, num_heads * head_size)
+    return heads.transpose(1, 2).reshape(batch, length, num_heads * head_size)
+
+
+def _project_output(merged: Tensor, weights: ProjectionWeights, semantics: Semantics) -> Tensor:
+    if weights.o is None:
+        return merged
+    # Heads concatenated along the tokens meet one block of the output matrix, not all of them.
+    matrix = weights.o[:, : merged.shape[-1]]
+    return project(merged, matrix, weights.o_bias if semantics.output_bias else None)
+
+
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+    check_tensor(query, "query", "B Lq Eq")
+    check_tensor(key, "key", "B Lk Ek")
+    check_tensor(value, "value", "B Lk Ev")
+    check_size(key, "key", 0, query.shape[0], "the batch size of query")
+    check_size(value, "value", 0, query.shape[0], "the batch size of query")
+    check_size(value, "value", 1, key.shape[1], "the length of key")
+
+
+def _check_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: ProjectionWeights,
+    num_heads: int,
+    num_kv_heads: int,
+) -> None:
+    check_argument(num_heads > 0, "num_heads", f"is {num_heads}: there must be at least one head")
+    check_argument(num_kv_heads > 0, "num_kv_heads", f"is {num_kv_heads}: at least one is needed")
+    for name, tokens in (("q", query), ("k", key), ("v", value)):
+        matrix = getattr(weights, name)
+        check_tensor(matrix, f"weights.{name}", "out in")
+        check_size(matrix, f"weights.{name}", 1, tokens.shape[-1], "the width of its input")
+        heads = num_heads if name == "q" else num_kv_heads
+        check_argument(
+            matrix.shape[0] % heads == 0,
+            f"weights.{name}",
+            f"has {matrix.shape[0]} rows, which {heads} heads do not divide",
+        )
+    if weights.o is not None:
+        check_tensor(weights.o, "weights.o", "out in")
+        merged_width = weights.v.shape[0] // num_kv_heads * num_heads
+        check_size(weights.o, "weights.o", 1, merged_width, "num_heads times the value head size")
+    _check_biases(weights)
+
+
+def _check_biases(weights: ProjectionWeights) -> None:
+    for name in "qkvo":
+        matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
+        if bias is None:
+            continue
+        check_argument(matrix is not None, f"weights.{name}_bias", "is given without its matrix")
+        check_tensor(bias, f"weights.{name}_bias", "out")
+        check_size(bias, f"weights.{name}_bias", 0, matrix.shape[0], f"the rows of weights.{name}")

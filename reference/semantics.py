@@ -1,0 +1,174 @@
+"""Every choice that decides what attention computes, as one point of a space."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from .checks import check_argument
+
+ScaleRule = Literal[
+    "inverse-sqrt-head-size",
+    "none",
+    "inverse-head-size",
+    "sqrt-head-size",
+    "inverse-sqrt-model-width",
+    "inverse-sqrt-num-heads",
+    "inverse-sqrt-value-head-size",
+]
+SoftmaxAxis = Literal["key", "query", "head", "batch", "none"]
+MaskPolarity = Literal["keep", "drop"]
+MaskOperation = Literal[
+    "replace", "add", "add-to-kept", "multiply-logits", "multiply-weights", "ignore"
+]
+Alignment = Literal["bottom-right", "top-left"]
+CausalCombination = Literal["both", "causal-only", "mask-only", "either"]
+EmptyRows = Literal["zeros", "nan", "mean-of-all", "mean-of-valid"]
+BiasOrder = Literal["after-scale", "before-scale"]
+SoftcapOrder = Literal["before-mask", "after-mask"]
+HeadSplit = Literal["blocks", "interleaved", "reinterpret"]
+HeadMerge = Literal["blocks", "interleaved", "reinterpret", "tokens"]
+GroupOrder = Literal["repeat", "tile"]
+
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "softmax_axis": get_args(SoftmaxAxis),
+    "mask_polarity": get_args(MaskPolarity),
+    "mask_operation": get_args(MaskOperation),
+    "causal_alignment": get_args(Alignment),
+    "causal_combination": get_args(CausalCombination),
+    "empty_rows": get_args(EmptyRows),
+    "bias_order": get_args(BiasOrder),
+    "softcap_order": get_args(SoftcapOrder),
+    "head_split": get_args(HeadSplit),
+    "head_merge": get_args(HeadMerge),
+    "group_order": get_args(GroupOrder),
+}
+_FLAGS: Final = ("query_bias", "key_bias", "value_bias", "output_bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Semantics:
+    """One point in the space of attentions. The defaults are the specification (``STANDARD``).
+
+    scale
+        What the dot products are multiplied by: a rule, or the number itself. "Attention Is All
+        You Need" (Vaswani et al. 2017, equation 1) divides by the square root of the head size.
+    scale_factor
+        A further factor on the scale, 1 in the specification.
+    softmax_axis
+        The axis along which the weights sum to one: the keys.
+    mask_polarity
+        What True means in a boolean mask: "keep" attends, "drop" ignores.
+    mask_operation, mask_fill
+        What happens to the logit of an ignored key: replaced by ``mask_fill`` (minus infinity in
+        the specification), ``mask_fill`` added to it, 1 added to the kept ones instead, the logit
+        multiplied by the 0/1 mask, the weight multiplied after the softmax without renormalising,
+        or nothing at all.
+    causal_alignment, causal_offset
+        Which corner of the score matrix the causal diagonal runs through when lengths differ, and
+        how many keys beyond the diagonal are seen (0; -1 hides the query's own key).
+    causal_combination
+        A key is attended when the mask and causality both admit it. Other points lose one of them.
+    empty_rows
+        What a query without any key returns, before the output projection: zeros, NaN, the mean of
+        all values, or the mean of the values that causality and window admit (zeros where they
+        admit none).
+    bias_order
+        The additive bias joins after the scaling, or before it and is scaled too.
+    softcap_order
+        The cap ``c * tanh(logits / c)`` applies before the bias and the mask, or after them.
+    window_offset
+        How many keys more than declared the window shows on either side.
+    head_split, head_merge
+        How a width of heads x size is cut into heads ("blocks": head h owns channels
+        ``h*D .. (h+1)*D``) and put together again. "reinterpret" re-reads memory without moving the
+        head axis; "tokens" concatenates the heads along the token axis.
+    group_order
+        With fewer key/value heads than heads, query head h reads key/value head ``h // group``
+        ("repeat") or ``h % num_kv_heads`` ("tile").
+    query_bias, key_bias, value_bias, output_bias
+        Which projections have a bias; a bias that is given where there is none is left out.
+    """
+
+    scale: ScaleRule | float = "inverse-sqrt-head-size"
+    scale_factor: float = 1.0
+    softmax_axis: SoftmaxAxis = "key"
+    mask_polarity: MaskPolarity = "keep"
+    mask_operation: MaskOperation = "replace"
+    mask_fill: float = -math.inf
+    causal_alignment: Alignment = "bottom-right"
+    causal_offset: int = 0
+    causal_combination: CausalCombination = "both"
+    empty_rows: EmptyRows = "zeros"
+    bias_order: BiasOrder = "after-scale"
+    softcap_order: SoftcapOrder = "before-mask"
+    window_offset: int = 0
+    head_split: HeadSplit = "blocks"
+    head_merge: HeadMerge = "blocks"
+    group_order: GroupOrder = "repeat"
+    query_bias: bool = True
+    key_bias: bool = True
+    value_bias: bool = True
+    output_bias: bool = True
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            check_argument(value in choices, name, f"is {value!r}, not one of {', '.join(choices)}")
+        for name in _FLAGS:
+            value = getattr(self, name)
+            check_argument(isinstance(value, bool), name, f"is {value!r}, not True or False")
+        check_argument(not math.isnan(self.mask_fill), "mask_fill", "is NaN")
+        check_argument(math.isfinite(self.scale_factor), "scale_factor", "is not finite")
+
+    def replace(self, **changes: Any) -> Semantics:
+        """The same point with some choices changed.
+
+        Raises ValueError for a value that is not among a field's choices, TypeError for a field
+        that does not exist.
+        """
+        return dataclasses.replace(self, **changes)
+
+    def differences(self, other: Semantics) -> dict[str, tuple[Any, Any]]:
+        """The fields in which the two points differ, with this point's value and the other's."""
+        names = [field.name for field in dataclasses.fields(self)]
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _check_scale(scale: object) -> None:
+    if isinstance(scale, str):
+        rules = get_args(ScaleRule)
+        check_argument(scale in rules, "scale", f"is {scale!r}, not a number or one of {rules}")
+    else:
+        finite = isinstance(scale, (int, float)) and math.isfinite(scale)
+        check_argument(finite, "scale", f"is {scale!r}, not a finite number or a rule")
+
+
+STANDARD: Final = Semantics()
+
+
+def scale_value(
+    semantics: Semantics, *, head_size: int, value_head_size: int, num_heads: int
+) -> float:
+    """The number that the dot products are multiplied by under a point's scale rule."""
+    rule = semantics.scale
+    if not isinstance(rule, str):
+        return float(rule) * semantics.scale_factor
+    values = {
+        "inverse-sqrt-head-size": _power(head_size, -0.5),
+        "none": 1.0,
+        "inverse-head-size": _power(head_size, -1.0),
+        "sqrt-head-size": _power(head_size, 0.5),
+        "inverse-sqrt-model-width": _power(head_size * num_heads, -0.5),
+        "inverse-sqrt-num-heads": _power(num_heads, -0.5),
+        "inverse-sqrt-value-head-size": _power(value_head_size, -0.5),
+    }
+    return values[rule] * semantics.scale_factor
+
+
+def _power(size: int, exponent: float) -> float:
+    return float(max(size, 1)) ** exponent
