@@ -1,8 +1,8 @@
 """The golden reference, loaded from this distribution whatever the user's path holds.
 
-Users' repositories have packages named ``reference`` too, and pytest puts them first on the path. So
-the golden is loaded from the folder beside this package under a private name; ``import reference``
-in the user's code still finds the user's own.
+Users' repositories have packages named ``reference`` too, and pytest puts them first on the path.
+So the golden is loaded from the folder beside this package under a private name; ``import
+reference`` in the user's code still finds the user's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _load() -> ModuleType:
         _PRIVATE_NAME, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     if spec is None or spec.loader is None or not (folder / "__init__.py").is_file():
-        msg = f"the golden reference is missing: no package in {folder}; reinstall attention-conformance"
+        msg = f"no golden reference in {folder}: reinstall attention-conformance"
         raise ImportError(msg)
     module = importlib.util.module_from_spec(spec)
     sys.modules[_PRIVATE_NAME] = module

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ._golden import golden
 from .errors import DeclarationError, did_you_mean
-from .expected import ExpectedFailure, read_expected
+from .expected import ExpectedFailure, GivenExpectations, read_expected
 from .geometry import GeometryRule, Pins, read_pins
 
 KINDS: Final = ("core", "layer", "positions")
@@ -24,7 +24,18 @@ DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
     "positions": frozenset(),
 }
 FEATURES: Final = frozenset(
-    "gradients cross scale gqa softcap window kv_cache weights dropout grad_weights".split()
+    {
+        "cross",
+        "dropout",
+        "gqa",
+        "grad_weights",
+        "gradients",
+        "kv_cache",
+        "scale",
+        "softcap",
+        "weights",
+        "window",
+    }
 )
 FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "scale": ("scale",),
@@ -42,8 +53,8 @@ DEFAULT_LENGTH_SHAPES: Final = ("B",)
 class Declaration:
     """A candidate's promises.
 
-    ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those of
-    ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
+    ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
+    of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
     ``empty_rows`` already in it. ``assumptions`` says what an adapter took for granted.
     """
 
@@ -106,7 +117,7 @@ class Declaration:
         }
 
 
-def declare(  # noqa: PLR0913 (one keyword a promise: this is the public contract)
+def declare(
     kind: str,
     *,
     masks: Iterable[str] = (),
@@ -126,7 +137,7 @@ def declare(  # noqa: PLR0913 (one keyword a promise: this is the public contrac
     semantics: golden.Semantics | None = None,
     position: str | None = None,
     max_length: int | None = None,
-    expected_failures: Mapping[str, str | ExpectedFailure] | Iterable[ExpectedFailure] | None = None,
+    expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
     forms = _words("masks", masks, MASK_FORMS)
@@ -205,12 +216,13 @@ def _read_shapes(
     given: Iterable[str] | None, *, batched: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Shapes with a key axis and shapes of lengths, each in the letters of the axes, in order."""
-    if given is None:
+    shapes: tuple[str, ...]
+    if given is not None:
+        shapes = _texts("mask_shapes", given)
+    else:
         shapes = (*DEFAULT_MASK_SHAPES, *DEFAULT_LENGTH_SHAPES)
         if not batched:
             shapes = tuple(dict.fromkeys(shape[1:] for shape in shapes))
-    else:
-        shapes = _texts("mask_shapes", given)
     for shape in shapes:
         _check_shape(shape)
     with_keys = tuple(shape for shape in shapes if shape.endswith("K"))
@@ -224,8 +236,8 @@ def _check_shape(shape: object) -> None:
     in_order = [sign for sign in "BHQK" if sign in letters]
     if not isinstance(shape, str) or letters != in_order or len(shape) > len("BHQK"):
         msg = (
-            f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each at "
-            "most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
+            f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each "
+            "at most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
         )
         raise DeclarationError(msg)
 
@@ -245,7 +257,8 @@ def _read_semantics(
         if declared is None:
             continue
         if field in changed and getattr(point, field) != declared:
-            msg = f"{name} is {declared!r} but semantics says {field}={getattr(point, field)!r}: drop one"
+            other = f"{field}={getattr(point, field)!r}"
+            msg = f"{name} is {declared!r} but semantics says {other}: drop one"
             raise DeclarationError(msg)
         point = point.replace(**{field: declared})
     return point

@@ -10,7 +10,7 @@ from typing import Any
 from ._golden import golden
 from .candidate import Candidate
 from .declaration import Declaration, declare
-from .errors import DeclarationError
+from .errors import DeclarationError, did_you_mean
 
 Decorator = Callable[[Callable[..., Any]], Candidate]
 
@@ -77,7 +77,7 @@ def fixed_layer(
         pinned = {"num_heads": num_heads, "num_kv_heads": num_kv_heads or num_heads}
         promises["geometry"] = {**pinned, **dict(promises.get("geometry") or {})}
     return Candidate(
-        name=name or getattr(forward, "__name__", type(forward).__name__),
+        name=name or _name_of(forward),
         declaration=declare("layer", **promises),
         function=lambda _geometry, _weights: forward,
         fixed_weights=weights,
@@ -89,13 +89,13 @@ def _pins_of(
     weights: golden.ProjectionWeights, num_heads: int | None, num_kv_heads: int | None
 ) -> dict[str, int]:
     if num_heads is None or num_heads < 1 or weights.q.shape[0] % num_heads:
-        msg = f"num_heads is {num_heads!r}: it must divide the {weights.q.shape[0]} rows of weights.q"
+        rows = weights.q.shape[0]
+        msg = f"num_heads is {num_heads!r}: it must divide the {rows} rows of weights.q"
         raise DeclarationError(msg)
     head_size = weights.q.shape[0] // num_heads
     if weights.k.shape[0] % head_size:
-        msg = (
-            f"weights.k has {weights.k.shape[0]} rows, which the head size {head_size} does not divide"
-        )
+        rows = weights.k.shape[0]
+        msg = f"weights.k has {rows} rows, which the head size {head_size} does not divide"
         raise DeclarationError(msg)
     kv_heads = weights.k.shape[0] // head_size
     if num_kv_heads not in (None, kv_heads) or weights.v.shape[0] % kv_heads:
@@ -122,7 +122,7 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
         if not callable(function):
             msg = f"conformance.{kind} decorates a function, not {function!r}"
             raise DeclarationError(msg)
-        shown = name or getattr(function, "__name__", type(function).__name__)
+        shown = name or _name_of(function)
         if kind != "layer":
             check_signature(function, declaration, shown)
         return Candidate(name=shown, declaration=declaration, function=function)
@@ -130,12 +130,14 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
     return decorate
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def _declare(kind: str, promises: dict[str, Any]) -> Declaration:
     known = [word for word in inspect.signature(declare).parameters if word != "kind"]
     for word in promises:
         if word not in known:
-            from .errors import did_you_mean
-
             msg = f"conformance.{kind} got an unknown argument {word!r}{did_you_mean(word, known)}"
             raise DeclarationError(msg)
     return declare(kind, **promises)
@@ -154,15 +156,15 @@ def check_signature(function: Callable[..., Any], declaration: Declaration, name
     try:
         signature.bind_partial(*inputs)
     except TypeError:
-        msg = f"{name}{signature} is called with {len(inputs)} positional inputs ({', '.join(inputs)})"
+        called = f"{len(inputs)} positional inputs ({', '.join(inputs)})"
+        msg = f"{name}{signature} is called with {called}"
         raise DeclarationError(msg) from None
     for keyword in declaration.keywords:
         try:
             signature.bind_partial(*inputs, **{keyword: None})
         except TypeError:
-            msg = (
-                f"{name}{signature} does not take the keyword {keyword!r} that its declaration promises"
-            )
+            promised = f"the keyword {keyword!r} that its declaration promises"
+            msg = f"{name}{signature} does not take {promised}"
             raise DeclarationError(msg) from None
     _check_required(signature, inputs, declaration, name)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final
 
 from .errors import DeclarationError
 
-UNEXPECTED_UNLESS_NAMED = ("raised", "crashed", "hung")
+UNEXPECTED_UNLESS_NAMED: Final = ("raised", "crashed", "hung")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,10 @@ class ExpectedFailure:
         return not any(sign in self.clause for sign in "*?[")
 
 
-def read_expected(
-    given: Mapping[str, str | ExpectedFailure] | Iterable[ExpectedFailure] | None,
-) -> tuple[ExpectedFailure, ...]:
+GivenExpectations = Mapping[str, str | ExpectedFailure] | Iterable[ExpectedFailure] | None
+
+
+def read_expected(given: GivenExpectations) -> tuple[ExpectedFailure, ...]:
     """Read a declaration's ``expected_failures=``: a dict of slug to reason, or a list."""
     if given is None:
         return ()
@@ -76,6 +78,6 @@ def read_expected(
     entries = tuple(given)
     for entry in entries:
         if not isinstance(entry, ExpectedFailure):
-            msg = f"expected_failures holds {entry!r}: give conformance.ExpectedFailure(…) or a dict"
+            msg = f"expected_failures holds {entry!r}: give an ExpectedFailure(…) or a dict"
             raise DeclarationError(msg)
     return entries

@@ -50,10 +50,10 @@ class Pins:
     build: Callable[[Geometry], Geometry] | None
 
     def apply(self, geometry: Geometry) -> Geometry:
-        """The nearest geometry that obeys the pins: own sizes first, then equalities, then builder."""
+        """The nearest geometry that obeys the pins: own sizes, then equalities, then builder."""
         for name, allowed in self.sizes.items():
             have = getattr(geometry, name)
-            nearest = min(allowed, key=lambda size: (abs(size - have), size))  # noqa: B023
+            nearest = min(allowed, key=lambda size: (abs(size - have), size))
             geometry = geometry.replace(**{name: nearest})
         for name, other in self.equal_to.items():
             geometry = geometry.replace(**{name: getattr(geometry, other)})
@@ -95,6 +95,6 @@ def _read_sizes(name: str, pin: int | Sequence[int]) -> tuple[int, ...]:
     smallest = 1
     good = sizes and all(isinstance(size, int) and size >= smallest for size in sizes)
     if not good or any(isinstance(size, bool) for size in sizes):
-        msg = f"geometry field {name!r} is pinned to {pin!r}: give a positive integer or a list of them"
+        msg = f"geometry pins {name!r} to {pin!r}: give a positive integer or a list of them"
         raise DeclarationError(msg)
     return sizes

@@ -58,9 +58,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Attention over ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``.
 
-    ``keep`` (bool, True attends) and ``bias`` (added to the scaled logits, finite or -inf) have four
-    axes that broadcast to ``[B, H, Lq, Lk]``; ``lengths`` is int64 ``[B]`` or ``[B, Lq]``. ``scale``
-    overrides the point's rule. Returns float64 ``[B, H, Lq, Dv]``.
+    ``keep`` (bool, True attends) and ``bias`` (added to the scaled logits, finite or -inf) have
+    four axes that broadcast to ``[B, H, Lq, Lk]``; ``lengths`` is int64 ``[B]`` or ``[B, Lq]``.
+    ``scale`` overrides the point's rule. Returns float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument whose shape or value is wrong.
     """
@@ -96,7 +96,7 @@ def attend(
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
     shape = _check_shapes(query, key, value)
     _check_numbers(scale, softcap, window)
-    batch, num_heads, query_length, key_length = shape
+    _, num_heads, query_length, key_length = shape
     if bias is not None:
         check_broadcasts(bias, "bias", shape)
         bias = bias.double()
@@ -160,7 +160,7 @@ def softmax(logits: Tensor, axis: str = "key") -> Tensor:
 
 
 def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:
-    """Give each of ``num_heads`` query heads its key/value head: ``[B, Hkv, L, D]`` to ``[B, H, L, D]``."""
+    """Give each query head its key/value head: ``[B, Hkv, L, D]`` to ``[B, H, L, D]``."""
     num_kv_heads = heads.shape[1]
     if num_kv_heads == num_heads:
         return heads

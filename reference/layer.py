@@ -75,7 +75,7 @@ def multi_head_attention(
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     _check_inputs(query, key, value)
-    _check_weights(query, key, value, weights, num_heads, num_kv_heads)
+    _check_weights((query, key, value), weights, num_heads, num_kv_heads)
     q = project(query, weights.q, weights.q_bias if semantics.query_bias else None)
     k = project(key, weights.k, weights.k_bias if semantics.key_bias else None)
     v = project(value, weights.v, weights.v_bias if semantics.value_bias else None)
@@ -144,16 +144,14 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _check_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
     weights: ProjectionWeights,
     num_heads: int,
     num_kv_heads: int,
 ) -> None:
     check_argument(num_heads > 0, "num_heads", f"is {num_heads}: there must be at least one head")
     check_argument(num_kv_heads > 0, "num_kv_heads", f"is {num_kv_heads}: at least one is needed")
-    for name, tokens in (("q", query), ("k", key), ("v", value)):
+    for name, tokens in zip("qkv", inputs, strict=True):
         matrix = getattr(weights, name)
         check_tensor(matrix, f"weights.{name}", "out in")
         check_size(matrix, f"weights.{name}", 1, tokens.shape[-1], "the width of its input")

@@ -1,7 +1,9 @@
-"""Sinusoidal position encoding (Vaswani et al. 2017, section 3.5), in float64.
+"""Sinusoidal position encoding, in float64.
 
     P[i, 2j]   = sin(i / 10000^(2j/d))
     P[i, 2j+1] = cos(i / 10000^(2j/d))
+
+Vaswani et al. 2017, section 3.5, for position i and width d.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ BASE = 10000.0
 
 
 def frequencies(width: int) -> Tensor:
-    """The angle a step of one position adds, in radians, for each pair of channels: ``[width/2]``."""
+    """The angle in radians that one position adds to each pair of channels: ``[width/2]``."""
     check_argument(width >= 0 and width % 2 == 0, "width", f"is {width}, not an even number")
     return BASE ** -(torch.arange(0, width, 2, dtype=torch.float64) / max(width, 1))
 
@@ -26,15 +28,16 @@ def sinusoidal_positions(length: int, width: int, *, offset: int = 0) -> Tensor:
     Raises ValueError for an odd width (sines and cosines come in pairs) or a negative length.
     """
     check_argument(length >= 0, "length", f"is {length}, which is negative")
-    angles = torch.arange(offset, offset + length, dtype=torch.float64)[:, None] * frequencies(width)
+    position = torch.arange(offset, offset + length, dtype=torch.float64)
+    angles = position[:, None] * frequencies(width)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).reshape(length, width)
 
 
 def rotate(encoding: Tensor, steps: float) -> Tensor:
     """Move an encoding ``[..., width]`` by some positions: rotate each pair by ``steps * w_j``.
 
-    ``sin(a + b)`` and ``cos(a + b)`` are linear in ``sin a`` and ``cos a``, whatever ``a``: a relative
-    shift is the same linear map everywhere.
+    ``sin(a + b)`` and ``cos(a + b)`` are linear in ``sin a`` and ``cos a``, whatever ``a``: a
+    relative shift is the same linear map everywhere.
     """
     angle = steps * frequencies(encoding.shape[-1])
     sine, cosine = encoding.double()[..., 0::2], encoding.double()[..., 1::2]

@@ -171,4 +171,4 @@ def scale_value(
 
 
 def _power(size: int, exponent: float) -> float:
-    return float(max(size, 1)) ** exponent
+    return math.pow(max(size, 1), exponent)
