@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .checks import check_argument, check_broadcasts, check_size, check_tensor
+from .checks import (
+    check_argument,
+    check_broadcasts,
+    check_size,
+    check_tensor,
+    check_window,
+)
 from .masks import combine, given_mask, structural_mask
 from .semantics import STANDARD, Semantics, scale_value
 
@@ -99,19 +105,21 @@ def attend(
     _, num_heads, query_length, key_length = shape
     if bias is not None:
         check_broadcasts(bias, "bias", shape)
+        floating = bias.is_floating_point()
+        check_argument(floating, "bias", f"has dtype {bias.dtype}, not a floating-point one")
         bias = bias.double()
     structure = structural_mask(
         query_length, key_length, causal=causal, window=window, semantics=semantics
     ).to(query.device)
     given = given_mask(shape, keep=keep, lengths=lengths, semantics=semantics)
-    allowed = combine(structure, given, semantics).expand(shape)
-    ruled_out = torch.isneginf(bias) if bias is not None else torch.zeros(1, dtype=torch.bool)
-    attended = allowed & ~ruled_out
+    allowed = combine(structure, given.to(query.device), semantics).expand(shape)
+    attended = allowed if bias is None else allowed & ~torch.isneginf(bias)
     query, key, value = query.double(), key.double(), value.double()
     key = repeat_heads(key, num_heads, semantics)
     value = repeat_heads(value, num_heads, semantics)
-    if _excludes_exactly(semantics):
-        key, value = without_dead_keys(key, value, attended)
+    exact = _excludes_exactly(semantics, softcap)
+    if exact:
+        key = zero_unread(key, attended)
 
     if scale is None:
         scale = scale_value(
@@ -126,8 +134,12 @@ def attend(
     if semantics.mask_operation == "multiply-weights":
         weights = weights * allowed
     empty = ~attended.any(dim=-1)
-    if _excludes_exactly(semantics):
+    if exact:
         weights = _fill_empty_rows(weights, empty, structure, semantics)
+        output = _weigh_exactly(weights, value, attended, empty)
+        value = zero_unread(value, attended | (weights > 0))
+    else:
+        output = weights @ value
     return Attention(
         query=query,
         key=key,
@@ -141,15 +153,22 @@ def attend(
         capped=capped,
         logits=logits,
         weights=weights,
-        output=weights @ value,
+        output=output,
     )
 
 
 def softmax(logits: Tensor, axis: str = "key") -> Tensor:
-    """Exponentials over their sum along an axis; a slice of nothing but -inf becomes zeros."""
+    """Exponentials over their sum along an axis; a slice of nothing but -inf becomes zeros.
+
+    ``axis`` is one of the choices of ``Semantics.softmax_axis``; raises ValueError for another.
+    """
+    check_tensor(logits, "logits", "B H Lq Lk")
+    axes = {"batch": 0, "head": 1, "query": 2, "key": 3}
+    known = axis in axes or axis == "none"
+    check_argument(known, "axis", f"is {axis!r}, not one of {', '.join(axes)}, none")
     if axis == "none":
         return torch.where(torch.isneginf(logits), 0.0, logits)
-    dim = {"batch": 0, "head": 1, "query": 2, "key": 3}[axis]
+    dim = axes[axis]
     if logits.shape[dim] == 0:
         return logits
     largest = logits.amax(dim=dim, keepdim=True)
@@ -161,7 +180,10 @@ def softmax(logits: Tensor, axis: str = "key") -> Tensor:
 
 def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:
     """Give each query head its key/value head: ``[B, Hkv, L, D]`` to ``[B, H, L, D]``."""
+    check_tensor(heads, "heads", "B Hkv L D")
     num_kv_heads = heads.shape[1]
+    fits = num_kv_heads > 0 and num_heads % num_kv_heads == 0
+    check_argument(fits, "heads", f"has {num_kv_heads} heads, which does not divide {num_heads}")
     if num_kv_heads == num_heads:
         return heads
     group = num_heads // num_kv_heads
@@ -170,19 +192,26 @@ def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD)
     return heads.repeat_interleave(group, dim=1)
 
 
-def without_dead_keys(key: Tensor, value: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-    """Zero what no query attends, so that junk there (even NaN: 0 * NaN is NaN) cannot matter."""
-    dead = ~attended.any(dim=2).unsqueeze(-1)
-    return key.masked_fill(dead, 0.0), value.masked_fill(dead, 0.0)
+def zero_unread(tokens: Tensor, read: Tensor) -> Tensor:
+    """Zero the keys or values that no query reads: junk must not matter, but 0 * NaN is NaN."""
+    return tokens.masked_fill(~read.any(dim=2).unsqueeze(-1), 0.0)
 
 
-def _excludes_exactly(semantics: Semantics) -> bool:
+def _weigh_exactly(weights: Tensor, value: Tensor, attended: Tensor, empty: Tensor) -> Tensor:
+    """Weigh the values; an empty row may read (by its rule) values that no other row may meet."""
+    output = weights @ zero_unread(value, attended)
+    if not bool(empty.any()):
+        return output
+    return torch.where(empty.unsqueeze(-1), weights @ zero_unread(value, weights > 0), output)
+
+
+def _excludes_exactly(semantics: Semantics, softcap: float | None) -> bool:
     """Whether an ignored key has exactly no influence, as specified."""
     return (
-        semantics.mask_operation == "replace"
+        semantics.mask_operation in ("replace", "add")
         and semantics.mask_fill == -math.inf
         and semantics.softmax_axis == "key"
-        and semantics.softcap_order == "before-mask"
+        and (softcap is None or semantics.softcap_order == "before-mask")
     )
 
 
@@ -229,7 +258,7 @@ def _mask(logits: Tensor, allowed: Tensor, semantics: Semantics) -> Tensor:
         "replace": lambda: logits.masked_fill(~allowed, fill),
         "add": lambda: torch.where(allowed, logits, logits + fill),
         "add-to-kept": lambda: logits + allowed,
-        "multiply-logits": lambda: logits * allowed,
+        "multiply-logits": lambda: torch.where(allowed | torch.isneginf(logits), logits, 0.0),
         "multiply-weights": lambda: logits,
         "ignore": lambda: logits,
     }
@@ -276,7 +305,6 @@ def _check_numbers(
     scale: float | None, softcap: float | None, window: tuple[int, int] | None
 ) -> None:
     check_argument(scale is None or math.isfinite(scale), "scale", f"is {scale}, not finite")
-    check_argument(softcap is None or softcap > 0, "softcap", f"is {softcap}, not positive")
-    if window is not None:
-        fits = len(window) == 2 and all(isinstance(side, int) and side >= -1 for side in window)  # noqa: PLR2004
-        check_argument(fits, "window", f"is {window}, not (left, right) with integers from -1")
+    positive = softcap is None or 0 < softcap < math.inf
+    check_argument(positive, "softcap", f"is {softcap}, not positive and finite")
+    check_window(window)

@@ -27,6 +27,23 @@ def check_tensor(value: object, name: str, axes: str) -> None:
     )
 
 
+def check_divides(count: int, name: str, width: int, whose: str) -> None:
+    """Require a positive number of heads that divides a width or another number of heads."""
+    fits = isinstance(count, int) and count > 0 and width % count == 0
+    check_argument(fits, name, f"is {count}: it must be positive and divide {width}, {whose}")
+
+
+def check_window(window: object) -> None:
+    """Require None or two integers ``(left, right)`` from -1, which means no limit."""
+    sides = window if isinstance(window, (tuple, list)) else ()
+    fits = len(sides) == len(("left", "right")) and all(
+        isinstance(side, int) and side >= -1 for side in sides
+    )
+    check_argument(
+        window is None or fits, "window", f"is {window}, not (left, right) with integers from -1"
+    )
+
+
 def check_size(value: Tensor, name: str, axis: int, wanted: int, because: str) -> None:
     """Require one axis of a tensor to have a given size; ``because`` says whose size that is."""
     check_argument(

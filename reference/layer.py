@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .attention import Attention, attend
-from .checks import check_argument, check_size, check_tensor
+from .checks import check_argument, check_divides, check_size, check_tensor
 from .semantics import STANDARD, Semantics
 
 
@@ -99,12 +99,19 @@ def multi_head_attention(
 
 def project(tokens: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """``x W^T + b`` in float64 for ``x [..., in]`` and ``W [out, in]``."""
+    check_tensor(matrix, "matrix", "out in")
+    check_size(matrix, "matrix", 1, tokens.shape[-1], "the width of tokens")
+    if bias is not None:
+        check_tensor(bias, "bias", "out")
+        check_size(bias, "bias", 0, matrix.shape[0], "the rows of matrix")
     projected = tokens.double() @ matrix.double().T
     return projected if bias is None else projected + bias.double()
 
 
 def split_heads(tokens: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:
     """Cut ``[B, L, H*D]`` into ``[B, H, L, D]``."""
+    check_tensor(tokens, "tokens", "B L H*D")
+    check_divides(num_heads, "num_heads", tokens.shape[-1], "the width of tokens")
     batch, length, width = tokens.shape
     head_size = width // num_heads
     if semantics.head_split == "reinterpret":
@@ -116,6 +123,7 @@ def split_heads(tokens: Tensor, num_heads: int, semantics: Semantics = STANDARD)
 
 def merge_heads(heads: Tensor, semantics: Semantics = STANDARD) -> Tensor:
     """Put ``[B, H, L, Dv]`` side by side: ``[B, L, H*Dv]`` (``[B, H*L, Dv]`` for "tokens")."""
+    check_tensor(heads, "heads", "B H L Dv")
     batch, num_heads, length, head_size = heads.shape
     if semantics.head_merge == "tokens":
         return heads.reshape(batch, num_heads * length, head_size)
@@ -150,17 +158,15 @@ def _check_weights(
     num_kv_heads: int,
 ) -> None:
     check_argument(num_heads > 0, "num_heads", f"is {num_heads}: there must be at least one head")
-    check_argument(num_kv_heads > 0, "num_kv_heads", f"is {num_kv_heads}: at least one is needed")
+    check_divides(num_kv_heads, "num_kv_heads", num_heads, "the number of heads")
     for name, tokens in zip("qkv", inputs, strict=True):
         matrix = getattr(weights, name)
         check_tensor(matrix, f"weights.{name}", "out in")
         check_size(matrix, f"weights.{name}", 1, tokens.shape[-1], "the width of its input")
-        heads = num_heads if name == "q" else num_kv_heads
-        check_argument(
-            matrix.shape[0] % heads == 0,
-            f"weights.{name}",
-            f"has {matrix.shape[0]} rows, which {heads} heads do not divide",
-        )
+    check_divides(num_heads, "num_heads", weights.q.shape[0], "the rows of weights.q")
+    check_divides(num_kv_heads, "num_kv_heads", weights.v.shape[0], "the rows of weights.v")
+    key_rows = weights.q.shape[0] // num_heads * num_kv_heads
+    check_size(weights.k, "weights.k", 0, key_rows, "num_kv_heads times the head size of weights.q")
     if weights.o is not None:
         check_tensor(weights.o, "weights.o", "out in")
         merged_width = weights.v.shape[0] // num_kv_heads * num_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import check_argument, check_broadcasts
+from .checks import check_argument, check_broadcasts, check_window
 from .semantics import Semantics
 
 
@@ -22,7 +22,12 @@ def structural_mask(
     Query i stands at key position ``i + Lk - Lq`` under bottom-right alignment and at ``i`` under
     top-left. ``window=(left, right)`` admits that many keys before and after that position; -1
     means no limit on that side (the convention of FlashAttention's ``window_size``).
+
+    Raises ValueError for a negative length or a window that is not two integers from -1.
     """
+    for name, length in (("query_length", query_length), ("key_length", key_length)):
+        check_argument(length >= 0, name, f"is {length}, which is negative")
+    check_window(window)
     bottom_right = semantics.causal_alignment == "bottom-right"
     position = torch.arange(query_length)[:, None]
     if bottom_right:
@@ -57,17 +62,26 @@ def given_mask(
 
 
 def _within_lengths(lengths: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    _check_lengths(lengths, shape)
+    per_item = lengths.unsqueeze(1) if lengths.dim() == 1 else lengths
+    return torch.arange(shape[3], device=lengths.device) < per_item[:, None, :, None]
+
+
+def _check_lengths(lengths: Tensor, shape: tuple[int, int, int, int]) -> None:
     batch, _, query_length, key_length = shape
+    if not isinstance(lengths, Tensor):
+        msg = f"lengths is a {type(lengths).__name__}, not a torch.Tensor"
+        raise TypeError(msg)
     fits = tuple(lengths.shape) in ((batch,), (batch, query_length))
     check_argument(
         fits,
         "lengths",
         f"has shape {list(lengths.shape)}, not [{batch}] or [{batch}, {query_length}]",
     )
+    whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
+    check_argument(whole, "lengths", f"has dtype {lengths.dtype}, not an integer one")
     inside = bool(((lengths >= 0) & (lengths <= key_length)).all())
     check_argument(inside, "lengths", f"has entries outside 0..{key_length}")
-    per_row = lengths.reshape(batch, 1, -1, 1)
-    return torch.arange(key_length).reshape(1, 1, 1, key_length) < per_row
 
 
 def combine(structure: Tensor, given: Tensor, semantics: Semantics) -> Tensor:

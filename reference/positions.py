@@ -39,7 +39,7 @@ def rotate(encoding: Tensor, steps: float) -> Tensor:
     ``sin(a + b)`` and ``cos(a + b)`` are linear in ``sin a`` and ``cos a``, whatever ``a``: a
     relative shift is the same linear map everywhere.
     """
-    angle = steps * frequencies(encoding.shape[-1])
+    angle = steps * frequencies(encoding.shape[-1]).to(encoding.device)
     sine, cosine = encoding.double()[..., 0::2], encoding.double()[..., 1::2]
     moved_sine = sine * angle.cos() + cosine * angle.sin()
     moved_cosine = cosine * angle.cos() - sine * angle.sin()

@@ -56,25 +56,34 @@ class Semantics:
         What the dot products are multiplied by: a rule, or the number itself. "Attention Is All
         You Need" (Vaswani et al. 2017, equation 1) divides by the square root of the head size.
     scale_factor
-        A further factor on the scale, 1 in the specification.
+        A further factor on the rule's scale, 1 in the specification. A ``scale`` that a call gives
+        replaces the rule and this factor.
     softmax_axis
-        The axis along which the weights sum to one: the keys.
+        The axis along which the weights sum to one: the keys. A slice whose logits are all minus
+        infinity gets zero weights. "none" leaves the softmax out: the logits are the weights, with
+        minus infinity counting as zero.
     mask_polarity
-        What True means in a boolean mask: "keep" attends, "drop" ignores.
+        What True means in a boolean mask: "keep" attends, "drop" ignores. Lengths have no polarity.
     mask_operation, mask_fill
         What happens to the logit of an ignored key: replaced by ``mask_fill`` (minus infinity in
         the specification), ``mask_fill`` added to it, 1 added to the kept ones instead, the logit
         multiplied by the 0/1 mask, the weight multiplied after the softmax without renormalising,
-        or nothing at all.
+        or nothing at all. Keys that causality or the window hides are ignored keys like any other.
+        A bias of minus infinity makes its logit minus infinity whatever the scale; only a "replace"
+        of that logit undoes it.
     causal_alignment, causal_offset
         Which corner of the score matrix the causal diagonal runs through when lengths differ, and
         how many keys beyond the diagonal are seen (0; -1 hides the query's own key).
     causal_combination
-        A key is attended when the mask and causality both admit it. Other points lose one of them.
+        A key is attended when the mask (with the lengths) and causality (with the window) both
+        admit it. Other points lose one of them, or ask for either. What is not given admits all.
     empty_rows
         What a query without any key returns, before the output projection: zeros, NaN, the mean of
         all values, or the mean of the values that causality and window admit (zeros where they
-        admit none).
+        admit none). The rule holds where ignored keys have no influence at all: logits replaced by
+        minus infinity, or minus infinity added, a softmax over the keys, no cap after the mask.
+        Elsewhere such a query returns what the arithmetic gives. With no keys at all (length 0)
+        every rule gives zeros, the empty sum.
     bias_order
         The additive bias joins after the scaling, or before it and is scaled too.
     softcap_order
@@ -83,8 +92,10 @@ class Semantics:
         How many keys more than declared the window shows on either side.
     head_split, head_merge
         How a width of heads x size is cut into heads ("blocks": head h owns channels
-        ``h*D .. (h+1)*D``) and put together again. "reinterpret" re-reads memory without moving the
-        head axis; "tokens" concatenates the heads along the token axis.
+        ``h*D .. (h+1)*D``; "interleaved": it owns channels ``h, h + H, h + 2*H ..``) and put
+        together again. "reinterpret" re-reads row-major memory without moving the head axis;
+        "tokens" concatenates the heads along the token axis, and they meet the first ``Dv`` columns
+        of the output matrix only.
     group_order
         With fewer key/value heads than heads, query head h reads key/value head ``h // group``
         ("repeat") or ``h % num_kv_heads`` ("tile").
@@ -121,8 +132,14 @@ class Semantics:
         for name in _FLAGS:
             value = getattr(self, name)
             check_argument(isinstance(value, bool), name, f"is {value!r}, not True or False")
-        check_argument(not math.isnan(self.mask_fill), "mask_fill", "is NaN")
-        check_argument(math.isfinite(self.scale_factor), "scale_factor", "is not finite")
+        for name in ("causal_offset", "window_offset"):
+            value = getattr(self, name)
+            check_argument(isinstance(value, int), name, f"is {value!r}, not an integer")
+        below = self.mask_fill < math.inf  # false for NaN too
+        check_argument(below, "mask_fill", f"is {self.mask_fill}, not finite or minus infinity")
+        check_argument(
+            math.isfinite(self.scale_factor), "scale_factor", f"is {self.scale_factor}, not finite"
+        )
 
     def replace(self, **changes: Any) -> Semantics:
         """The same point with some choices changed.
