@@ -1,0 +1,154 @@
+"""Imports point one way: candidates → conformance → reference, and layer by layer inside."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from _paths import CHECKOUT
+
+# From the bottom up. A module may import from its own layer and from those above it in this list. A
+# new module must be added here; the narrowest pattern is the name itself.
+LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("words", ("_golden", "errors", "geometry", "expected", "profile", "results")),
+    ("declaration", ("declaration", "candidate", "declare")),
+    ("adapters", ("adapters", "adapters.*")),
+    ("problem", ("problem", "recipes", "mask_patterns", "inputs", "materialise", "space")),
+    ("judgement", ("strategies", "edges", "comparison", "tolerance*", "oracle", "calling")),
+    ("subject", ("subject",)),
+    ("clauses", ("clause", "clauses", "clauses.*")),
+    ("runner", ("runner", "reduction")),
+    ("surfaces", ("targets*", "worker*", "report*", "reports.*", "suite", "pytest_plugin")),
+    ("command", ("cli*", "__main__", "__init__")),
+)
+
+# An import against the direction, and why it may stand.
+ALLOWED = {
+    ("clause", "clauses"): "the registry imports the families once, when first asked for them",
+}
+
+# What each package may import besides the standard library and itself.
+MAY_IMPORT = {
+    "reference": {"torch"},
+    "conformance": {
+        "click",
+        "hypothesis",
+        "numpy",
+        "onnx",
+        "onnxruntime",
+        "pytest",
+        "_pytest",
+        "reference",
+        "rich",
+        "torch",
+        "xdist",
+    },
+    "candidates": {"conformance", "torch", "onnx"},
+}
+
+
+def sources(package: str) -> list[Path]:
+    """Every Python file of a package."""
+    return sorted((CHECKOUT / package).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file, ``__init__`` for the root of a package."""
+    parts = path.relative_to(CHECKOUT).with_suffix("").parts[1:]
+    if len(parts) > 1 and parts[-1] == "__init__":
+        parts = parts[:-1]
+    return ".".join(parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every absolute dotted name that a file imports, wherever in the file it does."""
+    package = path.relative_to(CHECKOUT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            home = ".".join((*base, *filter(None, [node.module])))
+            yield from (f"{home}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> int | None:
+    """The number of the layer of a module of conformance, or of the module that holds a name."""
+    parts = module.split(".")
+    for end in range(len(parts), 0, -1):
+        name = ".".join(parts[:end])
+        for number, (_, patterns) in enumerate(LAYERS):
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                return number
+    return None
+
+
+def inner_imports(path: Path) -> set[str]:
+    """The modules of conformance that one of its files imports, names cut off."""
+    known = {module_of(source) for source in sources("conformance")}
+    found = set()
+    for name in imports_of(path):
+        inner = name.removeprefix("conformance.")
+        if inner != name:
+            found.add(inner if inner in known else inner.rpartition(".")[0] or "__init__")
+    return found
+
+
+@pytest.mark.parametrize("path", sources("conformance"), ids=module_of)
+def test_module_imports_only_downwards(path: Path) -> None:
+    """No module of conformance imports from a layer above its own."""
+    module = module_of(path)
+    own = layer_of(module)
+    assert own is not None, f"{module} is in no layer: add it to LAYERS"
+    upwards = {
+        other: LAYERS[layer][0]
+        for other in inner_imports(path)
+        if (layer := layer_of(other)) is not None and layer > own and (module, other) not in ALLOWED
+    }
+    assert not upwards
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_package_imports_only_what_it_may(package: str) -> None:
+    """The golden needs torch alone, and candidates see the public harness, never the golden."""
+    may = MAY_IMPORT[package] | {package} | sys.stdlib_module_names
+    strangers = {
+        f"{path.relative_to(CHECKOUT)}: {name}"
+        for path in sources(package)
+        for name in imports_of(path)
+        if name.partition(".")[0] not in may
+    }
+    assert not strangers
+
+
+def test_only_the_loader_names_the_golden() -> None:
+    """The harness gets the golden from ``_golden``, else a user's ``reference`` would be taken."""
+    importers = {
+        module_of(path)
+        for path in sources("conformance")
+        for name in imports_of(path)
+        if name.partition(".")[0] == "reference"
+    }
+    assert importers == {"_golden"}
+
+
+def test_candidates_use_the_public_names_only() -> None:
+    """A candidate imports ``conformance``, not its modules: what we ship, users can write."""
+    private = {
+        f"{path.relative_to(CHECKOUT)}: {name}"
+        for path in sources("candidates")
+        for name in imports_of(path)
+        if name.startswith("conformance.") and name.count(".") > 1
+    }
+    assert not private
+
+
+def test_every_exception_is_still_needed() -> None:
+    """An import that is allowed against the direction is still there."""
+    for module, other in ALLOWED:
+        path = CHECKOUT / "conformance" / f"{module}.py"
+        assert other in inner_imports(path)
