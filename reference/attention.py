@@ -31,6 +31,7 @@ class Attention:
     ``scores`` are the scaled dot products, ``capped`` the same after the softcap, ``logits`` what
     enters the softmax, ``weights`` what leaves it, each ``[B, H, Lq, Lk]``. ``allowed`` is the
     table of attended keys and ``empty`` marks the rows ``[B, H, Lq]`` that have none.
+    ``semantics`` is the point at which all this was evaluated.
     """
 
     query: Tensor
@@ -46,6 +47,7 @@ class Attention:
     logits: Tensor
     weights: Tensor
     output: Tensor
+    semantics: Semantics
 
 
 def scaled_dot_product_attention(
@@ -154,6 +156,7 @@ def attend(
         logits=logits,
         weights=weights,
         output=output,
+        semantics=semantics,
     )
 
 
