@@ -1,0 +1,111 @@
+"""The precision contract: which roundings a declaration allows, as numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from conformance.declaration import Declaration
+
+from . import model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What a conforming implementation may round; every roundoff is relative unless it says more.
+
+    unit_roundoff, underflow
+        Of the tensors' dtype: relative, and absolute for results too small to be represented.
+    accumulator_roundoff, accumulator_underflow
+        The same of the numbers in which products are added up and softmax is computed.
+    operand_roundoff
+        Rounding of matrix operands on their way into a product (TensorFloat-32), else 0.
+    score_roundoff
+        Rounding of a stored score matrix when that is coarser than the accumulator, else 0.
+    weight_roundoff, weight_underflow
+        Rounding of the softmax weights before they meet the values, else 0.
+    pre_scaling_roundings
+        How often query and key together are rounded when the scale is applied to them, 0 or 2.
+    exp_error
+        Relative error of exp, in accumulator roundoffs.
+    key_block
+        The smallest block of keys of an online softmax.
+    sides
+        2 when the golden answer is itself as coarse as the accumulator (float64): two such
+        computations are apart by at most twice the bound of one. Otherwise 1.
+    """
+
+    unit_roundoff: float
+    underflow: float
+    accumulator_roundoff: float
+    accumulator_underflow: float
+    operand_roundoff: float = 0.0
+    score_roundoff: float = 0.0
+    weight_roundoff: float = 0.0
+    weight_underflow: float = 0.0
+    pre_scaling_roundings: int = model.PRE_SCALING_ROUNDINGS
+    exp_error: float = model.EXP_ERROR
+    key_block: int = model.SMALLEST_KEY_BLOCK
+    sides: int = 1
+
+    @property
+    def operand_error(self) -> float:
+        """The relative error of a product of two rounded operands."""
+        return 2.0 * self.operand_roundoff * (1.0 + self.operand_roundoff)
+
+
+def contract_for(declaration: Declaration, dtype: str, scale: float) -> Contract:
+    """The contract of a candidate for tensors of ``dtype`` ("float32", "float64" ...) and a scale.
+
+    It follows from the declared ``accumulate``, ``tf32``, ``scores`` and ``devices`` alone. Without
+    a declared accumulator float16 and bfloat16 add in float32, as torch does, the others in
+    themselves. Raises ValueError for a dtype without a model.
+    """
+    if dtype not in model.UNIT_ROUNDOFF:
+        msg = f"dtype is {dtype!r}: known are {', '.join(model.UNIT_ROUNDOFF)}"
+        raise ValueError(msg)
+    accumulator = _accumulator(declaration, dtype)
+    roundoff = model.UNIT_ROUNDOFF[accumulator]
+    if _on_tensor_cores(declaration, dtype) and accumulator == "float32":
+        roundoff = model.TENSOR_CORE_ROUNDOFF
+    stored = model.UNIT_ROUNDOFF[dtype] if accumulator != dtype else 0.0
+    return Contract(
+        unit_roundoff=model.UNIT_ROUNDOFF[dtype],
+        underflow=model.UNDERFLOW[dtype],
+        accumulator_roundoff=roundoff,
+        accumulator_underflow=model.UNDERFLOW[accumulator],
+        operand_roundoff=model.TENSOR_FLOAT_32 if declaration.tf32 and dtype == "float32" else 0.0,
+        score_roundoff=stored if declaration.scores == "eager" else 0.0,
+        weight_roundoff=stored,
+        weight_underflow=model.UNDERFLOW[dtype] if stored else 0.0,
+        pre_scaling_roundings=0 if scales_exactly(scale) else model.PRE_SCALING_ROUNDINGS,
+        sides=2 if accumulator == "float64" else 1,
+    )
+
+
+def scales_exactly(scale: float) -> bool:
+    """Whether multiplying operands by the scale or by its square root is exact: a power of four."""
+    mantissa, exponent = math.frexp(abs(scale))
+    return scale == 0.0 or (mantissa == 0.5 and exponent % 2 == 1)  # noqa: PLR2004  (frexp's 2**k)
+
+
+def gamma(count: int, roundoff: float) -> float:
+    """The largest relative error of ``count`` roundings in a row: ``(1 - u)**-n - 1``.
+
+    It is what Higham (2002, lemma 3.1) bounds by ``n u / (1 - n u)``, and unlike that it is valid,
+    though useless, for any count.
+    """
+    logarithm = -count * math.log1p(-roundoff)
+    return math.expm1(min(logarithm, model.LARGEST_LOGARITHM))
+
+
+def _accumulator(declaration: Declaration, dtype: str) -> str:
+    declared = declaration.accumulate
+    if declared is None:
+        return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return dtype if declared == "native" else declared
+
+
+def _on_tensor_cores(declaration: Declaration, dtype: str) -> bool:
+    halves = dtype in ("float16", "bfloat16")
+    return (halves or declaration.tf32) and any(name != "cpu" for name in declaration.devices)

@@ -1,0 +1,83 @@
+"""The worst-case bound of the whole layer: projections, attention, output projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from .contract import Contract
+from .core import one_sided_bound
+from .projection import projection_bound
+
+
+def layer_bound(
+    layer: golden.MultiHeadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: golden.ProjectionWeights,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Tensor:
+    """How far each element of a conforming answer may be from ``layer.output``.
+
+    ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]`` and ``weights`` are what the
+    layer was evaluated on. Returns float64 ``[B, Lq, Eo]``, finite and not negative.
+
+    Derived in docs/tolerance.md.
+    """
+    if layer.output.numel() == 0:
+        return torch.zeros_like(layer.output)
+    core = layer.core
+    query_bias = weights.q_bias if semantics.query_bias else None
+    key_bias = weights.k_bias if semantics.key_bias else None
+    value_bias = weights.v_bias if semantics.value_bias else None
+    bound = one_sided_bound(
+        core,
+        contract,
+        _head_error(query, weights.q, query_bias, core.query, semantics, contract),
+        _head_error(key, weights.k, key_bias, core.key, semantics, contract),
+        _head_error(value, weights.v, value_bias, core.value, semantics, contract),
+    )
+    merged = golden.merge_heads(bound, semantics)
+    return _output_error(layer, merged, weights, semantics, contract).mul_(contract.sides)
+
+
+def _head_error(
+    tokens: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    heads: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Tensor | None:
+    """The error of projected tokens as that of heads, repeated like ``heads [B, H, L, D]``."""
+    bias = None if bias is None else bias.double()
+    error = projection_bound(tokens.double(), matrix.double(), bias, contract)
+    if error is None:
+        return None
+    split = golden.split_heads(error, matrix.shape[0] // heads.shape[-1], semantics)
+    return golden.repeat_heads(split, heads.shape[1], semantics)
+
+
+def _output_error(
+    layer: golden.MultiHeadAttention,
+    incoming: Tensor,
+    weights: golden.ProjectionWeights,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Tensor:
+    if weights.o is None:
+        return incoming
+    matrix = weights.o[:, : layer.merged.shape[-1]].double()
+    bias = weights.o_bias if semantics.output_bias else None
+    bias = None if bias is None else bias.double()
+    merged = layer.merged
+    if semantics.empty_rows == "nan":
+        merged = merged.nan_to_num(nan=0.0)
+    error = projection_bound(merged, matrix, bias, contract, incoming=incoming)
+    if error is None:  # for the type checker: with an incoming error there is always one
+        return incoming
+    return error

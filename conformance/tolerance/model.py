@@ -1,0 +1,83 @@
+"""Every number of the error model, with what it stands for: the tolerance has no other constants.
+
+The first part describes number formats, the second counts the roundings that a conforming
+implementation may make, the third keeps the evaluation of the bound itself finite and fast.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Number formats ---------------------------------------------------------------------------------
+
+# Half the distance from 1 to the next number (IEEE 754; bfloat16 keeps 8 significant bits).
+UNIT_ROUNDOFF: Final = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+}
+# The largest absolute error of a result that underflows: the smallest normal number, since hardware
+# may flush subnormals to zero; float16 keeps them, so half its smallest subnormal.
+UNDERFLOW: Final = {
+    "float64": 2.0**-1022,
+    "float32": 2.0**-126,
+    "bfloat16": 2.0**-126,
+    "float16": 2.0**-25,
+}
+# TensorFloat-32 keeps 10 explicit significant bits of a matrix operand (NVIDIA A100 whitepaper).
+TENSOR_FLOAT_32: Final = 2.0**-11
+# Tensor cores add in float32 but truncate: twice the unit roundoff (Fasi, Higham, Mikaitis and
+# Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021).
+TENSOR_CORE_ROUNDOFF: Final = 2.0**-23
+
+# Roundings of an implementation -----------------------------------------------------------------
+
+# A dot product of n terms rounds n times: one product a term and n - 1 additions
+# (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1).
+# A score adds: the scale as a number, the product with it, and a conversion on either side.
+SCORE_ROUNDINGS: Final = 4
+# Multiplying query and key by the root of the scale before their product rounds both.
+PRE_SCALING_ROUNDINGS: Final = 2
+# tanh with its division and product (two units in the last place for the function itself), and,
+# where scores are stored in the working dtype, one store after each of the three steps.
+SOFTCAP_ROUNDINGS: Final = 8
+SOFTCAP_STORES: Final = 3
+# The sum of logit and bias, and the conversion of the bias.
+BIAS_ROUNDINGS: Final = 2
+# A stored score matrix is rounded after the product and after the scale.
+SCORE_STORES: Final = 2
+# From logit to the argument of exp: products with log2(e) of the logit and of the row maximum, the
+# difference, a conversion. Each is relative to the logit or the maximum, not to their difference.
+EXPONENT_ROUNDINGS: Final = 4
+# Relative error of exp in unit roundoffs: two units in the last place (held for torch's kernels).
+EXP_ERROR: Final = 4.0
+# An online softmax rescales once a block by one more exp, with the product on sum and accumulator.
+RESCALE_ROUNDINGS: Final = 2
+SMALLEST_KEY_BLOCK: Final = 16
+# The weighted sum over n keys in n/16 blocks: the accumulator of each block, its conversion, the
+# merge of split parts.
+SUM_ROUNDINGS: Final = 4
+# Dividing by the sum of the weights: reciprocal, product, conversion.
+DIVISION_ROUNDINGS: Final = 3
+# exp(logit - log-sum-exp) uses the rounded log-sum-exp of a part and of the whole.
+LOG_SUM_EXP_ROUNDINGS: Final = 2
+
+# Evaluation of the bound ------------------------------------------------------------------------
+
+# exp(80) = 5.5e34 times any deviation exceeds the hull of the values; beyond it float64 overflows.
+LARGEST_EXPONENT: Final = 80.0
+# Past exp(300) a weight that float64 has lost (below exp(-745)) could matter; then logits are used.
+LARGEST_GROWTH: Final = 300.0
+SMALLEST_DENOMINATOR: Final = 1e-30
+# Weights below this may have been rounded to zero by float64.
+LOST_WEIGHT: Final = 1e-300
+# Below this relative change of the weights the hull of the values cannot be the smaller bound: it
+# is at least the standard deviation under the weights, which the change multiplies.
+HULL_MATTERS: Final = 1e-3
+# Elements of the table (row, key, channel) held at once, and in all: beyond the latter the hull is
+# taken over the live keys of the head, which contains that of each row.
+HULL_CHUNK: Final = 2**18
+HULL_LIMIT: Final = 2**24
+# Past exp(700) a power of (1 - u) is capped: float64 ends at exp(709).
+LARGEST_LOGARITHM: Final = 700.0

@@ -1,0 +1,115 @@
+"""The error of the exponent in each softmax weight, worst case."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract, gamma
+from .keys import LiveKeys
+
+
+def exponent_error(
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    *,
+    query_error: Tensor | None = None,
+    key_error: Tensor | None = None,
+) -> Tensor:
+    """How far each logit may be from the golden one, up to what a whole row has in common.
+
+    The error of exp itself and of the rescaling of an online softmax count as an error of the
+    exponent. Returns float64 ``[B, H, Lq, Lk]``, zero where a key is not live.
+    """
+    error = _score_error(attention, live, contract, query_error, key_error)
+    if contract.score_roundoff:
+        _add_rounding(error, attention.scores, contract.score_roundoff, times=model.SCORE_STORES)
+    if attention.softcap is not None:
+        error = _capped_error(error, attention, attention.softcap, contract)
+    if attention.bias is not None:
+        _add_bias_error(error, attention, attention.bias, contract)
+    unit = contract.accumulator_roundoff
+    blocks = math.ceil(attention.key.shape[-2] / contract.key_block)
+    rescaling = gamma(blocks, (contract.exp_error + model.RESCALE_ROUNDINGS) * unit)
+    shared = live.largest.abs().mul_(model.EXPONENT_ROUNDINGS * unit)
+    error.add_(attention.logits.abs(), alpha=model.EXPONENT_ROUNDINGS * unit)
+    error.add_(shared.add_(contract.exp_error * unit + rescaling))
+    return live.only(error)
+
+
+def _score_error(
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    query_error: Tensor | None,
+    key_error: Tensor | None,
+) -> Tensor:
+    scale, size = abs(attention.scale), attention.query.shape[-1]
+    relative = gamma(size + model.SCORE_ROUNDINGS, contract.accumulator_roundoff)
+    relative += (
+        contract.pre_scaling_roundings * contract.unit_roundoff * (1.0 + contract.unit_roundoff)
+    )
+    relative += contract.operand_error
+    query, key = attention.query.abs(), attention.key.abs()
+    if query_error is not None:
+        query += query_error
+    if key_error is None:
+        key *= scale * relative
+    else:
+        key = (key + key_error).mul_(relative).add_(key_error).mul_(scale)
+    error = query @ key.transpose(-1, -2)
+    if query_error is not None:
+        partners = _partners_of_query_error(attention, live).abs_().mul_(scale)
+        error += query_error @ partners.transpose(-1, -2)
+    underflow = contract.accumulator_underflow * (size + 2) * (1.0 + scale)
+    return error.add_(underflow)
+
+
+def _partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tensor:
+    """What an error of the query is multiplied by: ``[B, H, Lk, D]``.
+
+    Softmax over the keys does not see what a row has in common, so that any one vector may be taken
+    off all keys; the mean makes them small. A softcap does see it.
+    """
+    if attention.softcap is not None or attention.semantics.softmax_axis != "key":
+        return attention.key.clone()
+    return attention.key - live.mean(attention.key)
+
+
+def _capped_error(
+    error: Tensor, attention: golden.Attention, softcap: float, contract: Contract
+) -> Tensor:
+    """The error behind ``cap * tanh(score / cap)``: the largest slope within reach, and tanh's own.
+
+    A cap that comes after the mask and the bias has its slope elsewhere: then it counts as 1.
+    """
+    if attention.semantics.softcap_order == "before-mask":
+        nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(softcap)
+        error = error / torch.cosh(nearest.clamp_max_(model.LARGEST_GROWTH)).square_()
+    own = (
+        model.SOFTCAP_ROUNDINGS * contract.accumulator_roundoff
+        + model.SOFTCAP_STORES * contract.score_roundoff
+    )
+    return error.add_(attention.capped.abs(), alpha=own)
+
+
+def _add_bias_error(
+    error: Tensor, attention: golden.Attention, bias: Tensor, contract: Contract
+) -> None:
+    rounding = model.BIAS_ROUNDINGS * contract.accumulator_roundoff
+    before = attention.semantics.bias_order == "before-scale"
+    error.add_(attention.capped.abs(), alpha=rounding)
+    error.add_(bias.abs(), alpha=rounding * (abs(attention.scale) if before else 1.0))
+    if contract.score_roundoff:
+        _add_rounding(error, attention.logits, contract.score_roundoff, times=1)
+
+
+def _add_rounding(error: Tensor, exact: Tensor, roundoff: float, *, times: int) -> None:
+    """Round what is stored: relative to the exact number and the error that it has already."""
+    error.mul_(1.0 + times * roundoff).add_(exact.abs(), alpha=times * roundoff)

@@ -1,0 +1,106 @@
+"""The error of the weighted sum of the values, of its division, and of the stored result."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract, gamma
+from .keys import LiveKeys
+from .weights import Perturbed
+
+
+def weighted_sum_error(
+    attention: golden.Attention,
+    perturbed: Perturbed,
+    moved: Tensor,
+    live: LiveKeys,
+    contract: Contract,
+    value_error: Tensor | None,
+) -> Tensor:
+    """Everything after the exponentials, given how far they move the mean: ``[B, H, Lq, Dv]``.
+
+    Numerator and denominator are rounded separately: the first relative to the sum of magnitudes,
+    the second relative to the result.
+    """
+    product, division = _roundings(live.key_length, contract)
+    size = attention.value.abs()
+    summed = _envelope_mean(size, perturbed)
+    error = moved.mul_(1.0 + division)
+    error.add_(summed, alpha=product)
+    error.add_(attention.output.abs(), alpha=division)
+    exact_mean = summed if perturbed.small else attention.weights @ size
+    error.addcmul_(exact_mean, _log_sum_exp_error(attention, live, contract))
+    if value_error is not None:
+        error.add_(_envelope_mean(value_error, perturbed), alpha=1.0 + product)
+    if contract.weight_underflow:
+        lost = (perturbed.upper * perturbed.inverse).clamp_max_(contract.weight_underflow)
+        error += lost @ size
+    flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
+    error.add_(flushed, alpha=contract.accumulator_underflow)
+    return _stored(error, attention.output, contract)
+
+
+def mean_bound(
+    attention: golden.Attention, empty: Tensor, contract: Contract, value_error: Tensor | None
+) -> Tensor:
+    """The bound for rows without a key whose rule is a mean: equal weights, then a weighted sum.
+
+    The exponent of an equal weight is exactly zero; exp, the rescaling and the sum still round.
+    """
+    weights = torch.where(empty, attention.weights, 0.0)
+    value = attention.value.masked_fill(~(weights > 0).any(dim=-2).unsqueeze(-1), 0.0)
+    key_length = weights.shape[-1]
+    product, division = _roundings(key_length, contract)
+    blocks = math.ceil(key_length / contract.key_block)
+    exponential = contract.exp_error + blocks * (contract.exp_error + model.RESCALE_ROUNDINGS)
+    relative = product + division + 2.0 * gamma(1, exponential * contract.accumulator_roundoff)
+    size = value.abs()
+    error = (weights @ size).mul_(relative + contract.weight_underflow * key_length)
+    if value_error is not None:
+        error.add_(weights @ value_error, alpha=1.0 + relative)
+    flushed = size.sum(dim=-2, keepdim=True).add_(key_length)
+    error = error + flushed * contract.accumulator_underflow
+    return _stored(error, weights @ value, contract)
+
+
+def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
+    """Relative errors of the sum of products, and of dividing by the sum of the weights."""
+    unit = contract.accumulator_roundoff
+    blocks = math.ceil(key_length / contract.key_block)
+    product = gamma(key_length + blocks + model.SUM_ROUNDINGS, unit) + contract.weight_roundoff
+    return product, product + model.DIVISION_ROUNDINGS * unit
+
+
+def _envelope_mean(size: Tensor, perturbed: Perturbed) -> Tensor:
+    """The largest weighted mean of magnitudes; a mean does not exceed the largest of them."""
+    mean = (perturbed.upper @ size).mul_(perturbed.inverse)
+    return mean if perturbed.small else torch.fmin(mean, size.amax(dim=-2, keepdim=True))
+
+
+def _log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+    """The relative error of ``exp(logit - lse)`` from the rounded lse, for ``[B, H, Lq, 1]``.
+
+    Forms that do not divide by the sum of these weights (partial results merged by their lse) keep
+    it. With lse = m + log(l), 1 <= l <= n, rounding to nearest errs by no more than log(l), since m
+    is itself representable; one live key has none.
+    """
+    logarithm = attention.weights.amax(dim=-1, keepdim=True).log_()
+    error = (live.largest - logarithm).abs_().mul_(contract.accumulator_roundoff)
+    count = live.log_count()
+    if isinstance(count, float):
+        error.clamp_max_(count)
+    else:  # fmin: in an empty row the lse is NaN, the logarithm of its count 0
+        error = torch.fmin(error, count)
+    return error.mul_(model.LOG_SUM_EXP_ROUNDINGS)
+
+
+def _stored(error: Tensor, output: Tensor, contract: Contract) -> Tensor:
+    """Round the result to the working dtype."""
+    unit = contract.unit_roundoff
+    return error.mul_(1.0 + unit).add_(output.abs(), alpha=unit).add_(contract.underflow)

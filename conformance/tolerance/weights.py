@@ -1,0 +1,84 @@
+"""How far softmax weights move when their exponents are off, and a weighted mean with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .keys import LiveKeys, hull
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbed:
+    """Envelopes of the weights ``p_j exp(e_j)`` before they are divided by their sum.
+
+    ``upper`` is their largest value and ``excess`` how much that is above ``p_j``, both
+    ``[B, H, Lq, Lk]``; ``inverse`` is one over the smallest sum and ``change`` the root mean square
+    of the relative change under the weights, over the smallest sum squared, ``[B, H, Lq, 1]``.
+    ``small`` says that every exponent is known to better than ``model.HULL_MATTERS``.
+    """
+
+    upper: Tensor
+    excess: Tensor
+    inverse: Tensor
+    change: Tensor
+    small: bool
+
+
+def perturb(attention: golden.Attention, error: Tensor, live: LiveKeys) -> Perturbed:
+    """The envelopes for exponents off by up to ``error [B, H, Lq, Lk]``."""
+    weights = attention.weights
+    peak = float(error.amax())
+    growth = torch.expm1(error.clamp_max(model.LARGEST_GROWTH))
+    if peak <= model.LARGEST_GROWTH:
+        excess = weights * growth
+        upper = weights + excess
+    else:  # weights that float64 rounded to zero may come back
+        distance = attention.logits - live.largest + weights.amax(dim=-1, keepdim=True).log()
+        upper = live.only(torch.exp((distance + error).clamp_max_(model.LARGEST_EXPONENT)))
+        excess = upper * (growth / (1.0 + growth))
+    smallest = (weights / (1.0 + growth)).sum(dim=-1, keepdim=True)
+    inverse = smallest.clamp_min_(model.SMALLEST_DENOMINATOR).reciprocal_()
+    # excess**2 / weight = excess * growth, and that exists where the weight has underflowed.
+    change = (excess * growth).sum(dim=-1, keepdim=True).mul_(inverse.square())
+    return Perturbed(
+        upper=upper,
+        excess=excess,
+        inverse=inverse,
+        change=change,
+        small=peak <= model.HULL_MATTERS,
+    )
+
+
+def mean_error(attention: golden.Attention, perturbed: Perturbed, live: LiveKeys) -> Tensor:
+    """How far the weighted mean of the values moves: ``[B, H, Lq, Dv]``.
+
+    With o = sum p v the moved mean is off by ``sum p (exp(e) - 1) (v - o) / sum p exp(e)``, since
+    the p sum to 1. Its size is bounded in three ways, and the smallest counts: by the triangle
+    inequality about the mean of the values, by Cauchy-Schwarz with the variance of the values under
+    the weights, and by the hull: a weighted mean stays among the values.
+    """
+    weights, value, output = attention.weights, attention.value, attention.output
+    centre = live.mean(value)
+    from_centre, shift = live.only_seen(value - centre), output - centre
+    second = weights @ from_centre.square()
+    variance = (second - shift.square()).clamp_min_(0.0)
+    # The difference cancels: what float64 may have lost is added back.
+    lost = (live.key_length + 8) * model.UNIT_ROUNDOFF["float64"]
+    variance.add_(second, alpha=lost)
+    spread = variance.mul_(perturbed.change).sqrt_()
+    total = perturbed.excess.sum(dim=-1, keepdim=True)
+    triangle = (perturbed.excess @ from_centre.abs_()).addcmul_(total, shift.abs_())
+    # fmin: an overflow in one of the two (0 times infinity) leaves the other.
+    moved = torch.fmin(triangle.mul_(perturbed.inverse), spread)
+    if perturbed.small:
+        return moved
+    far = ~(perturbed.change.squeeze(-1) <= model.HULL_MATTERS**2)
+    if bool(far.any()):
+        moved[far] = torch.fmin(moved[far], hull(value, output, live, far))
+    return moved
