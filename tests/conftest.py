@@ -1,0 +1,28 @@
+"""Settings of every test: hypothesis profiles, one torch thread, where `candidates` comes from."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from _paths import append_checkout
+from hypothesis import HealthCheck, settings
+
+# No deadlines: a first call into torch takes as long as a hundred others.
+settings.register_profile("local", deadline=None)
+settings.register_profile("gate", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile(
+    "nightly",
+    deadline=None,
+    max_examples=2000,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+# A gate must give the same answer twice; HYPOTHESIS_PROFILE=nightly explores.
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "gate" if "CI" in os.environ else "local")
+)
+
+torch.set_num_threads(1)  # the problems are tiny, and workers share the cores
+
+append_checkout()
