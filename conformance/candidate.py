@@ -46,6 +46,11 @@ class Candidate:
         """Whether a layer takes the weights of each problem."""
         return self.kind == "layer" and self.fixed_weights is None and self.weights_known
 
+    @property
+    def golden_known(self) -> bool:
+        """Whether a golden answer exists: the weights are known and no position is mixed in."""
+        return self.weights_known and self.declaration.position is None
+
     def located(self, target: str) -> Candidate:
         """The same candidate, said to come from a target."""
         return dataclasses.replace(self, target=target)

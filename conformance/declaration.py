@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ._golden import golden
+from .dtypes import DTYPES
 from .errors import DeclarationError, did_you_mean
 from .expected import ExpectedFailure, GivenExpectations, read_expected
 from .geometry import GeometryRule, Pins, read_pins
@@ -17,7 +18,6 @@ ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 INPUTS: Final = ("separate", "self", "memory")
 POSITIONS: Final = ("sinusoidal", "learned", "rotary", "alibi", "relative")
-DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
     "core": frozenset({"gradients"}),
     "layer": frozenset({"gradients", "cross"}),

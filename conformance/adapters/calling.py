@@ -1,0 +1,207 @@
+"""How the harness' call ``forward(query, key, value, *, keep=…)`` becomes a module's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from ..declaration import Declaration
+from ..errors import DeclarationError, did_you_mean
+from .names import role_of
+
+Call = Mapping[str, str] | Callable[..., Any]
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
+_MASK_WORDS: Final = ("mask", "valid_len", "length", "lens", "bias", "padding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calling:
+    """How a module is called.
+
+    inputs
+        ``separate``, ``memory`` or ``self``.
+    names
+        The parameters that take query, key and value when not by position in that order.
+    rename
+        Our keyword to the module's.
+    absent
+        Parameters without a default that get None when the problem does not use them.
+    function
+        What is called instead of the module: ``function(module, *inputs, **keywords)``.
+    sequence_first
+        The module's tensors are ``[L, B, E]``.
+    """
+
+    inputs: str
+    names: tuple[str, ...] | None = None
+    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
+    sequence_first: bool = False
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
+        """Call the module and bring its answer into ours: a tensor, or output and weights."""
+        if self.sequence_first:
+            inputs = tuple(tokens.transpose(0, 1) for tokens in inputs)
+        answer = self._call(module, inputs, keywords)
+        parts = list(answer) if isinstance(answer, (tuple, list)) else [answer]
+        if self.sequence_first and parts and isinstance(parts[0], Tensor):
+            parts[0] = parts[0].transpose(0, 1)
+        if keywords.get("return_weights"):
+            return tuple(parts[:2]) if len(parts) > 1 else parts[0]
+        return parts[0] if parts else answer
+
+    def _call(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
+        if self.function is not None:
+            return self.function(module, *inputs, **keywords)
+        theirs: dict[str, Any] = dict.fromkeys(self.absent)
+        theirs.update({self.rename.get(word, word): value for word, value in keywords.items()})
+        if self.names is None:
+            return module(*inputs, **theirs)
+        return module(**dict(zip(self.names, inputs, strict=True)), **theirs)
+
+
+class AdaptedModule(nn.Module):
+    """A user's module under the harness' call; its state dict has the user's names under ``module.``."""
+
+    def __init__(self, module: nn.Module, calling: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.calling = calling
+        self.train(module.training)
+
+    def forward(self, *inputs: Tensor, **keywords: Any) -> Any:
+        """Call the module; the output is a tensor, or output and weights for ``return_weights``."""
+        return self.calling(self.module, inputs, keywords)
+
+
+def read_calling(
+    shown: str, forward: Callable[..., Any], call: Call | None, inputs: str | None
+) -> Calling:
+    """Find out how to call a module from its signature; raises DeclarationError with what to pass."""
+    if call is not None and not isinstance(call, Mapping):
+        if not callable(call):
+            msg = f"call is {call!r}: give a dict of our keywords to theirs, or call(module, query, …)"
+            raise DeclarationError(msg)
+        return Calling(inputs=inputs or _inputs_of_call(call), function=call)
+    parameters = list(inspect.signature(forward).parameters.values())
+    inputs = inputs or _infer_inputs(shown, parameters)
+    taken = [name for name in _input_names(parameters, inputs) if name]
+    rename = dict(call or {})
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+        and parameter.name not in taken
+    ]
+    for name in required:
+        if not _is_mask(name) and name not in rename.values():
+            msg = (
+                f"{shown}.forward needs {name!r}, which the harness knows nothing of: pass "
+                "call=lambda module, query, key, value, **keywords: … to fill it in"
+            )
+            raise DeclarationError(msg)
+    order = _by_name(parameters, inputs)
+    return Calling(inputs=inputs, names=order, rename=rename, absent=tuple(required))
+
+
+def check_keywords(
+    shown: str, forward: Callable[..., Any], calling: Calling, declaration: Declaration
+) -> None:
+    """Require that the module takes every keyword its declaration promises; DeclarationError else."""
+    if calling.function is not None:
+        _check_takes(f"the call= of {shown}", calling.function, {}, declaration)
+    else:
+        _check_takes(f"{shown}.forward", forward, calling.rename, declaration)
+
+
+def _check_takes(
+    shown: str, function: Callable[..., Any], rename: Mapping[str, str], declaration: Declaration
+) -> None:
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for word in rename:
+        if word not in declaration.keywords:
+            msg = f"call renames {word!r}, which is not declared{did_you_mean(word, declaration.keywords)}"
+            raise DeclarationError(msg)
+    for word in declaration.keywords:
+        theirs = rename.get(word, word)
+        if theirs not in parameters:
+            msg = (
+                f"{shown} has no parameter {theirs!r} (it has {', '.join(parameters)}), but {word!r} is "
+                f"declared: pass call={{{word!r}: '…'}} with the name it has there"
+            )
+            raise DeclarationError(msg)
+
+
+def mask_parameters(forward: Callable[..., Any]) -> list[str]:
+    """The parameters that sound like a mask."""
+    return [name for name in inspect.signature(forward).parameters if _is_mask(name)]
+
+
+def _is_mask(name: str) -> bool:
+    return any(word in name.lower() for word in _MASK_WORDS)
+
+
+def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+
+
+def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
+    """The parameters whose names say query, key or value."""
+    found: dict[str, str] = {}
+    for parameter in _positional(parameters):
+        role, clear = role_of(parameter.name)
+        if clear and role in ("q", "k", "v"):
+            found.setdefault(role, parameter.name)
+    return found
+
+
+def _infer_inputs(shown: str, parameters: list[inspect.Parameter]) -> str:
+    if len(_roles(parameters)) == len("qkv"):
+        return "separate"
+    required = [
+        parameter.name
+        for parameter in _positional(parameters)
+        if parameter.default is inspect.Parameter.empty and not _is_mask(parameter.name)
+    ]
+    if not required:
+        signature = inspect.Signature(parameters)
+        msg = (
+            f"{shown}.forward{signature} does not say what it takes: pass inputs='self', 'memory' or "
+            "'separate', and call=lambda module, …: … when the arguments are not positional"
+        )
+        raise DeclarationError(msg)
+    return _COUNTS.get(len(required), "separate")
+
+
+def _input_names(parameters: list[inspect.Parameter], inputs: str) -> tuple[str, ...]:
+    order = _by_name(parameters, inputs)
+    if order is not None:
+        return order
+    count = {"self": 1, "memory": 2, "separate": 3}[inputs]
+    return tuple(parameter.name for parameter in _positional(parameters)[:count])
+
+
+def _by_name(parameters: list[inspect.Parameter], inputs: str) -> tuple[str, ...] | None:
+    """The parameters of query, key and value, when they do not simply come first in that order."""
+    roles = _roles(parameters)
+    if inputs != "separate" or len(roles) < len("qkv"):
+        return None
+    names = tuple(roles[role] for role in "qkv")
+    leading = tuple(parameter.name for parameter in _positional(parameters)[: len(names)])
+    return None if leading == names else names
+
+
+def _inputs_of_call(call: Callable[..., Any]) -> str:
+    parameters = _positional(list(inspect.signature(call).parameters.values()))
+    required = [entry for entry in parameters if entry.default is inspect.Parameter.empty]
+    return _COUNTS.get(len(required) - 1, "separate")

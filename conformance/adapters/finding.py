@@ -1,0 +1,293 @@
+"""Finds a module's projections and heads: what names leave open, the golden reference decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from torch import nn
+
+from .._golden import golden
+from ..errors import DeclarationError
+from .agreement import agrees
+from .calling import Calling
+from .heads import HEAD_NAMES, KV_HEAD_NAMES, known_number, possible_sizes
+from .packing import Recipe, Sizes, supports
+from .projections import Assignment, Options, options, recipes
+from .trial import Trial
+
+_MOST_HYPOTHESES: Final = 20_000
+_TELL: Final = "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with their names"
+_WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user said about a module, and how it is called."""
+
+    shown: str
+    calling: Calling
+    batched: bool
+    semantics: golden.Semantics
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    projections: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Where the projections are, how they are cut into heads, and what was assumed.
+
+    ``golden`` says whether the module's answer on a trial problem was the golden one.
+    """
+
+    recipe: Recipe
+    sizes: Sizes
+    golden: bool
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """One reading of a module: ``choice`` numbers its assignment of roles."""
+
+    choice: int
+    recipe: Recipe
+    sizes: Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Everything one search needs. ``heads`` is None when no name or number says how many."""
+
+    module: nn.Module
+    request: Request
+    possible: Options
+    heads: tuple[int, ...] | None
+    kv_heads: int | None
+    trial: Trial
+
+
+def find(module: nn.Module, request: Request) -> Finding:
+    """Find projections and heads; raises DeclarationError with one sentence saying what to pass."""
+    possible = options(request.shown, module, request.projections)
+    heads, notes = _known_heads(module, request, possible)
+    search = Search(
+        module=module,
+        request=request,
+        possible=possible,
+        heads=heads,
+        kv_heads=_known_kv_heads(module, request),
+        trial=_trial(module, request, possible),
+    )
+    hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
+    if not hypotheses and request.num_heads is None and heads is not None:
+        # An attribute that sounds like a number of heads was something else.
+        search, notes = dataclasses.replace(search, heads=None, kv_heads=None), []
+        hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
+    if not hypotheses:
+        raise DeclarationError(_unfit(search))
+    chosen, is_golden = _decide(hypotheses, search)
+    _check_untied(module, chosen.recipe, request.shown)
+    if len(hypotheses) > 1:
+        notes.append(_confirmation(chosen, search, is_golden=is_golden))
+    notes.extend(_leftovers(possible, chosen.recipe))
+    notes.extend(trial_notes(search.trial))
+    return Finding(
+        recipe=chosen.recipe,
+        sizes=chosen.sizes,
+        golden=is_golden,
+        assumptions=(*recipe_notes(chosen.recipe), *notes),
+    )
+
+
+def _known_heads(
+    module: nn.Module, request: Request, possible: Options
+) -> tuple[tuple[int, ...] | None, list[str]]:
+    if request.num_heads is not None:
+        return (request.num_heads,), []
+    found = known_number(module, HEAD_NAMES)
+    if found is not None:
+        return (found[1],), [f"{found[1]} heads, as its attribute {found[0]} says"]
+    matrices = possible.assignments[0].items()
+    counts = [leaf.count for roles, leaf in matrices if "q" in roles and leaf.count > 1]
+    if counts:
+        return (counts[0],), [f"{counts[0]} heads, one matrix each"]
+    return None, []
+
+
+def _known_kv_heads(module: nn.Module, request: Request) -> int | None:
+    found = known_number(module, KV_HEAD_NAMES)
+    return request.num_kv_heads or (found[1] if found else None)
+
+
+def _trial(module: nn.Module, request: Request, possible: Options) -> Trial:
+    """A trial in which every matrix and bias that may be a projection's is drawn anew."""
+    drawn: set[int] = set()
+    for assignment in possible.assignments:
+        recipe = next(recipes(assignment, possible.biases))
+        for holder in (*recipe.matrices, *recipe.biases):
+            drawn |= {id(parameter) for parameter in holder.parameters(module)}
+    known = module.named_parameters(remove_duplicate=False)
+    names = tuple(name for name, parameter in known if id(parameter) in drawn)
+    return Trial(module, request.calling, request.batched, names)
+
+
+def _hypotheses(search: Search) -> Iterator[Hypothesis]:
+    for choice, assignment in enumerate(search.possible.assignments):
+        for recipe in recipes(assignment, search.possible.biases):
+            shapes = _shapes(assignment, recipe)
+            for sizes in possible_sizes(shapes, search.heads, search.kv_heads):
+                if _fits(search.module, recipe, sizes):
+                    yield Hypothesis(choice=choice, recipe=recipe, sizes=sizes)
+
+
+def _shapes(assignment: Assignment, recipe: Recipe) -> dict[str, tuple[int, int]]:
+    pairs = zip(recipe.matrices, assignment.values(), strict=True)
+    return {
+        holder.roles: leaf.out_and_in(transposed=holder.transposed) for holder, leaf in pairs
+    }
+
+
+def _fits(module: nn.Module, recipe: Recipe, sizes: Sizes) -> bool:
+    """Whether layouts make sense for these sizes and the biases have as many rows as they should."""
+    if not all(supports(holder.layout, holder.roles, sizes) for holder in recipe.matrices):
+        return False
+    for holder in recipe.biases:
+        rows = sum(parameter.shape[0] for parameter in holder.parameters(module))
+        if holder.roles != "o" and rows != sum(sizes.rows(role) for role in holder.roles):
+            return False
+    return True
+
+
+def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, bool]:
+    agreeing = _agreeing(hypotheses, search)
+    if len({hypothesis.choice for hypothesis in agreeing}) > 1:
+        msg = (
+            f"several assignments of {search.request.shown}'s matrices to query, key and value agree with "
+            f"the golden reference: {_TELL}"
+        )
+        raise DeclarationError(msg)
+    if agreeing:
+        return agreeing[0], True
+    if not search.possible.named:
+        raise DeclarationError(_unknown_roles(search))
+    if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
+        msg = (
+            f"{search.request.shown} does not say how many heads it has, and with no number of them does "
+            f"it agree with the golden reference{_because(search.trial)}: pass num_heads="
+        )
+        raise DeclarationError(msg)
+    return hypotheses[0], False
+
+
+def _agreeing(hypotheses: list[Hypothesis], search: Search) -> list[Hypothesis]:
+    """The hypotheses under which the answers are golden, by the smallest unit roundoff that any meets.
+
+    Where names leave only layouts and sizes open, the first that agrees is enough.
+    """
+    for strictness in range(2):
+        agreeing: list[Hypothesis] = []
+        for hypothesis in hypotheses:
+            if _holds(hypothesis, search, strictness):
+                agreeing.append(hypothesis)
+                if search.possible.named:
+                    break
+        if agreeing:
+            return agreeing
+    return []
+
+
+def _holds(hypothesis: Hypothesis, search: Search, strictness: int) -> bool:
+    return holds(
+        hypothesis.recipe, hypothesis.sizes, search.trial, search.request.semantics, strictness
+    )
+
+
+def holds(
+    recipe: Recipe, sizes: Sizes, trial: Trial, semantics: golden.Semantics, strictness: int
+) -> bool:
+    """Whether a module's answer on trial is golden when its weights are read by this recipe."""
+    weights = recipe.read(trial.module, sizes)
+    answer = trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
+    if answer is None or strictness >= len(answer.units):
+        return False
+    unit = answer.units[strictness]
+    return agrees(answer.output, answer.inputs, weights, sizes, semantics, unit)
+
+
+def _confirmation(chosen: Hypothesis, search: Search, *, is_golden: bool) -> str:
+    if not is_golden:
+        return "no layout of the weights agrees with the golden reference: the likeliest was taken"
+    if search.heads is None:
+        return f"{chosen.sizes.num_heads} heads, since its answers then agree with the golden reference"
+    return "roles and layout were confirmed by agreement with the golden reference"
+
+
+def _unknown_roles(search: Search) -> str:
+    titles = ", ".join(leaf.title for leaf in search.possible.leaves)
+    number = "" if search.heads is None else f" with {search.heads[0]} heads"
+    return (
+        f"the names in {search.request.shown} ({titles}) do not say which projection is which, and no "
+        f"assignment{number} agrees with the golden reference{_because(search.trial)}: {_TELL}"
+    )
+
+
+def _because(trial: Trial) -> str:
+    if trial.failure is None or trial.answered:
+        return ""
+    return f" (a trial call raised {type(trial.failure).__name__}: {trial.failure})"
+
+
+def _unfit(search: Search) -> str:
+    shapes = ", ".join(
+        f"{leaf.title} {list(leaf.out_and_in(transposed=leaf.transposed[0]))}"
+        for leaf in search.possible.leaves
+    )
+    number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
+    return (
+        f"the matrices of {search.request.shown} (out, in: {shapes}) cannot be multi-head attention with "
+        f"{number}: pass num_heads= and num_kv_heads=, or declare it with conformance.fixed_layer"
+    )
+
+
+def _check_untied(module: nn.Module, recipe: Recipe, shown: str) -> None:
+    seen: dict[int, str] = {}
+    for holder in (*recipe.matrices, *recipe.biases):
+        for parameter in holder.parameters(module):
+            other = seen.setdefault(id(parameter), holder.path)
+            if other != holder.path:
+                msg = (
+                    f"{other} and {holder.path} of {shown} are one tensor, so they cannot take different "
+                    "weights: declare it with conformance.fixed_layer"
+                )
+                raise DeclarationError(msg)
+
+
+def recipe_notes(recipe: Recipe) -> Iterator[str]:
+    """Where each projection was found, a sentence each."""
+    for holder in recipe.matrices:
+        roles = ", ".join(_WORDS[role] for role in holder.roles)
+        fused = f", fused as {holder.layout}" if len(holder.roles) > 1 else ""
+        stored = ", stored [in, out]" if holder.transposed else ""
+        yield f"{roles}: {holder.path}{fused}{stored}"
+    if not recipe.has_output:
+        yield "no output projection"
+
+
+def _leftovers(possible: Options, recipe: Recipe) -> Iterator[str]:
+    used = {holder.path for holder in recipe.matrices}
+    others = [leaf.title for leaf in possible.leaves if leaf.path not in used]
+    if others:
+        yield f"left as they are: {', '.join(others)}"
+
+
+def trial_notes(trial: Trial) -> Iterator[str]:
+    """What a trial call showed."""
+    if not trial.answered and trial.failure is not None:
+        yield f"a trial call raised {type(trial.failure).__name__}: {trial.failure}"
+    elif trial.returned is not None and issubclass(trial.returned, (tuple, list)):
+        yield "it returns several things: the first is the output"

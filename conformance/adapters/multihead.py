@@ -1,0 +1,130 @@
+"""``torch.nn.MultiheadAttention``: where its weights are, how it is called, what it may promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DeclarationError
+from ..geometry import Geometry
+from .calling import Calling
+from .packing import Holder, Recipe, Sizes
+
+# True in its masks means ignore; [B,1,1,K] arrives as key_padding_mask, the others as attn_mask.
+PROMISES: Final[dict[str, Any]] = {
+    "masks": ["drop", "bias"],
+    "mask_shapes": ["BHQK", "QK", "B11K"],
+    "empty_rows": "any",
+}
+_FORMS: Final = ("keep", "drop", "bias")
+_FULL: Final = 4
+
+
+def is_multihead(module: object) -> bool:
+    """Whether an instance or class is torch's layer, or a subclass that is called the same way."""
+    kind = module if isinstance(module, type) else type(module)
+    return (
+        issubclass(kind, nn.MultiheadAttention)
+        and kind.forward is nn.MultiheadAttention.forward
+    )
+
+
+def recipe(module: nn.MultiheadAttention) -> Recipe:
+    """Where the layer keeps its weights: fused, or separate when kdim or vdim differ."""
+    fused = module.in_proj_weight is not None
+    paths = {"qkv": "in_proj_weight"} if fused else {role: f"{role}_proj_weight" for role in "qkv"}
+    paths["o"] = "out_proj.weight"
+    biases = {"qkv": "in_proj_bias"} if module.in_proj_bias is not None else {}
+    if module.out_proj.bias is not None:
+        biases["o"] = "out_proj.bias"
+    return Recipe(
+        matrices=tuple(Holder(roles=roles, path=path) for roles, path in paths.items()),
+        biases=tuple(Holder(roles=roles, path=path) for roles, path in biases.items()),
+    )
+
+
+def sizes(module: nn.MultiheadAttention) -> Sizes:
+    """Its heads, all of one size."""
+    return Sizes(
+        num_heads=module.num_heads,
+        num_kv_heads=module.num_heads,
+        head_size=module.head_dim,
+        value_head_size=module.head_dim,
+    )
+
+
+def promises(given: dict[str, Any]) -> dict[str, Any]:
+    """Its own promises where the user made none; raises DeclarationError for what it cannot take."""
+    for form in given.get("masks", ()):
+        if form not in _FORMS:
+            msg = f"nn.MultiheadAttention takes no mask {form!r}: declare {', '.join(_FORMS)}, or pass call="
+            raise DeclarationError(msg)
+    if given.get("causal") is not None:
+        msg = "nn.MultiheadAttention takes causality as a mask only: drop causal=, or pass call="
+        raise DeclarationError(msg)
+    features = given.get("features", ())
+    if not isinstance(features, str) and "weights" not in given.get("without", ()):
+        features = [*features, "weights"]
+    return {**PROMISES, **given, "features": features}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiheadCalling(Calling):
+    """Calls the layer as its documentation says, in its own batch order.
+
+    Without ``return_weights`` it is called with ``need_weights=False``, which takes the fused path.
+    """
+
+    def _call(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
+        query, key, value = {
+            "self": lambda: inputs * 3,
+            "memory": lambda: (*inputs, inputs[-1]),
+            "separate": lambda: inputs,
+        }[self.inputs]()
+        keywords = dict(keywords)
+        return_weights = keywords.pop("return_weights", False)
+        masks = _masks(module, query.shape[-3] if query.dim() > 2 else 0, keywords)  # noqa: PLR2004
+        return module(
+            query, key, value, need_weights=return_weights, average_attn_weights=False, **masks
+        )
+
+
+def calling(module: nn.MultiheadAttention, inputs: str | None) -> MultiheadCalling:
+    """How this instance is called."""
+    return MultiheadCalling(
+        inputs=inputs or "separate", sequence_first=not getattr(module, "batch_first", False)
+    )
+
+
+def _masks(module: nn.Module, _batch: int, keywords: dict[str, Any]) -> dict[str, Tensor]:
+    """Masks under the layer's names: both boolean or both float, as it wants them."""
+    given = [mask for mask in (_as_drop(keywords), keywords.get("bias")) if mask is not None]
+    if len(given) > 1:
+        drop, bias = given
+        given = [torch.zeros_like(drop, dtype=bias.dtype).masked_fill(drop, -torch.inf), bias]
+    theirs: dict[str, Tensor] = {}
+    for mask in given:
+        padding = mask.dim() == _FULL and mask.shape[1] == mask.shape[2] == 1
+        name = "key_padding_mask" if padding else "attn_mask"
+        ready = mask[:, 0, 0] if padding else mask
+        theirs[name] = ready + theirs[name] if name in theirs else ready
+    return theirs
+
+
+def _as_drop(keywords: dict[str, Any]) -> Tensor | None:
+    drop: Tensor | None = keywords.get("drop")
+    keep: Tensor | None = keywords.get("keep")
+    if keep is None:
+        return drop
+    return ~keep if drop is None else drop | ~keep
+
+
+def construct(geometry: Geometry) -> nn.MultiheadAttention:
+    """The layer of a geometry: fused projections when all widths are one, else separate ones."""
+    width = geometry.num_heads * geometry.head_size
+    return nn.MultiheadAttention(
+        width, geometry.num_heads, kdim=geometry.key_size, vdim=geometry.value_size, batch_first=True
+    )

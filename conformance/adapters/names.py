@@ -1,0 +1,84 @@
+"""What the names in a module say about the roles of its parameters."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_WORDS: Final = {
+    **dict.fromkeys(("q", "qs", "query", "queries"), "q"),
+    **dict.fromkeys(("k", "ks", "key", "keys"), "k"),
+    **dict.fromkeys(("v", "vs", "value", "values", "val", "vals"), "v"),
+    **dict.fromkeys(("o", "out", "output", "outputs", "unifyheads", "unify", "combine"), "o"),
+}
+_FILLERS: Final = frozenset(
+    "w b weight weights bias biases linear linears lin fc proj projs projection projections layer "
+    "layers dense net to attn attention attentions head heads self cross multi matrix mat c param "
+    "transform map mapping".split()
+)
+_PREFIXES: Final = ("to", "w", "b", "linear", "lin", "fc", "proj")
+_SUFFIXES: Final = ("projection", "proj", "linear", "lin", "layer")
+_FUSED_NAMES: Final = (("c", "attn"), ("in", "proj"), ("w", "pack"), ("pack",))
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def role_of(path: str) -> tuple[str, bool]:
+    """The roles that a dotted parameter name speaks of, and whether it does so clearly.
+
+    ``"attn.q_proj.weight"`` gives ``("q", True)``, ``"Wqkv.weight"`` ``("qkv", True)``. Names that
+    only say "a projection" (``proj``, ``fc``, ``W``) are often the output's: ``("o", False)``.
+    A name that says nothing gives ``("", False)``.
+    """
+    components = [part for part in path.split(".") if not (part.isdigit() or part == "*")]
+    if len(components) > 1 and components[-1] in ("weight", "bias"):
+        components.pop()
+    for component in reversed(components):
+        roles = _clear_role(component)
+        if roles:
+            return roles, True
+    vague = bool(components) and all(word in _FILLERS for word in _split(components[-1]))
+    return ("o", False) if vague else ("", False)
+
+
+def _split(component: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(component)]
+
+
+def _clear_role(component: str) -> str:
+    words = [word for word in _split(component) if word not in ("weight", "bias")]
+    if tuple(words) in _FUSED_NAMES:
+        return "qkv"
+    roles = ""
+    for word in words:
+        if word in _FILLERS:
+            continue
+        read = _read_word(word)
+        if not read:
+            return ""
+        roles += read
+    fused = len(roles) > 1
+    if len(set(roles)) < len(roles) or (fused and "o" in roles):
+        return ""
+    return roles
+
+
+def _read_word(word: str) -> str:
+    """The roles one word names: ``queries`` is q, ``wo`` is o, ``kv`` is kv."""
+    if word in _WORDS:
+        return _WORDS[word]
+    if set(word) <= set("qkv") and len(set(word)) == len(word):
+        return word
+    for prefix in _PREFIXES:
+        if word.startswith(prefix) and (found := _read_stem(word.removeprefix(prefix))):
+            return found
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and (found := _read_stem(word.removesuffix(suffix))):
+            return found
+    return ""
+
+
+def _read_stem(stem: str) -> str:
+    if stem in _WORDS:
+        return _WORDS[stem]
+    letters = set(stem)
+    return stem if stem and letters <= set("qkv") and len(letters) == len(stem) else ""

@@ -1,0 +1,136 @@
+"""Trial calls: what a module answers on a small problem, with its matrices drawn anew."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DeclarationError
+from .calling import Calling
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+_LENGTHS: Final = ((5, 7), (6, 6))
+_BATCH: Final = 2
+_UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answered trial: query, key and value, the output, and the unit roundoffs to judge it by."""
+
+    inputs: Inputs
+    output: Tensor
+    units: tuple[float, ...]
+
+
+def duplicate(module: nn.Module) -> nn.Module:
+    """A deep copy; raises DeclarationError where the module cannot be copied."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # a module's own __deepcopy__ may raise anything
+        msg = (
+            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and a user's "
+            "module is never changed: pass its class and construct="
+        )
+        raise DeclarationError(msg) from error
+
+
+@dataclass
+class Trial:
+    """A module under trial: a copy in eval mode whose matrices are drawn, in float64 where it can be.
+
+    ``names`` are the parameters to draw. ``failure`` holds the exception of the latest call that
+    raised, ``returned`` the type of what the module itself returned.
+    """
+
+    module: nn.Module
+    calling: Calling
+    batched: bool
+    names: Iterable[str]
+    failure: Exception | None = None
+    returned: type | None = None
+    _answers: dict[tuple[int, ...], Answer | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.module = duplicate(self.module).eval()
+        self.module.register_forward_hook(self._remember)
+        generator = torch.Generator().manual_seed(0)
+        known = dict(self.module.named_parameters(remove_duplicate=False))
+        for name in self.names:
+            parameter = known[name]
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            # Unit-sized answers: each output sums over one axis of the matrix.
+            parameter.data.copy_(drawn / max(parameter.shape[-1], 1) ** (0.5 * (parameter.dim() > 1)))
+
+    @property
+    def answered(self) -> bool:
+        """Whether any call so far gave an answer."""
+        return any(answer is not None for answer in self._answers.values())
+
+    def answer(self, widths: tuple[int, int, int]) -> Answer | None:
+        """What the module says to inputs of these widths; None when it cannot be called with them."""
+        if self.calling.inputs == "self" and len(set(widths)) > 1:
+            return None
+        if self.calling.inputs == "memory" and widths[1] != widths[2]:
+            return None
+        if widths not in self._answers:
+            self._answers[widths] = self._try(widths)
+        return self._answers[widths]
+
+    def _remember(self, _module: nn.Module, _inputs: Any, returned: Any) -> None:
+        self.returned = type(returned)
+
+    def _try(self, widths: tuple[int, int, int]) -> Answer | None:
+        for dtype in _UNIT:
+            for lengths in _LENGTHS:
+                answer = self._call(widths, lengths, dtype)
+                if answer is not None:
+                    return answer
+        return None
+
+    def _call(
+        self, widths: tuple[int, int, int], lengths: tuple[int, int], dtype: torch.dtype
+    ) -> Answer | None:
+        inputs = draw(widths, lengths, self.calling.inputs, 1 + (self.batched * (_BATCH - 1)), dtype)
+        given = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
+        if not self.batched:
+            given = tuple(tokens[0] for tokens in given)
+        try:
+            with torch.no_grad():
+                output = self.calling(self.module.to("cpu", dtype), given, {})
+        except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
+            self.failure = error
+            return None
+        if not isinstance(output, Tensor):
+            return None
+        output = output if self.batched else output.unsqueeze(0)
+        # A module may keep parts in float32 (a scale, a softmax): then only that much can be asked.
+        units = tuple(unit for kind, unit in _UNIT.items() if kind in (dtype, torch.float32))
+        return Answer(inputs, output, units)
+
+
+def draw(
+    widths: tuple[int, int, int],
+    lengths: tuple[int, int],
+    inputs: str,
+    batch: int,
+    dtype: torch.dtype,
+) -> Inputs:
+    """Normal query, key and value; the same tensor where a module takes one for several."""
+    generator = torch.Generator().manual_seed(1)
+    query_length, key_length = lengths
+
+    def tokens(length: int, width: int) -> Tensor:
+        drawn = torch.randn(batch, length, width, generator=generator, dtype=torch.float64)
+        return drawn.to(dtype)
+
+    query = tokens(query_length, widths[0])
+    if inputs == "self":
+        return query, query, query
+    key = tokens(key_length, widths[1])
+    return query, key, key if inputs == "memory" else tokens(key_length, widths[2])

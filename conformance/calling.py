@@ -1,0 +1,198 @@
+"""Calls a candidate with one example's inputs and checks what comes back."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .candidate import Candidate
+from .inputs import Inputs
+from .layouts import LAYOUTS
+from .results import Violation
+
+Forward = Callable[..., Any]
+_HERE = str(Path(__file__).resolve().parent)
+
+
+class CandidateFailure(Exception):  # noqa: N818 (it is the candidate that fails, not the harness)
+    """The candidate raised, or returned something that cannot be judged."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.message)
+        self.violation = violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a candidate returned, with the batch axis put back for unbatched candidates."""
+
+    output: Tensor
+    weights: Tensor | None = None
+
+
+def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:
+    """The function to call: the core itself, or the layer built for the geometry and weights."""
+    if candidate.kind != "layer":
+        return candidate.function
+    forward = guarded(candidate.function, (inputs.geometry, inputs.weights), {}, "building the layer")
+    if not callable(forward):
+        raise CandidateFailure(
+            Violation(
+                kind="type",
+                message=f"the builder returned {_describe(forward)}, not a forward function",
+            )
+        )
+    if isinstance(forward, nn.Module):
+        forward.eval()
+    return forward  # type: ignore[no-any-return]
+
+
+def call_forward(forward: Forward, inputs: Inputs) -> Answer:
+    """Call with fresh copies of the inputs; raises CandidateFailure for a bad answer."""
+    positional, keywords = arguments(inputs)
+    return read_answer(guarded(forward, positional, keywords), inputs)
+
+
+def arguments(inputs: Inputs, *, copy: bool = True) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """The positional tensors and keywords of the call, copied so that edits stay with the candidate."""
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if copy:
+        arrange = LAYOUTS[inputs.layout]
+        query = arrange(query)
+        key = query if inputs.mode == "self" else arrange(key)
+        value = key if inputs.mode != "separate" else arrange(value)
+    tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[inputs.mode]
+    if not inputs.batched:
+        tensors = tuple(tensor.squeeze(0) for tensor in tensors)
+    return tensors, keyword_arguments(inputs)
+
+
+def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
+    """Only what the problem uses: never ``keep=None`` or ``causal=False``."""
+    keywords: dict[str, Any] = {}
+    if inputs.mask_form is not None:
+        keywords[inputs.mask_form] = present_mask(inputs)
+    if inputs.causal:
+        keywords["causal"] = True
+    for name in ("scale", "softcap", "window", "dropout"):
+        value = getattr(inputs, name)
+        if value is not None:
+            keywords[name] = value
+    if inputs.return_weights:
+        keywords["return_weights"] = True
+    return keywords
+
+
+def present_mask(inputs: Inputs) -> Tensor:
+    """The mask in its declared form and shape."""
+    keep = inputs.keep
+    if keep is None:
+        keep = torch.ones(1, 1, 1, inputs.geometry.key_length, dtype=torch.bool)
+        keep = keep.expand(_mask_extent(inputs))
+    form = inputs.mask_form
+    if form == "lengths":
+        letters = inputs.mask_shape
+        return keep.sum(dim=-1).reshape(_letter_sizes(letters, keep)).to(torch.int64)
+    if form == "bias":
+        mask = torch.zeros(keep.shape, dtype=inputs.query.dtype)
+        if inputs.bias is not None:
+            mask = inputs.bias.expand(torch.broadcast_shapes(inputs.bias.shape, keep.shape))
+        mask = mask.masked_fill(~keep, float("-inf"))
+    else:
+        mask = {"keep": keep, "drop": ~keep, "keep_int": keep.to(torch.int64)}[str(form)]
+    mask = mask.expand(_mask_extent(inputs))
+    return mask.reshape(_letter_sizes(inputs.mask_shape, mask)).clone()
+
+
+def _mask_extent(inputs: Inputs) -> tuple[int, ...]:
+    sizes = inputs.geometry
+    full = {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
+    return tuple(full[axis] if axis in inputs.mask_shape else 1 for axis in "BHQK")
+
+
+def _letter_sizes(letters: str, mask: Tensor) -> list[int]:
+    axes = dict(zip("BHQK", mask.shape, strict=True))
+    return [1 if letter == "1" else axes[letter] for letter in letters]
+
+
+def guarded(
+    function: Forward, positional: tuple[Any, ...], keywords: dict[str, Any], doing: str = ""
+) -> Any:
+    """Call the candidate's code; whatever it raises becomes a CandidateFailure of kind ``raised``."""
+    try:
+        with torch.no_grad():
+            return function(*positional, **keywords)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # a candidate may raise anything, SystemExit included
+        raise CandidateFailure(
+            Violation(kind="raised", message=describe_error(error, doing), got=type(error).__name__)
+        ) from error
+
+
+def describe_error(error: BaseException, doing: str = "") -> str:
+    """One line: what was raised, its first line, and the candidate's own file and line."""
+    lines = str(error).strip().splitlines() or [""]
+    text = f"raised {type(error).__name__}: {lines[0]}".rstrip(": ")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{text}{where}" + (f" while {doing}" if doing else "")
+
+
+def read_answer(returned: Any, inputs: Inputs) -> Answer:
+    """Check type and shape of what was returned; raises CandidateFailure."""
+    weights = None
+    if inputs.return_weights:
+        if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004
+            _refuse("type", f"returned {_describe(returned)} for return_weights=True, not a pair "
+                    "(output, weights)")
+        returned, weights = returned
+        weights = _tensor(weights, "weights", inputs.score_shape, inputs)
+    return Answer(output=_tensor(returned, "output", inputs.output_shape, inputs), weights=weights)
+
+
+def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
+    if not isinstance(value, Tensor):
+        _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
+    tensor: Tensor = value.detach()
+    shown = shape if inputs.batched else shape[1:]
+    if tuple(tensor.shape) != tuple(shown):
+        _refuse(
+            "shape",
+            f"the {what} has shape {list(tensor.shape)} where {list(shown)} is expected",
+            expected=list(shown),
+            got=list(tensor.shape),
+        )
+    if tensor.is_complex() or not tensor.is_floating_point():
+        _refuse("dtype", f"the {what} has dtype {tensor.dtype}, not a floating-point one",
+                expected=str(inputs.query.dtype), got=str(tensor.dtype))
+    return tensor if inputs.batched else tensor.unsqueeze(0)
+
+
+def _refuse(kind: str, message: str, expected: Any = None, got: Any = None) -> None:
+    raise CandidateFailure(Violation(kind=kind, message=message, expected=expected, got=got))
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"a {module}{kind.__qualname__}"
+
+
+def _advice(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ": return the output alone (declare features=['weights'] to be asked for both)"
+    if value is None:
+        return ": does the function end with a return?"
+    return ""

@@ -1,0 +1,138 @@
+"""One run from targets to record: what ``conformance check`` does, without its options and views."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import expectations
+from .expectations import Selection, Stale
+from .expected import ExpectedFailure
+from .messages import Loaded, Ready, RunOptions
+from .report import build_report, candidate_entry
+from .results import ClauseResult
+from .selection import check_selection, selected
+from .supervisor import DEFAULT_TIMEOUT, Supervisor
+
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(_doing: str, _done: int, _total: int) -> None:
+    """Show nothing."""
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """What a run knows so far; an interrupted one is reported from it."""
+
+    ready: Ready = field(
+        default_factory=lambda: Ready(environment={}, specification="", sentences={})
+    )
+    loaded: list[Loaded] = field(default_factory=list)
+    results: dict[str, list[ClauseResult]] = field(default_factory=dict)
+    from_file: tuple[ExpectedFailure, ...] = ()
+    interrupted: bool = False
+    finished: bool = False
+
+
+def check(
+    options: RunOptions,
+    *,
+    expected_failures: Path | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = _silent,
+) -> dict[str, Any]:
+    """Run every clause on every candidate and return the record.
+
+    An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
+    UsageError for bad input and HarnessError when no worker can run.
+    """
+    started = time.monotonic()
+    run = _Run()
+    try:
+        with Supervisor(options, timeout=timeout) as supervisor:
+            _prepare(run, supervisor, options, expected_failures, progress)
+            _go(run, supervisor, progress)
+        run.finished = True
+    except KeyboardInterrupt:
+        run.interrupted = not run.finished
+    return _record(run, options, time.monotonic() - started)
+
+
+def _prepare(
+    run: _Run,
+    supervisor: Supervisor,
+    options: RunOptions,
+    expected_failures: Path | None,
+    progress: Progress,
+) -> None:
+    progress("starting", 0, 0)
+    run.ready = supervisor.start()
+    slugs = run.ready.sentences
+    check_selection(slugs, options.only, options.skip)
+    if expected_failures is not None:
+        run.from_file = expectations.read_file(expected_failures, slugs)
+    progress("loading", 0, 0)
+    run.loaded = supervisor.load()
+    for loaded in run.loaded:
+        for entry in loaded.expected:
+            expectations.check_clause(entry, slugs, f"{loaded.name} ({loaded.target})")
+
+
+def _go(run: _Run, supervisor: Supervisor, progress: Progress) -> None:
+    total = sum(len(loaded.tasks) for loaded in run.loaded)
+    done = 0
+    for index, loaded in enumerate(run.loaded):
+        results = run.results.setdefault(loaded.name, [])
+        entries = (*loaded.expected, *run.from_file)
+        progress(loaded.name, done, total)
+        for result in supervisor.run_candidate(index):
+            results.append(expectations.judge(result, loaded.name, entries))
+            done += 1
+            progress(f"{loaded.name} {result.id}", done, total)
+
+
+def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
+    stale_by_name, all_stale = _stale(run, options)
+    entries = [
+        candidate_entry(
+            loaded,
+            run.results.get(loaded.name, []),
+            run.ready.sentences,
+            stale_by_name[loaded.name],
+            interrupted=run.interrupted
+            and len(run.results.get(loaded.name, [])) < max(1, len(loaded.tasks)),
+        )
+        for loaded in run.loaded
+    ]
+    return build_report(
+        run.ready,
+        options,
+        entries,
+        stale=all_stale,
+        seconds=seconds,
+        interrupted=run.interrupted,
+    )
+
+
+def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], Sequence[Stale]]:
+    """Stale expectations by the candidate they redden, and all of them."""
+    by_name: dict[str, list[Stale]] = {loaded.name: [] for loaded in run.loaded}
+    if run.interrupted:
+        return by_name, []
+    slugs = selected(run.ready.sentences, options.only, options.skip)
+    selection = Selection(slugs=slugs, dtypes=options.dtypes)
+    found = expectations.stale(run.from_file, run.results, selection)
+    for entry in found:
+        for name, stale in by_name.items():
+            if entry.names(name):
+                stale.append(entry)
+    for loaded in run.loaded:
+        own = {loaded.name: run.results[loaded.name]}
+        declared = expectations.stale(loaded.expected, own, selection)
+        by_name[loaded.name].extend(declared)
+        found = [*found, *(entry.of(loaded.name) for entry in declared)]
+    return by_name, found

@@ -1,0 +1,133 @@
+"""What a clause is, and the registry of them all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from .candidate import Candidate
+from .space import Space
+
+if TYPE_CHECKING:
+    from .problem import Problem
+    from .results import Violation
+    from .subject import Subject
+
+Level = Literal["MUST", "SHOULD", "MAY"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one example showed.
+
+    ``binding`` says that the clause's counterfactual would have been seen on this example.
+    ``margin`` is the largest error over its bound, None where no numbers were compared.
+    """
+
+    binding: bool = True
+    margin: float | None = None
+    violation: Violation | None = None
+
+
+Check = Callable[["Subject", "Problem"], Finding]
+Applies = Callable[[Candidate], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clause:
+    """One requirement of the specification and how it is checked.
+
+    id
+        The stable slug, such as ``mask.no-leak``; its first word is the family.
+    level
+        MUST, SHOULD or MAY, or one for each kind of candidate.
+    sentence, source
+        The requirement in one sentence, and where it comes from.
+    counterfactual
+        What an example must be able to tell apart to count; empty when every example counts.
+    space
+        The problems that it is tried on.
+    applies
+        The reason why the clause does not apply to a candidate, or "".
+    """
+
+    id: str
+    level: Level | Mapping[str, Level]
+    sentence: str
+    source: str
+    check: Check
+    space: Space
+    counterfactual: str = ""
+    needs_golden: bool = False
+    requirements: tuple[Applies, ...] = field(default=())
+
+    @property
+    def family(self) -> str:
+        """The first word of the slug."""
+        return self.id.partition(".")[0]
+
+    def level_for(self, kind: str) -> Level:
+        """The level for a kind of candidate."""
+        return self.level if isinstance(self.level, str) else self.level[kind]
+
+    def not_applicable(self, candidate: Candidate) -> str:
+        """Why the clause does not apply to a candidate, or ""."""
+        if self.needs_golden and not candidate.golden_known:
+            why = "the weights are unknown" if not candidate.weights_known else "it mixes in positions"
+            return f"{why}, so there is no golden answer"
+        for requirement in (*self.requirements, self.space.not_applicable):
+            reason = requirement(candidate)
+            if reason:
+                return reason
+        return ""
+
+
+REGISTRY: Final[dict[str, Clause]] = {}
+
+
+def clause(  # noqa: PLR0913 (one keyword a part of the clause)
+    slug: str,
+    *,
+    level: Level | Mapping[str, Level],
+    sentence: str,
+    source: str,
+    space: Space,
+    counterfactual: str = "",
+    needs_golden: bool = False,
+    applies: tuple[Applies, ...] = (),
+) -> Callable[[Check], Check]:
+    """Register the decorated check as a clause; raises ValueError for a slug that is taken."""
+
+    def register(check: Check) -> Check:
+        if slug in REGISTRY:
+            msg = f"two clauses are called {slug}"
+            raise ValueError(msg)
+        REGISTRY[slug] = Clause(
+            id=slug,
+            level=level,
+            sentence=sentence,
+            source=source,
+            check=check,
+            space=space,
+            counterfactual=counterfactual,
+            needs_golden=needs_golden,
+            requirements=applies,
+        )
+        return check
+
+    return register
+
+
+def all_clauses() -> list[Clause]:
+    """Every clause of the specification, in the order of the families' files."""
+    from . import clauses as _  # importing the families registers their clauses
+
+    return list(REGISTRY.values())
+
+
+def specification_hash() -> str:
+    """Twelve hexadecimal digits that change when a slug, a level or a sentence changes."""
+    text = "\n".join(f"{c.id} {c.level} {c.sentence}" for c in all_clauses())
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

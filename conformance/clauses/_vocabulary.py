@@ -1,0 +1,199 @@
+"""The small vocabulary in which the clauses are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..clause import Finding
+from ..comparison import compare, moves
+from ..inputs import Inputs
+from ..subject import Subject
+
+View = Callable[[Tensor], Tensor]
+
+
+def as_given(tensor: Tensor) -> Tensor:
+    """The view that changes nothing."""
+    return tensor
+
+
+def matches_golden(
+    subject: Subject,
+    inputs: Inputs,
+    wording: str,
+    *,
+    counterfactual: Inputs | golden.Semantics | None = None,
+    judged: Tensor | None = None,
+) -> Finding:
+    """The answer equals the golden one within its bound.
+
+    ``counterfactual`` is what the example must be able to tell apart: other inputs or another point.
+    """
+    known = subject.golden(inputs)
+    judged = known.judged if judged is None else judged
+    agreement = compare(
+        subject.answer(inputs), known.output, known.bound, judged=judged, wording=wording
+    )
+    binding = bool(judged.any())
+    if binding and counterfactual is not None:
+        other = golden_at(subject, inputs, counterfactual)
+        binding = moves(known.output, other, known.bound, judged)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def golden_at(subject: Subject, inputs: Inputs, change: Inputs | golden.Semantics) -> Tensor:
+    """The golden output for other inputs at the declared point, or for the same at another point."""
+    if isinstance(change, Inputs):
+        return subject.oracle.output(change)
+    return subject.oracle.output(inputs, change)
+
+
+def same_answer(
+    subject: Subject,
+    first: Inputs,
+    second: Inputs,
+    wording: str,
+    *,
+    view: View = as_given,
+    judged: Tensor | None = None,
+    counterfactual: Callable[[], Tensor] | None = None,
+) -> Finding:
+    """The candidate's answer to ``second`` equals ``view`` of its answer to ``first``.
+
+    Both answers carry errors, and rounding the transformed inputs may move the exact answer: the
+    allowance is the sum of both bounds and the distance of the two golden answers. ``counterfactual``
+    gives a golden output, seen like ``second``, which the example must be able to tell apart.
+    """
+    one, two = subject.answer(first), subject.answer(second)
+    return relate(
+        subject, (first, one), (second, two), wording,
+        view=view, judged=judged, counterfactual=counterfactual,
+    )
+
+
+def relate(
+    subject: Subject,
+    first: tuple[Inputs, Tensor],
+    second: tuple[Inputs, Tensor],
+    wording: str,
+    *,
+    view: View = as_given,
+    judged: Tensor | None = None,
+    counterfactual: Callable[[], Tensor] | None = None,
+) -> Finding:
+    """Like :func:`same_answer` for answers that are there already."""
+    golden_one, bound_one, judged_one = subject.frame(first[0])
+    golden_two, bound_two, judged_two = subject.frame(second[0])
+    shape = bound_two.shape
+    rows = view(judged_one.expand(bound_one.shape)).expand(shape) & judged_two
+    judged = rows if judged is None else rows & judged
+    allowed = view(bound_one) + bound_two
+    if golden_one is not None and golden_two is not None:
+        allowed = allowed + torch.nan_to_num((view(golden_one) - golden_two).abs())
+    agreement = compare(second[1], view(first[1]), allowed, judged=judged, wording=wording)
+    binding = bool(judged.any())
+    if binding and counterfactual is not None and golden_two is not None:
+        binding = moves(golden_two, counterfactual(), allowed, judged)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def permutation(size: int, generator: torch.Generator) -> Tensor:
+    """A random permutation that is not the identity when the size allows another."""
+    order = torch.randperm(size, generator=generator)
+    identity = torch.arange(size)
+    return order.roll(1) if size > 1 and torch.equal(order, identity) else order
+
+
+def take(tensor: Tensor | None, axis: int, order: Tensor) -> Tensor | None:
+    """Reorder an axis of a mask-like tensor; an axis of size 1 does not vary and stays."""
+    if tensor is None or tensor.shape[axis] == 1:
+        return tensor
+    return tensor.index_select(axis, order)
+
+
+def one_item(inputs: Inputs, item: int) -> Inputs:
+    """One batch item alone, with its mask."""
+    only = slice(item, item + 1)
+    alone = inputs.with_tokens(query=inputs.query[only], key=inputs.key[only], value=inputs.value[only])
+    return alone.replace(keep=_item(inputs.keep, only), bias=_item(inputs.bias, only))
+
+
+def _item(mask: Tensor | None, only: slice) -> Tensor | None:
+    return mask if mask is None or mask.shape[0] == 1 else mask[only]
+
+
+def permute_heads(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Tensor]:
+    """Exchange key/value heads together with the query heads that read them, weights and masks.
+
+    Returns the inputs and the new order of the query heads.
+    """
+    sizes = inputs.geometry
+    groups = permutation(sizes.num_kv_heads, generator)
+    per_group = sizes.num_heads // sizes.num_kv_heads
+    order = (groups.reshape(-1, 1) * per_group + torch.arange(per_group)).reshape(-1)
+    moved = inputs.replace(keep=take(inputs.keep, 1, order), bias=take(inputs.bias, 1, order))
+    if not inputs.is_layer:
+        return moved.with_tokens(
+            query=inputs.query[:, order], key=inputs.key[:, groups], value=inputs.value[:, groups]
+        ), order
+    return moved.replace(weights=_permute_weights(inputs, order, groups)), order
+
+
+def _permute_weights(inputs: Inputs, order: Tensor, groups: Tensor) -> golden.ProjectionWeights:
+    weights, sizes = inputs.weights, inputs.geometry
+    if weights is None or weights.o is None:
+        msg = "heads of a layer can only be exchanged where its four projections are known"
+        raise LookupError(msg)
+    query_rows = _blocks(order, sizes.head_size)
+    key_rows, value_rows = _blocks(groups, sizes.head_size), _blocks(groups, sizes.value_head_size)
+    output_columns = _blocks(order, sizes.value_head_size)
+
+    def rows(bias: Tensor | None, chosen: Tensor) -> Tensor | None:
+        return None if bias is None else bias[chosen]
+
+    return golden.ProjectionWeights(
+        q=weights.q[query_rows],
+        k=weights.k[key_rows],
+        v=weights.v[value_rows],
+        o=weights.o[:, output_columns],
+        q_bias=rows(weights.q_bias, query_rows),
+        k_bias=rows(weights.k_bias, key_rows),
+        v_bias=rows(weights.v_bias, value_rows),
+        o_bias=weights.o_bias,
+    )
+
+
+def _blocks(order: Tensor, size: int) -> Tensor:
+    """The channels of some heads, in their new order."""
+    return (order.reshape(-1, 1) * size + torch.arange(size)).reshape(-1)
+
+
+def permuted_heads_view(inputs: Inputs, order: Tensor) -> View:
+    """How the answer moves when heads are exchanged: a core's heads do, a layer's output does not."""
+    return as_given if inputs.is_layer else (lambda answer: answer[:, order])
+
+
+def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
+    """The returned weights equal the golden ones; rows without keys are left out.
+
+    The weights are the output for values that are unit vectors, so the bound of the core for those
+    values is the bound of the weights.
+    """
+    answer = subject.call(subject.forward(inputs), inputs)
+    known = subject.golden(inputs)
+    bound = subject.oracle.weights_bound(inputs)
+    if answer.weights is None:
+        msg = "weights were asked for, so reading the answer found them"
+        raise LookupError(msg)
+    judged = ~known.empty.unsqueeze(-1)
+    agreement = compare(
+        answer.weights, known.weights, bound, judged=judged, wording="the returned weights are wrong"
+    )
+    uniform = known.core.allowed.double()
+    uniform = uniform / uniform.sum(dim=-1, keepdim=True).clamp_min(1.0)
+    binding = moves(known.weights, uniform, bound, judged)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)

@@ -1,0 +1,165 @@
+"""numerics.key-shift, .constant-value, .value-linear, .convex: laws that need no golden answer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..candidate import Candidate
+from ..clause import Finding, clause
+from ..comparison import compare
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..results import Violation
+from ..space import Space, can_cross
+from ..subject import Subject
+from ._vocabulary import same_answer
+
+SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),))
+
+
+def _own_values(candidate: Candidate) -> str:
+    declared = candidate.declaration
+    if declared.inputs != "separate":
+        return "keys and values are the same tokens"
+    return f"it mixes in {declared.position} positions" if declared.position else ""
+
+
+@clause(
+    "numerics.key-shift",
+    level="MUST",
+    sentence="Adding one vector to all keys changes nothing.",
+    source="softmax(s + c) = softmax(s): the shift adds the same number to every logit of a row",
+    space=SEVERAL_KEYS,
+    counterfactual="the vector added to one key only",
+    applies=(_own_values,),
+)
+def key_shift(subject: Subject, problem: Problem) -> Finding:
+    """The inputs of the keys shifted by a vector that is the same for all of them."""
+    inputs = subject.inputs(problem)
+    generator = generator_for(problem, 10)
+    shift = torch.randn((*inputs.key.shape[:-2], 1, inputs.key.shape[-1]), generator=generator)
+    shifted = inputs.with_tokens(key=inputs.key + shift.to(inputs.key.dtype))
+    first_only = torch.cat([shifted.key[..., :1, :], inputs.key[..., 1:, :]], dim=-2)
+    return same_answer(
+        subject,
+        inputs,
+        shifted,
+        "adding one vector to all keys changes the answer",
+        counterfactual=lambda: subject.oracle.output(inputs.with_tokens(key=first_only)),
+    )
+
+
+def _can_shorten(candidate: Candidate) -> str:
+    pinned = candidate.declaration.pins.sizes
+    if "key_length" in pinned or not can_cross(candidate):
+        return "its key length cannot change without the query length"
+    position = candidate.declaration.position
+    return f"it mixes in {position} positions" if position else ""
+
+
+@clause(
+    "numerics.constant-value",
+    level="MUST",
+    sentence="When all values are equal, the answer is that value, whatever the weights.",
+    source="the weights of a row sum to one: Vaswani et al. 2017, equation 1",
+    space=SEVERAL_KEYS,
+    counterfactual="weights that do not sum to one",
+    applies=(_can_shorten,),
+)
+def constant_value(subject: Subject, problem: Problem) -> Finding:
+    """Equal values under many keys against the first key alone, whose weight can only be one."""
+    inputs = subject.inputs(problem)
+    value = inputs.value[..., :1, :].expand(inputs.value.shape).contiguous()
+    if inputs.mode == "memory":
+        constant = inputs.with_tokens(key=value)
+    else:
+        constant = inputs.with_tokens(value=value)
+    alone = constant.with_tokens(key=constant.key[..., :1, :], value=value[..., :1, :])
+    wording = "many equal values give another answer than one of them"
+    finding = same_answer(subject, alone, constant, wording)
+    lively = bool((subject.answer(alone).abs() > 0).any())
+    return Finding(
+        binding=finding.binding and lively, margin=finding.margin, violation=finding.violation
+    )
+
+
+@clause(
+    "numerics.value-linear",
+    level="MUST",
+    sentence="The answer is linear in the values (affine, with biases after them).",
+    source="Vaswani et al. 2017, equation 1: the values enter by a weighted sum",
+    space=Space(values=("normal", "integers")),
+    counterfactual="an answer of zero",
+    applies=(_own_values,),
+)
+def value_linear(subject: Subject, problem: Problem) -> Finding:
+    """f(v) + f(w) = f(v + w) + f(0), with the exactness of v + w left to the golden answers."""
+    inputs = subject.inputs(problem)
+    other = torch.randn(inputs.value.shape, generator=generator_for(problem, 11))
+    other = other.to(inputs.value.dtype)
+    values = (inputs.value, other, inputs.value + other, torch.zeros_like(other))
+    parts = [inputs.with_tokens(value=value) for value in values]
+    answers = [subject.answer(part).double() for part in parts]
+    frames = [subject.frame(part) for part in parts]
+    bound = sum((frame[1] for frame in frames), torch.zeros_like(frames[0][1]))
+    goldens = [frame[0] for frame in frames]
+    if all(known is not None for known in goldens):
+        one, two, both, none = (known for known in goldens if known is not None)
+        bound = bound + torch.nan_to_num((one + two - both - none).abs())
+    agreement = compare(
+        answers[2] + answers[3],
+        answers[0] + answers[1],
+        bound,
+        judged=frames[0][2],
+        wording="the answer for v + w and 0 is not the answer for v plus the answer for w",
+    )
+    binding = bool((answers[2].abs() > bound).any())
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+@clause(
+    "numerics.convex",
+    level="MUST",
+    sentence="Each channel of a core's answer lies between the smallest and largest value it weighs.",
+    source="weights are positive and sum to one: Vaswani et al. 2017, equation 1",
+    space=Space(kinds=("core",), mask="maybe", patterns=("random", "padding", "dense")),
+    counterfactual="a factor of ten on the answer",
+)
+def convex(subject: Subject, problem: Problem) -> Finding:
+    """The hull of the attended values, widened by the bound."""
+    inputs = subject.inputs(problem)
+    known, bound, judged = subject.frame(inputs)
+    answer = subject.answer(inputs).double()
+    lowest, highest = _hull(subject, inputs)
+    below, above = (lowest - bound) - answer, answer - (highest + bound)
+    outside = judged & ~((below <= 0) & (above <= 0))
+    violation = None
+    if bool(outside.any()):
+        index = [int(i) for i in outside.nonzero()[0]]
+        low, high, got = (float(t[tuple(index)]) for t in (lowest, highest, answer))
+        message = (
+            f"the answer at {index} is {got:.9g}, outside the values it weighs: "
+            f"[{low:.9g}, {high:.9g}]"
+        )
+        violation = Violation(
+            kind="value", message=message, expected=[low, high], got=got, where=index
+        )
+    tenfold = answer * 10.0 if known is None else known * 10.0
+    leaves = judged & ((tenfold < lowest - bound) | (tenfold > highest + bound))
+    return Finding(binding=bool(leaves.any()), violation=violation)
+
+
+def _hull(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Smallest and largest attended value of each row and channel: ``[B, H, Lq, Dv]`` each."""
+    allowed = inputs.allowed(subject.declaration.semantics).unsqueeze(-1)
+    heads = inputs.geometry.num_heads // inputs.geometry.num_kv_heads
+    value = inputs.value.double().repeat_interleave(heads, dim=1).unsqueeze(2)
+    infinity = float("inf")
+    lowest = torch.where(allowed, value, infinity).amin(dim=3)
+    highest = torch.where(allowed, value, -infinity).amax(dim=3)
+    return lowest, highest
+
+

@@ -1,0 +1,84 @@
+"""mask.causal*: no query sees a later key, at the declared alignment, with or without a mask."""
+
+from __future__ import annotations
+
+import torch
+
+from ..clause import Finding, clause
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..space import Space, can_cross
+from ..subject import Subject
+from ._vocabulary import matches_golden
+from .leaks import unaffected
+
+SOURCE = "Vaswani et al. 2017, section 3.2.3"
+
+
+@clause(
+    "mask.causal",
+    level="MUST",
+    sentence="With the causal flag, later keys and values never change the answer of a query.",
+    source=f"{SOURCE}; pytorch#96941, xformers#103",
+    space=Space(causal="always", square="always", values=LIVELY, least=(("key_length", 2),)),
+    counterfactual="no causality",
+)
+def causal(subject: Subject, problem: Problem) -> Finding:
+    """Junk from one token on; the rows before it are judged."""
+    inputs = subject.inputs(problem)
+    length = inputs.geometry.key_length
+    later = torch.arange(length) >= 1 + problem.seed % (length - 1)
+    junk = later.expand(inputs.geometry.batch, length)
+    return unaffected(subject, problem, inputs, junk, counterfactual=inputs.replace(causal=False))
+
+
+@clause(
+    "mask.causal-alignment",
+    level="MUST",
+    sentence=(
+        "The causal diagonal ends at the last query and last key (bottom-right) or starts at the first "
+        "of both (top-left), as declared, and each query sees its own position."
+    ),
+    source=f"{SOURCE}; flash-attention#282, pytorch#103082, mlx#2835",
+    space=Space(causal="always", extras="scale"),
+    needs_golden=True,
+    counterfactual="the other alignment (for equal lengths: the diagonal moved by one)",
+)
+def causal_alignment(subject: Subject, problem: Problem) -> Finding:
+    """The golden at the declared alignment, mostly with unequal lengths."""
+    inputs = subject.inputs(problem)
+    point = subject.declaration.semantics
+    if can_cross(subject.candidate):
+        other = "top-left" if point.causal_alignment == "bottom-right" else "bottom-right"
+        counterfactual = point.replace(causal_alignment=other)
+    else:
+        counterfactual = point.replace(causal_offset=point.causal_offset - 1)
+    wording = f"a causal answer is not {point.causal_alignment} aligned"
+    return matches_golden(subject, inputs, wording, counterfactual=counterfactual)
+
+
+@clause(
+    "mask.causal-and-mask",
+    level="MUST",
+    sentence="With the causal flag and a mask together, a key is attended only when both admit it.",
+    source="pytorch#187801: causal with a mask, both given, one lost",
+    space=Space(
+        causal="always",
+        mask="always",
+        square="always",
+        values=LIVELY,
+        patterns=("random", "dense", "padding"),
+        least=(("key_length", 3),),
+    ),
+    counterfactual="causality alone, or the mask alone",
+)
+def causal_and_mask(subject: Subject, problem: Problem) -> Finding:
+    """Junk in one key; the rows that causality or the mask keep from it are judged."""
+    inputs = subject.inputs(problem)
+    sizes = inputs.geometry
+    generator = generator_for(problem, 4)
+    chosen = torch.randint(1, sizes.key_length, (sizes.batch, 1), generator=generator)
+    junk = torch.arange(sizes.key_length).expand(sizes.batch, sizes.key_length) == chosen
+    lost = inputs.without_mask() if problem.seed % 2 == 0 else inputs.replace(causal=False)
+    return unaffected(subject, problem, inputs, junk, counterfactual=lost)

@@ -1,0 +1,143 @@
+"""state.dropout: weights are dropped, not channels, and what is left is rescaled."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..candidate import Candidate
+from ..clause import Finding, clause
+from ..inputs import Inputs
+from ..problem import Problem
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+
+PROBABILITIES = (0.5, 0.25, 0.1)
+# The chance that a correct implementation is flagged by one example.
+SIGNIFICANCE = 1e-12
+
+
+def _offers_dropout(candidate: Candidate) -> str:
+    return "" if "dropout" in candidate.declaration.features else "no dropout keyword is declared"
+
+
+@clause(
+    "state.dropout",
+    level="MUST",
+    sentence=(
+        "Dropout zeroes single attention weights, independently and with the given probability, and "
+        "divides the others by one minus it."
+    ),
+    source="Srivastava et al. 2014; torch.nn.functional.dropout; pytorch#42929",
+    space=Space(
+        values=("tied-keys",), least=(("key_length", 8), ("query_length", 8), ("num_heads", 1))
+    ),
+    needs_golden=True,
+    counterfactual="no dropout at all",
+    applies=(_offers_dropout,),
+)
+def dropout(subject: Subject, problem: Problem) -> Finding:
+    """Equal keys and equal values: each row then returns (kept keys) / (keys * (1 - p)) of the value."""
+    probability = PROBABILITIES[problem.seed % len(PROBABILITIES)]
+    inputs = _uniform(subject.inputs(problem)).replace(dropout=probability)
+    with torch.random.fork_rng():
+        torch.manual_seed(problem.seed)
+        answer = subject.call(subject.forward(inputs), inputs).output.double()
+    plain = inputs.replace(dropout=None)
+    shares, slack = _shares(subject, plain, answer)
+    if shares is None:
+        return Finding(binding=False)
+    keys = inputs.geometry.key_length
+    counts = shares * keys * (1.0 - probability)
+    slack = slack * keys * (1.0 - probability)
+    if bool((slack > 0.25).any()):  # kept keys could not be counted  # noqa: PLR2004
+        return Finding(binding=False)
+    violation = _judge(counts, slack, keys, probability)
+    total = counts.numel() * keys
+    seen = 2.0 * (1.0 - probability) ** total < SIGNIFICANCE
+    return Finding(binding=seen, violation=violation)
+
+
+def _uniform(inputs: Inputs) -> Inputs:
+    """All keys equal and all values equal: the weights are uniform, and only dropout tells rows apart."""
+    key = inputs.key[..., :1, :].expand(inputs.key.shape).contiguous()
+    value = inputs.value[..., :1, :].expand(inputs.value.shape).contiguous()
+    return inputs.with_tokens(key=key, value=value)
+
+
+def _shares(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | None, Tensor]:
+    """What each row and head returned, in units of the common value, and how exact that is.
+
+    A core's channels must agree on it; a layer's are solved for through the output projection.
+    """
+    known = subject.golden(plain)
+    if not plain.is_layer:
+        unit = known.output[..., :1, :]
+        share = answer / unit
+        slack = 4.0 * known.bound / unit.abs() + torch.zeros_like(share)
+        return share, slack
+    return _solved_shares(plain, known.core.value, known.bound, answer)
+
+
+def _solved_shares(
+    plain: Inputs, value: Tensor, bound: Tensor, answer: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    weights = plain.weights
+    if weights is None or weights.o is None:
+        return None, bound
+    batch, heads, size = plain.geometry.batch, plain.geometry.num_heads, plain.geometry.value_head_size
+    blocks = weights.o.double().reshape(-1, heads, size)
+    columns = torch.einsum("ehd,bhd->beh", blocks, value[:, :, 0, :])
+    singular = torch.linalg.svdvals(columns)
+    if singular.shape[-1] < heads or float(singular.min()) < 1e-3 * float(singular.max()):  # noqa: PLR2004
+        return None, bound
+    offset = 0.0 if weights.o_bias is None else weights.o_bias.double()
+    shares = torch.linalg.lstsq(columns, (answer - offset).transpose(1, 2)).solution
+    reach = bound.square().sum(dim=-1).sqrt() / singular[..., -1].reshape(batch, 1)
+    slack = 4.0 * reach.unsqueeze(1).expand(shares.shape)
+    residual = (columns @ shares - (answer - offset).transpose(1, 2)).abs().amax()
+    if float(residual) > 4.0 * float(bound.amax()) * math.sqrt(heads):
+        # No mixture of whole heads gives this answer: channels were dropped, not weights.
+        return torch.full_like(shares, math.nan), slack
+    return shares, slack
+
+
+def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Violation | None:
+    apart = counts[..., :1] if counts.dim() == len("BHLD") else counts
+    same = (counts - apart).abs() <= 2.0 * slack
+    if not bool(same.all()):
+        return Violation(
+            kind="value",
+            message="channels of one row were dropped apart: dropout acts on the output, not the weights",
+        )
+    whole = (counts - counts.round()).abs() <= slack
+    if not bool(whole.all()):
+        got = float(counts[~whole][0])
+        message = (
+            f"a row returns {got:.6g} of {keys} kept keys after undoing 1 / (1 - {probability}): not a "
+            "whole number, so weights are not divided by one minus the probability"
+        )
+        return Violation(kind="value", message=message, got=got)
+    kept = int(apart.round().sum())
+    total = apart.numel() * keys
+    if _tail(kept, total, 1.0 - probability) < SIGNIFICANCE:
+        message = (
+            f"{kept} of {total} weights were kept where {1.0 - probability:g} of them should be "
+            f"(chance below {SIGNIFICANCE:g})"
+        )
+        return Violation(kind="value", message=message, got=kept, expected=total * (1.0 - probability))
+    return None
+
+
+def _tail(kept: int, total: int, chance: float) -> float:
+    """A bound on the probability of a count this far off: Chernoff's, two exp(-N KL(k/N, chance))."""
+    share = min(max(kept / total, 0.0), 1.0)
+    divergence = 0.0
+    if share > 0.0:
+        divergence += share * math.log(share / chance)
+    if share < 1.0:
+        divergence += (1.0 - share) * math.log((1.0 - share) / (1.0 - chance))
+    return 2.0 * math.exp(-total * divergence)

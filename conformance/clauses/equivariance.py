@@ -1,0 +1,214 @@
+"""equivariance.*: attention treats tokens as a set, and items and heads apart."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..candidate import Candidate
+from ..clause import Finding, clause
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..space import KEY_FORMS, Space
+from ..subject import Subject
+from ._vocabulary import (
+    one_item,
+    permutation,
+    permute_heads,
+    permuted_heads_view,
+    same_answer,
+    take,
+)
+
+SOURCE = "Lee et al. 2019 (Set Transformer), property 1; document 004"
+# A permuted prefix is no prefix: lengths are left out where keys move.
+ANY_MASK = Space(mask="maybe", forms=KEY_FORMS, values=LIVELY)
+
+
+def _no_position(candidate: Candidate) -> str:
+    position = candidate.declaration.position
+    return f"it mixes in {position} positions, so order matters" if position else ""
+
+
+def _separate(candidate: Candidate) -> str:
+    apart = candidate.declaration.inputs != "self"
+    return "" if apart else "query and key are the same tokens"
+
+
+@clause(
+    "equivariance.tokens",
+    level="MUST",
+    sentence="Reordering all tokens (queries with their keys and values) reorders the output rows.",
+    source=SOURCE,
+    space=Space(
+        mask="maybe", forms=KEY_FORMS, values=LIVELY, square="always", least=(("key_length", 2),)
+    ),
+    counterfactual="rows that stay where they were",
+    applies=(_no_position,),
+)
+def tokens(subject: Subject, problem: Problem) -> Finding:
+    """One permutation for queries, keys, values and both axes of the mask."""
+    inputs = subject.inputs(problem)
+    order = permutation(inputs.geometry.key_length, generator_for(problem, 5))
+    moved = inputs.with_tokens(
+        query=inputs.query.index_select(-2, order),
+        key=inputs.key.index_select(-2, order),
+        value=inputs.value.index_select(-2, order),
+    ).replace(
+        keep=take(take(inputs.keep, 3, order), 2, order),
+        bias=take(take(inputs.bias, 3, order), 2, order),
+    )
+    return same_answer(
+        subject,
+        inputs,
+        moved,
+        "reordering the tokens does not just reorder the rows",
+        view=lambda answer: answer.index_select(-2, order),
+        counterfactual=lambda: subject.oracle.output(inputs),
+    )
+
+
+@clause(
+    "equivariance.queries",
+    level="MUST",
+    sentence="Reordering the queries reorders the output rows.",
+    source=SOURCE,
+    space=Space(mask="maybe", values=LIVELY, least=(("query_length", 2),)),
+    counterfactual="rows that stay where they were",
+    applies=(_separate, _no_position),
+)
+def queries(subject: Subject, problem: Problem) -> Finding:
+    """Queries and the rows of the mask permuted."""
+    inputs = subject.inputs(problem)
+    order = permutation(inputs.geometry.query_length, generator_for(problem, 6))
+    moved = inputs.with_tokens(query=inputs.query.index_select(-2, order)).replace(
+        keep=take(inputs.keep, 2, order), bias=take(inputs.bias, 2, order)
+    )
+    return same_answer(
+        subject,
+        inputs,
+        moved,
+        "reordering the queries does not just reorder the rows",
+        view=lambda answer: answer.index_select(-2, order),
+        counterfactual=lambda: subject.oracle.output(inputs),
+    )
+
+
+@clause(
+    "equivariance.keys",
+    level="MUST",
+    sentence="Reordering the keys together with their values and masks changes nothing.",
+    source=SOURCE,
+    space=Space(mask="maybe", forms=KEY_FORMS, values=LIVELY, least=(("key_length", 2),)),
+    counterfactual="the keys reordered without their values",
+    applies=(_separate, _no_position),
+)
+def keys(subject: Subject, problem: Problem) -> Finding:
+    """Keys, values and the columns of the mask permuted."""
+    inputs = subject.inputs(problem)
+    order = permutation(inputs.geometry.key_length, generator_for(problem, 7))
+    moved = inputs.with_tokens(
+        key=inputs.key.index_select(-2, order), value=inputs.value.index_select(-2, order)
+    ).replace(keep=take(inputs.keep, 3, order), bias=take(inputs.bias, 3, order))
+    apart = inputs.replace(key=moved.key, mode="separate")
+    return same_answer(
+        subject,
+        inputs,
+        moved,
+        "reordering the keys changes the answer",
+        counterfactual=lambda: subject.oracle.output(apart),
+    )
+
+
+@clause(
+    "equivariance.batch",
+    level="MUST",
+    sentence="Reordering the batch items reorders the answers.",
+    source="batch items are independent: Vaswani et al. 2017 define attention for one sequence",
+    space=Space(mask="maybe", values=LIVELY, least=(("batch", 2),)),
+    counterfactual="answers that stay where they were",
+)
+def batch(subject: Subject, problem: Problem) -> Finding:
+    """Every tensor permuted along the batch."""
+    inputs = subject.inputs(problem)
+    order = permutation(inputs.geometry.batch, generator_for(problem, 8))
+    moved = inputs.with_tokens(
+        query=inputs.query[order], key=inputs.key[order], value=inputs.value[order]
+    ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
+    return same_answer(
+        subject,
+        inputs,
+        moved,
+        "reordering the batch does not just reorder the answers",
+        view=lambda answer: answer[order],
+        counterfactual=lambda: subject.oracle.output(inputs),
+    )
+
+
+def _movable_heads(candidate: Candidate) -> str:
+    fixed = candidate.kind == "layer" and not candidate.draws_weights
+    return "its weights are fixed, so heads cannot be exchanged" if fixed else ""
+
+
+@clause(
+    "equivariance.heads",
+    level="MUST",
+    sentence=(
+        "Exchanging heads exchanges a core's answers; with their weights it leaves a layer's answer."
+    ),
+    source="Vaswani et al. 2017, section 3.2.2: heads are independent, their outputs concatenated",
+    space=Space(mask="maybe", values=LIVELY, least=(("num_heads", 2), ("num_kv_heads", 2))),
+    counterfactual="heads of a core that stay, query heads of a layer that stay",
+    applies=(_movable_heads,),
+)
+def heads(subject: Subject, problem: Problem) -> Finding:
+    """Heads of the tensors, or of the weights, permuted."""
+    inputs = subject.inputs(problem)
+    moved, order = permute_heads(inputs, generator_for(problem, 9))
+
+    def stayed() -> Tensor:
+        return subject.oracle.output(_query_heads_left(inputs, moved))
+
+    return same_answer(
+        subject,
+        inputs,
+        moved,
+        "exchanging the heads changes more than their order",
+        view=permuted_heads_view(inputs, order),
+        counterfactual=stayed,
+    )
+
+
+def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
+    """The exchanged problem with the query side as it was."""
+    if not inputs.is_layer or inputs.weights is None or moved.weights is None:
+        return moved.replace(query=inputs.query)
+    import dataclasses
+
+    back = dataclasses.replace(moved.weights, q=inputs.weights.q, q_bias=inputs.weights.q_bias)
+    return moved.replace(weights=back)
+
+
+@clause(
+    "equivariance.batch-independent",
+    level="MUST",
+    sentence="The answer of one item does not depend on the other items of its batch.",
+    source="batch items are independent; PEERS: batch invariance",
+    space=Space(mask="maybe", causal="maybe", values=LIVELY, least=(("batch", 2),)),
+    counterfactual="the answer of another item",
+)
+def batch_independent(subject: Subject, problem: Problem) -> Finding:
+    """One item out of the batch against the same item alone."""
+    inputs = subject.inputs(problem)
+    count = inputs.geometry.batch
+    item = problem.seed % count
+    other = (item + 1) % count
+    return same_answer(
+        subject,
+        inputs,
+        one_item(inputs, item),
+        f"item {item} answers differently alone and in its batch",
+        view=lambda answer: answer[item : item + 1],
+        counterfactual=lambda: subject.oracle.output(inputs)[other : other + 1],
+    )

@@ -1,0 +1,141 @@
+"""mask.no-leak*: what a query may not attend never changes its answer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..calling import CandidateFailure
+from ..clause import Finding, clause
+from ..comparison import compare, moves
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..oracle import evaluate
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..space import Space
+from ..subject import Subject
+
+# Logits of junk stay below this, so that a finite fill fails mask.single-key and not everything.
+LARGEST_JUNK_LOGIT = 5e4
+JUNK_VALUES = (1e2, 1e6, 1e12)
+HALF_JUNK_VALUES = (1e1, 1e2, 1e3)
+UNMEASURED_JUNK = 10.0
+NON_FINITE = (math.nan, math.inf, -math.inf)
+LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
+
+
+@clause(
+    "mask.no-leak",
+    level="MUST",
+    sentence="Finite values in keys and values that a query may not attend never change its answer.",
+    source="pytorch#101967; DESIGN: finite junk is the MUST",
+    space=LIVELY_MASK,
+    counterfactual="no mask at all",
+)
+def no_leak(subject: Subject, problem: Problem) -> Finding:
+    """Large finite junk in hidden keys and values; rows that attend none of them are judged."""
+    inputs = subject.inputs(problem)
+    return unaffected(subject, problem, inputs, hidden_keys(subject, problem, inputs))
+
+
+@clause(
+    "mask.no-leak-nonfinite",
+    level="SHOULD",
+    sentence="NaN and infinities in keys and values that a query may not attend never change its answer.",
+    source="pytorch#101967; IMPLEMENTATIONS: 0 * NaN poisons almost everyone",
+    space=LIVELY_MASK,
+)
+def no_leak_nonfinite(subject: Subject, problem: Problem) -> Finding:
+    """NaN or infinities in hidden keys and values."""
+    inputs = subject.inputs(problem)
+    hidden = hidden_keys(subject, problem, inputs)
+    filler = NON_FINITE[problem.seed % len(NON_FINITE)]
+    return unaffected(subject, problem, inputs, hidden, filler=filler)
+
+
+def hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
+    """Some keys of each item, bool ``[B, Lk]``, that one random row may not attend."""
+    allowed = inputs.allowed(subject.declaration.semantics)
+    rows = allowed.flatten(1, 2)
+    generator = generator_for(problem, 2)
+    chosen = torch.randint(rows.shape[1], (rows.shape[0],), generator=generator)
+    return ~rows[torch.arange(rows.shape[0]), chosen]
+
+
+def unaffected(
+    subject: Subject,
+    problem: Problem,
+    inputs: Inputs,
+    junk_keys: Tensor,
+    *,
+    filler: float | None = None,
+    counterfactual: Inputs | None = None,
+) -> Finding:
+    """Rows that attend none of ``junk_keys`` (bool ``[B, Lk]``) answer alike with and without junk.
+
+    Both answers carry at most the bound of the clean problem: what a row does not attend has no part
+    in its rounding errors.
+    """
+    dirty = _with_junk(subject, problem, inputs, junk_keys, filler)
+    judged = _rows_apart(subject, inputs, junk_keys)
+    known, bound, alive = subject.frame(inputs)
+    judged = judged & alive
+    clean_answer = subject.answer(inputs)
+    told = "junk" if filler is None else str(filler)
+    wording = f"{told} in keys that a query may not attend changes its answer"
+    try:
+        dirty_answer = subject.answer(dirty)
+    except CandidateFailure as failure:
+        return Finding(violation=failure.violation)
+    agreement = compare(dirty_answer, clean_answer, 2.0 * bound, judged=judged, wording=wording)
+    binding = bool((judged & junk_keys.any()).any())
+    if binding and known is not None and filler is None:
+        free = dirty.without_mask() if counterfactual is None else counterfactual
+        junked = free.with_tokens(query=dirty.query, key=dirty.key, value=dirty.value)
+        binding = moves(known, subject.oracle.output(junked), 2.0 * bound, judged)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def _rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
+    """Rows that attend no junk; where tokens are queries too, the junk's own rows are left out."""
+    allowed = inputs.allowed(subject.declaration.semantics)
+    apart = ~(allowed & junk_keys[:, None, None, :]).any(dim=-1)
+    if inputs.mode == "self":
+        apart = apart & ~junk_keys[:, None, :]
+    return apart.all(dim=1).unsqueeze(-1) if inputs.is_layer else apart.unsqueeze(-1)
+
+
+def _with_junk(
+    subject: Subject, problem: Problem, inputs: Inputs, junk_keys: Tensor, filler: float | None
+) -> Inputs:
+    where = junk_keys.unsqueeze(-1) if inputs.is_layer else junk_keys[:, None, :, None]
+    generator = generator_for(problem, 3)
+    key = torch.randn(inputs.key.shape, generator=generator).double()
+    value = torch.randn(inputs.value.shape, generator=generator).double()
+    if filler is not None:
+        key, value = torch.full_like(key, filler), torch.full_like(value, filler)
+    else:
+        limits = JUNK_VALUES if problem.dtype in ("float32", "float64") else HALF_JUNK_VALUES
+        value = value * limits[problem.seed % len(limits)]
+        key = key * _junk_factor(subject, inputs, key)
+    return inputs.with_tokens(
+        key=torch.where(where, key.to(inputs.key.dtype), inputs.key),
+        value=torch.where(where, value.to(inputs.value.dtype), inputs.value),
+    )
+
+
+def _junk_factor(subject: Subject, inputs: Inputs, key: Tensor) -> float:
+    """How much larger the junk keys can be made with logits still below the limit."""
+    if not subject.candidate.golden_known or inputs.mode == "self":
+        return UNMEASURED_JUNK
+    free = inputs.without_mask().replace(causal=False, window=None)
+    junk = free.with_tokens(key=key)
+    evaluation = evaluate(junk, golden.STANDARD)
+    core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
+    largest = float(core.scores.abs().max()) if core.scores.numel() else 0.0
+    limit = LARGEST_JUNK_LOGIT if inputs.query.dtype != torch.float16 else 1e2
+    return limit / largest if largest > 0.0 else 1.0

@@ -1,0 +1,328 @@
+"""mask.*: a mask hides exactly what it says, in every form and shape that is declared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..candidate import Candidate
+from ..clause import Finding, clause
+from ..inputs import Inputs
+from ..materialise import generator_for, mask_sizes
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..space import Space, can_cross
+from ..subject import Subject
+from ._vocabulary import (
+    matches_golden,
+    one_item,
+    permute_heads,
+    permuted_heads_view,
+    same_answer,
+)
+
+MASKED = Space(mask="always")
+LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
+
+
+@clause(
+    "mask.golden",
+    level="MUST",
+    sentence="With a mask, the softmax runs over the kept keys alone.",
+    source="Vaswani et al. 2017, section 3.2.3; ONNX Attention-23, input attn_mask",
+    space=Space(mask="always", extras="maybe", patterns=("random", "padding", "sparse", "dense")),
+    needs_golden=True,
+    counterfactual="no mask at all",
+)
+def mask_golden(subject: Subject, problem: Problem) -> Finding:
+    """Any form and shape of mask against the golden."""
+    inputs = subject.inputs(problem)
+    return matches_golden(
+        subject, inputs, "a masked answer is wrong", counterfactual=inputs.without_mask()
+    )
+
+
+@clause(
+    "mask.all-keep",
+    level="MUST",
+    sentence="A mask that keeps every key changes nothing.",
+    source="BUGS: mask algebra (none equals all-keep)",
+    space=Space(mask="always", patterns=("full",)),
+    counterfactual="the mask read with the opposite polarity",
+)
+def all_keep(subject: Subject, problem: Problem) -> Finding:
+    """The full mask against no mask."""
+    inputs = subject.inputs(problem)
+    wording = "a mask that keeps every key changes the answer"
+    return same_answer(subject, inputs.without_mask(), inputs, wording)
+
+
+def _free_key_length(candidate: Candidate) -> str:
+    pins = candidate.declaration.pins
+    return "its geometry pins the key length" if "key_length" in pins.sizes else ""
+
+
+@clause(
+    "mask.padding-is-absence",
+    level="MUST",
+    sentence="Keys masked at the end give the answer of a sequence without them.",
+    source="ONNX trial: masked suffix equals truncation",
+    space=Space(mask="always", patterns=("padding",), values=LIVELY, least=(("key_length", 3),)),
+    counterfactual="no mask at all",
+    applies=(_free_key_length,),
+)
+def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
+    """The same number of keys is masked for every row; the other call never sees them."""
+    drawn = subject.inputs(problem)
+    length = drawn.geometry.key_length
+    kept = 1 + problem.seed % (length - 1)
+    keep = (torch.arange(length) < kept).expand(mask_sizes(drawn.mask_shape, drawn.geometry))
+    padded = drawn.replace(keep=keep, bias=None)
+    cuts_queries = not can_cross(subject.candidate)
+    query = padded.query[..., :kept, :] if cuts_queries else padded.query
+    absent = padded.without_mask().with_tokens(
+        query=query, key=padded.key[..., :kept, :], value=padded.value[..., :kept, :]
+    )
+
+    def view(answer: Tensor) -> Tensor:
+        return answer[..., :kept, :] if cuts_queries else answer
+
+    return same_answer(
+        subject,
+        padded,
+        absent,
+        f"{length - kept} masked keys at the end do not act as if absent",
+        view=view,
+        counterfactual=lambda: view(subject.oracle.output(padded.without_mask())),
+    )
+
+
+def _covers(narrow: str, wide: str) -> bool:
+    return narrow != wide and set(narrow) - {"1"} <= set(wide) - {"1"}
+
+
+def _broadcast_pairs(candidate: Candidate) -> list[tuple[str, str, str]]:
+    """(form, narrow shape, wide shape) where the wide shape can hold the narrow mask, repeated."""
+    declared = candidate.declaration
+    pairs = []
+    for form in declared.masks:
+        shapes = declared.length_shapes if form == "lengths" else declared.mask_shapes
+        pairs.extend((form, a, b) for a in shapes for b in shapes if _covers(a, b))
+    return pairs
+
+
+def _some_pair(candidate: Candidate) -> str:
+    if not candidate.declaration.masks:
+        return "no mask is declared"
+    return "" if _broadcast_pairs(candidate) else "only one mask shape is declared"
+
+
+@clause(
+    "mask.broadcast",
+    level="MUST",
+    sentence="A mask with an axis of size 1 acts like the same mask repeated along that axis.",
+    source="ONNX Attention-23: attn_mask is broadcastable; graph-transformer#2",
+    space=LIVELY_MASK,
+    counterfactual="no mask at all",
+    applies=(_some_pair,),
+)
+def broadcast(subject: Subject, problem: Problem) -> Finding:
+    """The same mask in a narrow and in a wide shape."""
+    pairs = _broadcast_pairs(subject.candidate)
+    form, narrow, wide = pairs[problem.seed % len(pairs)]
+    if problem.mask is None:
+        return Finding(binding=False)
+    plan = problem.mask.replace(form=form, shape=narrow, finite_bias=False)
+    first = subject.inputs(problem.replace(mask=plan))
+    second = first.replace(mask_shape=wide)
+    return same_answer(
+        subject,
+        first,
+        second,
+        f"the mask as {narrow} and as {wide} give different answers",
+        counterfactual=lambda: subject.oracle.output(first.without_mask()),
+    )
+
+
+@clause(
+    "mask.per-item",
+    level="MUST",
+    sentence="Each batch item obeys its own mask, as if it were alone.",
+    source="BUGS 20, 21: repeat for repeat_interleave; the batch axis broadcast onto the heads",
+    space=Space(mask="always", axes="B", values=LIVELY, least=(("batch", 2), ("key_length", 2))),
+    counterfactual="the masks of the items exchanged",
+)
+def per_item(subject: Subject, problem: Problem) -> Finding:
+    """One item out of the batch against the same item alone with its mask."""
+    inputs = subject.inputs(problem)
+    if inputs.keep is None:
+        return Finding(binding=False)
+    item = problem.seed % inputs.geometry.batch
+    exchanged = inputs.replace(keep=inputs.keep.roll(1, dims=0))
+    return same_answer(
+        subject,
+        inputs,
+        one_item(inputs, item),
+        f"item {item} of the batch does not obey its own mask",
+        view=lambda answer: answer[item : item + 1],
+        counterfactual=lambda: subject.oracle.output(exchanged)[item : item + 1],
+    )
+
+
+def _heads_can_move(candidate: Candidate) -> str:
+    fixed = candidate.kind == "layer" and not candidate.draws_weights
+    return "its weights are fixed, so heads cannot be exchanged" if fixed else ""
+
+
+@clause(
+    "mask.per-head",
+    level="MUST",
+    sentence="Each head obeys its own mask: exchanging heads together with their masks changes nothing.",
+    source="PEERS: scattered masks per head are never tried",
+    space=Space(
+        mask="always", axes="H", values=LIVELY, least=(("num_kv_heads", 2), ("num_heads", 2))
+    ),
+    counterfactual="the masks of the heads exchanged",
+    applies=(_heads_can_move,),
+)
+def per_head(subject: Subject, problem: Problem) -> Finding:
+    """Heads, weights and masks exchanged together."""
+    inputs = subject.inputs(problem)
+    moved, order = permute_heads(inputs, generator_for(problem, 1))
+    view = permuted_heads_view(inputs, order)
+    return same_answer(
+        subject,
+        inputs,
+        moved,
+        "exchanging heads together with their masks changes the answer",
+        view=view,
+        counterfactual=lambda: subject.oracle.output(moved.replace(keep=inputs.keep)),
+    )
+
+
+def _letters(shape: str) -> set[str]:
+    return set(shape) - {"1", "K"}
+
+
+def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """Pairs of (form, shape) of different forms, where the second can hold the first's mask."""
+    declared = candidate.declaration
+    options = [
+        (form, shape)
+        for form in declared.masks
+        for shape in (declared.length_shapes if form == "lengths" else declared.mask_shapes)
+    ]
+    return [
+        (one, two)
+        for one in options
+        for two in options
+        if one[0] != two[0] and two[0] != "lengths" and _letters(one[1]) <= _letters(two[1])
+    ]
+
+
+def _two_forms(candidate: Candidate) -> str:
+    if len(candidate.declaration.masks) < len(("one", "two")):
+        return "fewer than two mask forms are declared"
+    return "" if _form_pairs(candidate) else "no two declared forms can carry the same mask"
+
+
+@clause(
+    "mask.forms-agree",
+    level="MUST",
+    sentence="The same mask in two declared forms gives the same answer.",
+    source="BUGS 10, 18: float masks cast to bool, polarity confused",
+    space=LIVELY_MASK,
+    counterfactual="no mask at all",
+    applies=(_two_forms,),
+)
+def forms_agree(subject: Subject, problem: Problem) -> Finding:
+    """One mask, handed over in two forms."""
+    pairs = _form_pairs(subject.candidate)
+    (form, shape), (other, other_shape) = pairs[problem.seed % len(pairs)]
+    if problem.mask is None:
+        return Finding(binding=False)
+    plan = problem.mask.replace(form=form, shape=shape, finite_bias=False)
+    first = subject.inputs(problem.replace(mask=plan))
+    second = first.replace(mask_form=other, mask_shape=other_shape)
+    return same_answer(
+        subject,
+        first,
+        second,
+        f"the mask as {form} and as {other} give different answers",
+        counterfactual=lambda: subject.oracle.output(first.without_mask()),
+    )
+
+
+SINGLE_KEY_TARGETS = (1e2, 3e4, 4e5, 5e6, 9e7)
+HALF_TARGETS = (1e2, 1e3, 3e3)
+
+
+@clause(
+    "mask.single-key",
+    level="MUST",
+    sentence=(
+        "A row with one kept key returns that key's value, whatever its own logit (down to -1e8) and "
+        "the hidden ones (up to 1e8)."
+    ),
+    source="DESIGN: a fill that replaces masked logits shows only when the live logits lie below it",
+    space=Space(mask="always", values=("normal",), least=(("key_length", 2),)),
+    needs_golden=True,
+    counterfactual="a finite fill of half the logit's size",
+)
+def single_key(subject: Subject, problem: Problem) -> Finding:
+    """One live key for all rows of an item; its logit far below, or the hidden ones far above."""
+    drawn = subject.inputs(problem)
+    targets = SINGLE_KEY_TARGETS if problem.dtype in ("float32", "float64") else HALF_TARGETS
+    target = targets[problem.seed % len(targets)]
+    low = problem.seed // len(targets) % 2 == 0
+    length = drawn.geometry.key_length
+    live = 0 if drawn.mask_form == "lengths" else problem.seed % length
+    chosen = torch.arange(length) == live
+    keep = chosen.expand(mask_sizes(drawn.mask_shape, drawn.geometry))
+    inputs = _stretched(drawn.replace(keep=keep, bias=None), chosen if low else ~chosen, target, low)
+    judged = None
+    if inputs.mode == "self":
+        own = (~chosen if low else chosen).reshape(-1, 1)
+        judged = own.expand(inputs.output_shape)
+    fill = subject.declaration.semantics.replace(mask_operation="add", mask_fill=-target / 2)
+    where = "far below the hidden ones" if low else "far below the hidden ones' huge logits"
+    known = subject.golden(inputs)
+    rows = known.judged if judged is None else known.judged & judged
+    return matches_golden(
+        subject,
+        inputs,
+        f"the only kept key lies {where} (logits near {target:.0e}) and is not returned alone",
+        counterfactual=fill,
+        judged=rows,
+    )
+
+
+def _stretched(inputs: Inputs, keys: Tensor, target: float, low: bool) -> Inputs:  # noqa: FBT001
+    """Scale some key tokens until their largest logit reaches a target, signed to lie low or high."""
+    query = inputs.query
+    if inputs.mode != "self":
+        # Queries that point the same way see the same key far below, or far above.
+        sizes = torch.arange(1, query.shape[-2] + 1).remainder(3).double() + 1.0
+        query = (query[..., :1, :].double() * sizes.reshape(-1, 1)).to(query.dtype)
+    aligned = inputs.with_tokens(query=query)
+    scores = _scores(aligned)[..., keys]
+    largest = float(scores.abs().max())
+    if largest == 0.0:
+        return aligned
+    sign = -1.0 if low == (float(scores.sum()) > 0) else 1.0
+    factors = torch.where(keys, sign * target / largest, 1.0).reshape(-1, 1)
+    key = (aligned.key.double() * factors).to(aligned.key.dtype)
+    return aligned.with_tokens(key=key)
+
+
+def _scores(inputs: Inputs) -> Tensor:
+    """The golden's scaled logits without any mask."""
+    from ..oracle import evaluate
+
+    free = inputs.without_mask().replace(causal=False, window=None)
+    evaluation = evaluate(free, golden.STANDARD)
+    core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
+    return core.scores
+
+

@@ -1,0 +1,157 @@
+"""state.eval-deterministic, .state-dict, .follows-to: what a torch module owes its users."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ..calling import CandidateFailure, build_forward, guarded
+from ..candidate import Candidate
+from ..clause import Finding, clause
+from ..comparison import compare
+from ..inputs import Inputs
+from ..materialise import draw_weights, generator_for, in_dtype
+from ..oracle import Oracle
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+from ._vocabulary import relate
+
+LAYERS = Space(kinds=("layer",), values=LIVELY)
+NO_MODULE = "its forward is not a torch.nn.Module"
+
+
+def _is_module(candidate: Candidate) -> str:
+    """Build it once at the smallest size to see what the builder returns."""
+    from ..edges import edge_problems
+    from ..materialise import materialise
+
+    if candidate.kind != "layer":
+        return "it speaks of layers"
+    problem = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0])[0]
+    try:
+        forward = build_forward(candidate, materialise(problem, candidate))
+    except CandidateFailure:
+        return ""  # the clause will show what was raised
+    return "" if isinstance(forward, nn.Module) else NO_MODULE
+
+
+def _module(subject: Subject, inputs: Inputs) -> nn.Module:
+    forward = subject.forward(inputs)
+    if not isinstance(forward, nn.Module):
+        raise CandidateFailure(Violation(kind="type", message=NO_MODULE))
+    return forward
+
+
+@clause(
+    "state.eval-deterministic",
+    level="MUST",
+    sentence="In eval mode nothing is random, whatever mode the module was in before.",
+    source="pytorch#124464, torchtune#1791: dropout active in eval",
+    space=LAYERS,
+    applies=(_is_module,),
+)
+def eval_deterministic(subject: Subject, problem: Problem) -> Finding:
+    """Two calls under different random seeds after train() and back to eval()."""
+    inputs = subject.inputs(problem)
+    module = _module(subject, inputs)
+    with torch.random.fork_rng():
+        torch.manual_seed(problem.seed)
+        module.train()
+        module.eval()
+        first = subject.call(module, inputs).output
+        torch.manual_seed(problem.seed + 1)
+        second = subject.call(module, inputs).output
+    wording = "in eval mode two random seeds give two answers"
+    return relate(subject, (inputs, first), (inputs, second), wording)
+
+
+def _draws_weights(candidate: Candidate) -> str:
+    return "" if candidate.draws_weights else "it brings its own weights: no second one can be built"
+
+
+@clause(
+    "state.state-dict",
+    level="MUST",
+    sentence="A module that loads another's state dict gives the other's answer.",
+    source="torch.nn.Module.load_state_dict: the state dict holds the whole state",
+    space=LAYERS,
+    counterfactual="the answer with the weights from before loading",
+    applies=(_draws_weights, _is_module),
+)
+def state_dict(subject: Subject, problem: Problem) -> Finding:
+    """Two modules of other weights; the second loads the first's state dict."""
+    inputs = subject.inputs(problem)
+    module = _module(subject, inputs)
+    drawn = draw_weights(problem, subject.declaration.semantics, generator_for(problem, 13))
+    others = inputs.replace(weights=drawn)
+    second = _module(subject, others)
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    guarded(second.load_state_dict, (state,), {}, "loading its own state dict")
+    first_answer = subject.call(module, inputs).output
+    second_answer = subject.call(second, inputs).output
+    return relate(
+        subject,
+        (inputs, first_answer),
+        (inputs, second_answer),
+        "after loading the state dict the answer is another",
+        counterfactual=lambda: subject.oracle.output(others),
+    )
+
+
+@clause(
+    "state.follows-to",
+    level="SHOULD",
+    sentence="Everything a module computes with follows .to(dtype) and .to(device).",
+    source="torch.nn.Module.to; document 000 keeps its scale as a plain tensor",
+    space=LAYERS,
+    needs_golden=True,
+    applies=(_is_module,),
+)
+def follows_to(subject: Subject, problem: Problem) -> Finding:
+    """Moved to float64 it answers with float64 accuracy; moved to the meta device nothing stays."""
+    inputs = subject.inputs(problem)
+    module = _module(subject, inputs)
+    stays = _left_behind(module)
+    if stays:
+        message = f"plain tensors stay behind after .to(device): {', '.join(stays)}"
+        return Finding(violation=Violation(kind="value", message=message, got=stays))
+    wide = _in_float64(inputs)
+    moved = guarded(copy.deepcopy(module).to, (torch.float64,), {}, "moving to float64")
+    known = Oracle(subject.declaration, "float64").answer(wide)
+    answer = subject.call(moved, wide).output
+    if answer.dtype != torch.float64:
+        message = f"after .to(torch.float64) the output has dtype {answer.dtype}"
+        return Finding(violation=Violation(kind="dtype", message=message, got=str(answer.dtype)))
+    agreement = compare(
+        answer,
+        known.output,
+        known.bound,
+        judged=known.judged,
+        wording="after .to(torch.float64) something still has another dtype: the answer is inexact",
+    )
+    return Finding(margin=agreement.margin, violation=agreement.violation)
+
+
+def _in_float64(inputs: Inputs) -> Inputs:
+    wide = inputs.with_tokens(
+        query=inputs.query.double(),
+        key=inputs.key.double(),
+        value=inputs.value.double(),
+    )
+    return wide.replace(weights=in_dtype(inputs.weights, torch.float64))
+
+
+def _left_behind(module: nn.Module) -> list[str]:
+    """Plain tensor attributes: neither parameter nor buffer, so ``.to`` does not see them."""
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor)
+    ]
+

@@ -1,0 +1,107 @@
+"""numerics.golden, .scale, .large-logits: the answer is the golden one within a derived bound."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..clause import Finding, clause
+from ..inputs import Inputs
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..space import Space
+from ..subject import Subject
+from ._vocabulary import matches_golden
+
+PAPER = "Vaswani et al. 2017, equation 1"
+# Every intermediate of the golden stays below this part of the largest finite number.
+HEADROOM = 1.0 / 16.0
+# A scale that is off by this factor must be seen for an example to count.
+OTHER_SCALE = 1.1
+LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
+
+
+@clause(
+    "numerics.golden",
+    level="MUST",
+    sentence="Without a mask, the output is the softmax-weighted sum of the values.",
+    source=PAPER,
+    space=Space(extras="maybe"),
+    needs_golden=True,
+    counterfactual="the mean of the values",
+)
+def golden_answer(subject: Subject, problem: Problem) -> Finding:
+    """Every value recipe, with scale, softcap and window where declared."""
+    inputs = subject.inputs(problem)
+    wording = "the answer is not softmax(scale Q K^T) V"
+    return matches_golden(subject, inputs, wording, counterfactual=inputs.replace(scale=0.0))
+
+
+@clause(
+    "numerics.scale",
+    level="MUST",
+    sentence=(
+        "The dot products are multiplied by the declared scale: one over the square root of the head "
+        "size, unless another is declared or given."
+    ),
+    source=f"{PAPER}; vit-pytorch#65, mlc-llm#3426",
+    space=Space(extras="scale", values=LIVELY, least=(("key_length", 2), ("num_heads", 1))),
+    needs_golden=True,
+    counterfactual="a scale ten percent larger",
+)
+def scale(subject: Subject, problem: Problem) -> Finding:
+    """Values that show the scale, with an explicit one where the keyword is declared."""
+    inputs = subject.inputs(problem)
+    used = subject.golden(inputs).core.scale
+    larger = inputs.replace(scale=used * OTHER_SCALE)
+    wording = f"the logits are not scaled by {used:.6g}"
+    return matches_golden(subject, inputs, wording, counterfactual=larger)
+
+
+@clause(
+    "numerics.large-logits",
+    level="MUST",
+    sentence=(
+        "Logits of any size give the right answer, as long as every intermediate value stays below a "
+        "sixteenth of the largest finite number."
+    ),
+    source="executorch#18407: no maximum subtracted; Blanchard, Higham & Higham 2021",
+    space=Space(values=("normal", "dominant-key", "mixed-scales"), least=(("key_length", 2),)),
+    needs_golden=True,
+    counterfactual="exponentials of logits that overflow unless the maximum is subtracted",
+)
+def large_logits(subject: Subject, problem: Problem) -> Finding:
+    """Queries (all tokens, for self-attention) enlarged until the logits reach a target."""
+    inputs = subject.inputs(problem)
+    target = LOGIT_TARGETS[problem.seed % len(LOGIT_TARGETS)]
+    enlarged = _enlarge(subject, inputs, target)
+    finding = matches_golden(subject, enlarged, f"logits near {target:.0e} give a wrong answer")
+    largest = subject.golden(enlarged).core.logits.amax()
+    overflows = float(largest) > math.log(torch.finfo(inputs.query.dtype).max)
+    return Finding(
+        binding=finding.binding and overflows, margin=finding.margin, violation=finding.violation
+    )
+
+
+def _enlarge(subject: Subject, inputs: Inputs, target: float) -> Inputs:
+    core = subject.golden(inputs).core
+    largest = float(core.scores.abs().max())
+    room = HEADROOM * torch.finfo(inputs.query.dtype).max / max(_largest_product(core), 1.0)
+    factor = min(target / max(largest, torch.finfo(torch.float32).tiny), room)
+    if inputs.mode != "self":
+        return inputs.with_tokens(query=_times(inputs.query, factor))
+    return inputs.with_tokens(key=_times(inputs.key, math.sqrt(max(factor, 1.0))))
+
+
+def _largest_product(core: object) -> float:
+    """The largest sum |q||k| of the unscaled products, with what surrounds it."""
+    query: Tensor = core.query  # type: ignore[attr-defined]  # golden.Attention
+    key: Tensor = core.key  # type: ignore[attr-defined]  # golden.Attention
+    products = query.abs() @ key.abs().transpose(-1, -2)
+    return float(torch.stack([products.amax(), query.abs().amax(), key.abs().amax()]).amax())
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return (tensor.double() * factor).to(tensor.dtype)

@@ -1,0 +1,127 @@
+"""position.*: sinusoidal position encodings and what they do to attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..candidate import Candidate
+from ..clause import Finding, clause
+from ..comparison import compare, moves
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+from ..tolerance import position_bound
+from ._vocabulary import permutation
+
+SOURCE = "Vaswani et al. 2017, section 3.5; document 002"
+ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
+
+
+@clause(
+    "position.formula",
+    level="MUST",
+    sentence="Channel 2j of position i is sin(i / 10000^(2j/d)) and channel 2j + 1 the cosine, added to the input.",
+    source=SOURCE,
+    space=ENCODINGS,
+    counterfactual="the input without positions",
+)
+def formula(subject: Subject, problem: Problem) -> Finding:
+    """Input plus table, against the float64 table."""
+    inputs = subject.inputs(problem)
+    tokens = inputs.key
+    table = golden.sinusoidal_positions(tokens.shape[-2], tokens.shape[-1])
+    expected = tokens.double() + table
+    bound = position_bound(tokens, inputs.query.dtype)
+    agreement = compare(
+        subject.answer(inputs), expected, bound, wording="the encoding is not the sinusoidal one"
+    )
+    binding = moves(expected, tokens.double(), bound)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+@clause(
+    "position.relative-shift",
+    level="MUST",
+    sentence="Moving by some positions rotates each pair of channels by the same angle, whatever the position.",
+    source=f"{SOURCE}: PE(pos + k) is a linear function of PE(pos)",
+    space=Space(kinds=("positions",), values=("normal",), least=(("key_length", 3),)),
+    counterfactual="encodings that are not rotated",
+)
+def relative_shift(subject: Subject, problem: Problem) -> Finding:
+    """The candidate's own table, rotated by the shift, against its later rows."""
+    inputs = subject.inputs(problem)
+    zeros = inputs.with_tokens(key=torch.zeros_like(inputs.key))
+    table = subject.answer(zeros).double()
+    length = table.shape[-2]
+    shift = 1 + problem.seed % (length - 1)
+    bound = position_bound(zeros.key, inputs.query.dtype)
+    earlier, later = table[..., : length - shift, :], table[..., shift:, :]
+    # A rotation mixes a pair's two errors with factors |sin| + |cos| <= 2.
+    paired = bound.reshape(*bound.shape[:-1], -1, 2).sum(dim=-1, keepdim=True)
+    paired = paired.expand(*paired.shape[:-1], 2).reshape(bound.shape)
+    allowed = paired[..., : length - shift, :] + bound[..., shift:, :]
+    agreement = compare(
+        later,
+        golden.rotate(earlier, shift),
+        allowed,
+        wording=f"moving by {shift} positions is not a rotation of the channel pairs",
+    )
+    binding = moves(golden.rotate(earlier, shift), earlier, allowed)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def _has_positions(candidate: Candidate) -> str:
+    if candidate.kind == "positions" or candidate.declaration.position is not None:
+        return ""
+    return "no position encoding is declared"
+
+
+@clause(
+    "position.breaks-equivariance",
+    level="MUST",
+    sentence="With positions, reordering the tokens is not just a reordering of the rows.",
+    source=f"{SOURCE}; document 004: attention alone is permutation equivariant, hence positions",
+    space=Space(
+        kinds=("positions", "layer"),
+        values=LIVELY,
+        square="always",
+        least=(("key_length", 4), ("key_size", 4), ("query_size", 4)),
+    ),
+    applies=(_has_positions,),
+)
+def breaks_equivariance(subject: Subject, problem: Problem) -> Finding:
+    """The negative control: the same permutation must show somewhere in the answer."""
+    inputs = subject.inputs(problem)
+    order = permutation(inputs.geometry.key_length, generator_for(problem, 14))
+    first, bound = _attended(subject, inputs)
+    second, _ = _attended(subject, _reordered(inputs, order))
+    if moves(first.index_select(-2, order), second, 2.0 * bound):
+        return Finding()
+    if torch.equal(inputs.key, inputs.key.index_select(-2, order)):
+        return Finding(binding=False)
+    message = "reordering the tokens only reorders the rows: positions have no effect"
+    return Finding(violation=Violation(kind="value", message=message))
+
+
+def _reordered(inputs: Inputs, order: Tensor) -> Inputs:
+    return inputs.with_tokens(
+        query=inputs.query.index_select(-2, order),
+        key=inputs.key.index_select(-2, order),
+        value=inputs.value.index_select(-2, order),
+    )
+
+
+def _attended(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The layer's answer; for an encoding alone, the golden self-attention over what it returns."""
+    answer = subject.answer(inputs).double()
+    if subject.candidate.kind == "layer":
+        return answer, subject.frame(inputs)[1]
+    heads = answer.unsqueeze(1)
+    attended = golden.scaled_dot_product_attention(heads, heads, heads).squeeze(1)
+    return attended, position_bound(inputs.key, inputs.query.dtype).expand(attended.shape)

@@ -1,0 +1,31 @@
+"""What a run ran on, for the report."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def environment(devices: tuple[str, ...] | None) -> dict[str, Any]:
+    """Versions, platform and device as plain data."""
+    import torch  # noqa: PLC0415 (the report's other functions must not load it)
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": package_version("numpy"),
+        "hypothesis": package_version("hypothesis"),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": ", ".join(devices) if devices else "cpu",
+    }
+
+
+def package_version(name: str) -> str:
+    """A distribution's version, ``unknown`` when it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,113 @@
+"""The tensors of one example, in one canonical layout whatever the candidate's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._golden import golden
+from .geometry import Geometry
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """What a candidate and the golden both receive.
+
+    query, key, value
+        Heads ``[B, H, Lq, D]``, ``[B, Hkv, Lk, D]``, ``[B, Hkv, Lk, Dv]`` for a core; tokens
+        ``[B, L, width]`` for a layer; in the working dtype. With ``mode="self"`` the three are one
+        object, with ``mode="memory"`` key and value are.
+    keep, bias
+        The mask: bool, True attends, and additive finite values, both with four axes of size 1
+        where they do not vary. ``mask_form`` and ``mask_shape`` say how they are handed over.
+    return_weights, dropout
+        Further keywords of the call.
+    layout
+        How the tensors lie in memory when they are handed over (see :mod:`conformance.layouts`).
+    """
+
+    geometry: Geometry
+    mode: Literal["separate", "self", "memory"]
+    batched: bool
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weights: golden.ProjectionWeights | None = None
+    keep: Tensor | None = None
+    bias: Tensor | None = None
+    mask_form: str | None = None
+    mask_shape: str = ""
+    causal: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    window: tuple[int, int] | None = None
+    return_weights: bool = False
+    dropout: float | None = None
+    layout: str = "contiguous"
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether the tensors are tokens for a layer rather than heads."""
+        return self.query.dim() == len("BLE")
+
+    @property
+    def masked(self) -> bool:
+        """Whether a mask is handed over."""
+        return self.mask_form is not None
+
+    def replace(self, **changes: Any) -> Inputs:
+        """The same inputs with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def without_mask(self) -> Inputs:
+        """The same problem with every key kept and no mask handed over."""
+        return self.replace(keep=None, bias=None, mask_form=None, mask_shape="")
+
+    def with_tokens(
+        self, *, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
+    ) -> Inputs:
+        """Change tokens and keep what is one object one object; sizes follow the tensors.
+
+        In mode "self" give ``key``: it becomes query, key and value. In mode "memory" give ``key``
+        for both key and value.
+        """
+        key = self.key if key is None else key
+        if self.mode == "self":
+            query = value = key
+        elif self.mode == "memory":
+            value = key
+        query = self.query if query is None else query
+        value = self.value if value is None else value
+        geometry = self.geometry.replace(
+            batch=query.shape[0], query_length=query.shape[-2], key_length=key.shape[-2]
+        )
+        return self.replace(geometry=geometry, query=query, key=key, value=value)
+
+    def allowed(self, semantics: golden.Semantics) -> Tensor:
+        """Which key each query may attend: bool ``[B, H, Lq, Lk]``."""
+        shape = self.score_shape
+        structure = golden.structural_mask(
+            shape[2], shape[3], causal=self.causal, window=self.window, semantics=semantics
+        )
+        kept = structure if self.keep is None else structure & self.keep
+        if self.bias is not None:
+            kept = kept & ~torch.isneginf(self.bias)
+        return kept.expand(shape)
+
+    @property
+    def score_shape(self) -> tuple[int, int, int, int]:
+        """``[B, H, Lq, Lk]``."""
+        sizes = self.geometry
+        return (sizes.batch, sizes.num_heads, sizes.query_length, sizes.key_length)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape the answer must have, batch axis included."""
+        sizes = self.geometry
+        if self.is_layer:
+            return (sizes.batch, sizes.query_length, sizes.output_size)
+        return (sizes.batch, sizes.num_heads, sizes.query_length, sizes.value_head_size)

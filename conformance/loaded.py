@@ -1,0 +1,117 @@
+"""Candidates with their plans: what the worker and the pytest plugin both start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import torch
+
+from ._golden import golden
+from .candidate import Candidate
+from .errors import DeclarationError, UsageError, did_you_mean
+from .messages import Loaded, RunOptions, Task
+from .preflight import check_layer
+from .profile import PROFILES
+from .runner import CandidateRun, Planned
+from .targets import resolve_one, unique_names
+
+_ANYONES_CHOICE: Final = ("causal_alignment",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One candidate, its run and the clauses that the run has planned."""
+
+    candidate: Candidate
+    run: CandidateRun
+    planned: list[Planned]
+
+    def loaded(self) -> Loaded:
+        """The same as plain data."""
+        candidate = self.candidate
+        changed = golden.STANDARD.differences(candidate.declaration.semantics)
+        return Loaded(
+            name=candidate.name,
+            target=candidate.target,
+            kind=candidate.kind,
+            declaration=candidate.declaration.as_json(),
+            gauge=_gauge(candidate),
+            deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
+            expected=candidate.declaration.expected_failures,
+            tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
+        )
+
+
+def _gauge(candidate: Candidate) -> str:
+    """Why no golden answer exists for a candidate, or ""."""
+    if candidate.golden_known:
+        return ""
+    return "its weights are unknown" if not candidate.weights_known else "it mixes in positions"
+
+
+def plan_targets(
+    options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
+) -> list[Plan]:
+    """Load the targets and plan their clauses; raises UsageError with one sentence.
+
+    ``tell`` hears of each step (``loading``, ``building``, ``planning``) before it is taken.
+    """
+    check_devices(options.devices)
+    found: list[Candidate] = []
+    for target in options.targets:
+        tell("loading", target)
+        found.extend(resolve_one(target))
+    return plan_candidates(unique_names(found), options, tell)
+
+
+def plan_candidates(
+    candidates: Iterable[Candidate],
+    options: RunOptions,
+    tell: Callable[[str, str], None] = lambda _what, _name: None,
+) -> list[Plan]:
+    """Plan the clauses of candidates that are already there."""
+    plans = []
+    for candidate in candidates:
+        if options.preflight:
+            tell("building", candidate.name)
+            check_layer(candidate)
+        tell("planning", candidate.name)
+        plans.append(_plan(candidate, options))
+    return plans
+
+
+def _plan(candidate: Candidate, options: RunOptions) -> Plan:
+    if options.profile not in PROFILES:
+        msg = f"there is no profile {options.profile!r}{did_you_mean(options.profile, PROFILES)}"
+        raise UsageError(msg)
+    try:
+        run = CandidateRun(
+            candidate,
+            profile=PROFILES[options.profile],
+            seed=options.seed,
+            dtypes=options.dtypes,
+            devices=options.devices,
+            only=options.only,
+            skip=options.skip,
+        )
+        return Plan(candidate=candidate, run=run, planned=run.planned())
+    except DeclarationError as error:
+        msg = f"{candidate.name} ({candidate.target}): {error}"
+        raise UsageError(msg) from None
+
+
+def check_devices(devices: tuple[str, ...] | None) -> None:
+    """Require that the devices exist here; raises UsageError."""
+    for device in devices or ():
+        try:
+            kind = torch.device(device).type
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            first = str(error).strip().splitlines()[0]
+            msg = f"the device {device!r} cannot be used here: {first}"
+            raise UsageError(msg) from None
+        if kind == "meta":
+            msg = "the device 'meta' holds no values: nothing can be checked on it"
+            raise UsageError(msg)

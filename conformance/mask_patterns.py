@@ -1,0 +1,96 @@
+"""Mask patterns: which keys a problem's mask hides.
+
+Each pattern gives a bool tensor, True where a key is kept, of the wanted shape ``[b, h, q, Lk]``
+(axes of size 1 where the mask does not vary). Only ``empty-rows`` leaves rows without keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Generator, Tensor
+
+Shape = tuple[int, int, int, int]
+Pattern = Callable[[Shape, Generator], Tensor]
+
+
+def full(shape: Shape, _generator: Generator) -> Tensor:
+    """Every key is kept."""
+    return torch.ones(shape, dtype=torch.bool)
+
+
+def padding(shape: Shape, generator: Generator) -> Tensor:
+    """The last keys are hidden: a different number of them in each row of the mask."""
+    key_length = shape[-1]
+    kept = torch.randint(1, max(key_length, 1) + 1, (*shape[:-1], 1), generator=generator)
+    return torch.arange(key_length) < kept
+
+
+def random(density: float) -> Pattern:
+    """Each key is kept with this probability; every row keeps at least one."""
+
+    def make(shape: Shape, generator: Generator) -> Tensor:
+        kept = torch.rand(shape, generator=generator) < density
+        return _with_a_key(kept, generator)
+
+    return make
+
+
+def single(shape: Shape, generator: Generator) -> Tensor:
+    """Exactly one key is kept in each row."""
+    return _with_a_key(torch.zeros(shape, dtype=torch.bool), generator)
+
+
+def empty_rows(shape: Shape, generator: Generator) -> Tensor:
+    """Random, with about a third of the rows (at least one) hidden altogether."""
+    kept = random(0.6)(shape, generator)
+    rows = kept.numel() // max(shape[-1], 1)
+    hidden = torch.rand(rows, generator=generator) < 0.35
+    if rows:
+        hidden[int(torch.randint(rows, (1,), generator=generator))] = True
+    return kept & ~hidden.reshape(*shape[:-1], 1)
+
+
+def empty_lengths(shape: Shape, generator: Generator) -> Tensor:
+    """Padding where about a third of the rows (at least one) have no key at all."""
+    kept = padding(shape, generator)
+    rows = kept.numel() // max(shape[-1], 1)
+    hidden = torch.rand(rows, generator=generator) < 0.35
+    if rows:
+        hidden[int(torch.randint(rows, (1,), generator=generator))] = True
+    return kept & ~hidden.reshape(*shape[:-1], 1)
+
+
+def _with_a_key(kept: Tensor, generator: Generator) -> Tensor:
+    """Turn one random key on in every row that has none."""
+    key_length = kept.shape[-1]
+    if key_length == 0:
+        return kept
+    chosen = torch.randint(key_length, (*kept.shape[:-1], 1), generator=generator)
+    one = torch.arange(key_length) == chosen
+    return kept | (one & ~kept.any(dim=-1, keepdim=True))
+
+
+PATTERNS: Final[dict[str, Pattern]] = {
+    "full": full,
+    "padding": padding,
+    "random": random(0.5),
+    "sparse": random(0.1),
+    "dense": random(0.9),
+    "single": single,
+    "empty-rows": empty_rows,
+    "empty-lengths": empty_lengths,
+}
+# ``lengths`` can only say "the first n keys".
+LENGTH_PATTERNS: Final = {
+    "full": "full",
+    "padding": "padding",
+    "random": "padding",
+    "sparse": "padding",
+    "dense": "padding",
+    "single": "padding",
+    "empty-rows": "empty-lengths",
+    "empty-lengths": "empty-lengths",
+}

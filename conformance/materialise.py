@@ -1,0 +1,177 @@
+"""From a problem to its tensors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Generator, Tensor
+
+from ._golden import golden
+from .candidate import Candidate
+from .geometry import Geometry
+from .inputs import Inputs
+from .mask_patterns import LENGTH_PATTERNS, PATTERNS
+from .problem import MaskPlan, Problem
+from .recipes import RECIPES, normal
+
+TORCH_DTYPES: Final = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def generator_for(problem: Problem, purpose: int = 0) -> Generator:
+    """A generator seeded by the problem; each purpose gets a stream of its own."""
+    return Generator().manual_seed(problem.seed * 1_000_003 + purpose)
+
+
+def materialise(problem: Problem, candidate: Candidate) -> Inputs:
+    """Make the tensors of a problem for a candidate."""
+    generator = generator_for(problem)
+    query, key, value = _tokens(problem, candidate, generator)
+    keep, bias = _mask(problem, generator)
+    plan = problem.mask
+    return Inputs(
+        geometry=problem.geometry,
+        mode=input_mode(candidate),  # type: ignore[arg-type]  # checked by declare()
+        batched=candidate.declaration.batched,
+        query=query,
+        key=key,
+        value=value,
+        weights=_weights(problem, candidate, generator),
+        keep=keep,
+        bias=bias,
+        mask_form=None if plan is None else plan.form,
+        mask_shape="" if plan is None else plan.shape,
+        causal=problem.causal,
+        scale=problem.scale,
+        softcap=problem.softcap,
+        window=problem.window,
+    )
+
+
+def input_mode(candidate: Candidate) -> str:
+    """Whether the candidate takes three inputs, one, or a query and a memory."""
+    return "self" if candidate.kind == "positions" else candidate.declaration.inputs
+
+
+def token_shapes(
+    geometry: Geometry, *, layer: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The shapes of query, key and value."""
+    batch, query_length, key_length = geometry.batch, geometry.query_length, geometry.key_length
+    if layer:
+        return (
+            (batch, query_length, geometry.query_size),
+            (batch, key_length, geometry.key_size),
+            (batch, key_length, geometry.value_size),
+        )
+    return (
+        (batch, geometry.num_heads, query_length, geometry.head_size),
+        (batch, geometry.num_kv_heads, key_length, geometry.head_size),
+        (batch, geometry.num_kv_heads, key_length, geometry.value_head_size),
+    )
+
+
+def _tokens(
+    problem: Problem, candidate: Candidate, generator: Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    recipe = RECIPES[problem.values]
+    mode = input_mode(candidate)
+    shapes = token_shapes(problem.geometry, layer=candidate.kind != "core")
+    working = TORCH_DTYPES[problem.dtype]
+    key = recipe.key(shapes[1], generator).to(working)
+    if mode == "self":
+        return key, key, key
+    query = recipe.query(shapes[0], generator).to(working)
+    value = key if mode == "memory" else recipe.value(shapes[2], generator).to(working)
+    return query, key, value
+
+
+def _weights(
+    problem: Problem, candidate: Candidate, generator: Generator
+) -> golden.ProjectionWeights | None:
+    if candidate.kind != "layer":
+        return None
+    if not candidate.draws_weights:
+        return in_dtype(candidate.fixed_weights, TORCH_DTYPES[problem.dtype])
+    return draw_weights(problem, candidate.declaration.semantics, generator)
+
+
+def in_dtype(
+    weights: golden.ProjectionWeights | None, working: torch.dtype
+) -> golden.ProjectionWeights | None:
+    """The same weights in a working dtype."""
+    if weights is None:
+        return None
+    names = [f"{role}{suffix}" for role in "qkvo" for suffix in ("", "_bias")]
+    tensors = {name: getattr(weights, name) for name in names}
+    return golden.ProjectionWeights(
+        **{name: None if t is None else t.detach().to(working) for name, t in tensors.items()}
+    )
+
+
+def draw_weights(
+    problem: Problem, semantics: golden.Semantics, generator: Generator
+) -> golden.ProjectionWeights:
+    """Random projections that keep the spread of their inputs, with biases of half that size."""
+    sizes = problem.geometry
+    working = TORCH_DTYPES[problem.dtype]
+    query_width = sizes.num_heads * sizes.head_size
+    key_width = sizes.num_kv_heads * sizes.head_size
+    value_width = sizes.num_kv_heads * sizes.value_head_size
+    merged = sizes.num_heads * sizes.value_head_size
+    shapes = {
+        "q": (query_width, sizes.query_size, semantics.query_bias),
+        "k": (key_width, sizes.key_size, semantics.key_bias),
+        "v": (value_width, sizes.value_size, semantics.value_bias),
+        "o": (sizes.output_size, merged, semantics.output_bias),
+    }
+    tensors: dict[str, Tensor | None] = {}
+    for role, (rows, columns, has_bias) in shapes.items():
+        matrix, bias = _projection(rows, columns, generator, integers=problem.values == "integers")
+        tensors[role] = matrix.to(working)
+        tensors[f"{role}_bias"] = bias.to(working) if has_bias and problem.biases else None
+    return golden.ProjectionWeights(**tensors)  # type: ignore[arg-type]  # matrices are never None
+
+
+def _projection(
+    rows: int, columns: int, generator: Generator, *, integers: bool
+) -> tuple[Tensor, Tensor]:
+    if integers:
+        matrix = torch.randint(-1, 2, (rows, columns), generator=generator).double()
+        return matrix, torch.randint(-2, 3, (rows,), generator=generator).double()
+    matrix = normal((rows, columns), generator) / max(columns, 1) ** 0.5
+    return matrix, 0.5 * normal((rows,), generator)
+
+
+def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]:
+    """The canonical four sizes of a mask that is handed over in some letters."""
+    sizes = {
+        "B": geometry.batch,
+        "H": geometry.num_heads,
+        "Q": geometry.query_length,
+        "K": geometry.key_length,
+    }
+    varies = [sizes[axis] if axis in plan_shape else 1 for axis in "BHQ"]
+    return (varies[0], varies[1], varies[2], geometry.key_length)
+
+
+def _mask(problem: Problem, generator: Generator) -> tuple[Tensor | None, Tensor | None]:
+    plan = problem.mask
+    if plan is None:
+        return None, None
+    shape = mask_sizes(plan.shape, problem.geometry)
+    keep = PATTERNS[pattern_for(plan)](shape, generator)
+    if not plan.finite_bias:
+        return keep, None
+    bias = 2.0 * normal(shape, generator)
+    return keep, bias.to(TORCH_DTYPES[problem.dtype])
+
+
+def pattern_for(plan: MaskPlan) -> str:
+    """The pattern a form can express: lengths only know padding."""
+    return LENGTH_PATTERNS[plan.pattern] if plan.form == "lengths" else plan.pattern

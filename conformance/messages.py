@@ -1,0 +1,69 @@
+"""What the command line's process and its worker say to each other: plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .expected import ExpectedFailure
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What to check and how hard; everything a worker needs to start over.
+
+    ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
+    slugs. Without ``preflight`` layers are not built while loading (their builder killed a worker).
+    """
+
+    targets: tuple[str, ...]
+    profile: str = "default"
+    seed: int = 0
+    dtypes: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    preflight: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One clause of one candidate in one dtype on one device; ``reason`` says why not to run it."""
+
+    id: str
+    family: str
+    level: str
+    dtype: str
+    device: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A candidate as the report needs it, with its plan.
+
+    ``deviations`` are the fields in which its semantics differs from the standard, but for the
+    causal alignment, which every kernel has to choose. ``gauge`` says why no golden answer exists,
+    "" when one does.
+    """
+
+    name: str
+    target: str
+    kind: str
+    declaration: dict[str, Any]
+    gauge: str
+    deviations: tuple[str, ...]
+    expected: tuple[ExpectedFailure, ...]
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What a worker knows before it loads anything: the specification and its surroundings."""
+
+    environment: dict[str, Any]
+    specification: str
+    sentences: dict[str, str]
+
+
+Event = tuple[str, Any]

@@ -1,0 +1,115 @@
+"""The golden answers and their bounds, computed once an example."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ._golden import golden
+from .declaration import Declaration
+from .inputs import Inputs
+from .tolerance import contract_for, core_bound, layer_bound
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Golden:
+    """A golden answer: float64 output, its bound for the declared precision, weights, empty rows."""
+
+    output: Tensor
+    bound: Tensor
+    weights: Tensor
+    empty: Tensor
+    core: golden.Attention
+
+    @property
+    def judged(self) -> Tensor:
+        """The rows that ordinary clauses judge: all but the empty ones, broadcastable to output."""
+        alive = ~self.empty
+        if self.output.dim() == len("BLE"):
+            return alive.all(dim=1).unsqueeze(-1)
+        return alive.unsqueeze(-1)
+
+
+class Oracle:
+    """Evaluates the golden at the declared point, or at another one, and remembers the answers."""
+
+    def __init__(self, declaration: Declaration, dtype: str) -> None:
+        self.declaration = declaration
+        self.dtype = dtype
+        self.seconds = 0.0
+        self._known: WeakKeyDictionary[Inputs, Golden] = WeakKeyDictionary()
+
+    def answer(self, inputs: Inputs) -> Golden:
+        """The golden answer and bound of the declared point; remembered."""
+        found = self._known.get(inputs)
+        if found is None:
+            start = time.perf_counter()
+            found = self._evaluate(inputs)
+            self.seconds += time.perf_counter() - start
+            self._known[inputs] = found
+        return found
+
+    def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
+        """The golden output alone, at any point of the semantics."""
+        point = self.declaration.semantics if semantics is None else semantics
+        evaluation = evaluate(inputs, point)
+        return evaluation.output
+
+    def _evaluate(self, inputs: Inputs) -> Golden:
+        evaluation = evaluate(inputs, self.declaration.semantics)
+        if isinstance(evaluation, golden.Attention):
+            core = evaluation
+            bound = core_bound(core, contract_for(self.declaration, self.dtype, core.scale))
+        else:
+            core = evaluation.core
+            bound = layer_bound(
+                evaluation,
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                inputs.weights,
+                self.declaration.semantics,
+                contract_for(self.declaration, self.dtype, core.scale),
+            )
+        return Golden(
+            output=evaluation.output,
+            bound=bound,
+            weights=core.weights,
+            empty=core.empty,
+            core=core,
+        )
+
+
+def evaluate(
+    inputs: Inputs, semantics: golden.Semantics
+) -> golden.Attention | golden.MultiHeadAttention:
+    """Run the golden on one example."""
+    keep, bias = inputs.keep, inputs.bias
+    common = {
+        "keep": keep,
+        "bias": None if bias is None else bias.double(),
+        "causal": inputs.causal,
+        "scale": inputs.scale,
+        "softcap": inputs.softcap,
+        "window": inputs.window,
+        "semantics": semantics,
+    }
+    with torch.no_grad():
+        if not inputs.is_layer:
+            return golden.attend(inputs.query, inputs.key, inputs.value, **common)  # type: ignore[arg-type]  # a dict of keywords
+        if inputs.weights is None:
+            msg = "a layer whose weights are unknown has no golden answer"
+            raise LookupError(msg)
+        return golden.multi_head_attention(
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            inputs.weights,
+            num_heads=inputs.geometry.num_heads,
+            num_kv_heads=inputs.geometry.num_kv_heads,
+            **common,  # type: ignore[arg-type]  # a dict of keywords
+        )

@@ -1,0 +1,92 @@
+"""Value recipes: named distributions that bring out what ordinary values hide.
+
+Each recipe makes query, key and value tokens as float64 tensors whose last axis is the channel and
+whose last but one is the token; the same recipe serves heads ``[B, H, L, D]`` and layer inputs
+``[B, L, E]``. In ordinary recipes the logits stay below 1e5 (see DESIGN.md, "Where MUST ends").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Generator, Tensor
+
+Shape = tuple[int, ...]
+Maker = Callable[[Shape, Generator], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How each role is made. ``generic`` means independent tokens: statistical bounds may apply."""
+
+    query: Maker
+    key: Maker
+    value: Maker
+    generic: bool
+
+
+def normal(shape: Shape, generator: Generator) -> Tensor:
+    """Independent standard normal values."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _times(factor: float) -> Maker:
+    return lambda shape, generator: normal(shape, generator) * factor
+
+
+def _positive(factor: float) -> Maker:
+    return lambda shape, generator: (normal(shape, generator).abs() + 1.0) * factor
+
+
+def _tied(shape: Shape, generator: Generator) -> Tensor:
+    one = normal((*shape[:-2], 1, shape[-1]), generator)
+    return one.expand(shape).clone()
+
+
+def _dominant(shape: Shape, generator: Generator) -> Tensor:
+    tokens = normal(shape, generator)
+    if shape[-2] > 0:
+        chosen = int(torch.randint(shape[-2], (1,), generator=generator))
+        tokens[..., chosen, :] *= 20.0
+    return tokens
+
+
+def _cancelling(shape: Shape, generator: Generator) -> Tensor:
+    signs = torch.ones(shape[-2], 1, dtype=torch.float64)
+    signs[1::2] = -1.0
+    return normal(shape, generator) + 1e4 * signs
+
+
+def _mixed_scales(shape: Shape, generator: Generator) -> Tensor:
+    """Neighbouring heads (or, for layer inputs, tokens) differ by factors of 100."""
+    exponents = torch.arange(shape[1]).remainder(3).double() - 1.0
+    factors = 10.0 ** (2.0 * exponents).reshape(-1, *([1] * (len(shape) - 2)))
+    return normal(shape, generator) * factors
+
+
+def _integers(shape: Shape, generator: Generator) -> Tensor:
+    return torch.randint(-3, 4, shape, generator=generator).double()
+
+
+RECIPES: Final[dict[str, Recipe]] = {
+    "normal": Recipe(query=normal, key=normal, value=normal, generic=True),
+    "integers": Recipe(query=_integers, key=_integers, value=_integers, generic=False),
+    "large-logits": Recipe(query=_times(30.0), key=_times(30.0), value=normal, generic=False),
+    "negative-logits": Recipe(
+        query=_positive(1.0), key=_positive(-20.0), value=normal, generic=False
+    ),
+    "tied-keys": Recipe(query=normal, key=_tied, value=normal, generic=False),
+    "dominant-key": Recipe(query=normal, key=_dominant, value=normal, generic=False),
+    "nearly-uniform": Recipe(query=_times(1e-3), key=normal, value=normal, generic=True),
+    "cancelling": Recipe(query=normal, key=normal, value=_cancelling, generic=False),
+    "tiny": Recipe(query=normal, key=normal, value=_times(1e-30), generic=False),
+    "subnormal": Recipe(query=normal, key=normal, value=_times(1e-40), generic=False),
+    "mixed-scales": Recipe(query=normal, key=normal, value=_mixed_scales, generic=True),
+}
+ORDINARY: Final = tuple(RECIPES)
+# Where a clause must see something move, values that hide every change are left out.
+LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")
+HALF_PRECISION: Final = ("normal", "integers", "tied-keys", "nearly-uniform")

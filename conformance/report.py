@@ -1,0 +1,227 @@
+"""The record of a run: one JSON document of schema 1, its verdicts and its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from .environment import package_version
+from .errors import UsageError
+from .expectations import Stale
+from .messages import Loaded, Ready, RunOptions
+from .results import ClauseResult, plain
+
+SCHEMA: Final = 1
+TOOL: Final = "attention-conformance"
+VERDICTS: Final = (
+    "conforms",
+    "conforms-with-deviations",
+    "conforms-up-to-gauge",
+    "inconclusive",
+    "fails",
+    "error",
+)
+GREEN: Final = VERDICTS[:3]
+EXIT_OK: Final = 0
+EXIT_RED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_HARNESS: Final = 3
+EXIT_INTERRUPTED: Final = 130
+_RAN: Final = ("passed", "failed", "expected-failure", "unexpected-pass")
+
+
+def verdict(
+    loaded: Loaded,
+    results: Sequence[ClauseResult],
+    stale: Sequence[Stale] = (),
+    *,
+    interrupted: bool = False,
+) -> tuple[str, str]:
+    """The verdict on a candidate and the reason for it in one sentence."""
+    for found in (
+        _error(results),
+        _fails(results, stale),
+        _inconclusive(results, interrupted=interrupted),
+    ):
+        if found:
+            return found
+    if loaded.gauge:
+        return "conforms-up-to-gauge", f"{loaded.gauge}, so no golden answer was compared"
+    expected = [result.id for result in results if result.status == "expected-failure"]
+    if expected:
+        return "conforms-with-deviations", f"expected failures: {_some(expected)}"
+    if loaded.deviations:
+        declared = f"it declares another {', '.join(loaded.deviations)} than the standard"
+        return "conforms-with-deviations", declared
+    return "conforms", "every applicable MUST clause passed"
+
+
+def _error(results: Sequence[ClauseResult]) -> tuple[str, str] | None:
+    broken = [result.id for result in results if result.status == "error"]
+    return ("error", f"the harness failed in {_some(broken)}") if broken else None
+
+
+def _fails(results: Sequence[ClauseResult], stale: Sequence[Stale]) -> tuple[str, str] | None:
+    failed = [
+        result.id for result in results if result.status == "failed" and result.level == "MUST"
+    ]
+    if failed:
+        return "fails", f"MUST clauses failed: {_some(failed)}"
+    passed = [result.id for result in results if result.status == "unexpected-pass"]
+    if passed:
+        return "fails", f"expected to fail but passed: {_some(passed)}"
+    if stale:
+        clauses = [entry.expectation.clause for entry in stale]
+        return "fails", f"stale expected failures: {_some(clauses)}"
+    return None
+
+
+def _inconclusive(results: Sequence[ClauseResult], *, interrupted: bool) -> tuple[str, str] | None:
+    if interrupted:
+        return "inconclusive", "the run was interrupted"
+    untestable = [
+        result.id for result in results if result.status == "untestable" and result.level == "MUST"
+    ]
+    if untestable:
+        return "inconclusive", f"MUST clauses could not be tested: {_some(untestable)}"
+    if not any(result.status in _RAN for result in results):
+        return "inconclusive", "no clause was run"
+    return None
+
+
+def _some(slugs: Iterable[str], most: int = 4) -> str:
+    unique = list(dict.fromkeys(slugs))
+    more = f" and {len(unique) - most} more" if len(unique) > most else ""
+    return f"{', '.join(unique[:most])}{more}"
+
+
+def candidate_entry(
+    loaded: Loaded,
+    results: Sequence[ClauseResult],
+    sentences: Mapping[str, str],
+    stale: Sequence[Stale] = (),
+    *,
+    interrupted: bool = False,
+) -> dict[str, Any]:
+    """The report's entry for one candidate."""
+    word, reason = verdict(loaded, results, stale, interrupted=interrupted)
+    return {
+        "target": loaded.target,
+        "name": loaded.name,
+        "kind": loaded.kind,
+        "declaration": loaded.declaration,
+        "verdict": word,
+        "verdict_reason": reason,
+        "counts": dict(Counter(result.status for result in results)),
+        "seconds": round(sum(result.seconds for result in results), 4),
+        "clauses": [
+            {**result.as_json(), "requirement": sentences.get(result.id, "")} for result in results
+        ],
+    }
+
+
+def build_report(
+    ready: Ready,
+    options: RunOptions,
+    candidates: Sequence[dict[str, Any]],
+    *,
+    stale: Sequence[Stale] = (),
+    seconds: float = 0.0,
+    interrupted: bool = False,
+) -> dict[str, Any]:
+    """The whole record, as data that JSON can hold."""
+    environment = dict(ready.environment)
+    if options.devices:
+        environment["device"] = ", ".join(options.devices)
+    record: dict[str, Any] = plain(
+        {
+            "schema": SCHEMA,
+            "tool": {
+                "name": TOOL,
+                "version": package_version(TOOL),
+                "specification": ready.specification,
+            },
+            "environment": environment,
+            "profile": options.profile,
+            "seed": options.seed,
+            "seconds": round(seconds, 4),
+            "interrupted": interrupted,
+            "stale_expectations": [entry.as_json() for entry in stale],
+            "candidates": list(candidates),
+        }
+    )
+    return record
+
+
+def exit_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
+    """0 when every candidate conforms, 1 when one does not, 3 when the harness failed."""
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
+    verdicts = [candidate["verdict"] for candidate in report["candidates"]]
+    if "error" in verdicts:
+        return EXIT_HARNESS
+    green = bool(verdicts) and all(word in GREEN for word in verdicts)
+    if not green or report["stale_expectations"] or (strict and _should_failed(report)):
+        return EXIT_RED
+    return EXIT_OK
+
+
+def _should_failed(report: Mapping[str, Any]) -> bool:
+    return any(
+        clause["status"] == "failed" and clause["level"] == "SHOULD"
+        for candidate in report["candidates"]
+        for clause in candidate["clauses"]
+    )
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Require that a file can be written there; raises UsageError. Leaves nothing behind."""
+    path = path.resolve()
+    if path.is_dir():
+        msg = f"{option} {path} is a folder: name a file"
+        raise UsageError(msg)
+    if not path.parent.is_dir():
+        msg = f"{option} {path} cannot be written: there is no folder {path.parent}"
+        raise UsageError(msg)
+    try:
+        if path.exists():
+            with path.open("ab"):
+                pass
+        if not _is_special(path):
+            with _beside(path).open("xb"):
+                pass
+            _beside(path).unlink()
+    except OSError as error:
+        msg = f"{option} {path} cannot be written: {error.strerror or error}"
+        raise UsageError(msg) from None
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Write the record in one step: readers see the old file or the whole new one."""
+    path = path.resolve()
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    data = text.encode("utf-8", errors="backslashreplace")
+    if _is_special(path):
+        path.write_bytes(data)
+        return
+    try:
+        _beside(path).write_bytes(data)
+        _beside(path).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _beside(path).unlink()
+        raise
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _is_special(path: Path) -> bool:
+    """A device or a pipe, which cannot be replaced by a file."""
+    return path.exists() and not path.is_file()

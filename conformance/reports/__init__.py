@@ -1,0 +1,1 @@
+"""Views of one report: each a pure function of the record."""

@@ -1,0 +1,106 @@
+"""The sentences that several views share: counterexamples, diagnoses, counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+_SIZES: Final = {
+    "batch": "batch",
+    "num_heads": "heads",
+    "num_kv_heads": "key/value heads",
+    "query_length": "queries",
+    "key_length": "keys",
+    "head_size": "head size",
+    "value_head_size": "value head size",
+}
+_OPTIONS: Final = ("causal", "scale", "softcap", "window")
+_SHOWN: Final = ("geometry", "mask", "values", "dtype", "device", "seed", "biases", *_OPTIONS)
+
+
+def counterexample(problem: Mapping[str, Any]) -> str:
+    """One line that says how big a failing problem is and what is in it."""
+    geometry = problem.get("geometry")
+    parts = [_sizes(geometry)] if isinstance(geometry, Mapping) else []
+    if "values" in problem:
+        parts.append(f"values {problem['values']}")
+    if problem.get("mask"):
+        parts.append(_mask(problem["mask"]))
+    for name in _OPTIONS:
+        value = problem.get(name)
+        if value not in (None, False):
+            parts.append(name if value is True else f"{name} {value}")
+    parts.extend(f"{name} {problem[name]}" for name in ("dtype", "seed") if name in problem)
+    parts.extend(
+        f"{name} {_short(value)}"
+        for name, value in problem.items()
+        if name not in _SHOWN and value not in (None, [], {})
+    )
+    return ", ".join(parts)
+
+
+def _sizes(geometry: Mapping[str, Any]) -> str:
+    same = geometry.get("num_heads") == geometry.get("num_kv_heads")
+    names = [name for name in _SIZES if name in geometry]
+    if same:
+        names.remove("num_kv_heads")
+    return ", ".join(f"{_SIZES[name]} {geometry[name]}" for name in names)
+
+
+def _mask(mask: Any) -> str:
+    if not isinstance(mask, Mapping):
+        return f"mask {mask}"
+    where = f"{mask.get('form', '')}[{', '.join(str(mask.get('shape', '')))}]"
+    return f"mask {mask.get('pattern', '')} as {where}"
+
+
+def _short(value: Any, most: int = 120) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def diagnosis(entries: Sequence[Mapping[str, Any]]) -> str:
+    """What known mistakes the answers match."""
+    return "; ".join(_cause(entry) for entry in entries)
+
+
+def _cause(entry: Mapping[str, Any]) -> str:
+    text = str(entry.get("text") or entry.get("name") or "")
+    confidence = entry.get("confidence")
+    return text if confidence is None else f"{text} (confidence {_number(confidence)})"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.2g}" if isinstance(value, float) else str(value)
+
+
+def message(clause: Mapping[str, Any]) -> str:
+    """What a clause's result says in one sentence: the violation, else the reason."""
+    violation = clause.get("violation")
+    reason = str(clause.get("reason") or "")
+    said = "" if violation is None else str(violation["message"])
+    if said and reason and reason != said:
+        return f"{said} ({reason})"
+    return said or reason
+
+
+def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything a person needs to understand a failing clause, as pairs of label and text."""
+    pairs = [
+        ("requires", str(clause.get("requirement") or "")),
+        ("found", message(clause)),
+        ("on", counterexample(clause["counterexample"]) if clause.get("counterexample") else ""),
+        ("diagnosis", diagnosis(clause.get("diagnosis") or ())),
+    ]
+    return [(label, text) for label, text in pairs if text]
+
+
+def margin(value: Any) -> str:
+    """A margin (error over bound) with two digits; nothing where no numbers were compared."""
+    return "" if value is None else f"{float(value):.2g}"
+
+
+def seconds(value: float) -> str:
+    """A duration to a tenth of a second, to a hundredth below one."""
+    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"

@@ -1,0 +1,94 @@
+"""A candidate under test in one dtype: what clauses ask it, and what the golden says."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .calling import Answer, Forward, build_forward, call_forward
+from .candidate import Candidate
+from .inputs import Inputs
+from .materialise import materialise
+from .oracle import Golden, Oracle
+from .problem import Problem
+
+REMEMBERED_PROBLEMS = 4096
+# Perturbed calls that measure the spread of a candidate whose weights nobody knows.
+SPREAD_CALLS = 4
+SPREAD_FACTOR = 32.0
+
+
+class Subject:
+    """The candidate and its oracle, as the checks of the clauses see them."""
+
+    def __init__(self, candidate: Candidate, dtype: str) -> None:
+        self.candidate = candidate
+        self.declaration = candidate.declaration
+        self.dtype = dtype
+        self.oracle = Oracle(candidate.declaration, dtype)
+        self.candidate_seconds = 0.0
+        self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
+
+    def _materialise(self, problem: Problem) -> Inputs:
+        return materialise(problem, self.candidate)
+
+    def forward(self, inputs: Inputs) -> Forward:
+        """The callable for some inputs; a layer is built anew."""
+        start = time.perf_counter()
+        try:
+            return build_forward(self.candidate, inputs)
+        finally:
+            self.candidate_seconds += time.perf_counter() - start
+
+    def call(self, forward: Forward, inputs: Inputs) -> Answer:
+        """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
+        start = time.perf_counter()
+        try:
+            return call_forward(forward, inputs)
+        finally:
+            self.candidate_seconds += time.perf_counter() - start
+
+    def answer(self, inputs: Inputs) -> Tensor:
+        """The candidate's output for some inputs."""
+        return self.call(self.forward(inputs), inputs).output
+
+    def golden(self, inputs: Inputs) -> Golden:
+        """The golden answer and its bound; remembered."""
+        return self.oracle.answer(inputs)
+
+    def frame(self, inputs: Inputs) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Golden output, bound and judged rows; a measured bound where no golden exists."""
+        if self.candidate.golden_known:
+            known = self.golden(inputs)
+            return known.output, known.bound, known.judged
+        empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
+        judged = (~empty).all(dim=1).unsqueeze(-1) if inputs.is_layer else ~empty.unsqueeze(-1)
+        return None, self._spread(inputs), judged
+
+    def _spread(self, inputs: Inputs) -> Tensor:
+        """How far the candidate's own answers lie apart when its inputs change by one unit each."""
+        forward = self.forward(inputs)
+        base = self.call(forward, inputs).output.double()
+        unit = torch.finfo(inputs.query.dtype).eps
+        widest = torch.zeros_like(base)
+        generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
+        for _ in range(SPREAD_CALLS):
+            moved = inputs.with_tokens(
+                query=_nudge(inputs.query, generator),
+                key=_nudge(inputs.key, generator),
+                value=_nudge(inputs.value, generator),
+            )
+            widest = torch.maximum(
+                widest, (self.call(forward, moved).output.double() - base).abs()
+            )
+        largest = widest.amax() + unit * base.abs().amax() if base.numel() else 0.0
+        return torch.zeros_like(base) + SPREAD_FACTOR * largest
+
+
+def _nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2.0 - 1.0
+    unit = torch.finfo(tensor.dtype).eps
+    return (tensor.double() * (1.0 + unit * signs)).to(tensor.dtype)

@@ -1,0 +1,271 @@
+"""Drives one worker process: restarts it when a candidate hangs or dies, and says so as a verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Final
+
+from .errors import UsageError
+from .messages import Event, Loaded, Ready, RunOptions, Task
+from .outcomes import failure, not_applicable, outcome
+from .results import ClauseResult, result_from_json
+from .worker import serve
+
+DEFAULT_TIMEOUT: Final = 30.0
+_AFTER_A_HANG: Final = 5.0
+_LOADING_FACTOR: Final = 2.0  # importing a library and building a module takes longer than a call
+_START_LIMIT: Final = 300.0  # importing torch from a cold disk
+_SLICE: Final = 0.5
+_FAREWELL: Final = 2.0
+_IN_A_ROW: Final = 3
+_LAST_WORDS: Final = 2000
+
+
+class HarnessError(Exception):
+    """The harness itself cannot go on: one sentence, exit code 3."""
+
+
+class WorkerLost(Exception):  # noqa: N818 (no error of ours: the candidate hung or died)
+    """The worker gave no answer; ``kind`` is ``hung`` or ``crashed``."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Supervisor:
+    """One worker at a time, on which targets are loaded and clauses run one by one."""
+
+    def __init__(self, options: RunOptions, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self._options = options
+        self._timeout = timeout
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._last_words = bytearray()
+        self._loaded: list[Loaded] = []
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._say_stop()
+        self._kill()
+
+    def start(self) -> Ready:
+        """Start the worker; raises HarnessError when it cannot."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        listen, output = context.Pipe(duplex=False)
+        process = context.Process(target=serve, args=(theirs, output), name="conformance-worker")
+        with _no_interrupt():  # the worker is born deaf to Ctrl-C
+            process.start()
+            self._process, self._connection = process, ours
+        theirs.close()
+        output.close()
+        self._last_words = bytearray()
+        threading.Thread(target=_drain, args=(listen, self._last_words), daemon=True).start()
+        try:
+            tag, payload = self._event(_START_LIMIT)
+        except WorkerLost as lost:
+            msg = f"the worker process could not start: {lost}"
+            raise HarnessError(msg) from None
+        if tag != "ready":
+            raise HarnessError(str(payload))
+        ready: Ready = payload
+        return ready
+
+    def load(self) -> list[Loaded]:
+        """Load the targets; raises UsageError for bad ones, those that hang or crash included."""
+        step, name = "loading", ""
+        while True:
+            try:
+                self._send("load", self._options)
+                while True:
+                    tag, payload = self._event(self._timeout * _LOADING_FACTOR)
+                    if tag == "loaded":
+                        self._loaded = payload
+                        return self._loaded
+                    if tag == "refused":
+                        raise UsageError(payload)
+                    if tag == "broken":
+                        raise HarnessError(payload)
+                    step, name = tag, payload
+            except WorkerLost as lost:
+                if step != "building":
+                    msg = f"{step} {name} {lost}"
+                    raise UsageError(msg) from None
+                # A builder that kills its process is a verdict: load again without building.
+                self._options = dataclasses.replace(self._options, preflight=False)
+                self.start()
+
+    def run_candidate(self, index: int) -> Iterator[ClauseResult]:
+        """Every clause of a candidate, one after the other, whatever becomes of the worker."""
+        in_a_row, limit, last = 0, self._timeout, ""
+        for number, task in enumerate(self._loaded[index].tasks):
+            if task.reason:
+                yield not_applicable(task)
+            elif in_a_row >= _IN_A_ROW:
+                reason = f"not run: the candidate {last} in {_IN_A_ROW} clauses in a row"
+                yield outcome(task, "untestable", reason)
+            else:
+                result = self._run(index, number, task, limit)
+                kind = "" if result.violation is None else result.violation.kind
+                lost = kind in ("hung", "crashed")
+                in_a_row = in_a_row + 1 if lost else 0
+                last = kind if lost else last
+                if kind == "hung":
+                    limit = min(limit, _AFTER_A_HANG)
+                yield result
+
+    def _run(self, index: int, number: int, task: Task, limit: float) -> ClauseResult:
+        problem: dict[str, Any] | None = None
+        examples, started = 0, time.perf_counter()
+        try:
+            self._revive()
+            self._send("run", (index, number))
+            while True:
+                tag, payload = self._event(limit)
+                if tag == "result":
+                    return result_from_json(payload)
+                problem, examples = payload, examples + 1
+        except WorkerLost as lost:
+            seconds = time.perf_counter() - started
+            return failure(
+                task,
+                lost.kind,
+                f"the candidate {lost}",
+                problem,
+                examples=examples,
+                seconds=seconds,
+            )
+        except (UsageError, HarnessError) as error:
+            return outcome(task, "untestable", f"the candidate could not be loaded again: {error}")
+
+    def _revive(self) -> None:
+        """Have a worker with the candidates loaded; the last one may have been stopped."""
+        if self._process is None:
+            before = [loaded.tasks for loaded in self._loaded]
+            self.start()
+            if [loaded.tasks for loaded in self.load()] != before:
+                msg = "its targets changed while they were checked"
+                raise HarnessError(msg)
+
+    def _send(self, command: str, payload: Any) -> None:
+        if self._connection is None:
+            msg = "the worker is gone"
+            raise HarnessError(msg)
+        try:
+            self._connection.send((command, payload))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died() from None
+
+    def _event(self, limit: float) -> Event:
+        """The next event; stops the worker and raises WorkerLost when none comes in time."""
+        connection, process = self._connection, self._process
+        if connection is None or process is None:
+            msg = "the worker is gone"
+            raise HarnessError(msg)
+        deadline = time.monotonic() + limit
+        try:
+            while not connection.poll(max(0.0, min(_SLICE, deadline - time.monotonic()))):
+                if not process.is_alive() and not connection.poll(0):
+                    raise self._died()
+                if time.monotonic() >= deadline:
+                    self._kill()
+                    raise WorkerLost("hung", f"gave no answer within {limit:g} s and was stopped")
+            event: Event = connection.recv()
+        except (EOFError, ConnectionResetError, pickle.UnpicklingError):
+            raise self._died() from None
+        return event
+
+    def _died(self) -> WorkerLost:
+        """Why the worker is gone, in words."""
+        process = self._process
+        if process is not None:
+            process.join(_FAREWELL)
+        status = None if process is None else process.exitcode
+        self._kill()
+        return WorkerLost("crashed", f"{_cause(status)}{_quoted(self._last_words)}")
+
+    def _say_stop(self) -> None:
+        if self._connection is not None and self._process is not None:
+            with contextlib.suppress(OSError):
+                self._connection.send(("stop", None))
+            self._process.join(_FAREWELL)
+
+    def _kill(self) -> None:
+        """End the worker and what it started, as it may be stuck where no signal is handled."""
+        process, self._process = self._process, None
+        if process is not None:
+            _kill_group(process)
+            process.join()
+            process.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _kill_group(process: BaseProcess) -> None:
+    pid = process.pid
+    if pid is not None and hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == pid:  # once the worker has its own group, never ours
+                os.killpg(pid, signal.SIGKILL)
+    process.kill()
+
+
+def _cause(status: int | None) -> str:
+    if status is None:
+        return "lost its process"
+    if status < 0:
+        try:
+            return f"killed its process ({signal.Signals(-status).name})"
+        except ValueError:
+            return f"killed its process (signal {-status})"
+    return f"ended its process (exit status {status})"
+
+
+def _quoted(words: bytearray) -> str:
+    """The last line that the worker printed, such as the message of an abort."""
+    lines = words.decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f", after printing {last!r}" if last else ""
+
+
+def _drain(listen: Connection, into: bytearray) -> None:
+    """Read what the worker prints for as long as it lives, and keep the end of it."""
+    with contextlib.suppress(OSError):
+        while chunk := os.read(listen.fileno(), 65536):
+            into.extend(chunk)
+            del into[:-_LAST_WORDS]
+    listen.close()
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back; a process started meanwhile inherits that."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

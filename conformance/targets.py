@@ -1,0 +1,271 @@
+"""Turns the target strings of the command line and of pytest into candidates."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from .candidate import Candidate
+from .declare import renamed
+from .errors import UsageError
+from .loading import (
+    attribute,
+    closest,
+    guarded,
+    import_dotted,
+    import_path,
+    put_on_path,
+    shown_path,
+)
+from .preflight import check_layer
+
+ENTRY_POINTS: Final = "attention_conformance.candidates"
+_NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
+_ACCEPTED: Final = (
+    "a declared candidate, a torch.nn.Module, a list of these, or a function without arguments "
+    "that returns one"
+)
+
+
+def resolve(targets: Iterable[str]) -> list[Candidate]:
+    """Every candidate that the targets name, under names that are unique.
+
+    Raises UsageError with one sentence for a target that is missing, that fails on import, that is
+    no candidate or that contradicts its declaration.
+    """
+    candidates = unique_names([found for target in targets for found in resolve_one(target)])
+    for candidate in candidates:
+        check_layer(candidate)
+    return candidates
+
+
+def resolve_one(target: str) -> list[Candidate]:
+    """The candidates of one target, their layers not yet built."""
+    found = list(_once(_find(target)))
+    if not found:
+        msg = (
+            f"{target} declares no candidate: decorate one with @conformance.core or "
+            "@conformance.layer, or list it in __conformance__"
+        )
+        raise UsageError(msg)
+    return found
+
+
+def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates, the second of a name called ``name-2`` and so on."""
+    taken: set[str] = set()
+    result = []
+    for candidate in candidates:
+        name, number = candidate.name, 1
+        while name in taken:
+            number += 1
+            name = f"{candidate.name}-{number}"
+        taken.add(name)
+        result.append(candidate if name == candidate.name else renamed(candidate, name))
+    return result
+
+
+def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
+    """Each candidate object once, however many names it has, located at the first of them."""
+    seen: set[int] = set()
+    for candidate, place in candidates:
+        if id(candidate) not in seen:
+            seen.add(id(candidate))
+            yield candidate.located(place)
+
+
+def _find(target: str) -> Iterable[tuple[Candidate, str]]:
+    where, name = _split(target)
+    if where.lower().endswith(".onnx"):
+        msg = f"{where} is an ONNX graph, which this version cannot check yet"
+        raise UsageError(msg)
+    if _is_path(where):
+        return _from_path(Path(where).expanduser(), where, name)
+    if name is None:
+        registered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+        if where in registered:
+            return _from_entry_point(registered[where])
+    put_on_path(Path.cwd())
+    return _from_module(import_dotted(_checked_name(where)), where, name)
+
+
+def _split(target: str) -> tuple[str, str | None]:
+    """``where:object`` in its two parts; a drive letter is no separator."""
+    where, colon, name = target.rpartition(":")
+    if not colon or (len(where) == 1 and name[:1] in ("/", "\\")):
+        where, name = target, ""
+    if not where.strip() or (colon and not name and where != target):
+        msg = f"{target!r} is not a target: write package.module:object or path/to/file.py:object"
+        raise UsageError(msg)
+    return where, name or None
+
+
+def _is_path(where: str) -> bool:
+    return "/" in where or "\\" in where or where.endswith(".py") or Path(where).exists()
+
+
+def _checked_name(name: str) -> str:
+    if all(part.isidentifier() for part in name.split(".")):
+        return name
+    msg = f"there is no file, module or registered candidate {name!r}"
+    raise UsageError(msg)
+
+
+def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candidate, str]]:
+    if not path.exists():
+        beside = [entry.name for entry in path.parent.glob("*")] if path.parent.is_dir() else []
+        msg = f"there is no file or folder {where}{closest(path.name, beside)}"
+        raise UsageError(msg)
+    if path.is_dir() and not (path / "__init__.py").is_file():
+        if name is not None:
+            msg = f"{where} is a folder without an __init__.py and so has no object {name!r}"
+            raise UsageError(msg)
+        return _from_folder(path)
+    if path.is_file() and path.suffix != ".py":
+        msg = f"{where} is not a Python file, a folder or an ONNX graph"
+        raise UsageError(msg)
+    return _from_module(import_path(path), where, name)
+
+
+def _from_folder(folder: Path) -> Iterator[tuple[Candidate, str]]:
+    """Every file and package of a plain folder, but none that belongs to tests or is hidden."""
+    for path in sorted(folder.iterdir()):
+        is_package = path.is_dir() and (path / "__init__.py").is_file()
+        is_file = path.suffix == ".py" and path.is_file()
+        if (is_package or is_file) and not _passed_over(path.stem):
+            yield from _declared_in(import_path(path), shown_path(path))
+
+
+def _passed_over(name: str) -> bool:
+    return name in _NOT_CANDIDATES or name.startswith((".", "test_")) or name == "tests"
+
+
+def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Candidate, str]]:
+    loaded = guarded(f"the registered candidate {entry.name!r} cannot be loaded", entry.load)
+    if isinstance(loaded, ModuleType):
+        return _declared_in(loaded, entry.name)
+    return _candidates_of(loaded, entry.name)
+
+
+def _from_module(
+    module: ModuleType, where: str, name: str | None
+) -> Iterable[tuple[Candidate, str]]:
+    if name is None:
+        return _declared_in(module, where)
+    found = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
+    if isinstance(found, ModuleType):
+        return _declared_in(found, f"{where}:{name}")
+    return _candidates_of(found, f"{where}:{name}")
+
+
+def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Candidate, str]]:
+    """What ``__conformance__`` lists; without it every declared candidate, submodules included."""
+    listed = vars(module).get("__conformance__")
+    if listed is not None:
+        yield from _listed(module, listed, where)
+        return
+    for name, value in list(vars(module).items()):
+        if isinstance(value, Candidate) or _is_candidate_list(value):
+            yield from _candidates_of(value, f"{where}:{name}")
+    for submodule, place in _submodules(module, where):
+        yield from _declared_in(submodule, place)
+
+
+def _is_candidate_list(value: object) -> bool:
+    whole = isinstance(value, (list, tuple)) and bool(value)
+    return whole and all(isinstance(entry, Candidate) for entry in value)  # type: ignore[attr-defined]
+
+
+def _submodules(module: ModuleType, where: str) -> Iterator[tuple[ModuleType, str]]:
+    for info in sorted(pkgutil.iter_modules(getattr(module, "__path__", [])), key=lambda i: i.name):
+        if not _passed_over(info.name):
+            yield import_dotted(f"{module.__name__}.{info.name}"), _below(where, info.name)
+
+
+def _below(where: str, name: str) -> str:
+    """The target of a submodule, a path for a path and a dotted name for a dotted name."""
+    if not _is_path(where):
+        return f"{where}.{name}"
+    inside = Path(where) / name
+    return str(inside) if inside.is_dir() else f"{inside}.py"
+
+
+def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Candidate, str]]:
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        msg = f"__conformance__ of {where} is {listed!r}: give a list of names or candidates"
+        raise UsageError(msg)
+    for entry in listed:
+        if not isinstance(entry, str):
+            yield from _candidates_of(entry, where)
+        elif not hasattr(module, entry) and _has_submodule(module, entry):
+            submodule = import_dotted(f"{module.__name__}.{entry}")
+            yield from _declared_in(submodule, _below(where, entry))
+        else:
+            yield from _from_module(module, where, entry)
+
+
+def _has_submodule(module: ModuleType, name: str) -> bool:
+    return name in [info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))]
+
+
+def _candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
+    """The candidates that an object is or makes; raises UsageError when it does neither."""
+    made = value if _is_candidate(value) else _called(value, target)
+    for entry in _entries(made):
+        if isinstance(entry, Candidate):
+            yield entry, target
+        elif _is_module(entry):
+            yield _wrapped(entry, target), target
+        else:
+            what = type(entry).__name__
+            msg = f"{target} gives a {what}, which is not {_ACCEPTED}"
+            raise UsageError(msg)
+
+
+def _is_candidate(value: Any) -> bool:
+    return isinstance(value, (Candidate, list, tuple)) or _is_module(value)
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _is_module(value: Any) -> bool:
+    is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
+    return is_class or isinstance(value, torch.nn.Module)
+
+
+def _wrapped(value: Any, target: str) -> Candidate:
+    from .adapters.module import module  # noqa: PLC0415 (only bare modules need the adapter)
+
+    wrapped: Candidate = guarded(f"{target} cannot be taken as a layer", lambda: module(value))
+    return wrapped
+
+
+def _called(value: Any, target: str) -> Any:
+    """What a function without arguments returns."""
+    if not callable(value):
+        msg = f"{target} is a {type(value).__name__}, which is not callable: name {_ACCEPTED}"
+        raise UsageError(msg)
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        msg = (
+            f"{target} takes {_parameters(value)} and declares nothing: decorate it with "
+            "@conformance.core or @conformance.layer"
+        )
+        raise UsageError(msg) from None
+    except ValueError:  # a function written in C shows no signature: calling it will tell
+        pass
+    return guarded(f"{target}() raised", value)
+
+
+def _parameters(value: Any) -> str:
+    return f"({', '.join(inspect.signature(value).parameters)})"

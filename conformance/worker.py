@@ -1,0 +1,129 @@
+"""The process that runs candidates, so that they can hang or die without taking the verdict along.
+
+Module level stays light: a worker must shield itself (signals, output) before torch is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .loaded import Plan
+    from .messages import RunOptions
+    from .results import ClauseResult
+
+
+def serve(connection: Connection, output: Connection) -> None:
+    """Answer the supervisor's commands until it says stop or goes away."""
+    _shield(output)
+    try:
+        _serve(connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the supervisor is gone: there is nobody to tell
+
+
+def _shield(output: Connection) -> None:
+    """Leave the terminal to the supervisor: Ctrl-C, standard output and error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setsid"):
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _serve(connection: Connection) -> None:
+    try:
+        connection.send(("ready", _ready()))
+    except ImportError as error:
+        connection.send(("broken", f"the harness cannot start: {error}"))
+        return
+    plans: list[Plan] = []
+    while True:
+        command, payload = connection.recv()
+        if command == "load":
+            plans = _load(connection, payload)
+        elif command == "run":
+            candidate, task = payload
+            connection.send(("result", _run(connection, plans[candidate], task).as_json()))
+        else:
+            return
+
+
+def _ready() -> Any:
+    from .clause import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
+    from .environment import environment  # noqa: PLC0415
+    from .messages import Ready  # noqa: PLC0415
+
+    return Ready(
+        environment=environment(None),
+        specification=specification_hash(),
+        sentences={clause.id: clause.sentence for clause in all_clauses()},
+    )
+
+
+def _load(connection: Connection, options: RunOptions) -> list[Plan]:
+    from .errors import UsageError  # noqa: PLC0415
+    from .loaded import plan_targets  # noqa: PLC0415
+    from .loading import one_line  # noqa: PLC0415
+
+    last = ("loading", "")
+
+    def tell(step: str, name: str) -> None:
+        nonlocal last
+        last = (step, name)
+        connection.send((step, name))
+
+    try:
+        plans = plan_targets(options, tell)
+        loaded = [plan.loaded() for plan in plans]
+    except UsageError as error:
+        connection.send(("refused", str(error)))
+        return []
+    except KeyboardInterrupt as error:  # a real Ctrl-C is ignored here: this one is the user's code
+        connection.send(("refused", f"{last[0]} {last[1]} raised {one_line(error)}"))
+        return []
+    except Exception as error:  # noqa: BLE001 (the harness' own mistake, told as one sentence)
+        connection.send(("broken", f"{last[0]} {last[1]}: {one_line(error)}"))
+        return []
+    connection.send(("loaded", loaded))
+    return plans
+
+
+def _run(connection: Connection, plan: Plan, index: int) -> ClauseResult:
+    """Run one clause; exceptions the runner lets through end in the result, never in the worker."""
+    task, started = plan.planned[index], time.perf_counter()
+    last: dict[str, Any] | None = None
+    examples = 0
+
+    def on_example(problem: dict[str, Any]) -> None:
+        nonlocal last, examples
+        last, examples = problem, examples + 1
+        connection.send(("example", problem))
+
+    try:
+        return plan.run.run(task, on_example)
+    except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
+        from .outcomes import from_exception  # noqa: PLC0415
+
+        seconds = time.perf_counter() - started
+        return from_exception(task, error, last, examples=examples, seconds=seconds)
