@@ -6,6 +6,7 @@ among it: those are mistakes made on purpose, and run under ``conformance teeth`
 
 __conformance__ = [
     "eager",
+    "online_softmax",
     "token_attention",
     "per_head_matrices",
     "unbatched_attention",

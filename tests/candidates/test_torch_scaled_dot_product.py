@@ -124,9 +124,19 @@ def test_flash_takes_values_it_does_not_have(candidate: Candidate) -> None:
     """Five values for 64 keys get an answer of the usual shape: the declared finding."""
     query, key, value = _heads((5, 64))
     assert candidate(query, key, value[:, :, :5].contiguous()).shape == (2, 4, 5, 3)
-    assert [entry.clause for entry in candidate.declaration.expected_failures] == [
-        "shape.rejects-mismatch"
-    ]
+    declared = [entry.clause for entry in candidate.declaration.expected_failures]
+    assert "shape.rejects-mismatch" in declared
+
+
+@pytest.mark.filterwarnings("ignore:Flash attention kernel not used|All fused kernels")
+def test_flash_alone_refuses_strided_channels() -> None:
+    """With its channels apart in memory a query finds no kernel: the other declared finding."""
+    query, key, value = _heads()
+    apart = query.mT.contiguous().mT
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        FLASH(apart, key, value)
+    declared = {entry.clause: entry.kind for entry in FLASH.declaration.expected_failures}
+    assert declared["shape.strided"] == "raised"
 
 
 def test_math_refuses_values_it_does_not_have() -> None:
