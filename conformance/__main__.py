@@ -32,9 +32,6 @@ def run(arguments: list[str]) -> int:
     try:
         code = cli.main(args=arguments, prog_name="conformance", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
-        return EXIT_USAGE
     except click.ClickException as error:
         return _say(error.format_message(), EXIT_USAGE)
     except UsageError as error:

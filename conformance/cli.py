@@ -1,7 +1,7 @@
 """The command line.
 
-click and not argparse: it composes subcommands whose options repeat, suggests the nearest option for
-a misspelt one, lets :func:`conformance.__main__.main` decide how an error is shown, and imports in
+click and not argparse: it composes subcommands whose options repeat, suggests the nearest option
+for a misspelt one, lets :func:`conformance.__main__.main` decide how an error is shown, and imports in
 some 30 ms. Commands import what they need when they run, so that ``--help`` stays fast.
 """
 
@@ -22,13 +22,20 @@ if TYPE_CHECKING:
     from .checking import Progress
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="attention-conformance", prog_name="conformance")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Check whether an attention computes attention as specified, clause by clause.
 
     Exit code: 0 conforms, 1 fails or is inconclusive, 2 bad input, 3 the harness failed.
     """
+    if context.invoked_subcommand is None:
+        msg = "name a command: check, list or explain; 'conformance --help' describes them"
+        raise click.UsageError(msg)
 
 
 @cli.command(name="check")

@@ -160,6 +160,10 @@ def _why_stale(
         for result in results[name]
         if entry.concerns(name, result.id, result.dtype)
     ]
+    return _why_unanswered(entry, runs)
+
+
+def _why_unanswered(entry: ExpectedFailure, runs: Sequence[ClauseResult]) -> str:
     if not runs:
         return f"nothing was run in the dtype {entry.dtype!r}"
     if any(result.status in _NOT_STALE for result in runs):

@@ -96,9 +96,10 @@ def _weights(geometry: Geometry, semantics: golden.Semantics) -> golden.Projecti
         "v": semantics.value_bias,
         "o": semantics.output_bias,
     }
-    matrices = {name: torch.zeros(shape) for name, shape in rows.items()}
-    biases = {f"{name}_bias": torch.zeros(rows[name][0]) if biased[name] else None for name in rows}
-    return golden.ProjectionWeights(**matrices, **biases)
+    tensors: dict[str, Any] = {name: torch.zeros(shape) for name, shape in rows.items()}
+    for name, shape in rows.items():
+        tensors[f"{name}_bias"] = torch.zeros(shape[0]) if biased[name] else None
+    return golden.ProjectionWeights(**tensors)
 
 
 def _callee(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Drives one worker process: restarts it when a candidate hangs or dies, and says so as a verdict."""
+"""Drives one worker process: restarts it when a candidate hangs or dies, and says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from .errors import UsageError
 from .messages import Event, Loaded, Ready, RunOptions, Task
@@ -39,7 +39,7 @@ class HarnessError(Exception):
 class WorkerLost(Exception):  # noqa: N818 (no error of ours: the candidate hung or died)
     """The worker gave no answer; ``kind`` is ``hung`` or ``crashed``."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, message: str, *, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -55,7 +55,7 @@ class Supervisor:
         self._last_words = bytearray()
         self._loaded: list[Loaded] = []
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -189,7 +189,8 @@ class Supervisor:
                     raise self._died()
                 if time.monotonic() >= deadline:
                     self._kill()
-                    raise WorkerLost("hung", f"gave no answer within {limit:g} s and was stopped")
+                    msg = f"gave no answer within {limit:g} s and was stopped"
+                    raise WorkerLost(msg, kind="hung")
             event: Event = connection.recv()
         except (EOFError, ConnectionResetError, pickle.UnpicklingError):
             raise self._died() from None
@@ -202,7 +203,7 @@ class Supervisor:
             process.join(_FAREWELL)
         status = None if process is None else process.exitcode
         self._kill()
-        return WorkerLost("crashed", f"{_cause(status)}{_quoted(self._last_words)}")
+        return WorkerLost(f"{_cause(status)}{_quoted(self._last_words)}", kind="crashed")
 
     def _say_stop(self) -> None:
         if self._connection is not None and self._process is not None:

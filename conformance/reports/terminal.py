@@ -51,7 +51,7 @@ def show(report: Record, file: IO[str]) -> None:
 
 
 def console_for(file: IO[str]) -> Console:
-    """A console that breaks lines on a terminal only: a log is searched, and sentences stay whole."""
+    """A console that breaks lines on a terminal only: in a log, sentences stay whole."""
     console = Console(file=file, highlight=False, markup=False, emoji=False)
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
@@ -155,7 +155,7 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         (candidate["name"], "bold"),
         f" ({candidate['kind']}, {candidate['target']}): ",
         _styled(candidate["verdict"]),
-        f" – {candidate['verdict_reason']}",
+        f", {candidate['verdict_reason']}",
     )
     several = len({(clause["dtype"], clause["device"]) for clause in candidate["clauses"]}) > 1
     for status in _TOLD:
