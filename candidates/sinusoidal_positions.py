@@ -1,4 +1,4 @@
-"""Document C': sinusoidal position encoding."""
+"""Document C': sinusoidal position encoding, on its own and under document A's attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from torch import Tensor, nn
 
 import conformance
 
+from .token_attention import TokenAttention
+
 MAX_LENGTH: Final = 1000
+TOKEN_SIZE: Final = 8
+HEAD_SIZE: Final = 4
+NUM_HEADS: Final = 2
 
 
 class SinusoidalPositions(nn.Module):
@@ -50,3 +55,31 @@ def sinusoidal_positions(x: Tensor) -> Tensor:
     """Document C's encoding for the width of an input, in eval mode."""
     encoded: Tensor = SinusoidalPositions(x.shape[-1], dropout=0.5).eval()(x)
     return encoded
+
+
+def _positioned_attention() -> nn.Module:
+    """Attention over ``x + P``, with weights of its own that nobody is told."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        attention = TokenAttention(TOKEN_SIZE, HEAD_SIZE, HEAD_SIZE, NUM_HEADS)
+    return nn.Sequential(SinusoidalPositions(TOKEN_SIZE, dropout=0.5), attention).eval()
+
+
+# The negative control of the equivariance clauses; its weights are told to nobody.
+positioned_attention = conformance.fixed_layer(
+    _positioned_attention(),
+    None,
+    num_heads=NUM_HEADS,
+    name="positioned_attention",
+    inputs="self",
+    position="sinusoidal",
+    max_length=MAX_LENGTH,
+    geometry={
+        "head_size": HEAD_SIZE,
+        "value_head_size": HEAD_SIZE,
+        "query_size": TOKEN_SIZE,
+        "key_size": TOKEN_SIZE,
+        "value_size": TOKEN_SIZE,
+        "output_size": TOKEN_SIZE,
+    },
+)

@@ -25,7 +25,7 @@ class ValidLengthAttention(nn.Module):
     training mode the weights are dropped out. An empty batch raises RuntimeError.
     """
 
-    def __init__(  # noqa: PLR0917 (the document's signature)
+    def __init__(
         self,
         key_size: int,
         query_size: int,

@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
-from candidates.sinusoidal_positions import SinusoidalPositions, sinusoidal_positions
+from candidates.sinusoidal_positions import (
+    SinusoidalPositions,
+    positioned_attention,
+    sinusoidal_positions,
+)
 from conformance._golden import golden
 
 
@@ -58,3 +62,15 @@ def test_declared_candidate_adds_the_table() -> None:
     table = SinusoidalPositions(6, dropout=0.0).P[:, :5]
     assert torch.equal(sinusoidal_positions(tokens), tokens + table)
     assert sinusoidal_positions.declaration.max_length == 1000
+
+
+def test_attention_over_positions_is_not_equivariant() -> None:
+    """Reordering the tokens does more than reorder the rows, and the same call repeats its answer."""
+    forward = positioned_attention(None, None)
+    tokens = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
+    order = [2, 0, 1, 3]
+    with torch.no_grad():
+        rows, swapped = forward(tokens), forward(tokens[:, order])
+        assert torch.equal(forward(tokens), rows)
+    # Rounding is eight digits away from a difference in the second.
+    assert float((swapped - rows[:, order]).abs().max()) > 1e-2
