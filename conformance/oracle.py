@@ -13,6 +13,8 @@ from ._golden import golden
 from .declaration import Declaration
 from .inputs import Inputs
 from .tolerance import contract_for, core_bound, layer_bound
+from .tolerance.layer import head_errors
+from .tolerance.returned_weights import weights_bound
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +54,21 @@ class Oracle:
             self.seconds += time.perf_counter() - start
             self._known[inputs] = found
         return found
+
+    def weights_bound(self, inputs: Inputs) -> Tensor:
+        """The bound of returned weights, ``[B, H, Lq, Lk]``."""
+        core = self.answer(inputs).core
+        contract = contract_for(self.declaration, self.dtype, core.scale)
+        if not inputs.is_layer or inputs.weights is None:
+            return weights_bound(core, contract)
+        query_error, key_error, _ = head_errors(
+            core,
+            (inputs.query, inputs.key, inputs.value),
+            inputs.weights,
+            self.declaration.semantics,
+            contract,
+        )
+        return weights_bound(core, contract, query_error=query_error, key_error=key_error)
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
         """The golden output alone, at any point of the semantics."""

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+from .calling import CandidateFailure
 from .candidate import Candidate
+from .clause import Clause, Finding, all_clauses
+from .counterexample import describe
+from .pool import Pool
+from .problem import Problem
 from .profile import Profile
+from .reduction import reduce_problem
 from .results import ClauseResult
+from .subject import Subject
+
+OnExample = Callable[[dict[str, Any]], None]
+# Of the reductions a profile allows, the part that a single failing clause may use.
+SHARE_OF_ONE_CLAUSE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +36,22 @@ class Planned:
     dtype: str
     device: str
     reason: str = ""
+
+
+@dataclass
+class _Tally:
+    """What the examples of one clause showed so far."""
+
+    examples: int = 0
+    binding: int = 0
+    margin: float | None = None
+
+    def add(self, finding: Finding) -> None:
+        """Count one example."""
+        self.examples += 1
+        self.binding += finding.binding
+        if finding.margin is not None:
+            self.margin = max(self.margin or 0.0, finding.margin)
 
 
 class CandidateRun:
@@ -38,13 +69,138 @@ class CandidateRun:
         skip: tuple[str, ...] = (),
     ) -> None:
         self.candidate = candidate
+        self.profile = profile
+        self.seed = seed
+        self.dtypes = dtypes or candidate.declaration.dtypes
+        self.devices = devices or candidate.declaration.devices
+        self.only = only
+        self.skip = skip
+        self.pool = Pool(candidate, profile, seed)
+        self.reductions_left = profile.reductions
+        self._subjects: dict[str, Subject] = {}
+        self._clauses = {clause.id: clause for clause in all_clauses()}
+
+    @property
+    def subjects(self) -> list[Subject]:
+        """The subjects made so far; their clocks say where the time went."""
+        return list(self._subjects.values())
 
     def planned(self) -> list[Planned]:
         """Every selected clause in every dtype, in order, the not-applicable ones too."""
-        raise NotImplementedError
+        selected = [clause for clause in self._clauses.values() if self._selects(clause.id)]
+        return [
+            Planned(
+                id=clause.id,
+                family=clause.family,
+                level=clause.level_for(self.candidate.kind),
+                dtype=dtype,
+                device=device,
+                reason=clause.not_applicable(self.candidate),
+            )
+            for device in self.devices
+            for dtype in self.dtypes
+            for clause in selected
+        ]
 
-    def run(
-        self, planned: Planned, on_example: Callable[[dict[str, Any]], None] | None = None
-    ) -> ClauseResult:
+    def _selects(self, slug: str) -> bool:
+        wanted = not self.only or any(fnmatchcase(slug, glob) for glob in self.only)
+        return wanted and not any(fnmatchcase(slug, glob) for glob in self.skip)
+
+    def run(self, planned: Planned, on_example: OnExample | None = None) -> ClauseResult:
         """Run one clause. ``on_example`` gets each problem (plain data) before it is tried."""
-        raise NotImplementedError
+        result = ClauseResult(
+            id=planned.id,
+            family=planned.family,
+            level=planned.level,
+            status="not-applicable",
+            reason=planned.reason,
+            dtype=planned.dtype,
+            device=planned.device,
+        )
+        if planned.reason:
+            return result
+        start = time.perf_counter()
+        try:
+            result = self._run(self._clauses[planned.id], result, on_example)
+        except Exception as error:  # noqa: BLE001 (the harness' own fault is a status, not a crash)
+            result = result.replace(status="error", reason=_own_fault(error))
+        return result.replace(seconds=time.perf_counter() - start)
+
+    def subject(self, dtype: str) -> Subject:
+        """The candidate under test in one dtype."""
+        if dtype not in self._subjects:
+            self._subjects[dtype] = Subject(self.candidate, dtype)
+        return self._subjects[dtype]
+
+    def _run(
+        self, clause: Clause, result: ClauseResult, on_example: OnExample | None
+    ) -> ClauseResult:
+        subject, tally = self.subject(result.dtype), _Tally()
+        for problem in self.pool.problems(clause.space, result.dtype):
+            if on_example is not None:
+                on_example(problem.as_json())
+            finding = examine(clause, subject, problem)
+            tally.add(finding)
+            if finding.violation is not None:
+                counted = self._counted(result, tally)
+                return self._failed(clause, subject, problem, finding, counted, on_example)
+        counted = self._counted(result, tally)
+        if tally.binding == 0:
+            told = clause.counterfactual or "the case it speaks of"
+            reason = f"none of {tally.examples} examples could have shown it ({told})"
+            return counted.replace(status="untestable", reason=reason)
+        return counted.replace(status="passed")
+
+    def _counted(self, result: ClauseResult, tally: _Tally) -> ClauseResult:
+        return result.replace(
+            examples=tally.examples, binding=tally.binding, margin=tally.margin, reason=""
+        )
+
+    def _failed(
+        self,
+        clause: Clause,
+        subject: Subject,
+        problem: Problem,
+        finding: Finding,
+        result: ClauseResult,
+        on_example: OnExample | None,
+    ) -> ClauseResult:
+        """Reduce the failing problem and report the smallest one found."""
+        kind = finding.violation.kind if finding.violation else ""
+
+        def still_fails(smaller: Problem) -> bool:
+            if on_example is not None:
+                on_example(smaller.as_json())
+            violation = examine(clause, subject, smaller).violation
+            return violation is not None and violation.kind == kind
+
+        tries = min(self.reductions_left, int(self.profile.reductions * SHARE_OF_ONE_CLAUSE))
+        smallest, used = reduce_problem(
+            problem, self.candidate, clause.space, still_fails, tries=tries
+        )
+        self.reductions_left -= used
+        final = examine(clause, subject, smallest)
+        if final.violation is None:  # a failure that does not repeat is still a failure
+            smallest, final = problem, finding
+        reason = "" if final.violation is None else final.violation.message
+        return result.replace(
+            status="failed",
+            reason=reason,
+            violation=final.violation,
+            counterexample=describe(subject, smallest),
+        )
+
+
+def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
+    """One example of a clause; what the candidate raises or returns wrongly is a violation."""
+    try:
+        return clause.check(subject, problem)
+    except CandidateFailure as failure:
+        return Finding(violation=failure.violation)
+
+
+def _own_fault(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    line = str(error).strip().splitlines()[:1]
+    where = f"{Path(frame.filename).name}:{frame.lineno}"
+    return f"the harness failed: {type(error).__name__}: {line[0] if line else ''} ({where})"

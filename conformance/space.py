@@ -10,6 +10,7 @@ from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
+SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
 
 
@@ -70,7 +71,7 @@ class Space:
         """Why no problem of this space can be put to a candidate, or ""."""
         declared = candidate.declaration
         if candidate.kind not in self.kinds:
-            return f"it speaks of {' and '.join(f'{kind}s' for kind in self.kinds)}"
+            return f"it speaks of {' and '.join(SPOKEN[kind] for kind in self.kinds)}"
         if self.causal == "always" and declared.causal is None:
             return "no causal flag is declared"
         if self.mask == "always" and not self.options(candidate):

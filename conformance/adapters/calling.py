@@ -48,11 +48,11 @@ class Calling:
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
         """Call the module and bring its answer into ours: a tensor, or output and weights."""
         if self.sequence_first:
-            inputs = tuple(tokens.transpose(0, 1) for tokens in inputs)
+            inputs = tuple(_swapped(tokens) for tokens in inputs)
         answer = self._call(module, inputs, keywords)
         parts = list(answer) if isinstance(answer, (tuple, list)) else [answer]
         if self.sequence_first and parts and isinstance(parts[0], Tensor):
-            parts[0] = parts[0].transpose(0, 1)
+            parts[0] = _swapped(parts[0])
         if keywords.get("return_weights"):
             return tuple(parts[:2]) if len(parts) > 1 else parts[0]
         return parts[0] if parts else answer
@@ -65,6 +65,11 @@ class Calling:
         if self.names is None:
             return module(*inputs, **theirs)
         return module(**dict(zip(self.names, inputs, strict=True)), **theirs)
+
+
+def _swapped(tokens: Tensor) -> Tensor:
+    """Batch and tokens change places, where there is a batch."""
+    return tokens.transpose(0, 1) if tokens.dim() == len("BLE") else tokens
 
 
 class AdaptedModule(nn.Module):

@@ -21,6 +21,7 @@ PROMISES: Final[dict[str, Any]] = {
 }
 _FORMS: Final = ("keep", "drop", "bias")
 _FULL: Final = 4
+_BATCHED: Final = 3
 
 
 def is_multihead(module: object) -> bool:
@@ -84,12 +85,17 @@ class MultiheadCalling(Calling):
             "memory": lambda: (*inputs, inputs[-1]),
             "separate": lambda: inputs,
         }[self.inputs]()
-        keywords = dict(keywords)
-        return_weights = keywords.pop("return_weights", False)
-        masks = _masks(module, query.shape[-3] if query.dim() > 2 else 0, keywords)  # noqa: PLR2004
+        return_weights = bool(keywords.get("return_weights"))
+        masks = _masks(self._scores_shape(module, query, key), keywords)
         return module(
             query, key, value, need_weights=return_weights, average_attn_weights=False, **masks
         )
+
+    def _scores_shape(self, module: nn.Module, query: Tensor, key: Tensor) -> tuple[int, ...]:
+        if query.dim() < _BATCHED:
+            return module.num_heads, query.shape[0], key.shape[0]
+        batch, length = (1, 0) if self.sequence_first else (0, 1)
+        return query.shape[batch], module.num_heads, query.shape[length], key.shape[length]
 
 
 def calling(module: nn.MultiheadAttention, inputs: str | None) -> MultiheadCalling:
@@ -99,7 +105,7 @@ def calling(module: nn.MultiheadAttention, inputs: str | None) -> MultiheadCalli
     )
 
 
-def _masks(module: nn.Module, _batch: int, keywords: dict[str, Any]) -> dict[str, Tensor]:
+def _masks(shape: tuple[int, ...], keywords: dict[str, Any]) -> dict[str, Tensor]:
     """Masks under the layer's names: both boolean or both float, as it wants them."""
     given = [mask for mask in (_as_drop(keywords), keywords.get("bias")) if mask is not None]
     if len(given) > 1:
@@ -109,9 +115,14 @@ def _masks(module: nn.Module, _batch: int, keywords: dict[str, Any]) -> dict[str
     for mask in given:
         padding = mask.dim() == _FULL and mask.shape[1] == mask.shape[2] == 1
         name = "key_padding_mask" if padding else "attn_mask"
-        ready = mask[:, 0, 0] if padding else mask
+        ready = mask[:, 0, 0] if padding else _attention_mask(mask, shape)
         theirs[name] = ready + theirs[name] if name in theirs else ready
     return theirs
+
+
+def _attention_mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``[Q, K]`` as it is; with more axes ``[B*H, Q, K]``, batch-major."""
+    return mask if mask.dim() == len(shape[-2:]) else mask.expand(shape).flatten(0, -3)
 
 
 def _as_drop(keywords: dict[str, Any]) -> Tensor | None:
@@ -124,7 +135,24 @@ def _as_drop(keywords: dict[str, Any]) -> Tensor | None:
 
 def construct(geometry: Geometry) -> nn.MultiheadAttention:
     """The layer of a geometry: fused projections when all widths are one, else separate ones."""
-    width = geometry.num_heads * geometry.head_size
     return nn.MultiheadAttention(
-        width, geometry.num_heads, kdim=geometry.key_size, vdim=geometry.value_size, batch_first=True
+        geometry.query_size,
+        geometry.num_heads,
+        kdim=geometry.key_size,
+        vdim=geometry.value_size,
+        batch_first=True,
+    )
+
+
+def nearest(geometry: Geometry) -> Geometry:
+    """The nearest geometry the layer can have. About half get one width, so that both kinds are met."""
+    width = geometry.num_heads * geometry.head_size
+    separate = geometry.key_size > geometry.value_size
+    return geometry.replace(
+        num_kv_heads=geometry.num_heads,
+        value_head_size=geometry.head_size,
+        query_size=width,
+        output_size=width,
+        key_size=geometry.key_size if separate else width,
+        value_size=geometry.value_size if separate else width,
     )

@@ -16,7 +16,7 @@ from ..recipes import LIVELY
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject
-from ..tolerance import position_bound
+from ..tolerance.position import position_bound
 from ._vocabulary import permutation
 
 SOURCE = "Vaswani et al. 2017, section 3.5; document 002"

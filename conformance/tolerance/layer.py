@@ -31,18 +31,29 @@ def layer_bound(
     if layer.output.numel() == 0:
         return torch.zeros_like(layer.output)
     core = layer.core
+    errors = head_errors(core, (query, key, value), weights, semantics, contract)
+    bound = one_sided_bound(core, contract, *errors)
+    merged = golden.merge_heads(bound, semantics)
+    return _output_error(layer, merged, weights, semantics, contract).mul_(contract.sides)
+
+
+def head_errors(
+    core: golden.Attention,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    weights: golden.ProjectionWeights,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """What projected query, key and value heads already carry; None means that they are exact."""
+    query, key, value = tokens
     query_bias = weights.q_bias if semantics.query_bias else None
     key_bias = weights.k_bias if semantics.key_bias else None
     value_bias = weights.v_bias if semantics.value_bias else None
-    bound = one_sided_bound(
-        core,
-        contract,
+    return (
         _head_error(query, weights.q, query_bias, core.query, semantics, contract),
         _head_error(key, weights.k, key_bias, core.key, semantics, contract),
         _head_error(value, weights.v, value_bias, core.value, semantics, contract),
     )
-    merged = golden.merge_heads(bound, semantics)
-    return _output_error(layer, merged, weights, semantics, contract).mul_(contract.sides)
 
 
 def _head_error(

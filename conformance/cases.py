@@ -1,0 +1,122 @@
+"""One clause of one candidate as a test: how it runs, and what its status means to pytest."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import pytest
+
+from .expectations import judge
+from .expected import ExpectedFailure
+from .loaded import Plan
+from .outcomes import from_exception, not_applicable
+from .pytest_plugin import STATUS
+from .reports.wording import explanation
+from .results import ClauseResult
+from .runner import Planned
+
+
+class ClauseCase:
+    """The ``clause`` of a test: calling it checks the clause and ends the test accordingly.
+
+    ``candidate`` is the candidate's name; ``id``, ``level`` and ``requirement`` are the clause's;
+    ``result`` is what came out, None before.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        planned: Planned,
+        *,
+        requirement: str,
+        expected: Iterable[ExpectedFailure] = (),
+        qualified: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._planned = planned
+        self._expected = tuple(expected)
+        self._qualified = qualified
+        self.requirement = requirement
+        self.result: ClauseResult | None = None
+
+    @property
+    def id(self) -> str:
+        """The clause's slug."""
+        return self._planned.id
+
+    @property
+    def level(self) -> str:
+        """MUST, SHOULD or MAY."""
+        return self._planned.level
+
+    @property
+    def candidate(self) -> str:
+        """The candidate's name, with dtype and device where it is judged in several."""
+        where = f"-{self._planned.dtype}" if self._qualified else ""
+        if self._planned.device != "cpu":
+            where = f"{where}-{self._planned.device}"
+        return f"{self._plan.candidate.name}{where}"
+
+    @property
+    def test_id(self) -> str:
+        """What stands in the brackets of a suite's test."""
+        return f"{self.candidate}-{self.id}"
+
+    def __call__(self) -> None:
+        """Check the clause; fails, skips or xfails the running test unless it passed."""
+        _conclude(self.check())
+
+    def check(self) -> ClauseResult:
+        """Run the clause and return the result, expected failures applied; the verdict is yours."""
+        self.result = judge(self._run(), self._plan.candidate.name, self._expected)
+        return self.result
+
+    def explained(self) -> str:
+        """The result in words, for a failing test."""
+        if self.result is None:
+            return "not checked"
+        return _explained(self.result, self.requirement)
+
+    def properties(self) -> list[tuple[str, object]]:
+        """What is recorded for the test, such as in JUnit's properties."""
+        if self.result is None:
+            return []
+        result = self.result
+        found: list[tuple[str, object]] = [
+            (STATUS, result.status),
+            ("conformance_clause", result.id),
+            ("conformance_level", result.level),
+            ("conformance_examples", result.examples),
+            ("conformance_binding", result.binding),
+        ]
+        return [*found, ("conformance_margin", result.margin)] if result.margin is not None else found
+
+    def _run(self) -> ClauseResult:
+        if self._planned.reason:
+            return not_applicable(self._planned)
+        started, last = time.perf_counter(), None
+
+        def on_example(problem: dict[str, Any]) -> None:
+            nonlocal last
+            last = problem
+
+        try:
+            # The user's filter may turn warnings into errors: a candidate that warns does not fail.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self._plan.run.run(self._planned, on_example)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
+            seconds = time.perf_counter() - started
+            return from_exception(self._planned, error, last, seconds=seconds)
+
+
+def _explained(result: ClauseResult, requirement: str) -> str:
+    where = f"{result.dtype} on {result.device}"
+    head = f"{result.id} [{result.level}, {where}] {result.status}"
+    entry = {**result.as_json(), "requirement": requirement}
+    return "\n".join([head, *(f"  {label}: {text}" for label, text in explanation(entry))])

@@ -1,0 +1,39 @@
+"""The problems of a run: hand-picked edges, then drawn ones, shared by every clause of one space."""
+
+from __future__ import annotations
+
+from .candidate import Candidate
+from .edges import edge_problems
+from .problem import Problem
+from .profile import Profile
+from .space import Space
+from .strategies import draw_problems
+
+
+class Pool:
+    """Problems by space and dtype. Clauses of one space see the same ones, so goldens are shared."""
+
+    def __init__(self, candidate: Candidate, profile: Profile, seed: int) -> None:
+        self._candidate = candidate
+        self._profile = profile
+        self._seed = seed
+        self._known: dict[tuple[Space, str], list[Problem]] = {}
+
+    def problems(self, space: Space, dtype: str) -> list[Problem]:
+        """The problems of a space: at least as many as the profile asks for."""
+        key = (space, dtype)
+        if key not in self._known:
+            self._known[key] = self._draw(space, dtype)
+        return self._known[key]
+
+    def _draw(self, space: Space, dtype: str) -> list[Problem]:
+        edges = edge_problems(self._candidate, space, dtype=dtype)
+        drawn = draw_problems(
+            self._candidate,
+            space,
+            dtype=dtype,
+            longest=self._profile.longest,
+            count=max(self._profile.examples - len(edges), 1),
+            seed_value=self._seed,
+        )
+        return edges + drawn

@@ -1,0 +1,118 @@
+"""The pytest plugin: options, collection, and how results are shown.
+
+Every pytest run with this distribution installed imports this module, so it imports nothing heavy:
+what needs torch is imported when a candidate is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+HOME: Final = Path(__file__).resolve().parent
+MARKER: Final = "__conformance_suite__"
+STATUS: Final = "conformance_status"
+_PRECEDENCE: Final = (
+    "Precedence: command line, environment ({variable}), the suite's own argument, ini ({ini})."
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options; those of a suite have an environment variable and an ini name, too."""
+    group = parser.getgroup("conformance", "attention conformance")
+    group.addoption(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        dest="conformance_candidates",
+        help="With --pyargs conformance: check this target, one test a clause; may be repeated.",
+    )
+    for name, what in (
+        ("profile", "How hard to try: quick, default or thorough (quick)."),
+        ("seed", "Where the generated problems start (0)."),
+        ("dtype", "Judge in this dtype instead of the declared ones."),
+        ("expected-failures", "TOML file with [[expected]] tables of clause and reason."),
+    ):
+        ini = f"conformance_{name.replace('-', '_')}"
+        precedence = _PRECEDENCE.format(variable=ini.upper(), ini=ini)
+        group.addoption(
+            f"--conformance-{name}",
+            dest=ini,
+            metavar=name.rpartition("-")[2].upper(),
+            help=f"{what} {precedence}",
+        )
+        parser.addini(ini, f"{what} {precedence}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse ``--pyargs conformance`` without a candidate: nothing would be checked."""
+    if _asked_for(config) and not config.getoption("conformance_candidates"):
+        msg = "pytest --pyargs conformance needs --candidate TARGET: it names what to check"
+        raise pytest.UsageError(msg)
+
+
+def _asked_for(config: pytest.Config) -> bool:
+    modules = [argument.partition("::")[0] for argument in config.args]
+    return bool(config.getoption("pyargs")) and any(
+        module in ("conformance", "conformance.suite") for module in modules
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Take this package's own folder over.
+
+    pytest's package node would put the folder that holds it (site-packages) first on the path, before
+    the packages of the user's repository.
+    """
+    if path.resolve() != HOME or not _asked_for(parent.config):
+        return None
+    from .pytest_nodes import ConformanceDirectory  # noqa: PLC0415 (only when asked for)
+
+    return ConformanceDirectory.from_parent(parent, path=path)  # type: ignore[no-any-return]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a suite one test a clause."""
+    options = getattr(metafunc.function, MARKER, None)
+    if options is None:
+        return
+    from .pytest_nodes import collect_suite  # noqa: PLC0415 (only when a suite is there)
+
+    if "clause" not in metafunc.fixturenames:
+        msg = f"{metafunc.function.__name__} is parametrized by clauses: give it an argument 'clause'"
+        raise pytest.Collector.CollectError(msg)
+    cases = collect_suite(metafunc.config, options)
+    metafunc.parametrize("clause", cases, ids=[case.test_id for case in cases])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Record what a clause showed, and fail a test that never asked it."""
+    case = _case_of(pyfuncitem)
+    if case is None:
+        return (yield)
+    try:
+        outcome = yield
+    finally:
+        pyfuncitem.user_properties.extend(case.properties())
+    if case.result is None:
+        pytest.fail(f"the test never called clause(): {case.test_id} was not checked", pytrace=False)
+    return outcome
+
+
+def _case_of(item: pytest.Function) -> Any:
+    if getattr(item.function, MARKER, None) is None:
+        return None
+    return item.callspec.params.get("clause") if hasattr(item, "callspec") else None
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Show a failure of the harness itself as an error, not as the candidate's failure."""
+    if report.when == "call" and report.failed and (STATUS, "error") in report.user_properties:
+        return "error", "E", "ERROR"
+    return None
