@@ -65,7 +65,7 @@ def test_declared_candidate_adds_the_table() -> None:
 
 
 def test_attention_over_positions_is_not_equivariant() -> None:
-    """Reordering the tokens does more than reorder the rows, and the same call repeats its answer."""
+    """Reordering the tokens does more than reorder the rows; the same call repeats its answer."""
     forward = positioned_attention(None, None)
     tokens = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
     order = [2, 0, 1, 3]
