@@ -14,16 +14,21 @@ from _paths import CHECKOUT
 # From the bottom up. A module may import from its own layer and from those above it in this list. A
 # new module must be added here; the narrowest pattern is the name itself.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("words", ("_golden", "errors", "geometry", "expected", "profile", "results")),
-    ("declaration", ("declaration", "candidate", "declare")),
+    ("words", ("_golden", "dtypes", "errors", "expected", "geometry", "profile", "results")),
+    ("declaration", ("candidate", "declaration", "declare")),
     ("adapters", ("adapters", "adapters.*")),
-    ("problem", ("problem", "recipes", "mask_patterns", "inputs", "materialise", "space")),
-    ("judgement", ("strategies", "edges", "comparison", "tolerance*", "oracle", "calling")),
-    ("subject", ("subject",)),
-    ("clauses", ("clause", "clauses", "clauses.*")),
-    ("runner", ("runner", "reduction")),
-    ("surfaces", ("targets*", "worker*", "report*", "reports.*", "suite", "pytest_plugin")),
-    ("command", ("cli*", "__main__", "__init__")),
+    ("targets", ("loading", "preflight", "targets")),
+    (
+        "problem",
+        ("inputs", "layouts", "mask_patterns", "materialise", "problem", "recipes", "space"),
+    ),
+    ("judgement", ("calling", "comparison", "edges", "oracle", "strategies", "tolerance*")),
+    ("clauses", ("clause", "clauses", "clauses.*", "subject")),
+    ("runner", ("counterexample", "pool", "reduction", "runner")),
+    ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
+    ("session", ("checking", "expectations", "report", "selection")),
+    ("surfaces", ("catalogue", "pytest_plugin", "reports", "reports.*", "suite")),
+    ("command", ("__init__", "__main__", "cli")),
 )
 
 # An import against the direction, and why it may stand.
@@ -76,6 +81,9 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{home}.{alias.name}" for alias in node.names)
 
 
+MODULES = frozenset(module_of(source) for source in sources("conformance"))
+
+
 def layer_of(module: str) -> int | None:
     """The number of the layer of a module of conformance, or of the module that holds a name."""
     parts = module.split(".")
@@ -89,12 +97,11 @@ def layer_of(module: str) -> int | None:
 
 def inner_imports(path: Path) -> set[str]:
     """The modules of conformance that one of its files imports, names cut off."""
-    known = {module_of(source) for source in sources("conformance")}
     found = set()
     for name in imports_of(path):
         inner = name.removeprefix("conformance.")
         if inner != name:
-            found.add(inner if inner in known else inner.rpartition(".")[0] or "__init__")
+            found.add(inner if inner in MODULES else inner.rpartition(".")[0] or "__init__")
     return found
 
 
@@ -110,6 +117,18 @@ def test_module_imports_only_downwards(path: Path) -> None:
         if (layer := layer_of(other)) is not None and layer > own and (module, other) not in ALLOWED
     }
     assert not upwards
+
+
+def test_views_see_nothing_but_the_report() -> None:
+    """A view is a function of the report alone: it runs without the harness and without torch."""
+    seen = {
+        f"{path.name}: {name}"
+        for path in sources("conformance/reports")
+        for name in imports_of(path)
+        if name.partition(".")[0] not in {"click", "rich"} | sys.stdlib_module_names
+        and not name.startswith("conformance.reports.")
+    }
+    assert not seen
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
@@ -145,6 +164,14 @@ def test_candidates_use_the_public_names_only() -> None:
         if name.startswith("conformance.") and name.count(".") > 1
     }
     assert not private
+
+
+def test_architecture_places_every_module() -> None:
+    """ARCHITECTURE.md names each module and package of conformance."""
+    text = (CHECKOUT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    packages = {f"{name.partition('.')[0]}/" for name in MODULES if "." in name}
+    flat = {name for name in MODULES if "." not in name and f"{name}/" not in packages}
+    assert {name for name in packages | flat if f"`{name}`" not in text} == set()
 
 
 def test_every_exception_is_still_needed() -> None:
