@@ -94,7 +94,11 @@ def _of_instance(built: nn.Module, wish: Wish) -> Candidate:
     calling, finding, promises = understand(built, wish)
     sizes, recipe = finding.sizes, finding.recipe
     weights = recipe.read(built, sizes)
-    promises["geometry"] = {**dict(promises.get("geometry") or {}), **_pins(weights, sizes)}
+    told = promises.get("geometry") or {}
+    if not isinstance(told, Mapping):
+        msg = f"geometry is {told!r}, but {wish.shown} is built already: give a dict of the lengths it can have"
+        raise DeclarationError(msg)
+    promises["geometry"] = {**told, **_pins(weights, sizes)}
     promises["semantics"] = without_biases(promises.get("semantics"), recipe)
     if sizes.num_kv_heads != sizes.num_heads:
         promises["features"] = [*promises.get("features", ()), "gqa"]
