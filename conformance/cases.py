@@ -14,7 +14,7 @@ from .expected import ExpectedFailure
 from .loaded import Plan
 from .outcomes import from_exception, not_applicable
 from .pytest_plugin import STATUS
-from .reports.wording import explanation
+from .reports.wording import explanation, message
 from .results import ClauseResult
 from .runner import Planned
 
@@ -67,7 +67,7 @@ class ClauseCase:
 
     def __call__(self) -> None:
         """Check the clause; fails, skips or xfails the running test unless it passed."""
-        _conclude(self.check())
+        _conclude(self, self.check())
 
     def check(self) -> ClauseResult:
         """Run the clause and return the result, expected failures applied; the verdict is yours."""
@@ -92,7 +92,9 @@ class ClauseCase:
             ("conformance_examples", result.examples),
             ("conformance_binding", result.binding),
         ]
-        return [*found, ("conformance_margin", result.margin)] if result.margin is not None else found
+        return (
+            [*found, ("conformance_margin", result.margin)] if result.margin is not None else found
+        )
 
     def _run(self) -> ClauseResult:
         if self._planned.reason:
@@ -120,3 +122,22 @@ def _explained(result: ClauseResult, requirement: str) -> str:
     head = f"{result.id} [{result.level}, {where}] {result.status}"
     entry = {**result.as_json(), "requirement": requirement}
     return "\n".join([head, *(f"  {label}: {text}" for label, text in explanation(entry))])
+
+
+def _conclude(case: ClauseCase, result: ClauseResult) -> None:
+    """End the running test as the result demands; only a pass returns."""
+    if result.status == "passed":
+        return
+    if result.status == "not-applicable":
+        pytest.skip(f"not applicable: {result.reason}")
+    if result.status == "expected-failure":
+        _tolerate(case, f"expected failure: {result.reason}")
+    if result.status in ("failed", "untestable") and result.level != "MUST":
+        _tolerate(case, f"{result.level} {result.status}: {message(result.as_json())}")
+    pytest.fail(case.explained(), pytrace=False)
+
+
+def _tolerate(case: ClauseCase, reason: str) -> NoReturn:
+    """xfail; with --runxfail, which makes that return, fail."""
+    pytest.xfail(reason)
+    pytest.fail(case.explained(), pytrace=False)

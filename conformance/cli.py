@@ -1,8 +1,8 @@
 """The command line.
 
 click and not argparse: it composes subcommands whose options repeat, suggests the nearest option
-for a misspelt one, lets :func:`conformance.__main__.main` decide how an error is shown, and imports in
-some 30 ms. Commands import what they need when they run, so that ``--help`` stays fast.
+for a misspelt one, lets :func:`conformance.__main__.main` decide how an error is shown, and imports
+in some 30 ms. Commands import what they need when they run, so that ``--help`` stays fast.
 """
 
 from __future__ import annotations

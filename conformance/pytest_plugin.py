@@ -66,14 +66,14 @@ def _asked_for(config: pytest.Config) -> bool:
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Take this package's own folder over.
 
-    pytest's package node would put the folder that holds it (site-packages) first on the path, before
-    the packages of the user's repository.
+    pytest's package node would put the folder that holds it (site-packages) first on the path,
+    before the packages of the user's repository.
     """
     if path.resolve() != HOME or not _asked_for(parent.config):
         return None
     from .pytest_nodes import ConformanceDirectory  # noqa: PLC0415 (only when asked for)
 
-    return ConformanceDirectory.from_parent(parent, path=path)  # type: ignore[no-any-return]
+    return ConformanceDirectory.from_parent(parent, path=path)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -84,7 +84,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from .pytest_nodes import collect_suite  # noqa: PLC0415 (only when a suite is there)
 
     if "clause" not in metafunc.fixturenames:
-        msg = f"{metafunc.function.__name__} is parametrized by clauses: give it an argument 'clause'"
+        msg = (
+            f"{metafunc.function.__name__} is parametrized by clauses: give it an argument 'clause'"
+        )
         raise pytest.Collector.CollectError(msg)
     cases = collect_suite(metafunc.config, options)
     metafunc.parametrize("clause", cases, ids=[case.test_id for case in cases])
@@ -101,7 +103,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     finally:
         pyfuncitem.user_properties.extend(case.properties())
     if case.result is None:
-        pytest.fail(f"the test never called clause(): {case.test_id} was not checked", pytrace=False)
+        pytest.fail(
+            f"the test never called clause(): {case.test_id} was not checked", pytrace=False
+        )
     return outcome
 
 

@@ -46,11 +46,11 @@ def parametrize(
 ) -> Callable[[Test], Test]:
     """Decorate a test function that has an argument ``clause``: one test a clause and candidate.
 
-    The test calls ``clause()``, which checks the clause and fails, skips or xfails the test; one that
-    never calls it fails. ``clause.check()`` returns the result instead and leaves the verdict to the
-    test. ``candidates`` is a target string, a candidate, a ``torch.nn.Module``, or a list of these;
-    strings are loaded when the test is collected. ``expected_failures`` is a dict of slug to reason,
-    a list of ``conformance.ExpectedFailure``, or the path of a TOML file.
+    The test calls ``clause()``, which checks the clause and fails, skips or xfails the test; one
+    that never calls it fails. ``clause.check()`` returns the result instead and leaves the verdict
+    to the test. ``candidates`` is a target string, a candidate, a ``torch.nn.Module``, or a list of
+    these; strings are loaded when the test is collected. ``expected_failures`` is a dict of slug to
+    reason, a list of ``conformance.ExpectedFailure``, or the path of a TOML file.
 
     Raises UsageError for an option of the wrong type.
     """

@@ -151,7 +151,7 @@ def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Candidate, str]]:
     loaded = guarded(f"the registered candidate {entry.name!r} cannot be loaded", entry.load)
     if isinstance(loaded, ModuleType):
         return _declared_in(loaded, entry.name)
-    return _candidates_of(loaded, entry.name)
+    return candidates_of(loaded, entry.name)
 
 
 def _from_module(
@@ -162,7 +162,7 @@ def _from_module(
     found = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
     if isinstance(found, ModuleType):
         return _declared_in(found, f"{where}:{name}")
-    return _candidates_of(found, f"{where}:{name}")
+    return candidates_of(found, f"{where}:{name}")
 
 
 def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Candidate, str]]:
@@ -173,7 +173,7 @@ def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Candidate, st
         return
     for name, value in list(vars(module).items()):
         if isinstance(value, Candidate) or _is_candidate_list(value):
-            yield from _candidates_of(value, f"{where}:{name}")
+            yield from candidates_of(value, f"{where}:{name}")
     for submodule, place in _submodules(module, where):
         yield from _declared_in(submodule, place)
 
@@ -203,7 +203,7 @@ def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Candi
         raise UsageError(msg)
     for entry in listed:
         if not isinstance(entry, str):
-            yield from _candidates_of(entry, where)
+            yield from candidates_of(entry, where)
         elif not hasattr(module, entry) and _has_submodule(module, entry):
             submodule = import_dotted(f"{module.__name__}.{entry}")
             yield from _declared_in(submodule, _below(where, entry))
@@ -215,7 +215,7 @@ def _has_submodule(module: ModuleType, name: str) -> bool:
     return name in [info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))]
 
 
-def _candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
+def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
     """The candidates that an object is or makes; raises UsageError when it does neither."""
     made = value if _is_candidate(value) else _called(value, target)
     for entry in _entries(made):
