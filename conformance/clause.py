@@ -69,8 +69,8 @@ class Clause:
         return self.id.partition(".")[0]
 
     def level_for(self, kind: str) -> Level:
-        """The level for a kind of candidate."""
-        return self.level if isinstance(self.level, str) else self.level[kind]
+        """The level for a kind of candidate; MUST where none is given."""
+        return self.level if isinstance(self.level, str) else self.level.get(kind, "MUST")
 
     def not_applicable(self, candidate: Candidate) -> str:
         """Why the clause does not apply to a candidate, or ""."""

@@ -19,8 +19,11 @@ FEW_QUERIES = 5
 SHORT = 9
 WIDEST_INPUT = 24
 SCALES = (None, 0.25, 0.3, 1.0, 1.7)
-SOFTCAPS = (None, 3.0, 30.0)
-WINDOWS = (None, (0, 0), (2, 0), (1, 1), (3, -1), (-1, 2))
+# Mostly absent: a narrow window hides what the other options do.
+SOFTCAPS = (None, None, 3.0, None, 30.0)
+WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), None, (0, 0), (2, 0))
+# Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes left out.
+OVERSAMPLING = 3
 
 
 @st.composite
@@ -162,7 +165,7 @@ def draw_problems(
 
     @seed(seed_value)
     @settings(
-        max_examples=count,
+        max_examples=OVERSAMPLING * count,
         phases=(Phase.generate,),
         database=None,
         deadline=None,
@@ -173,8 +176,21 @@ def draw_problems(
         found.append(problem)
 
     collect()
-    drawn = len(found)
+    chosen = _diverse(found, count)
+    drawn = len(chosen)
     for index in range(count - drawn):
-        again = found[index % drawn]
-        found.append(again.replace(seed=again.seed + 7919 * (1 + index // drawn)))
-    return found[:count]
+        again = chosen[index % drawn]
+        chosen.append(again.replace(seed=again.seed + 7919 * (1 + index // drawn)))
+    return chosen
+
+
+def _diverse(found: list[Problem], count: int) -> list[Problem]:
+    """Problems of different sizes first, then those that differ in anything but the seed."""
+    fresh: dict[Geometry, Problem] = {}
+    for problem in found:
+        fresh.setdefault(problem.geometry, problem)
+    others: dict[Problem, Problem] = {}
+    for problem in found:
+        if fresh[problem.geometry] is not problem:
+            others.setdefault(problem.replace(seed=0), problem)
+    return [*fresh.values(), *others.values()][:count]

@@ -61,7 +61,7 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
     length = inputs.geometry.key_length
     chosen = problem.seed % length
     copies = 2 + problem.seed % (MOST_COPIES - 1)
-    raised = inputs.bias.double() + math.log(copies) * (torch.arange(length) == chosen)
+    raised = inputs.bias.double() + math.log(copies) * (torch.arange(length) == chosen).double()
     heavier = inputs.replace(bias=raised.to(inputs.bias.dtype))
     index = torch.arange(length).repeat_interleave(
         torch.where(torch.arange(length) == chosen, copies, 1)
