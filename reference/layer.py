@@ -166,7 +166,7 @@ def _check_weights(
     check_divides(num_heads, "num_heads", weights.q.shape[0], "the rows of weights.q")
     check_divides(num_kv_heads, "num_kv_heads", weights.v.shape[0], "the rows of weights.v")
     key_rows = weights.q.shape[0] // num_heads * num_kv_heads
-    check_size(weights.k, "weights.k", 0, key_rows, "num_kv_heads times the head size of weights.q")
+    check_size(weights.k, "weights.k", 0, key_rows, "num_kv_heads times the head size of q")
     if weights.o is not None:
         check_tensor(weights.o, "weights.o", "out in")
         merged_width = weights.v.shape[0] // num_kv_heads * num_heads
