@@ -16,13 +16,14 @@ from _paths import CHECKOUT
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("words", ("_golden", "dtypes", "errors", "expected", "geometry", "profile", "results")),
     ("declaration", ("candidate", "declaration", "declare")),
+    ("tolerance", ("tolerance*",)),
     ("adapters", ("adapters", "adapters.*")),
     ("targets", ("loading", "preflight", "targets")),
     (
         "problem",
         ("inputs", "layouts", "mask_patterns", "materialise", "problem", "recipes", "space"),
     ),
-    ("judgement", ("calling", "comparison", "edges", "oracle", "strategies", "tolerance*")),
+    ("judgement", ("calling", "comparison", "edges", "oracle", "strategies")),
     ("clauses", ("clause", "clauses", "clauses.*", "subject")),
     ("runner", ("counterexample", "pool", "reduction", "runner")),
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),

@@ -1,0 +1,1 @@
+"""What turns a torch module, a bare function or an ONNX graph into a candidate."""

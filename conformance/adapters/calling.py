@@ -45,7 +45,9 @@ class Calling:
     function: Callable[..., Any] | None = None
     sequence_first: bool = False
 
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
+    def __call__(
+        self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]
+    ) -> Any:
         """Call the module and bring its answer into ours: a tensor, or output and weights."""
         if self.sequence_first:
             inputs = tuple(_swapped(tokens) for tokens in inputs)
@@ -73,7 +75,7 @@ def _swapped(tokens: Tensor) -> Tensor:
 
 
 class AdaptedModule(nn.Module):
-    """A user's module under the harness' call; its state dict has the user's names under ``module.``."""
+    """A user's module under the harness' call; its state has the user's names under ``module.``."""
 
     def __init__(self, module: nn.Module, calling: Callable[..., Any]) -> None:
         super().__init__()
@@ -89,10 +91,13 @@ class AdaptedModule(nn.Module):
 def read_calling(
     shown: str, forward: Callable[..., Any], call: Call | None, inputs: str | None
 ) -> Calling:
-    """Find out how to call a module from its signature; raises DeclarationError with what to pass."""
+    """Read from its signature how to call a module; raises DeclarationError."""
     if call is not None and not isinstance(call, Mapping):
         if not callable(call):
-            msg = f"call is {call!r}: give a dict of our keywords to theirs, or call(module, query, …)"
+            msg = (
+                f"call is {call!r}: give a dict of our keywords to theirs, or call(module, "
+                "query, …)"
+            )
             raise DeclarationError(msg)
         return Calling(inputs=inputs or _inputs_of_call(call), function=call)
     parameters = list(inspect.signature(forward).parameters.values())
@@ -120,7 +125,7 @@ def read_calling(
 def check_keywords(
     shown: str, forward: Callable[..., Any], calling: Calling, declaration: Declaration
 ) -> None:
-    """Require that the module takes every keyword its declaration promises; DeclarationError else."""
+    """Require that the module takes every declared keyword; raises DeclarationError."""
     if calling.function is not None:
         _check_takes(f"the call= of {shown}", calling.function, {}, declaration)
     else:
@@ -135,13 +140,17 @@ def _check_takes(
         return
     for word in rename:
         if word not in declaration.keywords:
-            msg = f"call renames {word!r}, which is not declared{did_you_mean(word, declaration.keywords)}"
+            msg = (
+                f"call renames {word!r}, which is not "
+                f"declared{did_you_mean(word, declaration.keywords)}"
+            )
             raise DeclarationError(msg)
     for word in declaration.keywords:
         theirs = rename.get(word, word)
         if theirs not in parameters:
             msg = (
-                f"{shown} has no parameter {theirs!r} (it has {', '.join(parameters)}), but {word!r} is "
+                f"{shown} has no parameter {theirs!r} (it has {', '.join(parameters)}), but "
+                f"{word!r} is "
                 f"declared: pass call={{{word!r}: '…'}} with the name it has there"
             )
             raise DeclarationError(msg)
@@ -181,7 +190,8 @@ def _infer_inputs(shown: str, parameters: list[inspect.Parameter]) -> str:
     if not required:
         signature = inspect.Signature(parameters)
         msg = (
-            f"{shown}.forward{signature} does not say what it takes: pass inputs='self', 'memory' or "
+            f"{shown}.forward{signature} does not say what it takes: pass inputs='self', "
+            "'memory' or "
             "'separate', and call=lambda module, …: … when the arguments are not positional"
         )
         raise DeclarationError(msg)

@@ -1,4 +1,4 @@
-"""Makes an instance of a class: without arguments, or from what its constructor's parameters are called."""
+"""Makes an instance of a class: without arguments, or from the names of its constructor's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ HEAD_SIZE: Final = WIDTH // HEADS
 LONGEST: Final = 1024
 
 _WIDTH_NAMES: Final = (
-    "embed_dim d_model dim model_dim hidden_size token_size embed_size n_embd emb_size emb_dim "
-    "embedding_dim embedding_size hidden_dim num_hiddens n_hidden channels in_features in_dim dim_in "
-    "input_dim input_size d_in out_features out_dim dim_out output_dim output_size d_out query_size "
-    "query_dim key_dim key_size value_dim value_size context_dim kdim vdim n_feat n_state width size "
-    "model_size d_embed embed emb d_hidden query_in_dim"
+    "embed_dim d_model dim model_dim hidden_size token_size embed_size n_embd "
+    "emb_size emb_dim embedding_dim embedding_size hidden_dim num_hiddens n_hidden "
+    "channels in_features in_dim dim_in input_dim input_size d_in out_features "
+    "out_dim dim_out output_dim output_size d_out query_size query_dim key_dim "
+    "key_size value_dim value_size context_dim kdim vdim n_feat n_state width size "
+    "model_size d_embed embed emb d_hidden query_in_dim "
 ).split()
 _HEAD_SIZE_NAMES: Final = (
     "head_dim head_size dim_head d_head d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value d_kv "
@@ -48,7 +49,7 @@ _POSITIONAL_OR_NAMED: Final = (
 
 
 def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
-    """An instance, and how it was constructed; raises DeclarationError with what to pass instead."""
+    """An instance, and how it was constructed; DeclarationError with what to pass instead."""
     required = [
         parameter.name
         for parameter in inspect.signature(kind).parameters.values()
@@ -57,8 +58,8 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
     unknown = [name for name in required if name.lower() not in _VALUES]
     if unknown:
         msg = (
-            f"{kind.__name__} needs {', '.join(unknown)} to be constructed, and those names say no size: "
-            "pass an instance, or construct=lambda geometry: …"
+            f"{kind.__name__} needs {', '.join(unknown)} to be constructed, and those names say no "
+            "size: pass an instance, or construct=lambda geometry: …"
         )
         raise DeclarationError(msg)
     arguments = {name: _value(name.lower(), num_heads) for name in required}

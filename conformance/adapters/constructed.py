@@ -59,14 +59,20 @@ def of_constructor(kind: type[nn.Module], construct: Construct, wish: Wish) -> C
     sizes of their geometries.
     """
     if wish.num_heads is not None or wish.num_kv_heads is not None:
-        msg = "num_heads is given beside construct=, which gets it from each geometry: pin geometry= instead"
+        msg = (
+            "num_heads is given beside construct=, which gets it from each geometry: pin "
+            "geometry= instead"
+        )
         raise DeclarationError(msg)
     first, second = (_probe(geometry, kind, wish) for geometry in _PROBES)
     built = _construct(construct, first, wish.shown)
-    heads = {"num_heads": first.num_heads, "num_kv_heads": first.num_kv_heads}
-    calling, finding, promises = understand(built, dataclasses.replace(wish, **heads))
+    told = dataclasses.replace(wish, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads)
+    calling, finding, promises = understand(built, told)
     if not finding.recipe.has_output:
-        msg = f"{wish.shown} has no output projection: give an instance, whose own weights are then kept"
+        msg = (
+            f"{wish.shown} has no output projection: give an instance, whose own weights are "
+            "then kept"
+        )
         raise DeclarationError(msg)
     promises["semantics"] = without_biases(promises.get("semantics"), finding.recipe)
 
@@ -88,7 +94,8 @@ def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Modul
         built = construct(geometry)
     except Exception as error:  # a user's function may raise anything
         msg = (
-            f"construct raised {type(error).__name__}: {error} (for {geometry}): pin the sizes that "
+            f"construct raised {type(error).__name__}: {error} (for {geometry}): pin the sizes "
+            "that "
             f"{shown} cannot have with geometry="
         )
         raise DeclarationError(msg) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -12,14 +13,15 @@ from torch import nn
 
 from .._golden import golden
 from ..errors import DeclarationError
-from .agreement import agrees
+from .agreement import agrees, distance, evaluate
 from .calling import Calling
 from .heads import HEAD_NAMES, KV_HEAD_NAMES, known_number, possible_sizes
 from .packing import Recipe, Sizes, supports
 from .projections import Assignment, Options, options, recipes
 from .trial import Trial
 
-_MOST_HYPOTHESES: Final = 20_000
+_MOST_HYPOTHESES: Final = 6_000
+_STRICTNESSES: Final = 2  # float64, then float32
 _TELL: Final = "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with their names"
 _WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
@@ -147,13 +149,11 @@ def _hypotheses(search: Search) -> Iterator[Hypothesis]:
 
 def _shapes(assignment: Assignment, recipe: Recipe) -> dict[str, tuple[int, int]]:
     pairs = zip(recipe.matrices, assignment.values(), strict=True)
-    return {
-        holder.roles: leaf.out_and_in(transposed=holder.transposed) for holder, leaf in pairs
-    }
+    return {holder.roles: leaf.out_and_in(transposed=holder.transposed) for holder, leaf in pairs}
 
 
 def _fits(module: nn.Module, recipe: Recipe, sizes: Sizes) -> bool:
-    """Whether layouts make sense for these sizes and the biases have as many rows as they should."""
+    """Whether layouts make sense for these sizes and biases have as many rows as they should."""
     if not all(supports(holder.layout, holder.roles, sizes) for holder in recipe.matrices):
         return False
     for holder in recipe.biases:
@@ -167,7 +167,8 @@ def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, b
     agreeing = _agreeing(hypotheses, search)
     if len({hypothesis.choice for hypothesis in agreeing}) > 1:
         msg = (
-            f"several assignments of {search.request.shown}'s matrices to query, key and value agree with "
+            f"several assignments of {search.request.shown}'s matrices to query, key and value "
+            "agree with "
             f"the golden reference: {_TELL}"
         )
         raise DeclarationError(msg)
@@ -177,7 +178,8 @@ def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, b
         raise DeclarationError(_unknown_roles(search))
     if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
         msg = (
-            f"{search.request.shown} does not say how many heads it has, and with no number of them does "
+            f"{search.request.shown} does not say how many heads it has, and with no number of "
+            "them does "
             f"it agree with the golden reference{_because(search.trial)}: pass num_heads="
         )
         raise DeclarationError(msg)
@@ -185,45 +187,59 @@ def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, b
 
 
 def _agreeing(hypotheses: list[Hypothesis], search: Search) -> list[Hypothesis]:
-    """The hypotheses under which the answers are golden, by the smallest unit roundoff that any meets.
+    """The hypotheses under which the answers are golden, by the strictest dtype that any meets.
 
-    Where names leave only layouts and sizes open, the first that agrees is enough.
+    Bounds cost more than answers, so they are computed from the nearest answer on, until one fails.
     """
-    for strictness in range(2):
-        agreeing: list[Hypothesis] = []
-        for hypothesis in hypotheses:
-            if _holds(hypothesis, search, strictness):
-                agreeing.append(hypothesis)
-                if search.possible.named:
-                    break
+    distances = [_distance(hypothesis, search) for hypothesis in hypotheses]
+    nearest = sorted(range(len(hypotheses)), key=distances.__getitem__)
+    for strictness in range(_STRICTNESSES):
+        near = itertools.takewhile(
+            lambda index: _holds(hypotheses[index], search, strictness),  # noqa: B023 (used at once)
+            nearest,
+        )
+        agreeing = [hypotheses[index] for index in sorted(near)]
         if agreeing:
             return agreeing
     return []
 
 
+def _distance(hypothesis: Hypothesis, search: Search) -> float:
+    weights = hypothesis.recipe.read(search.trial.module, hypothesis.sizes)
+    answer = search.trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
+    if answer is None:
+        return math.inf
+    semantics = search.request.semantics
+    return distance(answer.output, evaluate(answer.inputs, weights, hypothesis.sizes, semantics))
+
+
 def _holds(hypothesis: Hypothesis, search: Search, strictness: int) -> bool:
-    return holds(
-        hypothesis.recipe, hypothesis.sizes, search.trial, search.request.semantics, strictness
-    )
+    semantics = search.request.semantics
+    return holds(hypothesis.recipe, hypothesis.sizes, search.trial, semantics, strictness)
+
+
+def answers_golden(recipe: Recipe, sizes: Sizes, trial: Trial, semantics: golden.Semantics) -> bool:
+    """Whether a module's answer on trial is golden when its weights are read by this recipe."""
+    return any(holds(recipe, sizes, trial, semantics, step) for step in range(_STRICTNESSES))
 
 
 def holds(
     recipe: Recipe, sizes: Sizes, trial: Trial, semantics: golden.Semantics, strictness: int
 ) -> bool:
-    """Whether a module's answer on trial is golden when its weights are read by this recipe."""
+    """The same, judged by one of the answer's dtypes."""
     weights = recipe.read(trial.module, sizes)
     answer = trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
-    if answer is None or strictness >= len(answer.units):
+    if answer is None or strictness >= len(answer.dtypes):
         return False
-    unit = answer.units[strictness]
-    return agrees(answer.output, answer.inputs, weights, sizes, semantics, unit)
+    dtype = answer.dtypes[strictness]
+    return agrees(answer.output, answer.inputs, weights, sizes, semantics, dtype)
 
 
 def _confirmation(chosen: Hypothesis, search: Search, *, is_golden: bool) -> str:
     if not is_golden:
         return "no layout of the weights agrees with the golden reference: the likeliest was taken"
     if search.heads is None:
-        return f"{chosen.sizes.num_heads} heads, since its answers then agree with the golden reference"
+        return f"{chosen.sizes.num_heads} heads: with these it agrees with the golden reference"
     return "roles and layout were confirmed by agreement with the golden reference"
 
 
@@ -231,7 +247,8 @@ def _unknown_roles(search: Search) -> str:
     titles = ", ".join(leaf.title for leaf in search.possible.leaves)
     number = "" if search.heads is None else f" with {search.heads[0]} heads"
     return (
-        f"the names in {search.request.shown} ({titles}) do not say which projection is which, and no "
+        f"the names in {search.request.shown} ({titles}) do not say which projection is which, "
+        "and no "
         f"assignment{number} agrees with the golden reference{_because(search.trial)}: {_TELL}"
     )
 
@@ -249,7 +266,8 @@ def _unfit(search: Search) -> str:
     )
     number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
     return (
-        f"the matrices of {search.request.shown} (out, in: {shapes}) cannot be multi-head attention with "
+        f"the matrices of {search.request.shown} (out, in: {shapes}) cannot be multi-head "
+        "attention with "
         f"{number}: pass num_heads= and num_kv_heads=, or declare it with conformance.fixed_layer"
     )
 
@@ -261,7 +279,8 @@ def _check_untied(module: nn.Module, recipe: Recipe, shown: str) -> None:
             other = seen.setdefault(id(parameter), holder.path)
             if other != holder.path:
                 msg = (
-                    f"{other} and {holder.path} of {shown} are one tensor, so they cannot take different "
+                    f"{other} and {holder.path} of {shown} are one tensor, so they cannot take "
+                    "different "
                     "weights: declare it with conformance.fixed_layer"
                 )
                 raise DeclarationError(msg)

@@ -67,7 +67,7 @@ def _possible_rows(
     num_heads: tuple[int, ...] | None,
     num_kv_heads: int | None,
 ) -> Iterator[tuple[int, int, int]]:
-    """Rows of q, k and v. Fused ones are cut by the heads, in equal parts, or by the output's width."""
+    """Rows of q, k and v; fused ones are cut by the heads, equally, or by the output's width."""
     rows = {"".join(sorted(roles)): shape[0] for roles, shape in shapes.items()}
     merged = shapes["o"][1] if "o" in shapes else 0
     if "kqv" in rows:

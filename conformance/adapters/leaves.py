@@ -73,7 +73,9 @@ def plain_biases(module: nn.Module, taken: set[str]) -> list[Holder]:
 def _check_readable(name: str, owner: nn.Module) -> None:
     for parameter in owner.parameters(recurse=False):
         if isinstance(parameter, nn.UninitializedParameter):
-            msg = f"{name} has no weights yet (it is lazy): call the module once before declaring it"
+            msg = (
+                f"{name} has no weights yet (it is lazy): call the module once before declaring it"
+            )
             raise DeclarationError(msg)
     if hasattr(owner, "parametrizations") or hasattr(owner, "weight_g"):
         msg = (

@@ -38,8 +38,8 @@ def module(
     """Declare a ``torch.nn.Module`` that is multi-head attention: an instance or a class.
 
     Its four projections are found by name, and where names leave something open by agreement with
-    the golden reference; problems' weights are loaded into copies, never into the instance. What was
-    assumed is in the declaration's ``assumptions``.
+    the golden reference. Problems' weights are loaded into copies, never into the instance. What
+    was assumed is in the declaration's ``assumptions``.
 
     num_heads, num_kv_heads
         Where no attribute such as ``num_heads`` says them.
@@ -50,8 +50,8 @@ def module(
         A dict from our keywords to the module's, such as ``{"keep": "mask"}``, or a function
         ``call(module, query, key, value, **keywords)`` with the inputs that ``inputs=`` says.
     projections
-        Names where the search finds none: ``{"q": "a", "k": "b", "v": "c", "o": "d"}``, or ``"qkv"``
-        and ``"kv"`` for fused ones.
+        Names where the search finds none: ``{"q": "a", "k": "b", "v": "c", "o": "d"}``, or
+        ``"qkv"`` and ``"kv"`` for fused ones.
     promises
         As for :func:`conformance.layer`.
 
@@ -69,7 +69,10 @@ def module(
     )
     if isinstance(cls_or_instance, nn.Module):
         if construct is not None:
-            msg = f"construct is given, but {shown} is an instance: give its class, or drop construct="
+            msg = (
+                f"construct is given, but {shown} is an instance: give its class, or drop "
+                "construct="
+            )
             raise DeclarationError(msg)
         return _of_instance(cls_or_instance, wish)
     if construct is None and multihead.is_multihead(cls_or_instance) and "geometry" not in promises:
@@ -96,7 +99,10 @@ def _of_instance(built: nn.Module, wish: Wish) -> Candidate:
     weights = recipe.read(built, sizes)
     told = promises.get("geometry") or {}
     if not isinstance(told, Mapping):
-        msg = f"geometry is {told!r}, but {wish.shown} is built already: give a dict of the lengths it can have"
+        msg = (
+            f"geometry is {told!r}, but {wish.shown} is built already: give a dict of the "
+            "lengths it can have"
+        )
         raise DeclarationError(msg)
     promises["geometry"] = {**told, **_pins(weights, sizes)}
     promises["semantics"] = without_biases(promises.get("semantics"), recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,7 @@ _BATCHED: Final = 3
 def is_multihead(module: object) -> bool:
     """Whether an instance or class is torch's layer, or a subclass that is called the same way."""
     kind = module if isinstance(module, type) else type(module)
-    return (
-        issubclass(kind, nn.MultiheadAttention)
-        and kind.forward is nn.MultiheadAttention.forward
-    )
+    return issubclass(kind, nn.MultiheadAttention) and kind.forward is nn.MultiheadAttention.forward
 
 
 def recipe(module: nn.MultiheadAttention) -> Recipe:
@@ -58,10 +55,13 @@ def sizes(module: nn.MultiheadAttention) -> Sizes:
 
 
 def promises(given: dict[str, Any]) -> dict[str, Any]:
-    """Its own promises where the user made none; raises DeclarationError for what it cannot take."""
+    """Its own promises where the user made none; DeclarationError for what it cannot take."""
     for form in given.get("masks", ()):
         if form not in _FORMS:
-            msg = f"nn.MultiheadAttention takes no mask {form!r}: declare {', '.join(_FORMS)}, or pass call="
+            msg = (
+                f"nn.MultiheadAttention takes no mask {form!r}: declare {', '.join(_FORMS)}, or "
+                "pass call="
+            )
             raise DeclarationError(msg)
     if given.get("causal") is not None:
         msg = "nn.MultiheadAttention takes causality as a mask only: drop causal=, or pass call="
@@ -92,10 +92,11 @@ class MultiheadCalling(Calling):
         )
 
     def _scores_shape(self, module: nn.Module, query: Tensor, key: Tensor) -> tuple[int, ...]:
+        heads = cast("nn.MultiheadAttention", module).num_heads
         if query.dim() < _BATCHED:
-            return module.num_heads, query.shape[0], key.shape[0]
+            return heads, query.shape[0], key.shape[0]
         batch, length = (1, 0) if self.sequence_first else (0, 1)
-        return query.shape[batch], module.num_heads, query.shape[length], key.shape[length]
+        return query.shape[batch], heads, query.shape[length], key.shape[length]
 
 
 def calling(module: nn.MultiheadAttention, inputs: str | None) -> MultiheadCalling:
@@ -145,7 +146,7 @@ def construct(geometry: Geometry) -> nn.MultiheadAttention:
 
 
 def nearest(geometry: Geometry) -> Geometry:
-    """The nearest geometry the layer can have. About half get one width, so that both kinds are met."""
+    """The nearest geometry the layer can have; about half get one width, so both kinds are met."""
     width = geometry.num_heads * geometry.head_size
     separate = geometry.key_size > geometry.value_size
     return geometry.replace(

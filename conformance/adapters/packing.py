@@ -42,10 +42,11 @@ class Holder:
     path
         Its dotted name. A ``*`` stands for 0, 1, 2 … : one parameter a head, rows head after head.
     transposed
-        Whether a matrix is stored ``[in, out]``, as in GPT-2's Conv1D, and not as ``nn.Linear`` does.
+        Whether a matrix is stored ``[in, out]``, as in GPT-2's Conv1D, unlike in ``nn.Linear``.
     layout
         How the rows of several roles mingle: ``blocks`` one role after the other, ``grouped`` the
-        roles of each key/value head together, ``hdk`` and ``dkh`` axes in that order (head, channel, role).
+        roles of each key/value head together, ``hdk`` and ``dkh`` axes in that order: head (h),
+        channel (d), role (k).
     """
 
     roles: str
@@ -77,8 +78,10 @@ class Holder:
         rows = [view.shape[0] for view in views]
         if packed.shape != (sum(rows), *views[0].shape[1:]):
             msg = (
-                f"{self.path} holds {[sum(rows), *views[0].shape[1:]]} (out, in) for {self.roles}, but "
-                f"the problem's weights make {list(packed.shape)}: pin the sizes that this module cannot "
+                f"{self.path} holds {[sum(rows), *views[0].shape[1:]]} (out, in) for "
+                f"{self.roles}, but "
+                f"the problem's weights make {list(packed.shape)}: pin the sizes that this "
+                "module cannot "
                 "change with geometry="
             )
             raise UsageError(msg)

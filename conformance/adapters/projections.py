@@ -1,4 +1,4 @@
-"""Which matrices of a module may be its four projections: by name, else every assignment that fits."""
+"""Which matrices of a module may be its four projections: by name, else all that fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from .leaves import Leaf, leaves, plain_biases
 from .names import role_of
 from .packing import LAYOUTS, Holder, Recipe
 
-_FUSED_COUNTS: Final = {1: ("qkv",), 2: ("qkv", "o"), 3: ("q", "kv", "o"), 4: ("q", "k", "v", "o")}
+_FUSED_COUNTS: Final[dict[int, tuple[str, ...]]] = {
+    1: ("qkv",),
+    2: ("qkv", "o"),
+    3: ("q", "kv", "o"),
+    4: ("q", "k", "v", "o"),
+}
 _ROLES: Final = "qkvo"
 _MOST_LEAVES: Final = 7
 
@@ -23,7 +28,7 @@ Assignment = Mapping[str, Leaf]
 
 @dataclass(frozen=True)
 class Options:
-    """The assignments of roles to matrices that are possible, and the biases kept on their own.
+    """The possible assignments of roles to matrices, and the biases kept on their own.
 
     ``named`` says that names decided, so that one assignment is left.
     """
@@ -46,8 +51,10 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
     if not assignments:
         titles = ", ".join(leaf.title for leaf in found) or "none at all"
         msg = (
-            f"{shown} has no matrices that could be query, key and value projections (it has {titles}): "
-            "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with the names of its layers, or use "
+            f"{shown} has no matrices that could be query, key and value projections (it has "
+            f"{titles}): "
+            "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with the names of its layers, or "
+            "use "
             "conformance.fixed_layer"
         )
         raise DeclarationError(msg)
@@ -55,7 +62,7 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
 
 
 def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Recipe]:
-    """Every way to read an assignment, likeliest first: orientation, order and layout of fused ones."""
+    """Every way to read an assignment, likeliest first: orientation, order and layout."""
     variants = [list(_holders(roles, leaf)) for roles, leaf in assignment.items()]
     own = [leaf.bias for leaf in assignment.values()]
     for holders in itertools.product(*variants):
@@ -76,7 +83,10 @@ def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Reci
             matrices=tuple(holders),
             biases=(
                 *attached,
-                *(replace(holder, layout=fused) if len(holder.roles) > 1 else holder for holder in loose),
+                *(
+                    replace(holder, layout=fused) if len(holder.roles) > 1 else holder
+                    for holder in loose
+                ),
             ),
         )
 
@@ -91,7 +101,7 @@ def _holders(roles: str, leaf: Leaf) -> Iterator[Holder]:
             yield Holder(roles=roles, path=leaf.path, transposed=transposed)
         return
     orders = ["".join(order) for order in itertools.permutations(roles)]
-    layouts = LAYOUTS
+    layouts: tuple[str, ...] = LAYOUTS
     if leaf.known_layout:
         orders, layouts = [roles], ("blocks",)
     for order, layout, transposed in itertools.product(orders, layouts, leaf.transposed):
@@ -102,14 +112,23 @@ def _as_told(shown: str, found: list[Leaf], told: Mapping[str, str]) -> Assignme
     by_title = {leaf.title: leaf for leaf in found} | {leaf.path: leaf for leaf in found}
     for roles, path in told.items():
         if not roles or not set(roles) <= set(_ROLES):
-            msg = f"projections has the key {roles!r}: use 'q', 'k', 'v', 'o', or 'qkv' and 'kv' for fused"
+            msg = (
+                f"projections has the key {roles!r}: use 'q', 'k', 'v', 'o', or 'qkv' and 'kv' "
+                "for fused"
+            )
             raise DeclarationError(msg)
         if path not in by_title:
-            msg = f"projections names {path!r}, but {shown} has {', '.join(leaf.title for leaf in found)}"
+            msg = (
+                f"projections names {path!r}, but {shown} has "
+                f"{', '.join(leaf.title for leaf in found)}"
+            )
             raise DeclarationError(msg)
     given = "".join(told)
     if not {"q", "k", "v"} <= set(given) or len(set(given)) < len(given):
-        msg = f"projections gives {', '.join(told)}: it needs each of q, k and v once (o may be absent)"
+        msg = (
+            f"projections gives {', '.join(told)}: it needs each of q, k and v once (o may be "
+            "absent)"
+        )
         raise DeclarationError(msg)
     return {roles: by_title[path] for roles, path in told.items()}
 
@@ -130,15 +149,13 @@ def _by_name(found: list[Leaf]) -> list[Assignment]:
     outputs: list[Leaf | None] = [*named.get("o", [])]
     if not outputs:
         outputs = [leaf for leaf in vague if role_of(leaf.path)[0] == "o"] or [*vague] or [None]
-    choices = itertools.product(*(named[roles] for roles in inner), outputs)
-    return [
-        {
-            **dict(zip(inner, leaves_, strict=False)),
-            **({"o": leaves_[-1]} if leaves_[-1] is not None else {}),
-        }
-        for leaves_ in choices
-        if len({id(leaf) for leaf in leaves_}) == len(leaves_)
-    ]
+    assignments: list[Assignment] = []
+    for *inputs, output in itertools.product(*(named[roles] for roles in inner), outputs):
+        assignment = dict(zip(inner, inputs, strict=True)) | {"o": output}
+        distinct = {id(leaf) for leaf in assignment.values()}
+        if len(distinct) == len(assignment):
+            assignments.append({role: leaf for role, leaf in assignment.items() if leaf})
+    return assignments
 
 
 def _cover(named: Mapping[str, list[Leaf]]) -> tuple[str, ...] | None:

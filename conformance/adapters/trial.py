@@ -16,16 +16,19 @@ from .calling import Calling
 Inputs = tuple[Tensor, Tensor, Tensor]
 _LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
-_UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
+_DTYPES: Final = {torch.float64: ("float64", "float32"), torch.float32: ("float32",)}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answered trial: query, key and value, the output, and the unit roundoffs to judge it by."""
+    """One answered trial: query, key and value, the output, and the dtypes to judge it by.
+
+    A module may keep parts in float32 (a scale, a softmax): then only that much can be asked.
+    """
 
     inputs: Inputs
     output: Tensor
-    units: tuple[float, ...]
+    dtypes: tuple[str, ...]
 
 
 def duplicate(module: nn.Module) -> nn.Module:
@@ -34,15 +37,15 @@ def duplicate(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:  # a module's own __deepcopy__ may raise anything
         msg = (
-            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and a user's "
-            "module is never changed: pass its class and construct="
+            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and an "
+            "instance is never changed: pass its class and construct="
         )
         raise DeclarationError(msg) from error
 
 
 @dataclass
 class Trial:
-    """A module under trial: a copy in eval mode whose matrices are drawn, in float64 where it can be.
+    """A module under trial: a copy in eval mode with drawn matrices, in float64 where it can be.
 
     ``names`` are the parameters to draw. ``failure`` holds the exception of the latest call that
     raised, ``returned`` the type of what the module itself returned.
@@ -65,7 +68,8 @@ class Trial:
             parameter = known[name]
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             # Unit-sized answers: each output sums over one axis of the matrix.
-            parameter.data.copy_(drawn / max(parameter.shape[-1], 1) ** (0.5 * (parameter.dim() > 1)))
+            terms = parameter.shape[-1] if parameter.dim() > 1 else 1
+            parameter.data.copy_(drawn / terms**0.5)
 
     @property
     def answered(self) -> bool:
@@ -73,7 +77,7 @@ class Trial:
         return any(answer is not None for answer in self._answers.values())
 
     def answer(self, widths: tuple[int, int, int]) -> Answer | None:
-        """What the module says to inputs of these widths; None when it cannot be called with them."""
+        """What the module says to inputs of these widths; None when it cannot take them."""
         if self.calling.inputs == "self" and len(set(widths)) > 1:
             return None
         if self.calling.inputs == "memory" and widths[1] != widths[2]:
@@ -86,7 +90,7 @@ class Trial:
         self.returned = type(returned)
 
     def _try(self, widths: tuple[int, int, int]) -> Answer | None:
-        for dtype in _UNIT:
+        for dtype in _DTYPES:
             for lengths in _LENGTHS:
                 answer = self._call(widths, lengths, dtype)
                 if answer is not None:
@@ -96,7 +100,8 @@ class Trial:
     def _call(
         self, widths: tuple[int, int, int], lengths: tuple[int, int], dtype: torch.dtype
     ) -> Answer | None:
-        inputs = draw(widths, lengths, self.calling.inputs, 1 + (self.batched * (_BATCH - 1)), dtype)
+        batch = _BATCH if self.batched else 1
+        inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
         given = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
         if not self.batched:
             given = tuple(tokens[0] for tokens in given)
@@ -109,9 +114,7 @@ class Trial:
         if not isinstance(output, Tensor):
             return None
         output = output if self.batched else output.unsqueeze(0)
-        # A module may keep parts in float32 (a scale, a softmax): then only that much can be asked.
-        units = tuple(unit for kind, unit in _UNIT.items() if kind in (dtype, torch.float32))
-        return Answer(inputs, output, units)
+        return Answer(inputs, output, _DTYPES[dtype])
 
 
 def draw(

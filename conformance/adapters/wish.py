@@ -88,7 +88,9 @@ def loaded(
     return AdaptedModule(fresh, calling)
 
 
-def finished(candidate: Candidate, built: nn.Module, calling: Calling, notes: tuple[str, ...]) -> Candidate:
+def finished(
+    candidate: Candidate, built: nn.Module, calling: Calling, notes: tuple[str, ...]
+) -> Candidate:
     """Check that the module takes what is declared, and say what was assumed."""
     declaration = candidate.declaration
     if not isinstance(calling, multihead.MultiheadCalling):
