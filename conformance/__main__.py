@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -28,7 +31,11 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command; the exit code of what happened, each error said in one sentence."""
     _tolerate_encodings()
-    signal.signal(signal.SIGTERM, _interrupt)
+    with _polite_end():
+        return _answer(arguments)
+
+
+def _answer(arguments: list[str]) -> int:
     try:
         code = cli.main(args=arguments, prog_name="conformance", standalone_mode=False)
         sys.stdout.flush()
@@ -46,8 +53,20 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+@contextlib.contextmanager
+def _polite_end() -> Iterator[None]:
+    """A SIGTERM from outside leaves the same partial report as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """A polite end from outside leaves the same partial report as Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -63,7 +63,14 @@ def failure(
 ) -> ClauseResult:
     """A failed clause whose counterexample is the problem it was busy with."""
     violation = Violation(kind=kind, message=message)
-    return outcome(item, "failed", message, violation=violation, counterexample=problem, **more)
+    return outcome(
+        item,
+        "failed",
+        message,
+        violation=violation,
+        counterexample=_counterexample(problem),
+        **more,
+    )
 
 
 def from_exception(
@@ -73,5 +80,14 @@ def from_exception(
     if isinstance(error, _THE_CANDIDATES):
         return failure(item, "raised", f"raised {one_line(error)}", problem, **more)
     return outcome(
-        item, "error", f"the harness raised {one_line(error)}", counterexample=problem, **more
+        item,
+        "error",
+        f"the harness raised {one_line(error)}",
+        counterexample=_counterexample(problem),
+        **more,
     )
+
+
+def _counterexample(problem: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The problem as the runner's own counterexamples hold it, without tensors."""
+    return None if problem is None else {"problem": problem}

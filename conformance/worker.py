@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from .loaded import Plan
@@ -38,10 +39,22 @@ def _shield(output: Connection) -> None:
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    sys.stdout, sys.stderr = _writer(1), _writer(2)
+    # hypothesis keeps its caches there, by default in the user's working folder.
+    cache = os.path.join(tempfile.gettempdir(), f"attention-conformance-{_user()}")  # noqa: PTH118
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", cache)
     threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _user() -> str:
+    return str(os.getuid()) if hasattr(os, "getuid") else "user"
+
+
+def _writer(descriptor: int) -> TextIO:
+    """A new stream, as the old one may believe that it still writes to a file it can seek in."""
+    return os.fdopen(
+        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
 
 
 def _follow_parent() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .terminal import console_for
+from .printing import indented, write
 
 _LABELS = {
     "sentence": "requires",
@@ -28,17 +27,15 @@ def show_list(entries: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
     table.add_column("requirement")
     for entry in entries:
         table.add_row(entry["id"], entry["level"], entry["sentence"])
-    console = console_for(file)
-    console.print(table, soft_wrap=not console.is_terminal)
+    write([table], file)
 
 
 def show_clause(entry: Mapping[str, Any], file: IO[str]) -> None:
     """Everything there is to know about one clause."""
-    console = console_for(file)
-    console.print(Text(entry["id"], style="bold"))
+    lines: list[Any] = [Text(entry["id"], style="bold")]
     for key, label in _LABELS.items():
-        text = entry[key] or ("any answer" if key == "counterfactual" else "")
-        if key == "counterfactual" and not entry[key]:
-            label, text = "counts", "on every example"  # noqa: PLW2901
-        line = Text(f"{label}: {text}")
-        console.print(Padding(line, (0, 0, 0, 2)), soft_wrap=not console.is_terminal)
+        if entry[key]:
+            lines.append(indented(f"{label}: {entry[key]}", 2))
+        elif key == "counterfactual":
+            lines.append(indented("counts on every example", 2))
+    write(lines, file)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Final
 
-from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from . import wording
+from .printing import indented, write
 
 _STYLES: Final = {
     "passed": "green",
@@ -37,7 +35,6 @@ _COUNTED: Final = {
     "error": "error",
 }
 _ALWAYS_SHOWN: Final = ("passed", "failed", "expected-failure", "not-applicable")
-_PIPE_WIDTH: Final = 10_000
 _LABEL_WIDTH: Final = 11
 
 Record = Mapping[str, Any]
@@ -45,17 +42,7 @@ Record = Mapping[str, Any]
 
 def show(report: Record, file: IO[str]) -> None:
     """Write the report; without colour, and lines never broken, where the file is no terminal."""
-    console = console_for(file)
-    for part in _parts(report):
-        console.print(part, soft_wrap=not console.is_terminal)
-
-
-def console_for(file: IO[str]) -> Console:
-    """A console that breaks lines on a terminal only: in a log, sentences stay whole."""
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
-    if console.is_terminal or "COLUMNS" in os.environ:
-        return console
-    return Console(file=file, highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
+    write(_parts(report), file)
 
 
 def _parts(report: Record) -> Iterator[Any]:
@@ -148,7 +135,8 @@ def _where(clause: Record) -> str:
 def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
     """The verdict and every clause that needs a word: only that of a conforming one is short."""
     told = [clause for clause in candidate["clauses"] if clause["status"] in _TOLD]
-    if not alone and not told and candidate["verdict"] == "conforms":
+    quiet = not told and not _count(candidate, "untestable")
+    if not alone and quiet and candidate["verdict"] == "conforms":
         return
     yield Text("")
     yield Text.assemble(
@@ -162,8 +150,9 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         for clause in told:
             if clause["status"] == status:
                 yield from _TOLD[status](clause, several=several)
+    yield from _grouped(candidate, "untestable", "untestable", "yellow")
     if alone:
-        yield from _not_applicable(candidate)
+        yield from _grouped(candidate, "not-applicable", "not applicable", "dim")
     yield from _assumptions(candidate)
 
 
@@ -183,7 +172,7 @@ def _head(clause: Record, *, several: bool) -> Text:
 def _explained(clause: Record, *, several: bool) -> Iterator[Any]:
     yield _head(clause, several=several)
     for label, text in wording.explanation(clause):
-        yield Padding(Text(f"{label + ':':<{_LABEL_WIDTH}}{text}"), (0, 0, 0, 6))
+        yield indented(f"{label + ':':<{_LABEL_WIDTH}}{text}", 6)
 
 
 def _reasoned(clause: Record, *, several: bool) -> Iterator[Any]:
@@ -196,21 +185,20 @@ _TOLD: Final = {
     "error": _explained,
     "failed": _explained,
     "unexpected-pass": _reasoned,
-    "untestable": _reasoned,
     "expected-failure": _reasoned,
 }
 
 
-def _not_applicable(candidate: Record) -> Iterator[Any]:
-    """What does not apply, together by its reason."""
+def _grouped(candidate: Record, status: str, word: str, style: str) -> Iterator[Any]:
+    """The clauses of a status that many share for the same reason, together by that reason."""
     by_reason: dict[str, list[str]] = {}
     for clause in candidate["clauses"]:
-        if clause["status"] == "not-applicable":
+        if clause["status"] == status:
             slugs = by_reason.setdefault(clause["reason"], [])
             if clause["id"] not in slugs:
                 slugs.append(clause["id"])
     for reason, slugs in by_reason.items():
-        yield Text(f"  not applicable, as {reason}: {', '.join(slugs)}", style="dim")
+        yield indented(Text(f"{word}: {', '.join(slugs)} ({reason})", style=style), 2)
 
 
 def _assumptions(candidate: Record) -> Iterator[Any]:

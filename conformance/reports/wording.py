@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,11 +15,11 @@ _SIZES: Final = {
     "value_head_size": "value head size",
 }
 _OPTIONS: Final = ("causal", "scale", "softcap", "window")
-_SHOWN: Final = ("geometry", "mask", "values", "dtype", "device", "seed", "biases", *_OPTIONS)
 
 
-def counterexample(problem: Mapping[str, Any]) -> str:
-    """One line that says how big a failing problem is and what is in it."""
+def counterexample(data: Mapping[str, Any]) -> str:
+    """One line that says how big a failing problem is and what is in it; the report holds the rest."""
+    problem = data.get("problem", data)
     geometry = problem.get("geometry")
     parts = [_sizes(geometry)] if isinstance(geometry, Mapping) else []
     if "values" in problem:
@@ -32,11 +31,6 @@ def counterexample(problem: Mapping[str, Any]) -> str:
         if value not in (None, False):
             parts.append(name if value is True else f"{name} {value}")
     parts.extend(f"{name} {problem[name]}" for name in ("dtype", "seed") if name in problem)
-    parts.extend(
-        f"{name} {_short(value)}"
-        for name, value in problem.items()
-        if name not in _SHOWN and value not in (None, [], {})
-    )
     return ", ".join(parts)
 
 
@@ -53,11 +47,6 @@ def _mask(mask: Any) -> str:
         return f"mask {mask}"
     where = f"{mask.get('form', '')}[{', '.join(str(mask.get('shape', '')))}]"
     return f"mask {mask.get('pattern', '')} as {where}"
-
-
-def _short(value: Any, most: int = 120) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def diagnosis(entries: Sequence[Mapping[str, Any]]) -> str:
