@@ -1,0 +1,60 @@
+"""Attentions with one mistake each, to see that the clauses catch it.
+
+``MISTAKES`` is the catalogue. These candidates are not checked with the others: name a file, or one
+of its classes, to check them. Every file here is about one concept; every class says its mistake in
+one sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import (  # importing a file declares its mistakes
+    bias,
+    causal,
+    cheats,
+    contiguity,
+    crashes,
+    dropout,
+    dtype_and_shape,
+    empty_rows,
+    heads,
+    layers,
+    masking,
+    modules,
+    order,
+    positions,
+    precision,
+    scaling,
+    softmax,
+    state,
+)
+from ._kit import CORRECT, DECLARED, Mistake
+
+MISTAKES: Final[tuple[Mistake, ...]] = tuple(sorted(DECLARED, key=lambda mistake: mistake.name))
+
+__conformance__: Final[tuple[str, ...]] = ()
+
+__all__ = [
+    "CORRECT",
+    "MISTAKES",
+    "Mistake",
+    "bias",
+    "causal",
+    "cheats",
+    "contiguity",
+    "crashes",
+    "dropout",
+    "dtype_and_shape",
+    "empty_rows",
+    "heads",
+    "layers",
+    "masking",
+    "modules",
+    "order",
+    "positions",
+    "precision",
+    "scaling",
+    "softmax",
+    "state",
+]

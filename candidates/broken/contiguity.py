@@ -1,0 +1,107 @@
+"""Mistakes with memory: inputs that are views are read as if they were not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..eager import Answer, Call, EagerCore
+from ._kit import core
+
+Reader = Callable[[Tensor], Tensor]
+
+
+def memory_of(tensor: Tensor) -> Tensor:
+    """Everything that lies in the memory behind a view, as a flat tensor."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((size,), (1,), 0)
+
+
+def read(tensor: Tensor, strides: Sequence[int], offset: int) -> Tensor:
+    """Read a tensor's shape from its memory with other strides, around the end if need be."""
+    memory = memory_of(tensor)
+    places = torch.full(tensor.shape, offset)
+    for axis, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
+        steps = [1] * tensor.dim()
+        steps[axis] = size
+        places = places + (torch.arange(size) * stride).reshape(steps)
+    return memory[places % max(memory.numel(), 1)]
+
+
+def packed(shape: Sequence[int]) -> list[int]:
+    """The strides of a contiguous tensor."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides
+
+
+class Rereads(EagerCore):
+    """A core that reads its inputs from memory in a way of its own."""
+
+    def attend(self, call: Call) -> Answer:
+        """Read query, key and value, then attend."""
+        return super().attend(
+            call.replace(
+                query=self.reread(call.query),
+                key=self.reread(call.key),
+                value=self.reread(call.value),
+            )
+        )
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        """What is found where the tensor is thought to lie."""
+        raise NotImplementedError
+
+
+@core("shape.strided", "shape.expanded")
+class ContiguityAssumed(Rereads):
+    """Inputs are read as if they were contiguous: views give the wrong elements."""
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        return read(tensor, packed(tensor.shape), int(tensor.storage_offset()))
+
+
+@core("shape.strided")
+class LastStrideAssumedOne(Rereads):
+    """Channels are read as neighbours in memory, which they are not in a transposed view."""
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        return read(tensor, [*tensor.stride()[:-1], 1], int(tensor.storage_offset()))
+
+
+@core("shape.strided")
+class OffsetIgnored(Rereads):
+    """A view is read from the start of its memory instead of its own first element."""
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        return read(tensor, tensor.stride(), 0)
+
+
+@core("shape.expanded")
+class ZeroStrideTakenForUnset(Rereads):
+    """A stride of zero is taken for one that was not given: expanded inputs are read as packed."""
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        pairs = zip(tensor.stride(), packed(tensor.shape), strict=True)
+        return read(
+            tensor, [own or default for own, default in pairs], int(tensor.storage_offset())
+        )
+
+
+@core("shape.strided", "shape.expanded")
+class ViewNeedsContiguity(Rereads):
+    """Heads are folded into the batch by ``view``, which raises on inputs that are views."""
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        return tensor.view(-1).view(tensor.shape)
+
+
+@core("shape.expanded")
+class ExpandedInputsRefused(Rereads):
+    """The inputs are copied with the strides they came with, which raises for expanded ones."""
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)

@@ -1,0 +1,109 @@
+"""Mistakes in what the dot products are multiplied by."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ..eager import Call, EagerCore
+from ._kit import core
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class Unscaled(EagerCore):
+    """The dot products are not divided by the square root of the head size."""
+
+    def scale(self, call: Call) -> float:
+        return 1.0 if call.scale is None else call.scale
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class DividedByHeadSize(EagerCore):
+    """The dot products are divided by the head size instead of its square root."""
+
+    def scale(self, call: Call) -> float:
+        return 1 / call.query.shape[-1] if call.scale is None else call.scale
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class MultipliedBySqrtHeadSize(EagerCore):
+    """The dot products are divided by D to the power -1/2, that is multiplied by its root."""
+
+    def scale(self, call: Call) -> float:
+        return math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class ScaledByModelWidth(EagerCore):
+    """The scale uses the width of all heads together instead of the size of one head."""
+
+    def scale(self, call: Call) -> float:
+        _, num_heads, _, head_size = call.query.shape
+        return 1 / math.sqrt(num_heads * head_size) if call.scale is None else call.scale
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class ScaledByNumHeads(EagerCore):
+    """The scale uses the number of heads instead of the size of one head."""
+
+    def scale(self, call: Call) -> float:
+        return 1 / math.sqrt(call.query.shape[1]) if call.scale is None else call.scale
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class ScaledByValueHeadSize(EagerCore):
+    """The scale uses the head size of the values instead of that of queries and keys."""
+
+    def scale(self, call: Call) -> float:
+        return 1 / math.sqrt(call.value.shape[-1]) if call.scale is None else call.scale
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class ScaledByKeyLength(EagerCore):
+    """The scale uses the number of keys instead of the head size."""
+
+    def scale(self, call: Call) -> float:
+        return 1 / math.sqrt(call.key_length) if call.scale is None else call.scale
+
+
+@core("numerics.scale", "numerics.golden", "mask.golden")
+class ScaledTwice(EagerCore):
+    """Both the queries and the dot products are scaled."""
+
+    def scores(self, call: Call, key: Tensor) -> Tensor:
+        return super().scores(call, key) * self.scale(call)
+
+
+@core("numerics.scale")
+class ScaleArgumentIgnored(EagerCore):
+    """The scale that the caller asks for is ignored, the default is used."""
+
+    def scale(self, call: Call) -> float:
+        return super().scale(call.replace(scale=None))
+
+
+@core("numerics.scale")
+class ScaleArgumentOnTop(EagerCore):
+    """The scale that the caller asks for is applied on top of the default, not instead of it."""
+
+    def scale(self, call: Call) -> float:
+        default = super().scale(call.replace(scale=None))
+        return default if call.scale is None else default * call.scale
+
+
+@core("numerics.scale")
+class ZeroScaleTakenForNone(EagerCore):
+    """A scale of zero is taken for no scale, because the code says ``scale or default``."""
+
+    def scale(self, call: Call) -> float:
+        return call.scale or 1 / math.sqrt(call.query.shape[-1])
+
+
+@core("mask.all-keep", "mask.golden")
+class UnscaledUnderMask(EagerCore):
+    """The path that is taken when there is a mask forgets the scale."""
+
+    def scale(self, call: Call) -> float:
+        given = (call.keep, call.drop, call.keep_int, call.bias, call.lengths)
+        return super().scale(call) if all(mask is None for mask in given) else 1.0
