@@ -65,33 +65,29 @@ def live_keys(attention: golden.Attention) -> LiveKeys:
     )
 
 
-def hull(value: Tensor, output: Tensor, live: LiveKeys, rows: Tensor) -> Tensor:
-    """The largest distance of a live value from the output: ``[N, Dv]`` for the N True ``rows``.
+def extremes(tokens: Tensor, live: LiveKeys, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest and smallest token that each of the N True ``rows`` sees, ``[N, D]`` both.
 
-    ``value`` is ``[B, H, Lk, Dv]``, ``output`` ``[B, H, Lq, Dv]``, ``rows`` bool ``[B, H, Lq]``.
-    For many rows over many keys, the keys that any row of the head sees stand for those of the row.
+    ``tokens`` is ``[B, H, Lk, D]``, ``rows`` bool ``[B, H, Lq]``. For many rows over many keys, the
+    keys that any row of the head sees stand for those of the row: the range only widens.
     """
     batch, head, query = rows.nonzero(as_tuple=True)
-    chosen = output[batch, head, query]
-    elements = chosen.numel() * live.key_length
-    if live.table is None or live.seen is None or elements > model.HULL_LIMIT:
-        high, low = _extremes(value, live.seen)
-        high, low = high[batch, head], low[batch, head]
-    else:
-        step = max(1, model.HULL_CHUNK // max(1, live.key_length * value.shape[-1]))
-        pieces = [
-            _extremes(value[b, h], live.table[b, h, q].unsqueeze(-1))
-            for b, h, q in zip(batch.split(step), head.split(step), query.split(step), strict=True)
-        ]
-        high = torch.cat([piece[0] for piece in pieces])
-        low = torch.cat([piece[1] for piece in pieces])
-    return torch.maximum(high - chosen, chosen - low).clamp_min_(0.0)
+    per_row = live.key_length * tokens.shape[-1]
+    if live.table is None or batch.numel() * per_row > model.HULL_LIMIT:
+        high, low = _range(tokens, live.seen)
+        return high[batch, head], low[batch, head]
+    step = max(1, model.HULL_CHUNK // max(1, per_row))
+    pieces = [
+        _range(tokens[b, h], live.table[b, h, q].unsqueeze(-1))
+        for b, h, q in zip(batch.split(step), head.split(step), query.split(step), strict=True)
+    ]
+    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
 
 
-def _extremes(values: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
+def _range(tokens: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
     """Maximum and minimum over the keys (last axis but one) that are live."""
     if live is None:
-        return values.amax(dim=-2), values.amin(dim=-2)
-    high = values.masked_fill(~live, -math.inf).amax(dim=-2)
-    low = values.masked_fill(~live, math.inf).amin(dim=-2)
+        return tokens.amax(dim=-2), tokens.amin(dim=-2)
+    high = tokens.masked_fill(~live, -math.inf).amax(dim=-2)
+    low = tokens.masked_fill(~live, math.inf).amin(dim=-2)
     return high, low

@@ -12,7 +12,7 @@ from conformance._golden import golden
 from . import model
 from .contract import Contract, gamma
 from .keys import LiveKeys
-from .weights import Perturbed
+from .weights import Perturbed, envelope_mean
 
 
 def weighted_sum_error(
@@ -30,14 +30,14 @@ def weighted_sum_error(
     """
     product, division = _roundings(live.key_length, contract)
     size = attention.value.abs()
-    summed = _envelope_mean(size, perturbed)
+    summed = envelope_mean(size, perturbed, live)
     error = moved.mul_(1.0 + division)
     error.add_(summed, alpha=product)
     error.add_(attention.output.abs(), alpha=division)
-    exact_mean = summed if perturbed.small else attention.weights @ size
+    exact_mean = summed if perturbed.far is None else attention.weights @ size
     error.addcmul_(exact_mean, _log_sum_exp_error(attention, live, contract))
     if value_error is not None:
-        error.add_(_envelope_mean(value_error, perturbed), alpha=1.0 + product)
+        error.add_(envelope_mean(value_error, perturbed, live), alpha=1.0 + product)
     if contract.weight_underflow:
         lost = (perturbed.upper * perturbed.inverse).clamp_max_(contract.weight_underflow)
         error += lost @ size
@@ -75,12 +75,6 @@ def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
     blocks = math.ceil(key_length / contract.key_block)
     product = gamma(key_length + blocks + model.SUM_ROUNDINGS, unit) + contract.weight_roundoff
     return product, product + model.DIVISION_ROUNDINGS * unit
-
-
-def _envelope_mean(size: Tensor, perturbed: Perturbed) -> Tensor:
-    """The largest weighted mean of magnitudes; a mean does not exceed the largest of them."""
-    mean = (perturbed.upper @ size).mul_(perturbed.inverse)
-    return mean if perturbed.small else torch.fmin(mean, size.amax(dim=-2, keepdim=True))
 
 
 def _log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:

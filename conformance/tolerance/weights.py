@@ -10,7 +10,7 @@ from torch import Tensor
 from conformance._golden import golden
 
 from . import model
-from .keys import LiveKeys, hull
+from .keys import LiveKeys, extremes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +18,16 @@ class Perturbed:
     """Envelopes of the weights ``p_j exp(e_j)`` before they are divided by their sum.
 
     ``upper`` is their largest value and ``excess`` how much that is above ``p_j``, both
-    ``[B, H, Lq, Lk]``; ``inverse`` is one over the smallest sum and ``change`` the root mean square
-    of the relative change under the weights, over the smallest sum squared, ``[B, H, Lq, 1]``.
-    ``small`` says that every exponent is known to better than ``model.HULL_MATTERS``.
+    ``[B, H, Lq, Lk]``; ``inverse`` is one over the smallest sum and ``change`` the mean square of
+    the relative change under the weights, over the smallest sum squared, ``[B, H, Lq, 1]``. ``far``
+    marks the rows ``[B, H, Lq]`` that change so much that the hull counts; None if there is none.
     """
 
     upper: Tensor
     excess: Tensor
     inverse: Tensor
     change: Tensor
-    small: bool
+    far: Tensor | None
 
 
 def perturb(attention: golden.Attention, error: Tensor, live: LiveKeys) -> Perturbed:
@@ -46,12 +46,13 @@ def perturb(attention: golden.Attention, error: Tensor, live: LiveKeys) -> Pertu
     inverse = smallest.clamp_min_(model.SMALLEST_DENOMINATOR).reciprocal_()
     # excess**2 / weight = excess * growth, and that exists where the weight has underflowed.
     change = (excess * growth).sum(dim=-1, keepdim=True).mul_(inverse.square())
+    far = None if peak <= model.HULL_MATTERS else ~(change <= model.HULL_MATTERS**2).squeeze(-1)
     return Perturbed(
         upper=upper,
         excess=excess,
         inverse=inverse,
         change=change,
-        small=peak <= model.HULL_MATTERS,
+        far=None if far is None or not bool(far.any()) else far,
     )
 
 
@@ -76,9 +77,18 @@ def mean_error(attention: golden.Attention, perturbed: Perturbed, live: LiveKeys
     triangle = (perturbed.excess @ from_centre.abs_()).addcmul_(total, shift.abs_())
     # fmin: an overflow in one of the two (0 times infinity) leaves the other.
     moved = torch.fmin(triangle.mul_(perturbed.inverse), spread)
-    if perturbed.small:
-        return moved
-    far = ~(perturbed.change.squeeze(-1) <= model.HULL_MATTERS**2)
-    if bool(far.any()):
-        moved[far] = torch.fmin(moved[far], hull(value, output, live, far))
+    if perturbed.far is not None:
+        high, low = extremes(value, live, perturbed.far)
+        chosen = output[perturbed.far]
+        hull = torch.maximum(high - chosen, chosen - low).clamp_min_(0.0)
+        moved[perturbed.far] = torch.fmin(moved[perturbed.far], hull)
     return moved
+
+
+def envelope_mean(size: Tensor, perturbed: Perturbed, live: LiveKeys) -> Tensor:
+    """The largest weighted mean of magnitudes ``[B, H, Lk, Dv]``; at most the largest of them."""
+    mean = (perturbed.upper @ size).mul_(perturbed.inverse)
+    if perturbed.far is not None:
+        largest, _ = extremes(size, live, perturbed.far)
+        mean[perturbed.far] = torch.fmin(mean[perturbed.far], largest)
+    return mean
