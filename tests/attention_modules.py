@@ -25,7 +25,9 @@ def attended(query: Tensor, key: Tensor, value: Tensor, factor: float = 1.0) -> 
 class Named(nn.Module):
     """Four Linears under the given names, inputs query, key and value."""
 
-    def __init__(self, names: tuple[str, str, str, str], *, bias: bool = True, kv_heads: int = HEADS) -> None:
+    def __init__(
+        self, names: tuple[str, str, str, str], *, bias: bool = True, kv_heads: int = HEADS
+    ) -> None:
         super().__init__()
         self.num_heads = HEADS
         self.names, self.kv_heads = names, kv_heads
@@ -68,7 +70,9 @@ class Cloned(nn.Module):
         for linear in self.linears[1:]:
             linear.load_state_dict(self.linears[0].state_dict())
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """The list in the order query, key, value, output; ``mask`` is True where a key counts."""
         inputs = zip(self.linears, (query, key, value), strict=False)
         q, k, v = (cut(linear(tokens), HEADS) for linear, tokens in inputs)

@@ -150,8 +150,7 @@ def _check_takes(
         if theirs not in parameters:
             msg = (
                 f"{shown} has no parameter {theirs!r} (it has {', '.join(parameters)}), but "
-                f"{word!r} is "
-                f"declared: pass call={{{word!r}: '…'}} with the name it has there"
+                f"{word!r} is declared: pass call={{{word!r}: '…'}} with the name it has there"
             )
             raise DeclarationError(msg)
 
@@ -191,8 +190,8 @@ def _infer_inputs(shown: str, parameters: list[inspect.Parameter]) -> str:
         signature = inspect.Signature(parameters)
         msg = (
             f"{shown}.forward{signature} does not say what it takes: pass inputs='self', "
-            "'memory' or "
-            "'separate', and call=lambda module, …: … when the arguments are not positional"
+            "'memory' or 'separate', and call=lambda module, …: … when the arguments are not "
+            "positional"
         )
         raise DeclarationError(msg)
     return _COUNTS.get(len(required), "separate")

@@ -95,8 +95,7 @@ def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Modul
     except Exception as error:  # a user's function may raise anything
         msg = (
             f"construct raised {type(error).__name__}: {error} (for {geometry}): pin the sizes "
-            "that "
-            f"{shown} cannot have with geometry="
+            f"that {shown} cannot have with geometry="
         )
         raise DeclarationError(msg) from error
     if not isinstance(built, nn.Module):

@@ -168,8 +168,7 @@ def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, b
     if len({hypothesis.choice for hypothesis in agreeing}) > 1:
         msg = (
             f"several assignments of {search.request.shown}'s matrices to query, key and value "
-            "agree with "
-            f"the golden reference: {_TELL}"
+            f"agree with the golden reference: {_TELL}"
         )
         raise DeclarationError(msg)
     if agreeing:
@@ -179,8 +178,8 @@ def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, b
     if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
         msg = (
             f"{search.request.shown} does not say how many heads it has, and with no number of "
-            "them does "
-            f"it agree with the golden reference{_because(search.trial)}: pass num_heads="
+            f"them does it agree with the golden reference{_because(search.trial)}: pass "
+            "num_heads="
         )
         raise DeclarationError(msg)
     return hypotheses[0], False
@@ -248,8 +247,8 @@ def _unknown_roles(search: Search) -> str:
     number = "" if search.heads is None else f" with {search.heads[0]} heads"
     return (
         f"the names in {search.request.shown} ({titles}) do not say which projection is which, "
-        "and no "
-        f"assignment{number} agrees with the golden reference{_because(search.trial)}: {_TELL}"
+        f"and no assignment{number} agrees with the golden reference{_because(search.trial)}: "
+        f"{_TELL}"
     )
 
 
@@ -267,8 +266,8 @@ def _unfit(search: Search) -> str:
     number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
     return (
         f"the matrices of {search.request.shown} (out, in: {shapes}) cannot be multi-head "
-        "attention with "
-        f"{number}: pass num_heads= and num_kv_heads=, or declare it with conformance.fixed_layer"
+        f"attention with {number}: pass num_heads= and num_kv_heads=, or declare it with "
+        "conformance.fixed_layer"
     )
 
 
@@ -280,8 +279,7 @@ def _check_untied(module: nn.Module, recipe: Recipe, shown: str) -> None:
             if other != holder.path:
                 msg = (
                     f"{other} and {holder.path} of {shown} are one tensor, so they cannot take "
-                    "different "
-                    "weights: declare it with conformance.fixed_layer"
+                    "different weights: declare it with conformance.fixed_layer"
                 )
                 raise DeclarationError(msg)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
-from ..errors import UsageError
+from ..errors import DeclarationError
 
 LAYOUTS: Final = ("blocks", "grouped", "hdk", "dkh")
 
@@ -57,12 +57,22 @@ class Holder:
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """The parameters of a module that this holder names, in the order of the heads."""
         if "*" not in self.path:
-            return [module.get_parameter(self.path)]
+            return [self._one(module)]
         known = dict(module.named_parameters(remove_duplicate=False))
         found: list[nn.Parameter] = []
         while (name := self.path.replace("*", str(len(found)))) in known:
             found.append(known[name])
         return found
+
+    def _one(self, module: nn.Module) -> nn.Parameter:
+        try:
+            return module.get_parameter(self.path)
+        except AttributeError:
+            msg = (
+                f"{self.path} is in one {type(module).__name__} but not in that of another "
+                "geometry: pin the sizes for which it is there with geometry="
+            )
+            raise DeclarationError(msg) from None
 
     def read(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
         """A copy of what is held, by role, as ``(out, in)`` matrices (or biases)."""
@@ -72,19 +82,17 @@ class Holder:
 
     @torch.no_grad()
     def write(self, module: nn.Module, sizes: Sizes, parts: Mapping[str, Tensor]) -> None:
-        """Load what it holds, in place; raises UsageError for another shape."""
+        """Load what it holds, in place; raises DeclarationError for another shape."""
         packed = pack(parts, self.roles, self.layout, sizes)
         views = [self._as_rows(parameter) for parameter in self.parameters(module)]
         rows = [view.shape[0] for view in views]
         if packed.shape != (sum(rows), *views[0].shape[1:]):
             msg = (
-                f"{self.path} holds {[sum(rows), *views[0].shape[1:]]} (out, in) for "
-                f"{self.roles}, but "
-                f"the problem's weights make {list(packed.shape)}: pin the sizes that this "
-                "module cannot "
-                "change with geometry="
+                f"{self.path} holds {[sum(rows), *views[0].shape[1:]]} (out, in) for {self.roles}, "
+                f"but a problem's weights make {list(packed.shape)}: pin the sizes that this "
+                "module cannot change with geometry="
             )
-            raise UsageError(msg)
+            raise DeclarationError(msg)
         for view, part in zip(views, packed.split(rows), strict=True):
             view.copy_(part)
 
@@ -121,7 +129,7 @@ class Recipe:
     def write(self, module: nn.Module, sizes: Sizes, weights: golden.ProjectionWeights) -> None:
         """Load weights in place; a bias that is not given becomes zero.
 
-        Raises UsageError for a shape that does not fit, or a bias the module has no place for.
+        Raises DeclarationError for a shape that does not fit or a bias without a place.
         """
         for holder in self.matrices:
             parts = {role: getattr(weights, role) for role in holder.roles}
@@ -132,7 +140,7 @@ class Recipe:
         for role in "qkvo":
             if getattr(weights, f"{role}_bias") is not None and not self.has_bias(role):
                 msg = f"the problem has a bias for {role}, but the module has no place for it"
-                raise UsageError(msg)
+                raise DeclarationError(msg)
 
 
 def _bias(weights: golden.ProjectionWeights, role: str) -> Tensor:

@@ -52,10 +52,8 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
         titles = ", ".join(leaf.title for leaf in found) or "none at all"
         msg = (
             f"{shown} has no matrices that could be query, key and value projections (it has "
-            f"{titles}): "
-            "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with the names of its layers, or "
-            "use "
-            "conformance.fixed_layer"
+            f"{titles}): pass projections={{'q': …, 'k': …, 'v': …, 'o': …}} with the names of "
+            "its layers, or use conformance.fixed_layer"
         )
         raise DeclarationError(msg)
     return Options(tuple(assignments), biases, tuple(found), len(assignments) == 1)

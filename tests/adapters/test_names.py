@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from conformance.adapters.names import role_of
+
+
+@pytest.mark.parametrize(
+    ("path", "roles"),
+    [
+        ("q_proj.weight", "q"),
+        ("attention.self.key.weight", "k"),
+        ("attention.output.dense.weight", "o"),
+        ("query.linear.weight", "q"),
+        ("W_V", "v"),
+        ("Wqkv.weight", "qkv"),
+        ("c_attn.weight", "qkv"),
+        ("in_proj_weight", "qkv"),
+        ("in_proj_bias", "qkv"),
+        ("query_key_value.weight", "qkv"),
+        ("to_kv.weight", "kv"),
+        ("heads.3.query.weight", "q"),
+        ("to_out.0.weight", "o"),
+    ],
+)
+def test_clear_names(path: str, roles: str) -> None:
+    """Names that say a role are read as that role, wherever in the path they stand."""
+    assert role_of(path) == (roles, True)
+
+
+@pytest.mark.parametrize("path", ["c_proj.weight", "dense.weight", "W.weight", "fc.weight"])
+def test_vague_names(path: str) -> None:
+    """Names that only say "a projection" may be the output's, but not clearly."""
+    assert role_of(path) == ("o", False)
+
+
+@pytest.mark.parametrize("path", ["a.weight", "query_global.weight", "norm.weight", "query_out"])
+def test_names_that_say_nothing(path: str) -> None:
+    """Unknown words, or two roles that are never fused, say nothing."""
+    assert role_of(path) == ("", False)
