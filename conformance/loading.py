@@ -116,7 +116,7 @@ def _raise_own(what: str, error: BaseException) -> NoReturn:
 def _near_module(name: str) -> str:
     """A suggestion from the modules beside the missing one."""
     parent, _, last = name.rpartition(".")
-    folders = sys.modules[parent].__path__ if parent in sys.modules and parent else [Path.cwd()]
+    folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else [Path.cwd()]
     names = {path.stem for folder in folders for path in Path(folder).glob("*.py")}
     names |= {path.parent.name for folder in folders for path in Path(folder).glob("*/__init__.py")}
     return closest(last, sorted(names)) or " (looked in the working folder and on Python's path)"

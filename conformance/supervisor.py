@@ -109,7 +109,8 @@ class Supervisor:
                     step, name = tag, payload
             except WorkerLost as lost:
                 if step != "building":
-                    msg = f"{step} {name} {lost}"
+                    hint = "; --timeout sets the limit" if lost.kind == "hung" else ""
+                    msg = f"{step} {name} {lost}{hint}"
                     raise UsageError(msg) from None
                 # A builder that kills its process is a verdict: load again without building.
                 self._options = dataclasses.replace(self._options, preflight=False)

@@ -224,8 +224,7 @@ def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
         elif _is_module(entry):
             yield _wrapped(entry, target), target
         else:
-            what = type(entry).__name__
-            msg = f"{target} gives a {what}, which is not {_ACCEPTED}"
+            msg = f"{target} gives {entry!r:.60}, which is not {_ACCEPTED}"
             raise UsageError(msg)
 
 
@@ -252,7 +251,7 @@ def _wrapped(value: Any, target: str) -> Candidate:
 def _called(value: Any, target: str) -> Any:
     """What a function without arguments returns."""
     if not callable(value):
-        msg = f"{target} is a {type(value).__name__}, which is not callable: name {_ACCEPTED}"
+        msg = f"{target} is {value!r:.60}, which is not callable: name {_ACCEPTED}"
         raise UsageError(msg)
     try:
         inspect.signature(value).bind()

@@ -18,7 +18,7 @@ _OPTIONS: Final = ("causal", "scale", "softcap", "window")
 
 
 def counterexample(data: Mapping[str, Any]) -> str:
-    """One line that says how big a failing problem is and what is in it; the report holds the rest."""
+    """One line: how big a failing problem is and what is in it. The report holds the rest."""
     problem = data.get("problem", data)
     geometry = problem.get("geometry")
     parts = [_sizes(geometry)] if isinstance(geometry, Mapping) else []
