@@ -43,8 +43,8 @@ def timed(candidate: Candidate, profile: str, seed: int) -> Timing:
     results = [run.run(planned) for planned in run.planned()]
     return Timing(
         total=time.perf_counter() - start,
-        candidate=run.candidate_seconds,
-        reference=run.reference_seconds,
+        candidate=sum(subject.candidate_seconds for subject in run.subjects),
+        reference=sum(subject.oracle.seconds for subject in run.subjects),
         clauses=sum(result.examples > 0 for result in results),
         examples=sum(result.examples for result in results),
     )
