@@ -19,7 +19,7 @@ class CausalIgnored(EagerCore):
         return super().attend(call.replace(causal=False))
 
 
-@core("mask.causal", "mask.causal-alignment", "mask.causal-and-mask")
+@core("mask.causal-alignment")
 class CausalHidesOwnKey(EagerCore):
     """A query does not see its own key: ``<`` where ``<=`` is meant."""
 

@@ -11,7 +11,7 @@ from ._kit import core
 
 @core("numerics.golden", "numerics.constant-value")
 class Zeros(EagerCore):
-    """Every answer is zero."""
+    """Every answer is zero, whatever the inputs are."""
 
     def mix(self, weights: Tensor, value: Tensor) -> Tensor:
         return torch.zeros_like(super().mix(weights, value))

@@ -74,10 +74,9 @@ class DropoutOnOutput(EagerCore):
 
 
 @core("state.dropout")
-class DropoutAlwaysTheSame(EagerCore):
-    """The same weights are dropped in every call, because the generator is seeded anew."""
+class DropoutOfWholeKeys(EagerCore):
+    """One choice of keys is dropped for all rows, heads and items at once."""
 
     def drop_out(self, weights: Tensor, rate: float) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        kept = torch.rand(weights.shape, generator=generator) >= rate
+        kept = torch.rand(weights.shape[-1]) >= rate
         return weights * kept / (1 - rate) if rate else weights

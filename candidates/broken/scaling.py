@@ -92,14 +92,6 @@ class ScaleArgumentOnTop(EagerCore):
         return default if call.scale is None else default * call.scale
 
 
-@core("numerics.scale")
-class ZeroScaleTakenForNone(EagerCore):
-    """A scale of zero is taken for no scale, because the code says ``scale or default``."""
-
-    def scale(self, call: Call) -> float:
-        return call.scale or 1 / math.sqrt(call.query.shape[-1])
-
-
 @core("mask.all-keep", "mask.golden")
 class UnscaledUnderMask(EagerCore):
     """The path that is taken when there is a mask forgets the scale."""

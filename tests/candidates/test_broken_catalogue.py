@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from candidates import broken
+from candidates.broken import MISTAKES, Mistake
+
+# The clauses that must have been seen to fail.
+CLAUSES = frozenset(
+    [
+        *(f"shape.{name}" for name in "output dtype empty-batch empty-query strided".split()),
+        *(f"shape.{name}" for name in "expanded rejects-mismatch weights".split()),
+        *(f"mask.{name}" for name in "golden no-leak no-leak-nonfinite all-keep".split()),
+        *(f"mask.{name}" for name in "padding-is-absence broadcast per-item per-head".split()),
+        *(f"mask.{name}" for name in "single-key empty-row empty-row-isolated".split()),
+        *(f"mask.{name}" for name in "forms-agree bias bias-counts causal".split()),
+        *(f"mask.{name}" for name in "causal-alignment causal-and-mask".split()),
+        *(f"equivariance.{name}" for name in "tokens queries keys batch heads".split()),
+        "equivariance.batch-independent",
+        *(f"position.{name}" for name in "formula relative-shift breaks-equivariance".split()),
+        *(f"numerics.{name}" for name in "golden large-logits key-shift scale convex".split()),
+        *(f"numerics.{name}" for name in "constant-value value-linear".split()),
+        *(f"state.{name}" for name in "inputs-unchanged repeatable no-memory dropout".split()),
+        *(f"state.{name}" for name in "bitwise-repeatable eval-deterministic".split()),
+        *(f"state.{name}" for name in "follows-to state-dict".split()),
+    ]
+)
+FEWEST = 45
+
+each_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+
+
+def test_catalogue_is_large_and_its_names_are_unique() -> None:
+    """There are many mistakes, sorted by name, and no name stands for two of them."""
+    names = [mistake.name for mistake in MISTAKES]
+    assert len(names) >= FEWEST
+    assert names == sorted(set(names))
+
+
+def test_no_two_mistakes_say_the_same() -> None:
+    """Each sentence stands once: two mistakes that read alike are one."""
+    sentences = [mistake.sentence for mistake in MISTAKES]
+    assert len(set(sentences)) == len(sentences)
+
+
+@each_mistake
+def test_mistake_is_said_in_one_sentence(mistake: Mistake) -> None:
+    """The docstring is one sentence that fits a line of a report."""
+    assert re.fullmatch(r"[A-Z].{20,110}\.", mistake.sentence)
+    assert ". " not in mistake.sentence
+
+
+@each_mistake
+def test_mistake_names_clauses_that_exist(mistake: Mistake) -> None:
+    """The primary clause and the others are slugs of clauses, none named twice."""
+    named = [mistake.primary, *mistake.also]
+    assert set(named) <= CLAUSES
+    assert len(set(named)) == len(named)
+
+
+@each_mistake
+def test_candidate_can_be_found_under_its_name(mistake: Mistake) -> None:
+    """The candidate carries the mistake's name, and its file offers it under that name."""
+    assert mistake.candidate.name == mistake.name
+    homes = [getattr(broken, file) for file in broken.__all__ if file.islower()]
+    assert any(getattr(home, mistake.name, None) is mistake.candidate for home in homes)
+
+
+@pytest.mark.parametrize("clause", sorted(CLAUSES))
+def test_every_clause_names_a_mistake(clause: str) -> None:
+    """Each clause is the primary clause of some mistake: it has been seen to fail."""
+    assert any(mistake.primary == clause for mistake in MISTAKES)
+
+
+def test_catalogue_stays_out_of_a_check_of_all_candidates() -> None:
+    """A check of the folder finds no broken candidate: the package lists none."""
+    assert broken.__conformance__ == ()
+
+
+def test_mistakes_are_seen_on_ordinary_inputs() -> None:
+    """Many mistakes show in a plain call already: the kit's correct answer is another one."""
+    correct = broken.CORRECT[0]
+    generator = torch.Generator().manual_seed(7)
+    query, key, value = (
+        torch.randn(2, 3, length, size, generator=generator)
+        for length, size in ((5, 4), (7, 4), (7, 6))
+    )
+    expected = correct(query, key, value)
+    unscaled = broken.scaling.Unscaled(query, key, value)
+    assert unscaled.shape == expected.shape
+    assert not torch.equal(unscaled, expected)
