@@ -1,0 +1,68 @@
+"""Results and loaded candidates for tests of what is done with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.expected import ExpectedFailure
+from conformance.messages import Loaded, Ready, Task
+from conformance.results import ClauseResult, Status, Violation
+
+READY = Ready(
+    environment={"python": "3.11", "torch": "2.6", "device": "cpu"},
+    specification="0123456789ab",
+    sentences={
+        "mask.golden": "A masked key is absent.",
+        "mask.no-leak": "Nothing leaks.",
+        "shape.output": "One row a query.",
+    },
+)
+PROBLEM = {
+    "geometry": {
+        "batch": 1,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "query_length": 3,
+        "key_length": 4,
+        "head_size": 5,
+        "value_head_size": 6,
+    },
+    "dtype": "float32",
+    "seed": 7,
+    "values": "normal",
+    "mask": {"pattern": "padding", "form": "keep", "shape": "B11K", "finite_bias": False},
+    "causal": True,
+}
+
+
+def result(
+    status: Status = "passed", slug: str = "mask.golden", level: str = "MUST", **more: Any
+) -> ClauseResult:
+    """One result; a failed one has a violation of kind ``value``."""
+    if status == "failed":
+        more.setdefault("violation", Violation(kind="value", message="off by 1"))
+    return ClauseResult(
+        id=slug, family=slug.partition(".")[0], level=level, status=status, seconds=0.5, **more
+    )
+
+
+def loaded(name: str = "mine", **more: Any) -> Loaded:
+    """One candidate."""
+    known: dict[str, Any] = {
+        "name": name,
+        "target": f"attn.py:{name}",
+        "kind": "core",
+        "declaration": {"kind": "core", "assumptions": []},
+        "gauge": "",
+        "deviations": (),
+        "expected": (),
+        "tasks": (
+            Task(id="mask.golden", family="mask", level="MUST", dtype="float32", device="cpu"),
+        ),
+    }
+    return Loaded(**{**known, **more})
+
+
+def expected(clause: str = "mask.golden", **more: Any) -> ExpectedFailure:
+    """One expectation."""
+    return ExpectedFailure(clause=clause, reason="known", **more)

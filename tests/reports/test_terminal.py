@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from records import PROBLEM, READY, loaded, result
+
+from conformance.expectations import Stale
+from conformance.expected import ExpectedFailure
+from conformance.messages import RunOptions
+from conformance.report import build_report, candidate_entry
+from conformance.reports.terminal import show
+from conformance.results import ClauseResult, Violation
+
+OPTIONS = RunOptions(targets=("attn.py",), profile="quick")
+FAILED = result(
+    "failed",
+    reason="off by 1",
+    violation=Violation(kind="value", message="off by 1 at [0, 0]"),
+    counterexample={"problem": PROBLEM},
+    diagnosis=[
+        {"name": "unscaled", "text": "equals attention without a scale", "confidence": 0.75}
+    ],
+)
+
+
+def shown(*candidates: list[ClauseResult], **more: Any) -> str:
+    """What is written for candidates with these results."""
+    names = ["mine", "yours", "theirs"]
+    entries = [
+        candidate_entry(loaded(name), results, READY.sentences)
+        for name, results in zip(names, candidates, strict=False)
+    ]
+    file = io.StringIO()
+    show(build_report(READY, OPTIONS, entries, seconds=1.5, **more), file)
+    return file.getvalue()
+
+
+def test_one_candidate_clause_by_clause() -> None:
+    """A single candidate is shown with every clause that ran, and its verdict."""
+    text = shown([result(examples=40, binding=31, margin=0.125), result(slug="shape.output")])
+    assert text.splitlines()[1].split() == [
+        "mask.golden", "MUST", "passed", "40", "31", "0.12", "0.50",
+    ]  # fmt: skip
+    assert "mine (core, attn.py:mine): conforms, every applicable MUST clause passed" in text
+    assert text.endswith("1 candidate: 1 conforms (profile quick, seed 0, 1.5 s)\n")
+
+
+def test_a_failure_is_explained() -> None:
+    """A failing clause comes with its requirement, what was found, on what, and the diagnosis."""
+    text = shown([FAILED])
+    assert "failed mask.golden [MUST, value]" in text
+    assert "requires:  A masked key is absent." in text
+    assert "found:     off by 1 at [0, 0]" in text
+    assert (
+        "on:        batch 1, heads 2, queries 3, keys 4, head size 5, value head size 6, values "
+        "normal, mask padding as keep[B, 1, 1, K], causal, dtype float32, seed 7"
+    ) in text
+    assert "diagnosis: equals attention without a scale (confidence 0.75)" in text
+
+
+def test_several_candidates_in_a_table() -> None:
+    """Several candidates are compared in a table, then explained where that is needed."""
+    expected = result("expected-failure", reason="fills with -1e6")
+    text = shown([result(margin=0.5)], [FAILED], [expected, result("not-applicable")])
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[0] == "candidate verdict passed failed expected n/a seconds worst margin".split()
+    assert lines[1] == ["mine", "conforms", "1", "-", "-", "-", "0.5", "0.5", "mask.golden"]
+    assert lines[2] == ["yours", "fails", "-", "1", "-", "-", "0.5", "-"]
+    assert lines[3][:2] == ["theirs", "conforms-with-deviations"]
+    assert "attn.py:mine" not in text
+    assert "expected-failure mask.golden [MUST]: fills with -1e6" in text
+    assert "3 candidates: 1 conforms, 1 fails, 1 conforms-with-deviations" in text
+
+
+def test_what_shares_a_reason_stands_together() -> None:
+    """Clauses that are not applicable, or untestable, for one reason are one line."""
+    text = shown(
+        [
+            result(slug="shape.output"),
+            result("not-applicable", reason="no mask is declared"),
+            result("not-applicable", "mask.no-leak", reason="no mask is declared"),
+        ]
+    )
+    assert "not applicable: mask.golden, mask.no-leak (no mask is declared)" in text
+
+
+def test_stale_and_interrupted_are_said() -> None:
+    """Stale expectations and an interrupt cannot be overlooked."""
+    entry = ExpectedFailure(clause="mask.*", reason="leaks", candidate="mine")
+    stale = Stale(expectation=entry, why="nothing that it covers failed")
+    text = shown([result()], stale=[stale], interrupted=True)
+    assert "stale expectation mask.* of mine (leaks): nothing that it covers failed" in text
+    assert "interrupted: the report holds what was done before" in text
+
+
+def test_several_dtypes_are_told_apart() -> None:
+    """With more than one dtype every line says which."""
+    text = shown([result(), result("failed", dtype="float64")])
+    assert "failed mask.golden [MUST float64, value]" in text
+    assert "float32" in text
+
+
+def test_a_pipe_gets_plain_text() -> None:
+    """Without a terminal there is no colour, no line broken and no blank at a line's end."""
+    message = "wrong " * 60
+    text = shown([result("failed", violation=Violation(kind="value", message=message.strip()))])
+    assert "\x1b" not in text
+    assert message.strip() in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_columns_are_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A width that is asked for is kept."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(len(line) for line in shown([FAILED]).splitlines()) <= 60
+
+
+def test_markup_in_messages_stays_text() -> None:
+    """Square brackets of a message are no markup."""
+    violation = Violation(kind="value", message="at [bold] and [/x]")
+    assert "at [bold] and [/x]" in shown([result("failed", violation=violation)])

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import READY, expected, result
+
+from conformance.errors import UsageError
+from conformance.expectations import Selection, judge, read_file, stale
+from conformance.expected import ExpectedFailure
+from conformance.results import ClauseResult, Violation
+
+EVERYTHING = Selection(slugs=list(READY.sentences))
+RAISED = Violation(kind="raised", message="raised ValueError")
+
+
+def test_a_covered_failure_is_expected() -> None:
+    """A failure that was announced takes the announcement's reason."""
+    judged = judge(result("failed"), "mine", [expected()])
+    assert (judged.status, judged.reason) == ("expected-failure", "known")
+
+
+@pytest.mark.parametrize(
+    "restriction", [{"candidate": "other"}, {"dtype": "float64"}, {"clause": "shape.*"}]
+)
+def test_an_expectation_keeps_to_its_words(restriction: dict[str, str]) -> None:
+    """Another candidate, dtype or clause is not covered."""
+    entry = ExpectedFailure(**{"clause": "mask.golden", "reason": "known", **restriction})
+    assert judge(result("failed"), "mine", [entry]).status == "failed"
+
+
+def test_a_failure_of_another_kind_is_red() -> None:
+    """Exceptions are covered only where they are named, and the reason says what was expected."""
+    judged = judge(result("failed", violation=RAISED), "mine", [expected()])
+    assert judged.status == "failed"
+    assert judged.reason.startswith("not the expected failure (known): it is of kind 'raised'")
+
+
+def test_a_named_kind_is_covered() -> None:
+    """An exception that is announced as one is expected; a wrong value then is not."""
+    entry = expected(kind="raised")
+    assert judge(result("failed", violation=RAISED), "mine", [entry]).status == "expected-failure"
+    assert judge(result("failed"), "mine", [entry]).status == "failed"
+
+
+def test_one_covering_expectation_is_enough() -> None:
+    """Of several that speak of a clause any may cover the failure."""
+    entries = [expected(kind="shape"), expected("mask.*")]
+    assert judge(result("failed"), "mine", entries).status == "expected-failure"
+
+
+def test_an_exact_clause_that_passes_is_red() -> None:
+    """What is announced by its slug must fail."""
+    judged = judge(result(), "mine", [expected()])
+    assert judged.status == "unexpected-pass"
+    assert "known" in judged.reason
+
+
+@pytest.mark.parametrize("status", ["untestable", "error", "not-applicable"])
+def test_other_statuses_stay(status: Any) -> None:
+    """An expectation explains failures; it hides no error and no gap."""
+    assert judge(result(status), "mine", [expected()]).status == status
+
+
+def test_a_glob_may_pass_in_part() -> None:
+    """A glob covers what fails under it, and what passes stays passed."""
+    assert judge(result(), "mine", [expected("mask.*")]).status == "passed"
+
+
+STALE: dict[str, tuple[ExpectedFailure, list[ClauseResult], str]] = {
+    "nothing failed under a glob": (
+        expected("mask.*"),
+        [result()],
+        "nothing that it covers failed",
+    ),
+    "no such candidate": (
+        expected(candidate="other"),
+        [result("failed")],
+        "no candidate is called 'other'",
+    ),
+    "not applicable": (
+        expected(),
+        [result("not-applicable", reason="no mask is declared")],
+        "the clause is not applicable: no mask is declared",
+    ),
+    "another dtype": (
+        expected(dtype="float16"),
+        [result()],
+        "nothing was run in the dtype 'float16'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry", "results", "why"), STALE.values(), ids=STALE.keys())
+def test_stale(entry: ExpectedFailure, results: list[ClauseResult], why: str) -> None:
+    """An expectation that nothing answers to is stale, and the reason is told."""
+    (found,) = stale([entry], {"mine": results}, EVERYTHING)
+    assert found.why == why
+    assert found.as_json()["clause"] == entry.clause
+
+
+FRESH: dict[str, tuple[ExpectedFailure, list[ClauseResult]]] = {
+    "an expected failure": (expected("mask.*"), [result("expected-failure")]),
+    "another failure, which is red itself": (expected(), [result("failed")]),
+    "an unexpected pass, which is red itself": (expected(), [result("unexpected-pass")]),
+    "untestable": (expected(), [result("untestable")]),
+}
+
+
+@pytest.mark.parametrize(("entry", "results"), FRESH.values(), ids=FRESH.keys())
+def test_not_stale(entry: ExpectedFailure, results: list[ClauseResult]) -> None:
+    """What was answered, or could not be, is not stale."""
+    assert not stale([entry], {"mine": results}, EVERYTHING)
+
+
+def test_what_was_not_asked_for_is_not_stale() -> None:
+    """``--only``, ``--skip`` and ``--dtype`` make no expectation stale."""
+    assert not stale([expected()], {"mine": []}, Selection(slugs=["shape.output"]))
+    chosen = Selection(slugs=EVERYTHING.slugs, dtypes=("float64",))
+    assert not stale([expected(dtype="float32")], {"mine": [result(dtype="float64")]}, chosen)
+
+
+def test_reading_a_file(tmp_path: Path) -> None:
+    """A file's tables have the fields of ExpectedFailure."""
+    path = tmp_path / "known.toml"
+    path.write_text(
+        '[[expected]]\nclause = "mask.*"\nreason = "leaks"\nkind = "value"\ncandidate = "m*"\n',
+        encoding="utf-8",
+    )
+    (entry,) = read_file(path, list(READY.sentences))
+    assert entry == ExpectedFailure(clause="mask.*", reason="leaks", kind="value", candidate="m*")
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "not TOML": ("expected = ", "cannot be read as TOML"),
+    "unknown table": (
+        '[[expectd]]\nclause = "a"',
+        "unknown key 'expectd'; did you mean 'expected'?",
+    ),
+    "no table": ("expected = 3", "write each expected failure as a table [[expected]]"),
+    "unknown key": (
+        '[[expected]]\nclause = "mask.golden"\nreasn = "x"',
+        "entry 1 has an unknown key 'reasn'; did you mean 'reason'?",
+    ),
+    "no reason": ('[[expected]]\nclause = "mask.golden"', "entry 1 has no 'reason'"),
+    "empty reason": (
+        '[[expected]]\nclause = "mask.golden"\nreason = " "',
+        "entry 1: an expected failure's reason is ' '",
+    ),
+    "unknown clause": (
+        '[[expected]]\nclause = "mask.goldn"\nreason = "x"',
+        "'mask.goldn' matches no clause; did you mean 'mask.golden'?",
+    ),
+    "kind is no text": (
+        '[[expected]]\nclause = "mask.golden"\nreason = "x"\nkind = 3',
+        "kind is 3, not a text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD.keys())
+def test_bad_files(tmp_path: Path, text: str, sentence: str) -> None:
+    """A bad file is refused in one sentence that names the file."""
+    path = tmp_path / "known.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        read_file(path, list(READY.sentences))
+    assert sentence in str(caught.value)
+    assert "known.toml" in str(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """A file that is not there is named."""
+    with pytest.raises(UsageError, match=r"there is no file .*absent\.toml"):
+        read_file(tmp_path / "absent.toml", [])

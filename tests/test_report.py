@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import PROBLEM, READY, expected, loaded, result
+
+from conformance.errors import UsageError
+from conformance.expectations import Stale
+from conformance.messages import RunOptions
+from conformance.report import (
+    build_report,
+    candidate_entry,
+    check_writable,
+    exit_code,
+    verdict,
+    write_report,
+)
+from conformance.results import ClauseResult
+
+PASSED = result()
+SHOULD_FAILED = result("failed", "mask.no-leak", "SHOULD")
+MUST_FAILED = result("failed", "shape.output")
+STALE = Stale(expectation=expected(), why="nothing that it covers failed")
+
+VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
+    "all passed": ("conforms", [PASSED, result("not-applicable", "shape.output")], {}),
+    "a SHOULD failed": ("conforms", [PASSED, SHOULD_FAILED], {}),
+    "a SHOULD untestable": ("conforms", [PASSED, result("untestable", level="SHOULD")], {}),
+    "an expected failure": ("conforms-with-deviations", [PASSED, result("expected-failure")], {}),
+    "a declared deviation": ("conforms-with-deviations", [PASSED], {"deviations": ("scale",)}),
+    "unknown weights": ("conforms-up-to-gauge", [PASSED], {"gauge": "its weights are unknown"}),
+    "a MUST untestable": ("inconclusive", [PASSED, result("untestable")], {}),
+    "nothing run": ("inconclusive", [], {}),
+    "nothing applicable": ("inconclusive", [result("not-applicable")], {}),
+    "a MUST failed": ("fails", [PASSED, MUST_FAILED, result("untestable")], {}),
+    "an unexpected pass": ("fails", [PASSED, result("unexpected-pass")], {}),
+    "the harness failed": ("error", [MUST_FAILED, result("error")], {}),
+}
+
+
+@pytest.mark.parametrize(("word", "results", "more"), VERDICTS.values(), ids=VERDICTS.keys())
+def test_verdicts(word: str, results: list[ClauseResult], more: dict[str, Any]) -> None:
+    """The gravest thing that was found decides the verdict."""
+    assert verdict(loaded(**more), results)[0] == word
+
+
+def test_stale_expectation_fails() -> None:
+    """An expectation that nothing answers to reddens its candidate."""
+    assert verdict(loaded(), [PASSED], [STALE]) == (
+        "fails",
+        "stale expected failures: mask.golden",
+    )
+
+
+def test_interrupted_is_inconclusive() -> None:
+    """What was not finished is no pass, but a failure that was found stays one."""
+    assert verdict(loaded(), [PASSED], interrupted=True)[0] == "inconclusive"
+    assert verdict(loaded(), [MUST_FAILED], interrupted=True)[0] == "fails"
+
+
+def report(*results: ClauseResult, interrupted: bool = False, **more: Any) -> dict[str, Any]:
+    """The record of a run over one candidate."""
+    entry = candidate_entry(loaded(), results, READY.sentences, interrupted=interrupted)
+    options = RunOptions(targets=("attn.py",), profile="quick", seed=3)
+    return build_report(READY, options, [entry], interrupted=interrupted, seconds=1.25, **more)
+
+
+def test_record_is_schema_1() -> None:
+    """The record has the fields of the public contract."""
+    record = report(PASSED, result("failed", counterexample={"problem": PROBLEM}))
+    assert record["schema"] == 1
+    assert record["tool"]["name"] == "attention-conformance"
+    assert set(record["tool"]) == {"name", "version", "specification"}
+    assert record["environment"]["device"] == "cpu"
+    assert (record["profile"], record["seed"], record["seconds"]) == ("quick", 3, 1.25)
+    (candidate,) = record["candidates"]
+    assert {"target", "name", "kind", "declaration", "verdict", "seconds", "clauses"} <= set(
+        candidate
+    )
+    assert {
+        "id", "family", "level", "status", "reason", "examples", "binding", "seconds", "dtype",
+        "device", "margin", "violation", "counterexample", "diagnosis", "requirement",
+    } == set(candidate["clauses"][1])  # fmt: skip
+    assert candidate["clauses"][1]["requirement"] == "A masked key is absent."
+
+
+def test_numbers_that_are_not_finite_are_texts(tmp_path: Path) -> None:
+    """The file is strict JSON, which knows neither NaN nor infinity."""
+    write_report(report(result(margin=math.inf)), tmp_path / "out.json")
+    text = (tmp_path / "out.json").read_text(encoding="utf-8")
+    record = json.loads(text, parse_constant=pytest.fail)
+    assert record["candidates"][0]["clauses"][0]["margin"] == "inf"
+
+
+EXITS: dict[str, tuple[int, list[ClauseResult], bool]] = {
+    "conforms": (0, [PASSED], False),
+    "expected": (0, [PASSED, result("expected-failure")], False),
+    "fails": (1, [MUST_FAILED], False),
+    "inconclusive": (1, [result("untestable")], False),
+    "SHOULD": (0, [PASSED, SHOULD_FAILED], False),
+    "SHOULD, strict": (1, [PASSED, SHOULD_FAILED], True),
+    "harness": (3, [MUST_FAILED, result("error")], False),
+}
+
+
+@pytest.mark.parametrize(("code", "results", "strict"), EXITS.values(), ids=EXITS.keys())
+def test_exit_codes(code: int, results: list[ClauseResult], *, strict: bool) -> None:
+    """The exit code follows from the record."""
+    assert exit_code(report(*results), strict=strict) == code
+
+
+def test_exit_code_of_an_interrupted_run() -> None:
+    """A run that was interrupted exits as the shell expects, whatever it found before."""
+    assert exit_code(report(PASSED, interrupted=True)) == 130
+
+
+def test_exit_code_with_a_stale_expectation() -> None:
+    """A stale entry of a file is red, even when it belongs to no candidate."""
+    assert exit_code(report(PASSED, stale=[STALE])) == 1
+
+
+def test_no_candidate_is_never_green() -> None:
+    """A record without candidates is no success."""
+    assert exit_code({**report(), "candidates": []}) == 1
+
+
+def test_writing_replaces_in_one_step(tmp_path: Path) -> None:
+    """The new file takes the old one's place and nothing else is left in the folder."""
+    path = tmp_path / "out.json"
+    path.write_text("old", encoding="utf-8")
+    write_report(report(PASSED), path)
+    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == 1
+    assert os.listdir(tmp_path) == ["out.json"]  # noqa: PTH208 (names are all that matters)
+
+
+def test_failed_writing_keeps_the_old_file(tmp_path: Path) -> None:
+    """A record that cannot be written leaves the old one, and no temporary file."""
+    path = tmp_path / "out.json"
+    path.write_text("old", encoding="utf-8")
+    with pytest.raises(ValueError, match="Out of range"):
+        write_report({"schema": math.nan}, path)
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_unwritable_places_are_refused(tmp_path: Path) -> None:
+    """Folders, and files in folders that do not exist, are refused before anything runs."""
+    with pytest.raises(UsageError, match="is a folder: name a file"):
+        check_writable(tmp_path, "--json")
+    with pytest.raises(UsageError, match="cannot be written: there is no folder"):
+        check_writable(tmp_path / "absent" / "out.json", "--json")
+    check_writable(tmp_path / "out.json", "--json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_devices_are_written_to(tmp_path: Path) -> None:
+    """A pipe or device is written to, not replaced by a file."""
+    check_writable(Path(os.devnull), "--json")
+    write_report(report(PASSED), Path(os.devnull))
+    assert not Path(os.devnull).is_file()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,55 @@
+"""Files of a pretended user: tiny candidates, and a folder to work in that leaves no traces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+KERNEL = """
+import torch
+import conformance
+
+
+def attend(query, key, value):
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+@conformance.core()
+def my_kernel(query, key, value):
+    return attend(query, key, value)
+"""
+
+UNSCALED = """
+
+@conformance.core()
+def unscaled(query, key, value):
+    return (query @ key.mT).softmax(-1) @ value
+"""
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write files, given by their paths below a folder."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text), encoding="utf-8")
+
+
+@contextmanager
+def working_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a folder; afterwards the path and the imported modules are as they were."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    try:
+        yield folder
+    finally:
+        for name in set(sys.modules) - before:
+            home = getattr(sys.modules[name], "__file__", None) or ""
+            if home.startswith(str(folder)) or not home:
+                del sys.modules[name]
