@@ -14,7 +14,7 @@ from .keys import LiveKeys, live_keys
 from .scores import exponent_error
 from .sums import mean_bound, weighted_sum_error
 from .unnormalised import is_normalised, unnormalised_bound
-from .weights import mean_error, perturb
+from .weights import perturb
 
 
 def core_bound(
@@ -87,5 +87,4 @@ def _bound(
 ) -> Tensor:
     error = exponent_error(attention, live, contract, query_error=query_error, key_error=key_error)
     perturbed = perturb(attention, error, live)
-    moved = mean_error(attention, perturbed, live)
-    return weighted_sum_error(attention, perturbed, moved, live, contract, value_error)
+    return weighted_sum_error(attention, perturbed, live, contract, value_error)

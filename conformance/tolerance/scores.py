@@ -35,12 +35,18 @@ def exponent_error(
     if attention.bias is not None:
         _add_bias_error(error, attention, attention.bias, contract)
     unit = contract.accumulator_roundoff
-    blocks = math.ceil(attention.key.shape[-2] / contract.key_block)
-    rescaling = gamma(blocks, (contract.exp_error + model.RESCALE_ROUNDINGS) * unit)
     shared = live.largest.abs().mul_(model.EXPONENT_ROUNDINGS * unit)
     error.add_(attention.logits.abs(), alpha=model.EXPONENT_ROUNDINGS * unit)
-    error.add_(shared.add_(contract.exp_error * unit + rescaling))
+    error.add_(shared.add_(exponential_error(live.key_length, contract)))
     return live.only(error)
+
+
+def exponential_error(key_length: int, contract: Contract) -> float:
+    """The error of exp and of the rescaling once a block, as an error of the exponent."""
+    unit = contract.accumulator_roundoff
+    blocks = math.ceil(key_length / contract.key_block)
+    rescaling = gamma(blocks, (contract.exp_error + model.RESCALE_ROUNDINGS) * unit)
+    return contract.exp_error * unit + rescaling
 
 
 def _score_error(

@@ -11,33 +11,37 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract, gamma
-from .keys import LiveKeys
-from .weights import Perturbed, envelope_mean
+from .keys import LiveKeys, extremes
+from .scores import exponential_error
+from .weights import Perturbed, envelope_mean, mean_error
 
 
 def weighted_sum_error(
     attention: golden.Attention,
     perturbed: Perturbed,
-    moved: Tensor,
     live: LiveKeys,
     contract: Contract,
     value_error: Tensor | None,
 ) -> Tensor:
-    """Everything after the exponentials, given how far they move the mean: ``[B, H, Lq, Dv]``.
+    """Everything after the exponentials, whose envelopes are given: ``[B, H, Lq, Dv]``.
 
-    Numerator and denominator are rounded separately: the first relative to the sum of magnitudes,
-    the second relative to the result.
+    The moved mean comes first. Numerator and denominator are rounded separately: the first relative
+    to the sum of magnitudes, the second relative to the result.
     """
     product, division = _roundings(live.key_length, contract)
     size = attention.value.abs()
-    summed = envelope_mean(size, perturbed, live)
-    error = moved.mul_(1.0 + division)
+    seen = None if perturbed.far is None else extremes(attention.value, live, perturbed.far)
+    largest = None if seen is None else torch.maximum(seen[0].abs(), seen[1].abs())
+    summed = envelope_mean(size, perturbed, largest)
+    error = mean_error(attention, perturbed, live, seen).mul_(1.0 + division)
     error.add_(summed, alpha=product)
     error.add_(attention.output.abs(), alpha=division)
     exact_mean = summed if perturbed.far is None else attention.weights @ size
     error.addcmul_(exact_mean, _log_sum_exp_error(attention, live, contract))
     if value_error is not None:
-        error.add_(envelope_mean(value_error, perturbed, live), alpha=1.0 + product)
+        if perturbed.far is not None:
+            largest, _ = extremes(value_error, live, perturbed.far)
+        error.add_(envelope_mean(value_error, perturbed, largest), alpha=1.0 + product)
     if contract.weight_underflow:
         lost = (perturbed.upper * perturbed.inverse).clamp_max_(contract.weight_underflow)
         error += lost @ size
@@ -57,9 +61,7 @@ def mean_bound(
     value = attention.value.masked_fill(~(weights > 0).any(dim=-2).unsqueeze(-1), 0.0)
     key_length = weights.shape[-1]
     product, division = _roundings(key_length, contract)
-    blocks = math.ceil(key_length / contract.key_block)
-    exponential = contract.exp_error + blocks * (contract.exp_error + model.RESCALE_ROUNDINGS)
-    relative = product + division + 2.0 * gamma(1, exponential * contract.accumulator_roundoff)
+    relative = product + division + 2.0 * exponential_error(key_length, contract)
     size = value.abs()
     error = (weights @ size).mul_(relative + contract.weight_underflow * key_length)
     if value_error is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from conformance._golden import golden
 
 from . import model
-from .keys import LiveKeys, extremes
+from .keys import LiveKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,19 @@ def perturb(attention: golden.Attention, error: Tensor, live: LiveKeys) -> Pertu
     )
 
 
-def mean_error(attention: golden.Attention, perturbed: Perturbed, live: LiveKeys) -> Tensor:
+def mean_error(
+    attention: golden.Attention,
+    perturbed: Perturbed,
+    live: LiveKeys,
+    seen: tuple[Tensor, Tensor] | None,
+) -> Tensor:
     """How far the weighted mean of the values moves: ``[B, H, Lq, Dv]``.
 
     With o = sum p v the moved mean is off by ``sum p (exp(e) - 1) (v - o) / sum p exp(e)``, since
     the p sum to 1. Its size is bounded in three ways, and the smallest counts: by the triangle
     inequality about the mean of the values, by Cauchy-Schwarz with the variance of the values under
-    the weights, and by the hull: a weighted mean stays among the values.
+    the weights, and by the hull: a weighted mean stays among the values, ``seen`` being the largest
+    and smallest that each far row sees (None without far rows).
     """
     weights, value, output = attention.weights, attention.value, attention.output
     centre = live.mean(value)
@@ -77,18 +83,20 @@ def mean_error(attention: golden.Attention, perturbed: Perturbed, live: LiveKeys
     triangle = (perturbed.excess @ from_centre.abs_()).addcmul_(total, shift.abs_())
     # fmin: an overflow in one of the two (0 times infinity) leaves the other.
     moved = torch.fmin(triangle.mul_(perturbed.inverse), spread)
-    if perturbed.far is not None:
-        high, low = extremes(value, live, perturbed.far)
+    if perturbed.far is not None and seen is not None:
+        high, low = seen
         chosen = output[perturbed.far]
         hull = torch.maximum(high - chosen, chosen - low).clamp_min_(0.0)
         moved[perturbed.far] = torch.fmin(moved[perturbed.far], hull)
     return moved
 
 
-def envelope_mean(size: Tensor, perturbed: Perturbed, live: LiveKeys) -> Tensor:
-    """The largest weighted mean of magnitudes ``[B, H, Lk, Dv]``; at most the largest of them."""
+def envelope_mean(size: Tensor, perturbed: Perturbed, largest: Tensor | None) -> Tensor:
+    """The largest weighted mean of magnitudes ``[B, H, Lk, Dv]``.
+
+    A mean is at most the largest of them, which is given for the far rows, None if there are none.
+    """
     mean = (perturbed.upper @ size).mul_(perturbed.inverse)
-    if perturbed.far is not None:
-        largest, _ = extremes(size, live, perturbed.far)
+    if perturbed.far is not None and largest is not None:
         mean[perturbed.far] = torch.fmin(mean[perturbed.far], largest)
     return mean
