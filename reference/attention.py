@@ -28,6 +28,7 @@ from .semantics import STANDARD, Semantics, scale_value
 class Attention:
     """One evaluation with its intermediate values, all float64, key/value heads repeated.
 
+    Where ignored keys have no influence, ``key`` and ``value`` are zero at what no query reads.
     ``scores`` are the scaled dot products, ``capped`` the same after the softcap, ``logits`` what
     enters the softmax, ``weights`` what leaves it, each ``[B, H, Lq, Lk]``. ``allowed`` is the
     table of attended keys and ``empty`` marks the rows ``[B, H, Lq]`` that have none.

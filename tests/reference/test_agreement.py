@@ -31,6 +31,10 @@ BATTERY = [
 ]
 
 
+# Twice the profile's, since two kinds of points share them.
+EXAMPLES = 2 * settings().max_examples
+
+
 def core_disagreement(golden: Any, answer: second.Answer) -> str:
     """Compare every intermediate value; scores only where a key is attended (others may be 0)."""
     shape = golden.weights.shape
@@ -64,12 +68,14 @@ def case_disagreement(case: Case, point: Semantics, other: Semantics | None = No
 
 
 @given(shape=shapes(), point=points())
+@settings(max_examples=EXAMPLES)
 def test_core_agrees(shape: Shape, point: Semantics) -> None:
     """Over any core problem and any point the golden lies within rounding of the exact answer."""
     assert case_disagreement(core_case(shape), point) == ""
 
 
 @given(shape=shapes(), point=points())
+@settings(max_examples=EXAMPLES)
 def test_layer_agrees(shape: Shape, point: Semantics) -> None:
     """Over any layer problem and any point the golden lies within rounding of the exact answer."""
     assert case_disagreement(layer_case(shape), point) == ""

@@ -114,6 +114,22 @@ def test_junk_in_dead_keys(rule: Any, junk: float) -> None:
     assert torch.equal(dirty.weights[:, :, 1:], clean.weights[:, :, 1:])
 
 
+def test_junk_is_gone_from_the_intermediate_values() -> None:
+    """The recorded key and value are zero where no query reads them, so bounds can use them."""
+    query, key, value = generated()
+    keep = torch.tensor([True, False, True, False]).repeat(1, 1, 3, 1)
+    key[:, :, [1, 3]], value[:, :, [1, 3]] = math.nan, 7.0
+    evaluation = attend(query, key, value, keep=keep)
+    for tokens in (evaluation.key, evaluation.value):
+        assert tokens[:, :, [0, 2]].all()
+        assert not tokens[:, :, [1, 3]].any()
+    assert not evaluation.scores.isnan().any()
+    keep[:, :, 0] = False  # a row without keys that averages all values reads them
+    point = STANDARD.replace(empty_rows="mean-of-all")
+    evaluation = attend(query, key, value, keep=keep, semantics=point)
+    assert bool((evaluation.value[:, :, [1, 3]] == 7.0).all())
+
+
 def test_junk_beside_zero_rows() -> None:
     """With zeros for empty rows, junk that nobody attends reaches no row at all."""
     query, key, value = generated()
@@ -174,6 +190,15 @@ def test_structurally_empty_rows() -> None:
         evaluation = attend(*inputs, causal=True, semantics=point)
         assert evaluation.empty.tolist() == [[[True, True, False, False]]]
         assert evaluation.output[0, 0, :3, 0].tolist() == [first, first, 1.0]
+
+
+def test_mean_of_one_valid_key() -> None:
+    """Where causality admits one key, and the mask hides it, the mean of the valid is its value."""
+    inputs = torch.randn(1, 1, 2, 3), torch.randn(1, 1, 2, 3), head([[5.0], [3.0]])
+    keep = torch.tensor([[False, True], [True, True]])[None, None]
+    point = STANDARD.replace(empty_rows="mean-of-valid")
+    answer = scaled_dot_product_attention(*inputs, causal=True, keep=keep, semantics=point)
+    assert answer[0, 0, 0].tolist() == [5.0]
 
 
 def test_rules_leave_other_rows_alone() -> None:
