@@ -13,7 +13,7 @@ def environment(devices: tuple[str, ...] | None) -> dict[str, Any]:
 
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a plain text: a TorchVersion would load torch again
         "numpy": package_version("numpy"),
         "hypothesis": package_version("hypothesis"),
         "platform": platform.platform(),

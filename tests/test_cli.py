@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspaces import KERNEL, UNSCALED, write
+
+from conformance.__main__ import run
+
+COMMAND = [sys.executable, "-Im", "conformance"]
+FEW = ("--profile", "quick", "--only", "shape.output", "--only", "numerics.golden")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def record(folder: Path) -> Any:
+    """The report that was written."""
+    return json.loads((folder / "out.json").read_text(encoding="utf-8"))
+
+
+def test_check_of_a_conforming_candidate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A candidate that conforms exits with 0, and the record says what was done."""
+    write(folder, {"attn.py": KERNEL})
+    assert run(["check", "attn.py", *FEW, "--seed", "5", "--json", "out.json"]) == 0
+    out, err = capsys.readouterr()
+    assert "my_kernel (core, attn.py:my_kernel): conforms" in out
+    assert not err
+    report = record(folder)
+    assert (report["schema"], report["profile"], report["seed"]) == (1, "quick", 5)
+    (candidate,) = report["candidates"]
+    assert candidate["verdict"] == "conforms"
+    assert [clause["id"] for clause in candidate["clauses"]] == ["shape.output", "numerics.golden"]
+    assert all(clause["examples"] >= 40 for clause in candidate["clauses"])
+
+
+def test_check_of_a_failing_candidate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One failing candidate among good ones exits with 1, and only it is explained."""
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    assert run(["check", "attn.py", *FEW]) == 1
+    out = capsys.readouterr().out
+    assert "unscaled (core, attn.py:unscaled): fails, MUST clauses failed: numerics.golden" in out
+    assert "attn.py:my_kernel" not in out
+
+
+def test_expected_failures_turn_green_and_red(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A known failure is green with its reason; one that passes, and one that is stale, are red."""
+    entry = '[[expected]]\nclause = "numerics.golden"\nreason = "no scale"\n'
+    write(folder, {"attn.py": KERNEL + UNSCALED, "known.toml": f'{entry}candidate = "unscaled"\n'})
+    assert run(["check", "attn.py", *FEW, "--expected-failures", "known.toml"]) == 0
+    assert "expected-failure numerics.golden [MUST, value]: no scale" in capsys.readouterr().out
+    write(folder, {"known.toml": f'{entry}candidate = "my_kernel"\n'})
+    arguments = ["check", "attn.py:my_kernel", *FEW, "--expected-failures", "known.toml"]
+    assert run(arguments) == 1
+    assert "unexpected-pass numerics.golden" in capsys.readouterr().out
+    write(folder, {"known.toml": f'{entry}candidate = "gone"\n'})
+    assert run([*arguments, "--json", "out.json"]) == 1
+    assert record(folder)["stale_expectations"][0]["why"] == "no candidate is called 'gone'"
+    assert record(folder)["candidates"][0]["verdict"] == "conforms"
+
+
+def test_declared_expected_failures(folder: Path) -> None:
+    """A declaration's own expected failures count, and go stale when they name what is left out."""
+    known = UNSCALED.replace("core()", "core(expected_failures={'numerics.golden': 'no scale'})")
+    write(folder, {"attn.py": KERNEL + known})
+    assert run(["check", "attn.py:unscaled", *FEW, "--json", "out.json"]) == 0
+    assert record(folder)["candidates"][0]["verdict"] == "conforms-with-deviations"
+    assert run(["check", "attn.py:unscaled", "--only", "shape.output", "--profile", "quick"]) == 0
+
+
+def test_a_failed_should_counts_under_strict(folder: Path) -> None:
+    """--strict makes a failed SHOULD clause red."""
+    write(folder, {"attn.py": KERNEL.replace("core()", "core(masks=['keep'])").replace(
+        "def my_kernel(query, key, value):\n    return attend(query, key, value)",
+        "def my_kernel(query, key, value, keep=None):\n"
+        "    s = query @ key.mT * query.shape[-1] ** -0.5\n"
+        "    s = s if keep is None else s.masked_fill(~keep, -torch.inf)\n"
+        "    return s.softmax(-1) @ value",
+    )})  # fmt: skip
+    arguments = ["check", "attn.py", "--profile", "quick", "--only", "mask.no-leak*"]
+    assert run(arguments) == 0
+    assert run([*arguments, "--strict"]) == 1
+
+
+def test_nothing_applicable_is_not_green(folder: Path) -> None:
+    """A selection of clauses none of which applies is inconclusive."""
+    write(folder, {"attn.py": KERNEL})
+    assert run(["check", "attn.py", "--only", "mask.causal", "--json", "out.json"]) == 1
+    assert record(folder)["candidates"][0]["verdict"] == "inconclusive"
+
+
+USAGE: dict[str, tuple[list[str], str]] = {
+    "no command": ([], "name a command: check, list or explain"),
+    "unknown command": (["chek"], "No such command 'chek'. Did you mean 'check'?"),
+    "no target": (["check"], "Missing argument 'TARGET...'."),
+    "unknown option": (
+        ["check", "x", "--jso", "f"],
+        "No such option '--jso'. Did you mean '--json'?",
+    ),
+    "unknown profile": (["check", "x", "--profile", "fast"], "'fast' is not one of 'quick'"),
+    "unknown dtype": (["check", "x", "--dtype", "float31"], "'float31' is not one of 'float32'"),
+    "no seed": (
+        ["check", "x", "--seed", "-1"],
+        "Invalid value for '--seed': -1 is not in the range",
+    ),
+    "no time": (["check", "x", "--timeout", "0"], "Invalid value for '--timeout'"),
+    "json into a folder": (["check", "x", "--json", "."], "is a folder: name a file"),
+    "json nowhere": (["check", "x", "--json", "a/b.json"], "cannot be written: there is no folder"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), USAGE.values(), ids=USAGE.keys())
+def test_bad_usage(
+    folder: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bad usage is answered in one line on standard error, with 2, before anything runs."""
+    assert folder.is_dir()
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("conformance: ")
+    assert err.count("\n") == 1
+    assert sentence in err
+
+
+BAD_INPUT: dict[str, tuple[list[str], str]] = {
+    "no file": (["nope.py"], "there is no file or folder nope.py"),
+    "own error": (
+        ["broken.py"],
+        "broken.py cannot be imported: NameError: name 'x' is not defined",
+    ),
+    "glob": (["attn.py", "--only", "shape.outptu"], "did you mean 'shape.output'?"),
+    "all skipped": (["attn.py", "--skip", "*"], "--only and --skip leave no clause to run"),
+    "device": (["attn.py", "--device", "nowhere"], "the device 'nowhere' cannot be used here"),
+    "declared expectation": (
+        ["stale.py"],
+        "stale.py:my_kernel): the expected failure 'mask.goldn' matches no clause; did you mean",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
+def test_bad_input(
+    folder: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What only the worker can see is refused in the same way."""
+    stale = KERNEL.replace("core()", "core(expected_failures={'mask.goldn': 'known'})")
+    write(folder, {"attn.py": KERNEL, "broken.py": "x\n", "stale.py": stale})
+    assert run(["check", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals) -> None:
+    """Ctrl-C ends the run with 130 and a record of what was done, which says so."""
+    body = "    open('started', 'w').close()\n    time.sleep(0.2)\n    return attend"
+    write(folder, {"attn.py": f"import time\n{KERNEL.replace('    return attend', body)}"})
+    process = subprocess.Popen(
+        [*COMMAND, "check", "attn.py", "--profile", "quick", "--json", "out.json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted: the report holds what was done before" in out
+    assert "Traceback" not in err
+    report = record(folder)
+    assert report["interrupted"] is True
+    assert report["candidates"][0]["verdict"] == "inconclusive"
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_an_interrupt_while_loading(folder: Path) -> None:
+    """An interrupt before anything is loaded leaves a valid record, too."""
+    write(folder, {"attn.py": "import time\nopen('started', 'w').close()\ntime.sleep(600)\n"})
+    process = subprocess.Popen(
+        [*COMMAND, "check", "attn.py", "--json", "out.json"], stderr=subprocess.PIPE, text=True
+    )
+    while not (folder / "started").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert record(folder)["candidates"] == []
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """``--help`` answers without torch, hypothesis, onnx, numpy, pytest and rich."""
+    code = (
+        "import sys; from conformance.__main__ import run; code = run(['--help']); "
+        "heavy = {'torch', 'hypothesis', 'onnx', 'onnxruntime', 'numpy', 'pytest', 'rich'}; "
+        "sys.exit(code or ','.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-Ic", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: conformance" in done.stdout
+
+
+def test_check_keeps_torch_out_of_its_own_process(folder: Path) -> None:
+    """Only the worker imports torch: a crash or a hang there cannot take the verdict along."""
+    write(folder, {"attn.py": KERNEL})
+    code = (
+        "import sys; from conformance.__main__ import run; "
+        "run(['check', 'attn.py', '--only', 'shape.output', '--profile', 'quick']); "
+        "sys.exit('torch' in sys.modules or 'hypothesis' in sys.modules)"
+    )
+    write(folder, {"program.py": f"if __name__ == '__main__':\n    {code}\n"})
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves_early(folder: Path) -> None:
+    """A closed pipe, as under ``head``, ends the program without a word."""
+    assert folder.is_dir()
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, "list"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert not done.stderr
+
+
+def test_list_shows_every_clause(capsys: pytest.CaptureFixture[str]) -> None:
+    """``list`` has one line a clause: slug, level, sentence."""
+    assert run(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["clause", "level", "requirement"]
+    assert any(line.split()[:3] == ["shape.output", "MUST", "The"] for line in lines)
+    assert run(["list", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert len(entries) == len(lines) - 1
+    assert all(entry["sentence"] and entry["source"] and entry["applies"] for entry in entries)
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    """``explain`` tells a clause's requirement, level, source and when it applies."""
+    assert run(["explain", "mask.causal"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == "mask.causal"
+    for label in ("requires: ", "level: MUST", "source: ", "applies: to a core or a layer"):
+        assert label in out
+    assert run(["explain", "mask.casual"]) == 2
+    assert (
+        "there is no clause 'mask.casual'; did you mean 'mask.causal'?" in capsys.readouterr().err
+    )
+
+
+def test_a_mistake_of_the_harness_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception of our own exits with 3 and says where, without a traceback."""
+
+    def fail() -> None:
+        msg = "broken\npromise"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr("conformance.catalogue.clause_entries", fail)
+    assert run(["list"]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "conformance: the harness failed with RuntimeError: broken promise (test_cli"
+    )
+    assert err.count("\n") == 1

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from workspaces import KERNEL, write
+
+from conformance.errors import UsageError
+from conformance.messages import RunOptions
+from conformance.results import ClauseResult
+from conformance.supervisor import Supervisor
+
+CLAUSES = ("shape.output", "shape.dtype", "shape.strided", "shape.expanded", "mask.causal")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the user's, whose worker computes on one thread."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def kernel(body: str) -> str:
+    """A candidate that does something on queries longer than two, and attends."""
+    return f"""
+import os, signal, sys, time
+{
+        KERNEL.replace(
+            "    return attend(query, key, value)",
+            '''
+    if query.shape[2] > 2:
+        '''
+            + body
+            + '''
+    return attend(query, key, value)''',
+        )
+    }"""
+
+
+def results(
+    *targets: str, timeout: float = 20.0, only: tuple[str, ...] = CLAUSES
+) -> list[list[ClauseResult]]:
+    """The results of each candidate of the targets."""
+    options = RunOptions(targets=targets, profile="quick", only=only)
+    with Supervisor(options, timeout=timeout) as supervisor:
+        supervisor.start()
+        loaded = supervisor.load()
+        return [list(supervisor.run_candidate(index)) for index in range(len(loaded))]
+
+
+def test_a_correct_candidate_runs_through(folder: Path) -> None:
+    """What conforms passes, what does not apply says why, and what it prints disturbs nothing."""
+    write(folder, {"attn.py": kernel("print('noise'); print('more', file=sys.stderr)")})
+    ((*ran, causal),) = results("attn.py")
+    assert [result.status for result in ran] == ["passed"] * 4
+    assert (causal.status, causal.reason) == ("not-applicable", "no causal flag is declared")
+
+
+def test_a_crash_is_a_verdict(folder: Path) -> None:
+    """A candidate that kills its process fails the clause, with the problem that did it."""
+    body = "print('oh no'); os.kill(os.getpid(), signal.SIGSEGV)"
+    write(folder, {"attn.py": kernel(body), "good.py": KERNEL})
+    crashed, good = results("attn.py", "good.py")
+    assert [result.status for result in crashed] == [
+        "failed", "failed", "failed", "untestable", "not-applicable",
+    ]  # fmt: skip
+    first = crashed[0]
+    assert first.violation is not None
+    assert first.violation.kind == "crashed"
+    assert first.violation.message == (
+        "the candidate killed its process (SIGSEGV), after printing 'oh no'"
+    )
+    assert first.counterexample is not None
+    assert first.counterexample["problem"]["geometry"]["query_length"] > 2
+    assert crashed[3].reason == "not run: the candidate crashed in 3 clauses in a row"
+    assert {result.status for result in good} == {"passed", "not-applicable"}
+
+
+def test_an_exit_is_a_verdict(folder: Path) -> None:
+    """A candidate that ends its process without an exception fails with its exit status."""
+    write(folder, {"attn.py": kernel("os._exit(7)")})
+    ((result,),) = results("attn.py", only=("shape.output",))
+    assert result.reason == "the candidate ended its process (exit status 7)"
+
+
+def test_a_hang_is_a_verdict(folder: Path) -> None:
+    """A candidate that does not return is stopped in time, and the next clause gets its turn."""
+    write(folder, {"attn.py": kernel("time.sleep(600)")})
+    started = time.monotonic()
+    (hung,) = results("attn.py", timeout=2.0, only=("shape.output",))
+    assert time.monotonic() - started < 30
+    assert hung[0].violation is not None
+    assert hung[0].violation.kind == "hung"
+    assert hung[0].violation.message == "the candidate gave no answer within 2 s and was stopped"
+    assert hung[0].counterexample is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("sys.exit('bye')", "raised SystemExit: bye (attn.py:16)"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt (attn.py:16)"),
+        ("os.kill(os.getpid(), signal.SIGINT)", ""),
+    ],
+)
+def test_ends_that_are_exceptions_are_the_candidates(folder: Path, body: str, said: str) -> None:
+    """SystemExit and KeyboardInterrupt out of a candidate fail it; a SIGINT it sends is ignored."""
+    write(folder, {"attn.py": kernel(body)})
+    ((result,),) = results("attn.py", only=("shape.output",))
+    assert (result.violation.message if result.violation else "") == said
+
+
+LOADING = {
+    "dies": ("import os; os._exit(3)", "loading attn.py ended its process (exit status 3)"),
+    "hangs": (
+        "import time; time.sleep(600)",
+        "loading attn.py gave no answer within 3 s and was stopped; --timeout sets the limit",
+    ),
+    "interrupts": (
+        "raise KeyboardInterrupt",
+        "loading attn.py raised KeyboardInterrupt (attn.py:1)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), LOADING.values(), ids=LOADING.keys())
+def test_loading_that_goes_wrong_is_refused(folder: Path, text: str, sentence: str) -> None:
+    """A target that hangs, dies or interrupts while it is imported is bad input."""
+    write(folder, {"attn.py": text})
+    with pytest.raises(UsageError) as caught:
+        results("attn.py", timeout=1.5)
+    assert str(caught.value) == sentence
+
+
+def test_a_builder_that_dies_is_a_verdict(folder: Path) -> None:
+    """A layer whose builder kills the process fails its clauses; it is not bad input."""
+    write(
+        folder,
+        {
+            "attn.py": """
+            import os
+            import conformance
+            @conformance.layer()
+            def dies(geometry, weights):
+                os._exit(9)
+            """
+        },
+    )
+    ((result,),) = results("attn.py", only=("shape.output",))
+    assert result.violation is not None
+    assert result.violation.kind == "crashed"
+
+
+def test_children_of_a_candidate_are_ended_too(folder: Path) -> None:
+    """What a hanging candidate has started does not outlive the run."""
+    body = "import subprocess; open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
+    write(folder, {"attn.py": kernel(f"{body}; time.sleep(600)")})
+    results("attn.py", timeout=2.0, only=("shape.output",))
+    pid = int((folder / "pid").read_text(encoding="utf-8"))
+    state = Path(f"/proc/{pid}/stat")
+    if state.exists():  # ended, at most not yet collected by the system's first process
+        assert state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+
+
+def test_signals_are_let_through_again(folder: Path) -> None:
+    """Starting a worker leaves the caller's own signals as they were."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    write(folder, {"attn.py": KERNEL})
+    results("attn.py", only=("shape.output",))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
