@@ -18,6 +18,7 @@ from ..problem import Problem
 from ..recipes import LIVELY
 from ..space import Space
 from ..subject import Subject
+from ._vocabulary import column
 
 # Logits of junk stay below this, so that a finite fill fails mask.single-key and not everything.
 LARGEST_JUNK_LOGIT = 5e4
@@ -91,12 +92,13 @@ def unaffected(
         dirty_answer = subject.answer(dirty)
     except CandidateFailure as failure:
         return Finding(violation=failure.violation)
-    agreement = compare(dirty_answer, clean_answer, 2.0 * bound, judged=judged, wording=wording)
+    allowed = 2.0 * column(bound)
+    agreement = compare(dirty_answer, clean_answer, allowed, judged=judged, wording=wording)
     binding = bool((judged & junk_keys.any()).any())
     if binding and known is not None and filler is None:
         free = dirty.without_mask() if counterfactual is None else counterfactual
         junked = free.with_tokens(query=dirty.query, key=dirty.key, value=dirty.value)
-        binding = moves(known, subject.oracle.output(junked), 2.0 * bound, judged)
+        binding = moves(known, subject.oracle.output(junked), allowed, judged)
     return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
 
 

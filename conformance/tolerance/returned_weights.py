@@ -26,6 +26,8 @@ def weights_bound(
     values is the bound of the weights.
     """
     length = core.weights.shape[-1]
-    unit_vectors = torch.eye(length, dtype=torch.float64).expand(*core.value.shape[:2], length, length)
+    unit_vectors = torch.eye(length, dtype=torch.float64).expand(
+        *core.value.shape[:2], length, length
+    )
     as_output = dataclasses.replace(core, value=unit_vectors, output=core.weights)
     return core_bound(as_output, contract, query_error=query_error, key_error=key_error)
