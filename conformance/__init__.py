@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .errors import DeclarationError, UsageError
     from .expected import ExpectedFailure
     from .geometry import Geometry
-    from .suite import parametrize, suite
+    from .suites import parametrize, suite
 
     ProjectionWeights = _golden.ProjectionWeights
     Semantics = _golden.Semantics
@@ -34,9 +34,9 @@ _HOME = {
     "fixed_layer": "declare",
     "layer": "declare",
     "module": "adapters.module",
-    "parametrize": "suite",
+    "parametrize": "suites",
     "positions": "declare",
-    "suite": "suite",
+    "suite": "suites",
 }
 
 __all__ = [

@@ -20,7 +20,7 @@ from .messages import RunOptions
 from .outcomes import not_applicable, outcome
 from .profile import PROFILES
 from .selection import check_selection, selected
-from .suite import SuiteOptions
+from .suites import SuiteOptions
 from .targets import candidates_of, resolve_one, unique_names
 
 PLANS = pytest.StashKey[dict[Any, list[Plan]]]()
@@ -31,7 +31,7 @@ class ConformanceDirectory(pytest.Directory):
 
     def collect(self) -> Iterator[pytest.Collector]:
         """One file, whose tests are the clauses."""
-        yield ClauseFile.from_parent(self, path=self.path / "suite.py")
+        yield ClauseFile.from_parent(self, path=self.path / "suites.py")
 
 
 class ClauseFile(pytest.File):
@@ -59,8 +59,8 @@ class ClauseItem(pytest.Item):
             self.user_properties.extend(self.case.properties())
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """No line: a clause is known by its slug."""
-        return self.path, None, self.name
+        """No line, and not the test's own name: pytest would show its dots as ``::``."""
+        return self.path, None, f"{self.case.candidate}: {self.case.id}"
 
 
 def collect_suite(

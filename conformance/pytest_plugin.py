@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _asked_for(config: pytest.Config) -> bool:
     modules = [argument.partition("::")[0] for argument in config.args]
     return bool(config.getoption("pyargs")) and any(
-        module in ("conformance", "conformance.suite") for module in modules
+        module in ("conformance", "conformance.suites") for module in modules
     )
 
 

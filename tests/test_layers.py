@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("runner", ("counterexample", "pool", "reduction", "runner")),
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
     ("session", ("checking", "expectations", "report", "selection")),
-    ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suite")),
+    ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suites")),
     ("command", ("__init__", "__main__", "cli")),
 )
 

@@ -1,4 +1,7 @@
-"""Suites for the user's own test files: a test a clause, under the user's names."""
+"""Suites for the user's own test files: a test a clause, under the user's names.
+
+Not called ``suite``: importing a submodule of that name would hide the function.
+"""
 
 from __future__ import annotations
 
