@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("judgement", ("calling", "comparison", "edges", "oracle", "strategies")),
     ("clauses", ("clause", "clauses", "clauses.*", "subject")),
-    ("runner", ("counterexample", "pool", "reduction", "runner")),
+    ("runner", ("counterexample", "diagnosis", "mistakes", "pool", "reduction", "runner")),
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
     ("session", ("checking", "expectations", "report", "selection")),
     ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suites")),
