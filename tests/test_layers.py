@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "problem",
         ("inputs", "layouts", "mask_patterns", "materialise", "problem", "recipes", "space"),
     ),
-    ("judgement", ("calling", "comparison", "edges", "oracle", "strategies")),
+    ("judgement", ("calling", "comparison", "edges", "oracle", "strategies", "stretching")),
     ("clauses", ("clause", "clauses", "clauses.*", "subject")),
     ("runner", ("counterexample", "diagnosis", "mistakes", "pool", "reduction", "runner")),
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
