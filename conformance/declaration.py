@@ -151,10 +151,10 @@ def declare(
         _choice("accumulate", accumulate, (*DTYPES, "native"))
     if position is not None:
         _choice("position", position, POSITIONS)
-    if kind == "core" and inputs == "self":
-        msg = "inputs is 'self' for a core: a core takes query, key and value; declare a layer"
+    if kind == "core" and inputs != "separate":
+        msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
-    if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
         msg = f"max_length is {max_length!r}: give a positive integer"
         raise DeclarationError(msg)
     return Declaration(
@@ -225,6 +225,9 @@ def _read_shapes(
             shapes = tuple(dict.fromkeys(shape[1:] for shape in shapes))
     for shape in shapes:
         _check_shape(shape)
+        if "B" in shape and not batched:
+            msg = f"an entry of mask_shapes is {shape!r}, but batched=False leaves no axis B"
+            raise DeclarationError(msg)
     with_keys = tuple(shape for shape in shapes if shape.endswith("K"))
     lengths = tuple(shape for shape in shapes if not shape.endswith("K"))
     default_lengths = ("B",) if batched else ("",)

@@ -55,8 +55,9 @@ class Pins:
             have = getattr(geometry, name)
             nearest = min(allowed, key=lambda size: (abs(size - have), size))
             geometry = geometry.replace(**{name: nearest})
-        for name, other in self.equal_to.items():
-            geometry = geometry.replace(**{name: getattr(geometry, other)})
+        for _ in self.equal_to:  # once more for each link of a chain
+            equal = {name: getattr(geometry, other) for name, other in self.equal_to.items()}
+            geometry = geometry.replace(**equal)
         return geometry if self.build is None else self.build(geometry)
 
 
@@ -91,7 +92,7 @@ def _check_field(name: object) -> None:
 
 
 def _read_sizes(name: str, pin: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = (pin,) if isinstance(pin, int) else tuple(pin)
+    sizes = tuple(pin) if isinstance(pin, Sequence) else (pin,)
     smallest = 1
     good = sizes and all(isinstance(size, int) and size >= smallest for size in sizes)
     if not good or any(isinstance(size, bool) for size in sizes):
