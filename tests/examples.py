@@ -1,0 +1,100 @@
+"""Problems, candidates and runs for tests of the harness' own parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from candidates.eager import PROMISES, EagerCore, EagerLayer
+from torch import Tensor
+
+import conformance
+from conformance.candidate import Candidate
+from conformance.clause import Finding, all_clauses
+from conformance.geometry import Geometry
+from conformance.problem import MaskPlan, Problem
+from conformance.profile import PROFILES, Profile
+from conformance.results import ClauseResult
+from conformance.runner import CandidateRun, examine
+from conformance.subject import Subject
+
+SMALL: Profile = dataclasses.replace(PROFILES["quick"], examples=6)
+CLAUSES = {clause.id: clause for clause in all_clauses()}
+PLAIN_PROMISES: dict[str, Any] = {
+    "masks": ["keep", "drop", "keep_int", "bias", "lengths"],
+    "causal": "bottom-right",
+    "empty_rows": "zeros",
+    "features": ["scale", "gqa", "softcap", "window", "weights", "dropout"],
+    "dtypes": ["float32", "float64"],
+}
+
+
+def sizes(**changes: int) -> Geometry:
+    """A geometry in which no two axes are of one size."""
+    known = {
+        "batch": 2,
+        "num_heads": 4,
+        "num_kv_heads": 4,
+        "query_length": 5,
+        "key_length": 7,
+        "head_size": 3,
+        "value_head_size": 6,
+        "query_size": 11,
+        "key_size": 13,
+        "value_size": 9,
+        "output_size": 10,
+    }
+    return Geometry(**{**known, **changes})
+
+
+def problem(**changes: Any) -> Problem:
+    """A problem in float32; sizes may be given by their names."""
+    fields = {field.name for field in dataclasses.fields(Problem)}
+    geometry = sizes(**{name: changes.pop(name) for name in list(changes) if name not in fields})
+    return Problem(**{"geometry": geometry, "dtype": "float32", "seed": 3, **changes})
+
+
+def plan(pattern: str = "random", form: str = "keep", shape: str = "BHQK", **more: Any) -> MaskPlan:
+    """A mask plan."""
+    return MaskPlan(pattern=pattern, form=form, shape=shape, **more)
+
+
+def core(function: Callable[..., Any] | None = None, **promises: Any) -> Candidate:
+    """A core that promises nearly everything; a correct one when no function is given."""
+    made: Candidate = conformance.core(name="core", **{**PLAIN_PROMISES, **promises})(
+        function or EagerCore()
+    )
+    return made
+
+
+def layer(builder: Callable[..., Any] | None = None, **promises: Any) -> Candidate:
+    """A layer with the promises of the eager one; a correct one when no builder is given."""
+    known = {**PROMISES, "causal": "bottom-right", **promises}
+    made: Candidate = conformance.layer(name="layer", **known)(builder or EagerLayer)
+    return made
+
+
+def bare(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The smallest correct core."""
+    return torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1) @ value
+
+
+def try_on(candidate: Candidate, slug: str, example: Problem) -> Finding:
+    """One example of a clause."""
+    return examine(CLAUSES[slug], Subject(candidate, example.dtype), example)
+
+
+def run_clause(
+    candidate: Candidate, slug: str, *, examples: int = SMALL.examples, dtype: str = "float32"
+) -> ClauseResult:
+    """One clause as a run does it."""
+    run = CandidateRun(
+        candidate,
+        profile=dataclasses.replace(SMALL, examples=examples),
+        dtypes=(dtype,),
+        only=(slug,),
+    )
+    (planned,) = run.planned()
+    return run.run(planned)

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from refusals import refused
+
+import conformance
+from conformance.declaration import (
+    DEFAULT_MASK_SHAPES,
+    FEATURE_KEYWORDS,
+    FEATURES,
+    Declaration,
+    declare,
+)
+from conformance.errors import DeclarationError
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"masks": ["keeep"]},
+        "an entry of masks is 'keeep', which is unknown; did you mean 'keep'?",
+    ),
+    (
+        {"masks": ["zzz"]},
+        "an entry of masks is 'zzz', which is unknown; known: bias, drop, keep, keep_int, lengths",
+    ),
+    ({"masks": "keep"}, "masks is the text 'keep': give a list, such as ['keep']"),
+    ({"masks": 3}, "masks is 3: give a list of texts"),
+    ({"masks": None}, "masks is None: give a list of texts"),
+    (
+        {"causal": "bottomright"},
+        "causal is 'bottomright', which is unknown; did you mean 'bottom-right'?",
+    ),
+    (
+        {"causal": True},
+        "causal is True, which is unknown; known: bottom-right, top-left",
+    ),
+    ({"empty_rows": "zero"}, "empty_rows is 'zero', which is unknown; did you mean 'zeros'?"),
+    ({"empty_rows": 0}, "empty_rows is 0, which is unknown; known: any, mean-of-all, "
+     "mean-of-valid, nan, zeros"),
+    (
+        {"features": ["soft_cap"]},
+        "an entry of features is 'soft_cap', which is unknown; did you mean 'softcap'?",
+    ),
+    ({"features": "gqa"}, "features is the text 'gqa': give a list, such as ['gqa']"),
+    (
+        {"without": ["gradient"]},
+        "an entry of without is 'gradient', which is unknown; did you mean 'gradients'?",
+    ),
+    ({"inputs": "selff"}, "inputs is 'selff', which is unknown; did you mean 'self'?"),
+    (
+        {"dtypes": ["float23"]},
+        "an entry of dtypes is 'float23', which is unknown; did you mean 'float32'?",
+    ),
+    ({"dtypes": "float32"}, "dtypes is the text 'float32': give a list, such as ['float32']"),
+    ({"devices": "cpu"}, "devices is the text 'cpu': give a list, such as ['cpu']"),
+    ({"devices": 7}, "devices is 7: give a list of texts"),
+    ({"scores": "fusd"}, "scores is 'fusd', which is unknown; did you mean 'fused'?"),
+    (
+        {"accumulate": "float31"},
+        "accumulate is 'float31', which is unknown; did you mean 'float32'?",
+    ),
+    (
+        {"position": "sinusoid"},
+        "position is 'sinusoid', which is unknown; did you mean 'sinusoidal'?",
+    ),
+    ({"max_length": 0}, "max_length is 0: give a positive integer"),
+    ({"max_length": True}, "max_length is True: give a positive integer"),
+    ({"max_length": "long"}, "max_length is 'long': give a positive integer"),
+    ({"semantics": "standard"}, "semantics is 'standard': give a conformance.Semantics"),
+    ({"geometry": {"heads": 3}}, "geometry has no field 'heads'; did you mean 'num_heads'?"),
+    (
+        {"expected_failures": ["mask.golden"]},
+        "expected_failures holds 'mask.golden': give an ExpectedFailure(…) or a dict",
+    ),
+    (
+        {"expected_failures": {"mask.golden": ""}},
+        "an expected failure's reason is '': give a text that is not empty",
+    ),
+]
+
+
+@pytest.mark.parametrize(("promises", "message"), REFUSED)
+def test_wrong_promise_is_refused_in_one_sentence(promises: dict[str, Any], message: str) -> None:
+    """Each promise that is unknown or of the wrong type is named, with what to write instead."""
+    with refused(message, DeclarationError):
+        declare("layer", **promises)
+
+
+@pytest.mark.parametrize("inputs", ["self", "memory"])
+def test_core_takes_three_inputs(inputs: str) -> None:
+    """A core cannot share its inputs: that is what layers do."""
+    message = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
+    with refused(message, DeclarationError):
+        declare("core", inputs=inputs)
+
+
+@pytest.mark.parametrize("shape", ["QB", "KQ", "BBK", "BX", "BHQK1", "bk", 4, None])
+def test_mask_shape_in_unknown_letters_is_refused(shape: object) -> None:
+    """Shapes are written in the letters B, H, Q, K, in that order, each once."""
+    message = (
+        f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each at most "
+        "once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
+    )
+    with refused(message, DeclarationError):
+        declare("core", masks=["keep"], mask_shapes=[shape])
+
+
+def test_unbatched_shapes_have_no_batch_axis() -> None:
+    """A shape with B says nothing about a candidate without a batch axis, so it is refused."""
+    message = "an entry of mask_shapes is 'BQK', but batched=False leaves no axis B"
+    with refused(message, DeclarationError):
+        declare("layer", masks=["keep"], mask_shapes=["BQK"], batched=False)
+
+
+def test_defaults() -> None:
+    """A core that promises nothing takes no mask, no flag, float32 on the CPU, by the standard."""
+    known = declare("core")
+    assert known.masks == ()
+    assert known.causal is None
+    assert known.empty_rows == "any"
+    assert known.features == {"gradients"}
+    assert known.dtypes == ("float32",)
+    assert known.devices == ("cpu",)
+    assert known.mask_shapes == DEFAULT_MASK_SHAPES
+    assert known.length_shapes == ("B",)
+    assert known.semantics == conformance.STANDARD
+    assert known.keywords == ()
+
+
+def test_features_add_to_the_defaults_and_without_removes() -> None:
+    """``features`` adds, ``without`` removes, and removing wins."""
+    known = declare("layer", features=["gqa", "scale"], without=["cross", "scale"])
+    assert known.features == {"gradients", "gqa"}
+
+
+def test_repeated_words_count_once() -> None:
+    """A mask form that is named twice is one form."""
+    assert declare("core", masks=["keep", "drop", "keep"]).masks == ("keep", "drop")
+
+
+def test_iterables_are_read_once() -> None:
+    """Promises may be generators."""
+    assert declare("core", masks=(word for word in ["keep", "bias"])).masks == ("keep", "bias")
+
+
+def test_unbatched_default_shapes_drop_the_batch() -> None:
+    """``batched=False`` drops the B of the default shapes, and likes are named once."""
+    known = declare("layer", batched=False)
+    assert known.mask_shapes == ("HQK", "1QK", "11K")
+    assert known.length_shapes == ("",)
+
+
+def test_shapes_with_keys_and_shapes_of_lengths_are_told_apart() -> None:
+    """A shape that ends in K holds a table, any other one lengths."""
+    known = declare("core", masks=["keep", "lengths"], mask_shapes=["BK", "B11K", "BQ"])
+    assert known.mask_shapes == ("BK", "B11K")
+    assert known.length_shapes == ("BQ",)
+
+
+def test_semantics_takes_causal_and_empty_rows_in() -> None:
+    """The point that a candidate is judged by has its alignment and its rule for empty rows."""
+    point = declare("core", causal="top-left", empty_rows="mean-of-all").semantics
+    assert point == conformance.STANDARD.replace(
+        causal_alignment="top-left", empty_rows="mean-of-all"
+    )
+
+
+def test_semantics_may_say_the_same() -> None:
+    """Saying a convention twice in the same way is no conflict."""
+    point = conformance.Semantics(causal_alignment="top-left", scale="none")
+    known = declare("core", causal="top-left", semantics=point)
+    assert known.semantics == point
+
+
+@pytest.mark.parametrize(
+    ("promises", "point", "message"),
+    [
+        (
+            {"causal": "bottom-right"},
+            {"causal_alignment": "top-left"},
+            "causal is 'bottom-right' but semantics says causal_alignment='top-left': drop one",
+        ),
+        (
+            {"empty_rows": "zeros"},
+            {"empty_rows": "nan"},
+            "empty_rows is 'zeros' but semantics says empty_rows='nan': drop one",
+        ),
+    ],
+)
+def test_conflicting_semantics_is_refused(
+    promises: dict[str, str], point: dict[str, Any], message: str
+) -> None:
+    """Two promises that contradict each other are both named."""
+    with refused(message, DeclarationError):
+        declare("core", semantics=conformance.Semantics(**point), **promises)
+
+
+def test_any_empty_rows_leave_the_semantics_alone() -> None:
+    """Promising nothing about empty rows contradicts no point."""
+    point = conformance.Semantics(empty_rows="nan")
+    assert declare("core", semantics=point).semantics.empty_rows == "nan"
+
+
+def test_keywords_are_those_that_are_declared() -> None:
+    """Masks arrive under their form's name, flags and features under theirs, nothing else."""
+    known = declare("core", masks=["keep", "lengths"], causal="top-left", features=["kv_cache"])
+    assert known.keywords == ("keep", "lengths", "causal", "past_key", "past_value")
+
+
+def test_every_feature_with_a_keyword_is_a_feature() -> None:
+    """The table of keywords holds no unknown feature, and names no keyword twice."""
+    named = [keyword for keywords in FEATURE_KEYWORDS.values() for keyword in keywords]
+    assert set(FEATURE_KEYWORDS) <= FEATURES
+    assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "names"),
+    [
+        ("core", "separate", ("query", "key", "value")),
+        ("layer", "self", ("x",)),
+        ("layer", "memory", ("query", "context")),
+        ("positions", "separate", ("x",)),
+    ],
+)
+def test_positional_inputs(kind: str, inputs: str, names: tuple[str, ...]) -> None:
+    """What is passed by position follows the kind and the inputs."""
+    assert declare(kind, inputs=inputs).positional == names
+
+
+def test_as_json_is_plain_and_names_deviations() -> None:
+    """The report holds plain data and only what differs from the standard."""
+    known: Declaration = declare("core", causal="top-left", features=["gqa"], masks=["keep"])
+    data = known.as_json()
+    assert data["semantics"] == {"causal_alignment": "top-left"}
+    assert data["features"] == ["gqa", "gradients"]
+    assert data["mask_shapes"] == [*DEFAULT_MASK_SHAPES, "B"]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from examples import sizes
+from refusals import refused
+
+from conformance.errors import DeclarationError
+from conformance.geometry import FIELDS, NO_PINS, Geometry, read_pins
+
+
+def test_fields_are_public() -> None:
+    """The names of the sizes are those of the public contract."""
+    assert set(FIELDS) == {
+        "batch", "num_heads", "num_kv_heads", "query_length", "key_length", "head_size",
+        "value_head_size", "query_size", "key_size", "value_size", "output_size",
+    }  # fmt: skip
+
+
+def test_no_rule_pins_nothing() -> None:
+    """Without ``geometry=`` every size is free."""
+    assert read_pins(None) is NO_PINS
+    assert NO_PINS.apply(sizes()) == sizes()
+
+
+def test_size_is_pinned() -> None:
+    """An integer pins a size."""
+    assert read_pins({"num_heads": 3}).apply(sizes()) == sizes(num_heads=3)
+
+
+@pytest.mark.parametrize(("drawn", "nearest"), [(1, 2), (2, 2), (3, 2), (4, 5), (90, 9)])
+def test_nearest_of_a_list_is_taken(drawn: int, nearest: int) -> None:
+    """A list pins to its nearest size, the smaller one of two."""
+    pins = read_pins({"head_size": [9, 2, 5]})
+    assert pins.apply(sizes(head_size=drawn)).head_size == nearest
+
+
+def test_field_equals_another_after_sizes_are_pinned() -> None:
+    """A name means "equal to that field", which is pinned first."""
+    pins = read_pins({"value_head_size": "head_size", "head_size": 8})
+    assert pins.apply(sizes()) == sizes(head_size=8, value_head_size=8)
+
+
+def test_chain_of_equalities_is_followed() -> None:
+    """Fields that equal one another through a third are all equal, in whatever order they stand."""
+    pins = read_pins({"output_size": "value_size", "value_size": "key_size", "key_size": "query_size"})
+    made = pins.apply(sizes())
+    assert {made.query_size, made.key_size, made.value_size, made.output_size} == {11}
+
+
+def test_callable_builds_a_geometry() -> None:
+    """A callable makes one geometry from another."""
+
+    def build(geometry: Geometry) -> Geometry:
+        return geometry.replace(query_size=geometry.num_heads * geometry.head_size)
+
+    assert read_pins(build).apply(sizes()).query_size == 12
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"heads": 2}, "geometry has no field 'heads'; did you mean 'num_heads'?"),
+        ({"num_heads": "headsize"}, "geometry has no field 'headsize'; did you mean 'head_size'?"),
+        *(
+            (
+                {"batch": pin},
+                f"geometry pins 'batch' to {pin!r}: give a positive integer or a list of them",
+            )
+            for pin in (0, -1, True, 1.5, [], [1, 0], [True], [2.0], None, ["2"])
+        ),
+        ([("batch", 1)], "geometry is [('batch', 1)]: give a dict of field to size, or a callable"),
+        (3, "geometry is 3: give a dict of field to size, or a callable"),
+    ],
+)
+def test_wrong_rule_is_refused(rule: Any, message: str) -> None:
+    """What cannot be a size, a field or a rule is named with what to give instead."""
+    with refused(message, DeclarationError):
+        read_pins(rule)
