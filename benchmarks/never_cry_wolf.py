@@ -14,10 +14,12 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from conformance.candidate import Candidate
+from conformance.expectations import judge
 from conformance.profile import PROFILES
 from conformance.results import ClauseResult
 from conformance.runner import CandidateRun
@@ -45,18 +47,23 @@ class Outcome:
     accusations: tuple[str, ...]
 
 
-def candidate_named(targets: tuple[str, ...], name: str) -> Candidate:
-    """The candidate of a name among those that the targets give."""
-    (found,) = [candidate for candidate in resolve(targets) if candidate.name == name]
-    return found
+@cache
+def candidates_of(targets: tuple[str, ...]) -> dict[str, Candidate]:
+    """The candidates by name, loaded once a worker."""
+    return {candidate.name: candidate for candidate in resolve(targets)}
 
 
 def perform(task: Task) -> Outcome:
     """Run one task in this process."""
     torch.set_num_threads(1)
-    candidate = candidate_named(task.targets, task.name)
+    candidate = candidates_of(task.targets)[task.name]
     run = CandidateRun(candidate, profile=PROFILES[task.profile], seed=task.seed)
-    results = [run.run(planned) for planned in run.planned() if planned.level == "MUST"]
+    announced = candidate.declaration.expected_failures
+    results = [
+        judge(run.run(planned), candidate.name, announced)
+        for planned in run.planned()
+        if planned.level == "MUST"
+    ]
     wrong = [describe(task, result) for result in results if result.status not in HONEST]
     judged = sum(result.status != "not-applicable" for result in results)
     return Outcome(task=task, judged=judged, accusations=tuple(wrong))
@@ -77,7 +84,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     targets = tuple(options.targets)
-    names = [candidate.name for candidate in resolve(targets)]
+    names = list(candidates_of(targets))
     tasks = [
         Task(targets=targets, name=name, profile=options.profile, seed=seed)
         for seed in range(options.seeds)
