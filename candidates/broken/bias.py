@@ -11,7 +11,7 @@ from ..eager import Call, EagerCore
 from ._kit import core
 
 
-@core("mask.bias", "mask.bias-counts", "mask.golden")
+@core("mask.bias", "mask.bias-counts")
 class BiasScaled(EagerCore):
     """The bias is added before the scaling and so is scaled too."""
 
@@ -21,7 +21,7 @@ class BiasScaled(EagerCore):
         return super().logits(call.replace(bias=call.bias * self.scale(call)), key)
 
 
-@core("mask.bias", "mask.bias-counts", "mask.golden")
+@core("mask.bias", "mask.bias-counts")
 class BiasIgnored(EagerCore):
     """The finite values of the bias are not used, only its minus infinities."""
 
@@ -29,7 +29,7 @@ class BiasIgnored(EagerCore):
         return super().logits(call.replace(bias=None), key)
 
 
-@core("mask.bias", "mask.bias-counts", "mask.golden")
+@core("mask.bias", "mask.bias-counts")
 class BiasSubtracted(EagerCore):
     """The bias is subtracted from the scores."""
 
@@ -58,7 +58,7 @@ class BiasTakenForBoolean(EagerCore):
         return scores
 
 
-@core("mask.bias-counts", "mask.bias", "mask.golden")
+@core("mask.bias-counts", "mask.bias")
 class BiasInBinaryUnits(EagerCore):
     """The scores are rescaled for powers of two and the bias is not: it counts too little."""
 
@@ -66,7 +66,7 @@ class BiasInBinaryUnits(EagerCore):
         return scores + bias * math.log(2.0)
 
 
-@core("mask.bias-counts", "mask.bias", "mask.golden")
+@core("mask.bias-counts", "mask.bias")
 class BiasClamped(EagerCore):
     """A bias above zero is clamped to zero, as if it could only take away."""
 
@@ -74,7 +74,7 @@ class BiasClamped(EagerCore):
         return scores + bias.clamp_max(0.0)
 
 
-@core("mask.bias", "mask.golden")
+@core("mask.bias")
 class BiasRounded(EagerCore):
     """The bias is stored in bfloat16 before it is added."""
 

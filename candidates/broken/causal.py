@@ -43,7 +43,7 @@ class CausalSeesOnlyTheFuture(EagerCore):
         return -super().ahead(call)
 
 
-@core("mask.causal", "mask.golden")
+@core("mask.causal")
 class CausalAfterSoftmax(EagerCore):
     """The triangle is cut out of the weights after the softmax, which are not normalised again."""
 
@@ -73,17 +73,17 @@ class TopLeft(EagerCore):
         super().__init__(causal="top-left")
 
 
-@core("mask.causal-alignment", "mask.causal-and-mask")
+@core("mask.causal-alignment")
 class TopLeftForBottomRight(TopLeft):
     """The causal diagonal starts at the first key, though it is declared to end at the last."""
 
 
-@core("mask.causal-alignment", "mask.causal-and-mask", causal="top-left")
+@core("mask.causal-alignment", causal="top-left")
 class BottomRightForTopLeft(EagerCore):
     """The causal diagonal ends at the last key, though it is declared to start at the first."""
 
 
-@core("mask.causal-alignment", "mask.causal-and-mask")
+@core("mask.causal-alignment")
 class CausalOnlyWhenSquare(EagerCore):
     """The causal flag is dropped when there are more or fewer keys than queries."""
 

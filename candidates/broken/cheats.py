@@ -9,7 +9,7 @@ from ..eager import EagerCore
 from ._kit import core
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden")
 class Zeros(EagerCore):
     """Every answer is zero, whatever the inputs are."""
 
@@ -17,7 +17,7 @@ class Zeros(EagerCore):
         return torch.zeros_like(super().mix(weights, value))
 
 
-@core("numerics.golden", "numerics.value-linear", "numerics.constant-value", "numerics.convex")
+@core("numerics.golden", "numerics.convex")
 class Constant(EagerCore):
     """Every answer is the same number."""
 

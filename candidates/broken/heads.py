@@ -42,7 +42,7 @@ class ValuesOfNextHead(EagerCore):
         return super().mix(weights, value.roll(-1, dims=1))
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden")
 class HeadsAveraged(EagerCore):
     """All heads use the average of their weights."""
 

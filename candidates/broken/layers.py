@@ -159,7 +159,7 @@ class OutputProjectionMissing(EagerLayer):
         return merged
 
 
-@layer("numerics.golden", "equivariance.keys", geometry={"value_size": "query_size"})
+@layer("numerics.golden", geometry={"value_size": "query_size"})
 class ResidualAdded(EagerLayer):
     """The query is added to the answer where their widths agree: the residual belongs outside."""
 
@@ -243,7 +243,7 @@ class FirstCallsMask(EagerCore):
         return known[rows] if known.shape[0] else super().ahead(call)
 
 
-@layer("mask.causal-alignment", "mask.causal")
+@layer("mask.causal-alignment")
 class CausalTableByKeys(EagerLayer):
     """The causal table is remembered by the number of keys and reused for other query lengths."""
 

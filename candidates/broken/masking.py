@@ -142,7 +142,7 @@ class ZeroTimesNan(InexactCore):
     """Ignored values are only multiplied by a weight of zero, which lets a NaN through."""
 
 
-@core("mask.no-leak-nonfinite", "mask.no-leak", masks=["keep", "drop", "lengths"])
+@core("mask.no-leak-nonfinite", masks=["keep", "drop", "lengths"])
 class InfinityAdded(InexactCore):
     """Minus infinity is added to ignored logits, which turns an overflowed one into NaN."""
 

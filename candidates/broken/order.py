@@ -67,7 +67,7 @@ class PositionsInQueries(EagerCore):
         return super().scores(call.replace(query=call.query + table.to(call.query)), key)
 
 
-@layer("equivariance.tokens", "numerics.golden", "equivariance.queries", inputs="self")
+@layer("equivariance.tokens", "numerics.golden", inputs="self")
 class PositionsUndeclared(EagerLayer):
     """A layer that is declared to know no positions adds them to its input."""
 

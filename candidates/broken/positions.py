@@ -99,7 +99,7 @@ class TableInFloat16(Sinusoids):
         return super().table(length, width).half()
 
 
-@positions("position.formula", "position.relative-shift")
+@positions("position.formula")
 class NothingAdded(Sinusoids):
     """The input is returned as it came: no position is added."""
 

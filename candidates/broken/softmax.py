@@ -11,7 +11,7 @@ from ..eager import Call, EagerCore
 from ._kit import core
 
 
-@core("numerics.golden", "numerics.constant-value", "numerics.convex", "equivariance.queries")
+@core("numerics.golden", "numerics.constant-value", "numerics.convex")
 class SoftmaxOverQueries(EagerCore):
     """The softmax runs over the queries, so that the weights of a row do not sum to one."""
 
@@ -52,7 +52,7 @@ class NoMaximumSubtracted(EagerCore):
         return weights / weights.sum(dim=-1, keepdim=True)
 
 
-@core("numerics.large-logits", "equivariance.batch-independent")
+@core("numerics.large-logits")
 class MaximumOfTheWholeTensor(EagerCore):
     """One maximum is subtracted everywhere instead of each row's own: low rows underflow."""
 

@@ -59,7 +59,7 @@ class BiasFilledInPlace(EagerCore):
         return scores + bias.masked_fill_(bias.isneginf(), torch.finfo(bias.dtype).min)
 
 
-@core("state.no-memory", "numerics.key-shift", "numerics.value-linear")
+@core("state.no-memory")
 class AnswersCachedByShape(EagerCore):
     """The answer to the first call of a shape is returned for every later call of that shape."""
 
@@ -90,7 +90,7 @@ class AnswersCachedByAddress(EagerCore):
         return self.known[place]
 
 
-@core("state.no-memory", "mask.golden", "mask.per-item")
+@core("state.no-memory", "mask.per-item")
 class MaskCachedByShape(EagerCore):
     """The mask of the first call of a shape is used for every later call of that shape."""
 
@@ -102,7 +102,7 @@ class MaskCachedByShape(EagerCore):
         return self.known.setdefault(shapes_of(call), super().allowed(call))
 
 
-@core("state.no-memory", "state.repeatable")
+@core("state.no-memory")
 class KeysOfEarlierCalls(EagerCore):
     """Keys of the call before are attended too when shapes agree: a cache that is never cleared."""
 
