@@ -13,6 +13,7 @@ from .declaration import Declaration, declare
 from .errors import DeclarationError, did_you_mean
 
 Decorator = Callable[[Callable[..., Any]], Candidate]
+_WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 
 
 def core(*, name: str | None = None, **promises: Any) -> Decorator:
@@ -67,42 +68,81 @@ def fixed_layer(
 
     Raises DeclarationError for weights that contradict the number of heads.
     """
-    promises = dict(promises)
-    if weights is not None:
-        pinned = _pins_of(weights, num_heads, num_kv_heads)
-        promises["geometry"] = {**dict(promises.get("geometry") or {}), **pinned}
-        if weights.o is None:
-            promises.setdefault("semantics", golden.STANDARD)
-    elif num_heads is not None:
-        pinned = {"num_heads": num_heads, "num_kv_heads": num_kv_heads or num_heads}
-        promises["geometry"] = {**pinned, **dict(promises.get("geometry") or {})}
+    if not callable(forward):
+        msg = f"conformance.fixed_layer takes a forward function or module, not {forward!r}"
+        raise DeclarationError(msg)
+    pinned = _fixed_pins(weights, num_heads, num_kv_heads, promises.get("geometry"))
     return Candidate(
         name=name or _name_of(forward),
-        declaration=declare("layer", **promises),
+        declaration=_declare("layer", {**promises, "geometry": pinned}, "fixed_layer"),
         function=lambda _geometry, _weights: forward,
         fixed_weights=weights,
         weights_known=weights is not None,
     )
 
 
+def _fixed_pins(
+    weights: golden.ProjectionWeights | None,
+    num_heads: int | None,
+    num_kv_heads: int | None,
+    rule: Any,
+) -> Any:
+    """The geometry rule of a layer whose sizes its weights, or its declaration, decide."""
+    if weights is None:
+        return _pins_without_weights(num_heads, num_kv_heads, rule)
+    if not isinstance(weights, golden.ProjectionWeights):
+        kind = type(weights).__name__
+        msg = f"weights is a {kind}: give a conformance.ProjectionWeights, or None"
+        raise DeclarationError(msg)
+    if callable(rule):
+        msg = "geometry is a function, but the weights pin the sizes: give a dict for the others"
+        raise DeclarationError(msg)
+    return {**dict(rule or {}), **_pins_of(weights, num_heads, num_kv_heads)}
+
+
+def _pins_without_weights(num_heads: int | None, num_kv_heads: int | None, rule: Any) -> Any:
+    if callable(rule):
+        return rule
+    pinned = dict(rule or {})
+    if num_heads is not None:
+        pinned = {"num_heads": num_heads, "num_kv_heads": num_kv_heads or num_heads, **pinned}
+    missing = sorted(set(_WIDTHS) - set(pinned))
+    if missing:
+        widths, lacking = ", ".join(_WIDTHS), ", ".join(missing)
+        msg = f"without weights, geometry= must pin {widths}: {lacking} missing"
+        raise DeclarationError(msg)
+    return pinned
+
+
 def _pins_of(
     weights: golden.ProjectionWeights, num_heads: int | None, num_kv_heads: int | None
 ) -> dict[str, int]:
-    if num_heads is None or num_heads < 1 or weights.q.shape[0] % num_heads:
-        rows = weights.q.shape[0]
-        msg = f"num_heads is {num_heads!r}: it must divide the {rows} rows of weights.q"
+    query_rows, key_rows, value_rows = (t.shape[0] for t in (weights.q, weights.k, weights.v))
+    if not isinstance(num_heads, int) or num_heads < 1 or query_rows % num_heads:
+        msg = f"num_heads is {num_heads!r}: it must divide the {query_rows} rows of weights.q"
         raise DeclarationError(msg)
-    head_size = weights.q.shape[0] // num_heads
-    if weights.k.shape[0] % head_size:
-        rows = weights.k.shape[0]
-        msg = f"weights.k has {rows} rows, which the head size {head_size} does not divide"
+    head_size = query_rows // num_heads
+    if key_rows % head_size:
+        msg = f"weights.k has {key_rows} rows, which the head size {head_size} does not divide"
         raise DeclarationError(msg)
-    kv_heads = weights.k.shape[0] // head_size
-    if num_kv_heads not in (None, kv_heads) or weights.v.shape[0] % kv_heads:
+    kv_heads = key_rows // head_size
+    if num_kv_heads not in (None, kv_heads):
         msg = f"num_kv_heads is {num_kv_heads!r}, but the key rows make {kv_heads} heads"
         raise DeclarationError(msg)
-    value_head_size = weights.v.shape[0] // kv_heads
-    output = num_heads * value_head_size if weights.o is None else weights.o.shape[0]
+    if num_heads % kv_heads:
+        msg = (
+            f"the key rows make {kv_heads} heads, which do not divide the {num_heads} heads of "
+            "weights.q"
+        )
+        raise DeclarationError(msg)
+    if value_rows % kv_heads:
+        msg = (
+            f"weights.v has {value_rows} rows, which the {kv_heads} key/value heads do not divide"
+        )
+        raise DeclarationError(msg)
+    value_head_size = value_rows // kv_heads
+    merged = num_heads * value_head_size
+    _check_fixed(weights, num_heads, value_head_size)
     return {
         "num_heads": num_heads,
         "num_kv_heads": kv_heads,
@@ -111,8 +151,29 @@ def _pins_of(
         "query_size": weights.q.shape[1],
         "key_size": weights.k.shape[1],
         "value_size": weights.v.shape[1],
-        "output_size": output,
+        "output_size": merged if weights.o is None else weights.o.shape[0],
     }
+
+
+def _check_fixed(
+    weights: golden.ProjectionWeights, num_heads: int, value_head_size: int
+) -> None:
+    """Require an output matrix for the merged heads, and biases as long as their matrices."""
+    merged = num_heads * value_head_size
+    if weights.o is not None and weights.o.shape[1] != merged:
+        msg = (
+            f"weights.o has {weights.o.shape[1]} columns where {num_heads} heads of size "
+            f"{value_head_size} make {merged}"
+        )
+        raise DeclarationError(msg)
+    for role in "qkvo":
+        matrix, bias = getattr(weights, role), getattr(weights, f"{role}_bias")
+        if matrix is not None and bias is not None and tuple(bias.shape) != (matrix.shape[0],):
+            msg = (
+                f"weights.{role}_bias has shape {list(bias.shape)} where weights.{role} has "
+                f"{matrix.shape[0]} rows"
+            )
+            raise DeclarationError(msg)
 
 
 def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorator:
@@ -134,11 +195,13 @@ def _name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _declare(kind: str, promises: dict[str, Any]) -> Declaration:
+def _declare(kind: str, promises: dict[str, Any], said: str = "") -> Declaration:
+    """Declare; ``said`` is the name of the public function when it is not the kind's own."""
     known = [word for word in inspect.signature(declare).parameters if word != "kind"]
     for word in promises:
         if word not in known:
-            msg = f"conformance.{kind} got an unknown argument {word!r}{did_you_mean(word, known)}"
+            suggestion = did_you_mean(word, known)
+            msg = f"conformance.{said or kind} got an unknown argument {word!r}{suggestion}"
             raise DeclarationError(msg)
     return declare(kind, **promises)
 
