@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from ..declaration import Declaration
+from ..declaration import MASK_FORMS, Declaration
 from ..errors import DeclarationError, did_you_mean
 from .names import role_of
 
@@ -142,7 +142,7 @@ def _check_takes(
         if word not in declaration.keywords:
             msg = (
                 f"call renames {word!r}, which is not "
-                f"declared{did_you_mean(word, declaration.keywords)}"
+                f"declared{did_you_mean(word, {*declaration.keywords, *MASK_FORMS})}"
             )
             raise DeclarationError(msg)
     for word in declaration.keywords:

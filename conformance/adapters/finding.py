@@ -86,12 +86,9 @@ def find(module: nn.Module, request: Request) -> Finding:
         trial=_trial(module, request, possible),
     )
     hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-    if not hypotheses and request.num_heads is None and heads is not None:
-        # An attribute that sounds like a number of heads was something else.
-        search, notes = dataclasses.replace(search, heads=None, kv_heads=None), []
-        hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
     if not hypotheses:
-        raise DeclarationError(_unfit(search))
+        search, notes = _with_any_heads(search), []
+        hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
     chosen, is_golden = _decide(hypotheses, search)
     _check_untied(module, chosen.recipe, request.shown)
     if len(hypotheses) > 1:
@@ -104,6 +101,18 @@ def find(module: nn.Module, request: Request) -> Finding:
         golden=is_golden,
         assumptions=(*recipe_notes(chosen.recipe), *notes),
     )
+
+
+def _with_any_heads(search: Search) -> Search:
+    """The search without an attribute that sounded like a number of heads and cannot be one.
+
+    Raises DeclarationError where no number of heads would fit either, or the user gave this one.
+    """
+    freed = dataclasses.replace(search, heads=None, kv_heads=None)
+    told = search.request.num_heads is not None or search.request.num_kv_heads is not None
+    if told or search.heads is None or next(_hypotheses(freed), None) is None:
+        raise DeclarationError(_unfit(search))
+    return freed
 
 
 def _known_heads(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from .._golden import golden
@@ -21,7 +22,16 @@ from .finding import Finding
 from .packing import Sizes
 from .trial import duplicate
 from .understanding import understand
-from .wish import Wish, assuming, check_promises, finished, loaded, with_masks, without_biases
+from .wish import (
+    Wish,
+    assuming,
+    check_number,
+    check_promises,
+    finished,
+    loaded,
+    with_masks,
+    without_biases,
+)
 
 
 def module(
@@ -58,6 +68,8 @@ def module(
     Raises DeclarationError (a ValueError) with one sentence saying what to pass.
     """
     shown = _shown(cls_or_instance, name)
+    check_number("num_heads", num_heads)
+    check_number("num_kv_heads", num_kv_heads)
     check_promises(promises)
     wish = Wish(
         shown=shown,
@@ -94,6 +106,9 @@ def _shown(given: object, name: str | None) -> str:
 
 
 def _of_instance(built: nn.Module, wish: Wish) -> Candidate:
+    if isinstance(built, torch.jit.ScriptModule):
+        msg = f"{wish.shown} is scripted: give the module it was scripted from, or use fixed_layer"
+        raise DeclarationError(msg)
     calling, finding, promises = understand(built, wish)
     sizes, recipe = finding.sizes, finding.recipe
     weights = recipe.read(built, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -52,6 +53,14 @@ def sizes(module: nn.MultiheadAttention) -> Sizes:
         head_size=module.head_dim,
         value_head_size=module.head_dim,
     )
+
+
+def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
+    """What it was built with that adds keys no problem has, a sentence each."""
+    if module.bias_k is not None:
+        yield "add_bias_kv adds a key of its own, which the specification does not have"
+    if module.add_zero_attn:
+        yield "add_zero_attn adds a key of zeros, which the specification does not have"
 
 
 def promises(given: dict[str, Any]) -> dict[str, Any]:

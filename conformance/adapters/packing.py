@@ -65,14 +65,14 @@ class Holder:
         return found
 
     def _one(self, module: nn.Module) -> nn.Parameter:
-        try:
-            return module.get_parameter(self.path)
-        except AttributeError:
-            msg = (
-                f"{self.path} is in one {type(module).__name__} but not in that of another "
-                "geometry: pin the sizes for which it is there with geometry="
-            )
-            raise DeclarationError(msg) from None
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if name == self.path:
+                return parameter
+        msg = (
+            f"{self.path} is in one {type(module).__name__} but not in that of another "
+            "geometry: pin the sizes for which it is there with geometry="
+        )
+        raise DeclarationError(msg)
 
     def read(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
         """A copy of what is held, by role, as ``(out, in)`` matrices (or biases)."""

@@ -77,7 +77,7 @@ def _multihead(built: nn.MultiheadAttention, wish: Wish) -> Understood:
     request = wish.request(calling)
     trial = Trial(built, calling, request.batched, ())
     is_golden = answers_golden(recipe, sizes, trial, request.semantics)
-    notes = (*recipe_notes(recipe), *trial_notes(trial))
+    notes = (*recipe_notes(recipe), *multihead.extra_keys(built), *trial_notes(trial))
     finding = Finding(recipe=recipe, sizes=sizes, golden=is_golden, assumptions=notes)
     return _complete(calling, finding, promises)
 

@@ -50,6 +50,13 @@ class Wish:
         )
 
 
+def check_number(name: str, value: int | None) -> None:
+    """Require a number of heads to be one; DeclarationError."""
+    if value is not None and (type(value) is not int or value < 1):
+        msg = f"{name} is {value!r}: give a positive integer"
+        raise DeclarationError(msg)
+
+
 def check_promises(promises: Mapping[str, Any]) -> None:
     """Say what is wrong with the promises before anything is searched; DeclarationError."""
     known = [word for word in inspect.signature(declare).parameters if word != "kind"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -302,6 +303,12 @@ def uncopiable() -> nn.Module:
     return module
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # people still have such modules
+        return torch.jit.script(nn.Linear(2, 2))
+
+
 def tied() -> nn.Module:
     module = Named(("q", "k", "v", "o"))
     module.k.weight = module.q.weight
@@ -312,6 +319,10 @@ def test_refusals_name_what_to_pass() -> None:
     """Each thing that cannot be wrapped is refused in one sentence."""
     with refused("conformance.module takes a torch.nn.Module class or instance, not 3"):
         conformance.module(3)  # type: ignore[arg-type]
+    with refused("num_heads is 0: give a positive integer"):
+        conformance.module(Nameless(), num_heads=0)
+    with refused("call renames 'kep', which is not declared; did you mean 'keep'?"):
+        conformance.module(Cloned(), call={"kep": "mask"})
     with refused("conformance.module got an unknown argument 'mask'; did you mean 'masks'?"):
         conformance.module(Nameless(), mask="keep")
     with refused(
@@ -321,12 +332,14 @@ def test_refusals_name_what_to_pass() -> None:
         conformance.module(Cloned(), masks=["keep"])
     with refused(
         "the names in Nameless (a, b, c, d) do not say which projection is which, and no "
-        "assignment agrees with the golden reference: pass projections={'q': …, 'k': …, 'v': …, 'o': …} with "
-        "their names"
+        "assignment agrees with the golden reference: pass projections={'q': …, 'k': …, 'v': …, "
+        "'o': …} with their names"
     ):
         conformance.module(Nameless(1.5))
     with pytest.raises(DeclarationError, match=r"^Named cannot be copied .*: pass its class and"):
         conformance.module(uncopiable())
+    with refused("scripted is scripted: give the module it was scripted from, or use fixed_layer"):
+        conformance.module(scripted(), name="scripted")
     with pytest.raises(DeclarationError, match=r"^q\.weight and k\.weight of Named are one tensor"):
         conformance.module(tied())
 
@@ -345,6 +358,15 @@ def test_number_of_heads_that_does_not_divide() -> None:
     """A number of heads that the matrices cannot have is refused with their shapes."""
     with pytest.raises(DeclarationError, match=r"q \[12, 12\].*cannot be multi-head .* 5 heads"):
         conformance.module(Named(("q", "k", "v", "o")), num_heads=5)
+    with pytest.raises(DeclarationError, match=r"q \[12, 12\].*cannot be multi-head .* 3 heads"):
+        conformance.module(Named(("q", "k", "v", "o")), num_kv_heads=2)
+
+
+def test_attribute_that_is_no_number_of_heads() -> None:
+    """An integer that only sounds like the heads gives way to the number that is golden."""
+    module = Nameless()
+    module.h = 5
+    assert assumed(conformance.module(module), "3 heads: with these it agrees")
 
 
 def test_raising_module_is_wrapped() -> None:

@@ -139,6 +139,15 @@ def test_refused_promises() -> None:
         conformance.module(layer_of("batch-first"), causal="top-left")
 
 
+def test_extra_keys_are_said() -> None:
+    """Keys that the layer adds by itself are named, since no golden answer has them."""
+    layer = nn.MultiheadAttention(12, 3, add_bias_kv=True, add_zero_attn=True, batch_first=True)
+    candidate = conformance.module(layer)
+    added = [text for text in candidate.declaration.assumptions if text.startswith("add_")]
+    assert [text.split()[0] for text in added] == ["add_bias_kv", "add_zero_attn"]
+    assert not is_golden(candidate)
+
+
 def test_own_names_for_masks() -> None:
     """``call=`` with the layer's own names passes masks as they are."""
     candidate = conformance.module(
