@@ -6,6 +6,7 @@ Each pattern gives a bool tensor, True where a key is kept, of the wanted shape 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -45,22 +46,21 @@ def single(shape: Shape, generator: Generator) -> Tensor:
 
 def empty_rows(shape: Shape, generator: Generator) -> Tensor:
     """Random, with about a third of the rows (at least one) hidden altogether."""
-    kept = random(0.6)(shape, generator)
-    rows = kept.numel() // max(shape[-1], 1)
-    hidden = torch.rand(rows, generator=generator) < 0.35
-    if rows:
-        hidden[int(torch.randint(rows, (1,), generator=generator))] = True
-    return kept & ~hidden.reshape(*shape[:-1], 1)
+    return _emptied(random(0.6)(shape, generator), generator)
 
 
 def empty_lengths(shape: Shape, generator: Generator) -> Tensor:
     """Padding where about a third of the rows (at least one) have no key at all."""
-    kept = padding(shape, generator)
-    rows = kept.numel() // max(shape[-1], 1)
+    return _emptied(padding(shape, generator), generator)
+
+
+def _emptied(kept: Tensor, generator: Generator) -> Tensor:
+    """Hide about a third of the rows, at least one, altogether."""
+    rows = math.prod(kept.shape[:-1])
     hidden = torch.rand(rows, generator=generator) < 0.35
     if rows:
         hidden[int(torch.randint(rows, (1,), generator=generator))] = True
-    return kept & ~hidden.reshape(*shape[:-1], 1)
+    return kept & ~hidden.reshape(*kept.shape[:-1], 1)
 
 
 def _with_a_key(kept: Tensor, generator: Generator) -> Tensor:

@@ -74,7 +74,7 @@ def _integers(shape: Shape, generator: Generator) -> Tensor:
 RECIPES: Final[dict[str, Recipe]] = {
     "normal": Recipe(query=normal, key=normal, value=normal, generic=True),
     "integers": Recipe(query=_integers, key=_integers, value=_integers, generic=False),
-    "large-logits": Recipe(query=_times(30.0), key=_times(30.0), value=normal, generic=False),
+    "large-logits": Recipe(query=_times(25.0), key=_times(25.0), value=normal, generic=False),
     "negative-logits": Recipe(
         query=_positive(1.0), key=_positive(-20.0), value=normal, generic=False
     ),
