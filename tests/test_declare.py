@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from examples import bare
+from refusals import refused
+from torch import Tensor
+
+import conformance
+from conformance.declare import renamed
+from conformance.errors import DeclarationError
+
+
+def weights(**changes: Any) -> conformance.ProjectionWeights:
+    """Four heads of size 3 that share two key/value heads of sizes 3 and 5."""
+    known = {
+        "q": torch.zeros(12, 7),
+        "k": torch.zeros(6, 8),
+        "v": torch.zeros(10, 9),
+        "o": torch.zeros(11, 20),
+    }
+    return conformance.ProjectionWeights(**{**known, **changes})
+
+
+def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A forward that is never called."""
+    return query + key + value
+
+
+def test_decorated_core_still_calls_like_the_function() -> None:
+    """A declared kernel can be called as before, keywords and all."""
+
+    @conformance.core(features=["scale"])
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
+        return bare(query if scale is None else query * scale * math.sqrt(query.shape[-1]), key, value)
+
+    query = torch.randn(1, 1, 2, 3)
+    assert torch.equal(kernel(query, query, query), bare(query, query, query))
+    assert kernel(query, query, query, scale=0.5).shape == query.shape
+    assert kernel.name == "kernel"
+
+
+def test_decorated_layer_still_builds() -> None:
+    """A declared builder can be called as before."""
+
+    @conformance.layer()
+    def build(geometry: object, given: object) -> tuple[object, object]:
+        return geometry, given
+
+    assert build("geometry", "weights") == ("geometry", "weights")
+
+
+def test_name_may_be_given() -> None:
+    """``name=`` overrides the function's own, and a candidate can be renamed."""
+    made = conformance.core(name="fast")(bare)
+    assert made.name == "fast"
+    assert renamed(made, "faster").name == "faster"
+    assert renamed(made, "faster").function is bare
+
+
+def test_decorators_work_in_a_loop() -> None:
+    """Functions made at run time are declared one by one, and do not share their promises."""
+
+    def make(factor: float) -> Callable[..., Tensor]:
+        def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return bare(query, key, value) * factor
+
+        return kernel
+
+    made = [conformance.core(name=f"times {n}")(make(n)) for n in range(3)]
+    one = torch.ones(1, 1, 1, 1)
+    assert [float(candidate(one, one, one)) for candidate in made] == [0.0, 1.0, 2.0]
+    assert [candidate.name for candidate in made] == ["times 0", "times 1", "times 2"]
+
+
+def test_one_decorator_may_be_used_twice() -> None:
+    """A decorator can be kept and applied to several functions."""
+    decorate = conformance.core()
+    assert decorate(bare).name == "bare"
+    assert decorate(lambda query, key, value: value).name == "<lambda>"
+
+
+def test_callable_object_is_named_after_its_class() -> None:
+    """An object without ``__name__`` shows the name of its class."""
+
+    class Kernel:
+        def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return bare(query, key, value)
+
+    assert conformance.core()(Kernel()).name == "Kernel"
+
+
+@pytest.mark.parametrize("thing", [3, None, "kernel", [bare]])
+def test_only_callables_are_decorated(thing: object) -> None:
+    """What cannot be called cannot be a candidate."""
+    with refused(f"conformance.core decorates a function, not {thing!r}", DeclarationError):
+        conformance.core()(thing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("declare", "word", "message"),
+    [
+        (
+            conformance.core,
+            "mask",
+            "conformance.core got an unknown argument 'mask'; did you mean 'masks'?",
+        ),
+        (
+            conformance.layer,
+            "emptyrows",
+            "conformance.layer got an unknown argument 'emptyrows'; did you mean 'empty_rows'?",
+        ),
+        (
+            lambda **promises: conformance.positions(max_length=9, **promises),
+            "dtype",
+            "conformance.positions got an unknown argument 'dtype'; did you mean 'dtypes'?",
+        ),
+        (
+            lambda **promises: conformance.fixed_layer(forward, weights(), num_heads=4, **promises),
+            "mask",
+            "conformance.fixed_layer got an unknown argument 'mask'; did you mean 'masks'?",
+        ),
+    ],
+)
+def test_unknown_promise_is_suggested(
+    declare: Callable[..., object], word: str, message: str
+) -> None:
+    """A misspelt argument of any way to declare gets a did-you-mean, not a TypeError."""
+    with refused(message, DeclarationError):
+        declare(**{word: ["keep"]})
+
+
+def test_bare_decorator_is_refused() -> None:
+    """Parentheses forgotten are a TypeError at once, not a candidate that is never checked."""
+    with pytest.raises(TypeError):
+        conformance.core(bare)  # type: ignore[call-arg,arg-type]
+
+
+def test_missing_keyword_is_refused() -> None:
+    """A promised keyword that the signature lacks is found when it is declared."""
+    message = (
+        "bare(query: 'Tensor', key: 'Tensor', value: 'Tensor') -> 'Tensor' does not take the keyword "
+        "'keep' that its declaration promises"
+    )
+    with refused(message, DeclarationError):
+        conformance.core(masks=["keep"])(bare)
+
+
+@pytest.mark.parametrize(
+    ("promises", "keyword"),
+    [
+        ({"causal": "top-left"}, "causal"),
+        ({"features": ["scale"]}, "scale"),
+        ({"features": ["softcap"]}, "softcap"),
+        ({"features": ["window"]}, "window"),
+        ({"features": ["weights"]}, "return_weights"),
+        ({"features": ["dropout"]}, "dropout"),
+        ({"features": ["kv_cache"]}, "past_key"),
+        ({"masks": ["keep_int"]}, "keep_int"),
+    ],
+)
+def test_each_promise_needs_its_keyword(promises: dict[str, Any], keyword: str) -> None:
+    """Every promise that brings a keyword is held against the signature."""
+    with pytest.raises(DeclarationError, match=f"does not take the keyword '{keyword}'"):
+        conformance.core(**promises)(bare)
+
+
+def test_two_inputs_where_three_are_called() -> None:
+    """A function of two inputs cannot be a core."""
+
+    def kernel(query: Tensor, memory: Tensor) -> Tensor:
+        return query + memory
+
+    signature = "kernel(query: 'Tensor', memory: 'Tensor') -> 'Tensor'"
+    message = f"{signature} is called with 3 positional inputs (query, key, value)"
+    with refused(message, DeclarationError):
+        conformance.core()(kernel)
+
+
+def test_required_parameter_is_refused() -> None:
+    """A fourth parameter without a default can never be filled."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
+        return bare(query, key, value) * keep
+
+    message = (
+        "kernel(query: 'Tensor', key: 'Tensor', value: 'Tensor', keep: 'Tensor') -> 'Tensor' cannot be "
+        "called with query, key, value alone (missing a required argument: 'keep'): give its keywords "
+        "defaults"
+    )
+    with refused(message, DeclarationError):
+        conformance.core(masks=["keep"])(kernel)
+
+
+def test_positional_only_mask_cannot_be_a_keyword() -> None:
+    """Inputs are positional and everything else a keyword: a positional-only mask never arrives."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None, /) -> Tensor:
+        return bare(query, key, value) if keep is None else value
+
+    with pytest.raises(DeclarationError, match="does not take the keyword 'keep'"):
+        conformance.core(masks=["keep"])(kernel)
+
+
+def test_catch_all_keywords_are_trusted() -> None:
+    """``**options`` takes every keyword."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
+        del options
+        return bare(query, key, value)
+
+    made = conformance.core(masks=["keep", "bias"], causal="top-left", features=["scale"])(kernel)
+    assert made.declaration.keywords == ("keep", "bias", "causal", "scale")
+
+
+def test_functions_written_in_c_are_taken_at_their_word() -> None:
+    """A builtin shows no signature, so its promises cannot be held against it."""
+    made = conformance.core(masks=["keep"])(torch._C._nn.scaled_dot_product_attention)
+    assert made.name == "scaled_dot_product_attention"
+
+
+def test_layer_builder_is_not_called_to_declare_it() -> None:
+    """Declaring a layer builds nothing."""
+
+    @conformance.layer(masks=["keep"])
+    def build(_geometry: object, _weights: object) -> object:
+        raise AssertionError
+
+    assert build.kind == "layer"
+
+
+def test_positions_pin_a_longest_length() -> None:
+    """A position encoding is called with one input and knows how long it may be."""
+    made = conformance.positions(max_length=16, name="encode")(lambda x: x)
+    assert made.kind == "positions"
+    assert made.declaration.max_length == 16
+    assert made.declaration.positional == ("x",)
+    with pytest.raises(DeclarationError, match="is called with 1 positional inputs"):
+        conformance.positions(max_length=16)(lambda: None)
+
+
+def test_fixed_layer_is_pinned_by_its_weights() -> None:
+    """Widths and heads of a layer that brings weights are those of the weights."""
+    made = conformance.fixed_layer(forward, weights(), num_heads=4)
+    pinned = {name: found[0] for name, found in made.declaration.pins.sizes.items()}
+    assert pinned == {
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_size": 3,
+        "value_head_size": 5,
+        "query_size": 7,
+        "key_size": 8,
+        "value_size": 9,
+        "output_size": 11,
+    }
+    assert made.golden_known
+    assert not made.draws_weights
+    assert made.function(None, None) is forward
+    assert made.name == "forward"
+
+
+def test_fixed_layer_without_output_projection() -> None:
+    """Without an output matrix the output is as wide as all heads together."""
+    made = conformance.fixed_layer(forward, weights(o=None), num_heads=4)
+    assert made.declaration.pins.sizes["output_size"] == (20,)
+
+
+def test_fixed_layer_keeps_further_pins() -> None:
+    """A pin that the weights do not decide stays beside theirs."""
+    made = conformance.fixed_layer(forward, weights(), num_heads=4, geometry={"batch": 1})
+    assert made.declaration.pins.sizes["batch"] == (1,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "heads", "message"),
+    [
+        ({}, {}, "num_heads is None: it must divide the 12 rows of weights.q"),
+        ({}, {"num_heads": 5}, "num_heads is 5: it must divide the 12 rows of weights.q"),
+        ({}, {"num_heads": 0}, "num_heads is 0: it must divide the 12 rows of weights.q"),
+        ({}, {"num_heads": "4"}, "num_heads is '4': it must divide the 12 rows of weights.q"),
+        (
+            {"k": torch.zeros(7, 8)},
+            {"num_heads": 4},
+            "weights.k has 7 rows, which the head size 3 does not divide",
+        ),
+        (
+            {},
+            {"num_heads": 4, "num_kv_heads": 4},
+            "num_kv_heads is 4, but the key rows make 2 heads",
+        ),
+        (
+            {"v": torch.zeros(9, 9)},
+            {"num_heads": 4},
+            "weights.v has 9 rows, which the 2 key/value heads do not divide",
+        ),
+        (
+            {"k": torch.zeros(9, 8)},
+            {"num_heads": 4},
+            "the key rows make 3 heads, which do not divide the 4 heads of weights.q",
+        ),
+        (
+            {"o": torch.zeros(11, 12)},
+            {"num_heads": 4},
+            "weights.o has 12 columns where 4 heads of size 5 make 20",
+        ),
+        (
+            {"q_bias": torch.zeros(3)},
+            {"num_heads": 4},
+            "weights.q_bias has shape [3] where weights.q has 12 rows",
+        ),
+    ],
+)
+def test_fixed_layer_whose_weights_contradict_its_heads(
+    changes: dict[str, Tensor], heads: dict[str, Any], message: str
+) -> None:
+    """Weights and heads that do not belong together are refused when they are declared."""
+    with refused(message, DeclarationError):
+        conformance.fixed_layer(forward, weights(**changes), **heads)
+
+
+def test_fixed_layer_takes_projection_weights() -> None:
+    """A dict or a module is no ProjectionWeights."""
+    message = "weights is a dict: give a conformance.ProjectionWeights, or None"
+    with refused(message, DeclarationError):
+        conformance.fixed_layer(forward, {"q": 1}, num_heads=4)  # type: ignore[arg-type]
+
+
+def test_fixed_layer_needs_a_callable() -> None:
+    """The forward must be callable."""
+    message = "conformance.fixed_layer takes a forward function or module, not 3"
+    with refused(message, DeclarationError):
+        conformance.fixed_layer(3, weights(), num_heads=4)  # type: ignore[arg-type]
+
+
+def test_fixed_layer_weights_beat_a_callable_geometry() -> None:
+    """A geometry rule that is a function cannot be put together with the pins of the weights."""
+    message = "geometry is a function, but the weights pin the sizes: give a dict for the others"
+    with refused(message, DeclarationError):
+        conformance.fixed_layer(forward, weights(), num_heads=4, geometry=lambda sizes: sizes)
+
+
+def test_unknown_weights_are_pinned_by_the_geometry() -> None:
+    """Without weights the widths come from ``geometry=``, the heads from ``num_heads`` as well."""
+    made = conformance.fixed_layer(
+        forward, None, num_heads=2, geometry={"query_size": 8, "key_size": 8, "value_size": 8,
+                                              "output_size": 8}
+    )
+    assert not made.golden_known
+    assert not made.draws_weights
+    assert made.declaration.pins.sizes["num_heads"] == (2,)
+    assert made.declaration.pins.sizes["num_kv_heads"] == (2,)
+
+
+def test_unknown_weights_need_their_widths() -> None:
+    """Without weights and without widths no input would fit."""
+    message = (
+        "without weights, geometry= must pin query_size, key_size, value_size, output_size: "
+        "key_size, output_size missing"
+    )
+    with refused(message, DeclarationError):
+        conformance.fixed_layer(forward, None, geometry={"query_size": 8, "value_size": 8})

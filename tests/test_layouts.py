@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.layouts import LAYOUTS, STRIDED
+
+SHAPE = (2, 3, 5, 4)
+STRIDES = {
+    "contiguous": (60, 20, 4, 1),
+    "channels-first": (60, 20, 1, 5),
+    "tokens-first": (60, 4, 12, 1),
+    "every-other": (120, 40, 8, 2),
+    "fused": (180, 60, 12, 1),
+    "sliced-tokens": (96, 32, 4, 1),
+    "expanded": (0, 20, 4, 1),
+    "expanded-heads": (20, 0, 4, 1),
+}
+OFFSETS = {"fused": 4, "sliced-tokens": 4}
+
+
+def tokens(shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
+    """Values that are all different."""
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+def test_every_layout_is_described() -> None:
+    """The table of strides below knows every layout, and the strided ones are layouts."""
+    assert set(STRIDES) == set(LAYOUTS)
+    assert set(STRIDED) < set(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_has_the_claimed_strides(name: str) -> None:
+    """Each layout lies in memory as its name says."""
+    laid = LAYOUTS[name](tokens())
+    assert laid.shape == SHAPE
+    assert laid.stride() == STRIDES[name]
+    assert laid.storage_offset() == OFFSETS.get(name, 0)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if not name.startswith("expanded")])
+@pytest.mark.parametrize("shape", [SHAPE, (2, 5, 4), (1, 1, 1), (3, 0, 4), (0, 2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_layout_keeps_the_values(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The values are those that were given, in heads and in tokens, with empty axes too."""
+    given = tokens(shape).to(dtype)
+    laid = LAYOUTS[name](given)
+    assert torch.equal(laid, given)
+    assert laid.dtype == dtype
+
+
+def test_expanded_layouts_repeat_the_first() -> None:
+    """An expanded tensor holds one item, or one head, and shows it everywhere."""
+    given = tokens()
+    assert torch.equal(LAYOUTS["expanded"](given), given[:1].expand(SHAPE))
+    assert torch.equal(LAYOUTS["expanded-heads"](given), given[:, :1].expand(SHAPE))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_is_a_copy(name: str) -> None:
+    """Writing into what a candidate gets never reaches the original."""
+    given = tokens()
+    laid = LAYOUTS[name](given)
+    laid[0, 0] = -1.0
+    assert torch.equal(given, tokens())
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strided_layouts_are_not_contiguous(name: str) -> None:
+    """A kernel that ignores strides reads something else."""
+    assert not LAYOUTS[name](tokens()).is_contiguous()
