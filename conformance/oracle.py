@@ -50,7 +50,7 @@ class Oracle:
         found = self._known.get(inputs)
         if found is None:
             start = time.perf_counter()
-            found = self._evaluate(inputs)
+            found = self.at(inputs, self.declaration.semantics)
             self.seconds += time.perf_counter() - start
             self._known[inputs] = found
         return found
@@ -76,8 +76,9 @@ class Oracle:
         evaluation = evaluate(inputs, point)
         return evaluation.output
 
-    def _evaluate(self, inputs: Inputs) -> Golden:
-        evaluation = evaluate(inputs, self.declaration.semantics)
+    def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
+        """The answer and its bound at any point; not remembered."""
+        evaluation = evaluate(inputs, point)
         if isinstance(evaluation, golden.Attention):
             core = evaluation
             bound = core_bound(core, contract_for(self.declaration, self.dtype, core.scale))
@@ -89,7 +90,7 @@ class Oracle:
                 inputs.key,
                 inputs.value,
                 inputs.weights,
-                self.declaration.semantics,
+                point,
                 contract_for(self.declaration, self.dtype, core.scale),
             )
         return Golden(

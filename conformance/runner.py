@@ -14,6 +14,7 @@ from .calling import CandidateFailure
 from .candidate import Candidate
 from .clause import Clause, Finding, all_clauses
 from .counterexample import describe
+from .diagnosis import diagnose
 from .pool import Pool
 from .problem import Problem
 from .profile import Profile
@@ -24,6 +25,8 @@ from .subject import Subject
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions a profile allows, the part that a single failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
+# The kinds of failure that another point of the semantics may explain.
+DIAGNOSED = ("value", "shape", "finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,7 @@ class CandidateRun:
         self.pool = Pool(candidate, profile, seed)
         self.reductions_left = profile.reductions
         self._subjects: dict[str, Subject] = {}
+        self._diagnoses: dict[str, list[dict[str, Any]]] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
 
     @property
@@ -188,7 +192,14 @@ class CandidateRun:
             reason=reason,
             violation=final.violation,
             counterexample=describe(subject, smallest),
+            diagnosis=self._diagnosis(subject) if kind in DIAGNOSED else [],
         )
+
+    def _diagnosis(self, subject: Subject) -> list[dict[str, Any]]:
+        """The named mistakes: searched once a candidate and dtype, not once a clause."""
+        if subject.dtype not in self._diagnoses:
+            self._diagnoses[subject.dtype] = diagnose(subject)
+        return self._diagnoses[subject.dtype]
 
 
 def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:

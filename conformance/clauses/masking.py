@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._golden import golden
 from ..candidate import Candidate
 from ..clause import Finding, clause
-from ..inputs import Inputs
 from ..materialise import generator_for, mask_sizes
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..space import Space, can_cross
+from ..stretching import single_key_inputs
 from ..subject import Subject
 from ._vocabulary import (
     matches_golden,
@@ -276,53 +275,16 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
     targets = SINGLE_KEY_TARGETS if problem.dtype in ("float32", "float64") else HALF_TARGETS
     target = targets[problem.seed % len(targets)]
     low = problem.seed // len(targets) % 2 == 0
-    length = drawn.geometry.key_length
-    live = 0 if drawn.mask_form == "lengths" else problem.seed % length
-    chosen = torch.arange(length) == live
-    keep = chosen.expand(mask_sizes(drawn.mask_shape, drawn.geometry))
-    inputs = _stretched(drawn.replace(keep=keep, bias=None), chosen if low else ~chosen, target, low)
-    judged = None
-    if inputs.mode == "self":
-        own = (~chosen if low else chosen).reshape(-1, 1)
-        judged = own.expand(inputs.output_shape)
+    live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
+    inputs, judged = single_key_inputs(drawn, live=live, target=target, low=low)
     fill = subject.declaration.semantics.replace(mask_operation="add", mask_fill=-target / 2)
-    where = "far below the hidden ones" if low else "far below the hidden ones' huge logits"
     known = subject.golden(inputs)
     rows = known.judged if judged is None else known.judged & judged
     return matches_golden(
         subject,
         inputs,
-        f"the only kept key lies {where} (logits near {target:.0e}) and is not returned alone",
+        f"the only kept key lies {target:.0e} below hidden ones and is not returned alone",
         counterfactual=fill,
         judged=rows,
     )
-
-
-def _stretched(inputs: Inputs, keys: Tensor, target: float, low: bool) -> Inputs:  # noqa: FBT001
-    """Scale some key tokens until their largest logit reaches a target, signed to lie low or high."""
-    query = inputs.query
-    if inputs.mode != "self":
-        # Queries that point the same way see the same key far below, or far above.
-        sizes = torch.arange(1, query.shape[-2] + 1).remainder(3).double() + 1.0
-        query = (query[..., :1, :].double() * sizes.reshape(-1, 1)).to(query.dtype)
-    aligned = inputs.with_tokens(query=query)
-    scores = _scores(aligned)[..., keys]
-    largest = float(scores.abs().max())
-    if largest == 0.0:
-        return aligned
-    sign = -1.0 if low == (float(scores.sum()) > 0) else 1.0
-    factors = torch.where(keys, sign * target / largest, 1.0).reshape(-1, 1)
-    key = (aligned.key.double() * factors).to(aligned.key.dtype)
-    return aligned.with_tokens(key=key)
-
-
-def _scores(inputs: Inputs) -> Tensor:
-    """The golden's scaled logits without any mask."""
-    from ..oracle import evaluate
-
-    free = inputs.without_mask().replace(causal=False, window=None)
-    evaluation = evaluate(free, golden.STANDARD)
-    core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
-    return core.scores
-
 

@@ -37,8 +37,23 @@ def exponent_error(
     unit = contract.accumulator_roundoff
     shared = live.largest.abs().mul_(model.EXPONENT_ROUNDINGS * unit)
     error.add_(attention.logits.abs(), alpha=model.EXPONENT_ROUNDINGS * unit)
-    error.add_(shared.add_(exponential_error(live.key_length, contract)))
-    return live.only(error)
+    error.add_(shared)
+    if _fills(attention.semantics):
+        error = _filled_error(error, attention, live, unit)
+    return live.only(error.add_(exponential_error(live.key_length, contract)))
+
+
+def _fills(semantics: golden.Semantics) -> bool:
+    return semantics.mask_operation == "replace" and math.isfinite(semantics.mask_fill)
+
+
+def _filled_error(
+    error: Tensor, attention: golden.Attention, live: LiveKeys, unit: float
+) -> Tensor:
+    """A logit that a finite fill replaced is exact: only its distance to the maximum is rounded."""
+    distance = (attention.logits - live.largest).abs()
+    filled = ~attention.allowed & torch.isfinite(attention.logits)
+    return torch.where(filled, model.EXPONENT_ROUNDINGS * unit * distance, error)
 
 
 def exponential_error(key_length: int, contract: Contract) -> float:

@@ -1,0 +1,55 @@
+"""Moves one kept key far below the hidden ones, or the hidden ones far above it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._golden import golden
+from .inputs import Inputs
+from .materialise import mask_sizes
+from .oracle import evaluate
+
+
+def single_key_inputs(
+    drawn: Inputs, *, live: int, target: float, low: bool
+) -> tuple[Inputs, Tensor | None]:
+    """One key kept for all rows; its logit near ``-target`` (low), or the hidden ones' near ``target``.
+
+    Returns the inputs and the rows to judge: in self-attention the enlarged tokens are queries too,
+    and their own rows see squared logits, so they are left out.
+    """
+    chosen = torch.arange(drawn.geometry.key_length) == live
+    keep = chosen.expand(mask_sizes(drawn.mask_shape, drawn.geometry))
+    enlarged = chosen if low else ~chosen
+    inputs = _stretched(drawn.replace(keep=keep, bias=None), enlarged, target, low=low)
+    if inputs.mode != "self":
+        return inputs, None
+    return inputs, (~enlarged).reshape(-1, 1).expand(inputs.output_shape)
+
+
+def unmasked_scores(inputs: Inputs) -> Tensor:
+    """The golden's scaled dot products ``[B, H, Lq, Lk]`` without any mask."""
+    free = inputs.without_mask().replace(causal=False, window=None)
+    evaluation = evaluate(free, golden.STANDARD)
+    core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
+    return core.scores
+
+
+def _stretched(inputs: Inputs, keys: Tensor, target: float, *, low: bool) -> Inputs:
+    """Scale some key tokens until their largest logit reaches a target, signed to lie low or high."""
+    query = inputs.query
+    if inputs.mode != "self":
+        # Queries that point the same way see the same key far below, or far above.
+        sizes = torch.arange(1, query.shape[-2] + 1).remainder(3).double() + 1.0
+        query = (query[..., :1, :].double() * sizes.reshape(-1, 1)).to(query.dtype)
+    aligned = inputs.with_tokens(query=query)
+    scores = unmasked_scores(aligned)[..., keys]
+    largest = float(scores.abs().max()) if scores.numel() else 0.0
+    if largest == 0.0:
+        return aligned
+    upward = float(scores.flatten()[scores.abs().argmax()]) > 0
+    sign = -1.0 if low == upward else 1.0
+    factors = torch.where(keys, sign * target / largest, 1.0).reshape(-1, 1)
+    key = (aligned.key.double() * factors).to(aligned.key.dtype)
+    return aligned.with_tokens(key=key)
