@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 from rich.table import Table
@@ -25,17 +25,25 @@ _STYLES: Final = {
     "inconclusive": "bold yellow",
     "fails": "bold red",
 }
-_COUNTED: Final = {
-    "passed": "passed",
-    "failed": "failed",
-    "expected-failure": "expected",
-    "unexpected-pass": "unexpected",
-    "untestable": "untestable",
-    "not-applicable": "n/a",
-    "error": "error",
+_COLUMNS: Final = {  # status, and whether only that of a MUST (or only that of the others) counts
+    "passed": ("passed", None),
+    "failed": ("failed", True),
+    "SHOULD failed": ("failed", False),
+    "expected": ("expected-failure", None),
+    "unexpected": ("unexpected-pass", None),
+    "untestable": ("untestable", None),
+    "n/a": ("not-applicable", None),
+    "error": ("error", None),
 }
-_ALWAYS_SHOWN: Final = ("passed", "failed", "expected-failure", "not-applicable")
+_ALWAYS_SHOWN: Final = ("passed", "failed", "expected", "n/a")
 _LABEL_WIDTH: Final = 11
+_EXPLAINED: Final = ("error", "failed", "unexpected-pass")
+_GROUPED: Final = {
+    "untestable": "untestable",
+    "expected-failure": "expected failure",
+    "not-applicable": "not applicable",
+}
+_TOLD: Final = (*_EXPLAINED, "untestable", "expected-failure")
 
 Record = Mapping[str, Any]
 
@@ -46,44 +54,50 @@ def show(report: Record, file: IO[str]) -> None:
 
 
 def _parts(report: Record) -> Iterator[Any]:
+    """Details first: what is last stays in sight."""
     candidates = report["candidates"]
-    if len(candidates) == 1:
+    alone = len(candidates) == 1
+    if alone:
         yield _clause_table(candidates[0])
-    elif candidates:
-        yield _overview(candidates)
     for candidate in candidates:
-        yield from _details(candidate, alone=len(candidates) == 1)
+        yield from _details(candidate, alone=alone)
+    if candidates and not alone:
+        yield Text("")
+        yield _overview(candidates)
     yield from _stale(report["stale_expectations"])
     yield _last_line(report)
 
 
-def _overview(candidates: Iterable[Record]) -> Table:
-    candidates = list(candidates)
-    table = Table(box=None, pad_edge=False)
-    statuses = [
-        status
-        for status in _COUNTED
-        if status in _ALWAYS_SHOWN or any(_count(candidate, status) for candidate in candidates)
+def _overview(candidates: Sequence[Record]) -> Table:
+    """One row a candidate; columns that would be empty are left out."""
+    columns = [
+        name
+        for name in _COLUMNS
+        if name in _ALWAYS_SHOWN or any(_count(candidate, name) for candidate in candidates)
     ]
+    table = Table(box=None, pad_edge=False)
     table.add_column("candidate", overflow="fold")
     table.add_column("verdict")
-    for status in statuses:
-        table.add_column(_COUNTED[status], justify="right")
-    table.add_column("seconds", justify="right")
+    for name in (*columns, "seconds"):
+        table.add_column(name, justify="right")
     table.add_column("worst margin", overflow="fold")
     for candidate in candidates:
         table.add_row(
             candidate["name"],
             _styled(candidate["verdict"]),
-            *(str(_count(candidate, status) or "-") for status in statuses),
+            *(str(_count(candidate, name) or "-") for name in columns),
             f"{candidate['seconds']:.1f}",
             _worst(candidate),
         )
     return table
 
 
-def _count(candidate: Record, status: str) -> int:
-    return sum(clause["status"] == status for clause in candidate["clauses"])
+def _count(candidate: Record, column: str) -> int:
+    status, must = _COLUMNS[column]
+    return sum(
+        clause["status"] == status and must in (None, clause["level"] == "MUST")
+        for clause in candidate["clauses"]
+    )
 
 
 def _worst(candidate: Record) -> str:
@@ -106,7 +120,7 @@ def _styled(word: str) -> Text:
 def _clause_table(candidate: Record) -> Table:
     """Every clause that ran, in the order of the run."""
     table = Table(box=None, pad_edge=False)
-    several = len({(clause["dtype"], clause["device"]) for clause in candidate["clauses"]}) > 1
+    several = _several(candidate)
     for name in ("clause", "level", *(["dtype"] if several else []), "status"):
         table.add_column(name)
     for name in ("examples", "binding", "margin", "seconds"):
@@ -133,10 +147,9 @@ def _where(clause: Record) -> str:
 
 
 def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
-    """The verdict and every clause that needs a word: only that of a conforming one is short."""
+    """The verdict and every clause that needs a word; among several a spotless one needs none."""
     told = [clause for clause in candidate["clauses"] if clause["status"] in _TOLD]
-    quiet = not told and not _count(candidate, "untestable")
-    if not alone and quiet and candidate["verdict"] == "conforms":
+    if not alone and not told and candidate["verdict"] == "conforms":
         return
     yield Text("")
     yield Text.assemble(
@@ -145,65 +158,51 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         _styled(candidate["verdict"]),
         f", {candidate['verdict_reason']}",
     )
-    several = len({(clause["dtype"], clause["device"]) for clause in candidate["clauses"]}) > 1
-    for status in _TOLD:
-        for clause in told:
-            if clause["status"] == status:
-                yield from _TOLD[status](clause, several=several)
-    yield from _grouped(candidate, "untestable", "untestable", "yellow")
-    if alone:
-        yield from _grouped(candidate, "not-applicable", "not applicable", "dim")
-    yield from _assumptions(candidate)
+    several = _several(candidate)
+    for clause in sorted(told, key=lambda clause: _TOLD.index(clause["status"])):
+        if clause["status"] in _EXPLAINED:
+            full = alone or clause["level"] == "MUST"
+            yield from _explained(clause, several=several, full=full)
+    for status, word in _GROUPED.items():
+        if alone or status != "not-applicable":
+            yield from _grouped(candidate, status, word, several=several)
+    for sentence in candidate["declaration"].get("assumptions", ()):
+        yield indented(Text(f"assumed: {sentence}", style="dim"), 2)
 
 
-def _head(clause: Record, *, several: bool) -> Text:
+def _several(candidate: Record) -> bool:
+    """Whether it was judged in several dtypes or on several devices, so that each must be named."""
+    return len({(clause["dtype"], clause["device"]) for clause in candidate["clauses"]}) > 1
+
+
+def _explained(clause: Record, *, several: bool, full: bool) -> Iterator[Any]:
+    """A clause with all that is known about its failure, or (SHOULD, among several) one line."""
     violation = clause.get("violation")
     kind = f", {violation['kind']}" if violation is not None else ""
     where = f" {_where(clause)}" if several else ""
-    return Text.assemble(
-        "  ",
-        _styled(clause["status"]),
-        " ",
-        (clause["id"], "bold"),
-        f" [{clause['level']}{where}{kind}]",
+    head = Text.assemble(
+        _styled(clause["status"]), " ", (clause["id"], "bold"), f" [{clause['level']}{where}{kind}]"
     )
-
-
-def _explained(clause: Record, *, several: bool) -> Iterator[Any]:
-    yield _head(clause, several=several)
-    for label, text in wording.explanation(clause):
+    if not full:
+        head.append(f": {wording.message(clause)}")
+    yield indented(head, 2)
+    for label, text in wording.explanation(clause) if full else ():
         yield indented(f"{label + ':':<{_LABEL_WIDTH}}{text}", 6)
 
 
-def _reasoned(clause: Record, *, several: bool) -> Iterator[Any]:
-    line = _head(clause, several=several)
-    line.append(f": {clause['reason']}")
-    yield line
-
-
-_TOLD: Final = {
-    "error": _explained,
-    "failed": _explained,
-    "unexpected-pass": _reasoned,
-    "expected-failure": _reasoned,
-}
-
-
-def _grouped(candidate: Record, status: str, word: str, style: str) -> Iterator[Any]:
-    """The clauses of a status that many share for the same reason, together by that reason."""
-    by_reason: dict[str, list[str]] = {}
+def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Iterator[Any]:
+    """The clauses of a status that share a reason, together by that reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for clause in candidate["clauses"]:
         if clause["status"] == status:
-            slugs = by_reason.setdefault(clause["reason"], [])
+            where = _where(clause) if several and status != "not-applicable" else ""
+            slugs = groups.setdefault((clause["reason"], where), [])
             if clause["id"] not in slugs:
                 slugs.append(clause["id"])
-    for reason, slugs in by_reason.items():
-        yield indented(Text(f"{word}: {', '.join(slugs)} ({reason})", style=style), 2)
-
-
-def _assumptions(candidate: Record) -> Iterator[Any]:
-    for sentence in candidate["declaration"].get("assumptions", ()):
-        yield Text(f"  assumed: {sentence}", style="dim")
+    for (reason, where), slugs in groups.items():
+        line = Text(f"{word}{f' in {where}' if where else ''}", style=_STYLES[status])
+        line.append(f": {', '.join(slugs)} ({reason})")
+        yield indented(line, 2)
 
 
 def _stale(entries: Iterable[Record]) -> Iterator[Any]:

@@ -64,14 +64,24 @@ def test_several_candidates_in_a_table() -> None:
     """Several candidates are compared in a table, then explained where that is needed."""
     expected = result("expected-failure", reason="fills with -1e6")
     text = shown([result(margin=0.5)], [FAILED], [expected, result("not-applicable")])
-    lines = [line.split() for line in text.splitlines()]
+    lines = [line.split() for line in text[text.index("candidate  ") :].splitlines()]
     assert lines[0] == "candidate verdict passed failed expected n/a seconds worst margin".split()
     assert lines[1] == ["mine", "conforms", "1", "-", "-", "-", "0.5", "0.5", "mask.golden"]
     assert lines[2] == ["yours", "fails", "-", "1", "-", "-", "0.5", "-"]
     assert lines[3][:2] == ["theirs", "conforms-with-deviations"]
     assert "attn.py:mine" not in text
-    assert "expected-failure mask.golden [MUST]: fills with -1e6" in text
+    assert "expected failure: mask.golden (fills with -1e6)" in text
     assert "3 candidates: 1 conforms, 1 fails, 1 conforms-with-deviations" in text
+
+
+def test_a_failed_should_among_several_is_one_line() -> None:
+    """What does not decide the verdict does not crowd out what does."""
+    should = FAILED.replace(level="SHOULD")
+    assert "requires:" in shown([should])
+    text = shown([should], [result()])
+    assert "failed mask.golden [SHOULD, value]: off by 1 at [0, 0] (off by 1)" in text
+    assert "requires:" not in text
+    assert "SHOULD failed" in text
 
 
 def test_what_shares_a_reason_stands_together() -> None:
