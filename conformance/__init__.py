@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._golden import golden as _golden
     from .adapters.module import module
+    from .candidate import Candidate
     from .declare import core, fixed_layer, layer, positions
     from .errors import DeclarationError, UsageError
     from .expected import ExpectedFailure
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     STANDARD = _golden.STANDARD
 
 _HOME = {
+    "Candidate": "candidate",
     "DeclarationError": "errors",
     "ExpectedFailure": "expected",
     "Geometry": "geometry",
@@ -41,6 +43,7 @@ _HOME = {
 
 __all__ = [
     "STANDARD",
+    "Candidate",
     "DeclarationError",
     "ExpectedFailure",
     "Geometry",

@@ -40,7 +40,9 @@ def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:
     """The function to call: the core itself, or the layer built for the geometry and weights."""
     if candidate.kind != "layer":
         return candidate.function
-    forward = guarded(candidate.function, (inputs.geometry, inputs.weights), {}, "building the layer")
+    forward = guarded(
+        candidate.function, (inputs.geometry, inputs.weights), {}, "building the layer"
+    )
     if not callable(forward):
         raise CandidateFailure(
             Violation(
@@ -67,7 +69,9 @@ def arguments(inputs: Inputs, *, copy: bool = True) -> tuple[tuple[Tensor, ...],
         query = arrange(query)
         key = query if inputs.mode == "self" else arrange(key)
         value = key if inputs.mode != "separate" else arrange(value)
-    tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[inputs.mode]
+    tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[
+        inputs.mode
+    ]
     if not inputs.batched:
         tensors = tuple(tensor.squeeze(0) for tensor in tensors)
     return tensors, keyword_arguments(inputs)
@@ -140,7 +144,9 @@ def describe_error(error: BaseException, doing: str = "") -> str:
     """One line: what was raised, its first line, and the candidate's own file and line."""
     lines = str(error).strip().splitlines() or [""]
     text = f"raised {type(error).__name__}: {lines[0]}".rstrip(": ")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)
+    ]
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{text}{where}" + (f" while {doing}" if doing else "")
@@ -151,8 +157,11 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
     weights = None
     if inputs.return_weights:
         if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004
-            _refuse("type", f"returned {_describe(returned)} for return_weights=True, not a pair "
-                    "(output, weights)")
+            _refuse(
+                "type",
+                f"returned {_describe(returned)} for return_weights=True, not a pair "
+                "(output, weights)",
+            )
         returned, weights = returned
         weights = _tensor(weights, "weights", inputs.score_shape, inputs)
     return Answer(output=_tensor(returned, "output", inputs.output_shape, inputs), weights=weights)
@@ -171,8 +180,12 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
             got=list(tensor.shape),
         )
     if tensor.is_complex() or not tensor.is_floating_point():
-        _refuse("dtype", f"the {what} has dtype {tensor.dtype}, not a floating-point one",
-                expected=str(inputs.query.dtype), got=str(tensor.dtype))
+        _refuse(
+            "dtype",
+            f"the {what} has dtype {tensor.dtype}, not a floating-point one",
+            expected=str(inputs.query.dtype),
+            got=str(tensor.dtype),
+        )
     return tensor if inputs.batched else tensor.unsqueeze(0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from .candidate import Candidate
@@ -49,8 +49,10 @@ class Clause:
         What an example must be able to tell apart to count; empty when every example counts.
     space
         The problems that it is tried on.
-    applies
-        The reason why the clause does not apply to a candidate, or "".
+    requirements
+        Each gives the reason why the clause does not apply to a candidate, or "".
+    explained
+        Whether another point of the semantics may explain a failure, so that it is diagnosed.
     """
 
     id: str
@@ -61,7 +63,8 @@ class Clause:
     space: Space
     counterfactual: str = ""
     needs_golden: bool = False
-    requirements: tuple[Applies, ...] = field(default=())
+    requirements: tuple[Applies, ...] = ()
+    explained: bool = True
 
     @property
     def family(self) -> str:
@@ -75,7 +78,11 @@ class Clause:
     def not_applicable(self, candidate: Candidate) -> str:
         """Why the clause does not apply to a candidate, or ""."""
         if self.needs_golden and not candidate.golden_known:
-            why = "the weights are unknown" if not candidate.weights_known else "it mixes in positions"
+            why = (
+                "the weights are unknown"
+                if not candidate.weights_known
+                else "it mixes in positions"
+            )
             return f"{why}, so there is no golden answer"
         for requirement in (*self.requirements, self.space.not_applicable):
             reason = requirement(candidate)
@@ -87,7 +94,7 @@ class Clause:
 REGISTRY: Final[dict[str, Clause]] = {}
 
 
-def clause(  # noqa: PLR0913 (one keyword a part of the clause)
+def clause(
     slug: str,
     *,
     level: Level | Mapping[str, Level],
@@ -97,6 +104,7 @@ def clause(  # noqa: PLR0913 (one keyword a part of the clause)
     counterfactual: str = "",
     needs_golden: bool = False,
     applies: tuple[Applies, ...] = (),
+    explained: bool = True,
 ) -> Callable[[Check], Check]:
     """Register the decorated check as a clause; raises ValueError for a slug that is taken."""
 
@@ -114,6 +122,7 @@ def clause(  # noqa: PLR0913 (one keyword a part of the clause)
             counterfactual=counterfactual,
             needs_golden=needs_golden,
             requirements=applies,
+            explained=explained,
         )
         return check
 
@@ -122,8 +131,6 @@ def clause(  # noqa: PLR0913 (one keyword a part of the clause)
 
 def all_clauses() -> list[Clause]:
     """Every clause of the specification, in the order of the families' files."""
-    from . import clauses as _  # importing the families registers their clauses
-
     return list(REGISTRY.values())
 
 

@@ -136,9 +136,7 @@ def _pins_of(
         )
         raise DeclarationError(msg)
     if value_rows % kv_heads:
-        msg = (
-            f"weights.v has {value_rows} rows, which the {kv_heads} key/value heads do not divide"
-        )
+        msg = f"weights.v has {value_rows} rows, which the {kv_heads} key/value heads do not divide"
         raise DeclarationError(msg)
     value_head_size = value_rows // kv_heads
     merged = num_heads * value_head_size
@@ -155,9 +153,7 @@ def _pins_of(
     }
 
 
-def _check_fixed(
-    weights: golden.ProjectionWeights, num_heads: int, value_head_size: int
-) -> None:
+def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_size: int) -> None:
     """Require an output matrix for the merged heads, and biases as long as their matrices."""
     merged = num_heads * value_head_size
     if weights.o is not None and weights.o.shape[1] != merged:

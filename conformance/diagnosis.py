@@ -53,7 +53,9 @@ def diagnose(subject: Subject) -> list[dict[str, Any]]:
     singles = [mistake for mistake in MISTAKES if mistake.at(declared) != declared]
     found = [(one,) for one in singles if _explains(subject, one.at(declared), observed)]
     if not found:
-        found = [pair for pair in _pairs(singles) if _explains(subject, _both(pair, declared), observed)]
+        found = [
+            pair for pair in _pairs(singles) if _explains(subject, _both(pair, declared), observed)
+        ]
     return [_entry(names) for names in found[:MOST_REPORTED]]
 
 

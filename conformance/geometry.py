@@ -52,8 +52,7 @@ class Pins:
     def apply(self, geometry: Geometry) -> Geometry:
         """The nearest geometry that obeys the pins: own sizes, then equalities, then builder."""
         for name, allowed in self.sizes.items():
-            have = getattr(geometry, name)
-            nearest = min(allowed, key=lambda size: (abs(size - have), size))
+            nearest = nearest_size(getattr(geometry, name), allowed)
             geometry = geometry.replace(**{name: nearest})
         for _ in self.equal_to:  # once more for each link of a chain
             equal = {name: getattr(geometry, other) for name, other in self.equal_to.items()}
@@ -62,6 +61,14 @@ class Pins:
 
 
 NO_PINS: Final = Pins({}, {}, None)
+
+
+def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> int:
+    """The nearest of the allowed sizes (none given: all) that reaches the least, if one does."""
+    if not allowed:
+        return max(wanted, least)
+    enough = [size for size in allowed if size >= least] or allowed
+    return min(enough, key=lambda size: (abs(size - wanted), size))
 
 
 def read_pins(rule: GeometryRule | None) -> Pins:

@@ -77,7 +77,9 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
         "the softmax runs over the batch: it must run over the keys (the last axis)",
         softmax_axis="batch",
     ),
-    _mistake("softmax-missing", "there is no softmax: the scores weigh the values", softmax_axis="none"),
+    _mistake(
+        "softmax-missing", "there is no softmax: the scores weigh the values", softmax_axis="none"
+    ),
     _mistake(
         "mask-inverted",
         "the mask is read with the opposite polarity: what it hides is attended",
@@ -105,7 +107,13 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
             f"hidden logits are filled with -{text} instead of minus infinity: they win over lower ones",
             mask_fill=fill,
         )
-        for text, fill in (("100", -1e2), ("1e4", -1e4), ("1e5", -1e5), ("1e6", -1e6), ("1e7", -1e7))
+        for text, fill in (
+            ("100", -1e2),
+            ("1e4", -1e4),
+            ("1e5", -1e5),
+            ("1e6", -1e6),
+            ("1e7", -1e7),
+        )
     ),
     *(
         _mistake(
@@ -127,16 +135,16 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
         causal_alignment="bottom-right",
     ),
     _mistake(
-        "causal-sees-next", "the causal diagonal is one too far: the next key is seen", causal_offset=1
+        "causal-sees-next",
+        "the causal diagonal is one too far: the next key is seen",
+        causal_offset=1,
     ),
     _mistake(
         "causal-hides-own",
         "the causal diagonal is one short: a query does not see its own position",
         causal_offset=-1,
     ),
-    _mistake(
-        "causal-ignored", "the causal flag is ignored", causal_combination="mask-only"
-    ),
+    _mistake("causal-ignored", "the causal flag is ignored", causal_combination="mask-only"),
     _mistake(
         "mask-lost-to-causal",
         "the mask is dropped when the causal flag is set",
@@ -155,7 +163,8 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
         empty_rows="mean-of-all",
     ),
     _mistake(
-        "bias-before-scale", "the bias is added before the scaling and is scaled too",
+        "bias-before-scale",
+        "the bias is added before the scaling and is scaled too",
         bias_order="before-scale",
     ),
     _mistake(
@@ -188,7 +197,13 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
         "query head h reads key/value head h modulo their number: it must read h // group",
         group_order="tile",
     ),
-    _mistake("query-bias-missing", "the bias of the query projection is left out", query_bias=False),
-    _mistake("value-bias-missing", "the bias of the value projection is left out", value_bias=False),
-    _mistake("output-bias-missing", "the bias of the output projection is left out", output_bias=False),
+    _mistake(
+        "query-bias-missing", "the bias of the query projection is left out", query_bias=False
+    ),
+    _mistake(
+        "value-bias-missing", "the bias of the value projection is left out", value_bias=False
+    ),
+    _mistake(
+        "output-bias-missing", "the bias of the output projection is left out", output_bias=False
+    ),
 )

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from .candidate import Candidate
 from .geometry import FIELDS, Geometry
 from .problem import Problem
+from .settling import settle
 from .space import Space
-from .strategies import settle
 
 StillFails = Callable[[Problem], bool]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .calling import CandidateFailure
 from .candidate import Candidate
@@ -125,7 +128,8 @@ class CandidateRun:
             return result
         start = time.perf_counter()
         try:
-            result = self._run(self._clauses[planned.id], result, on_example)
+            with one_thread():
+                result = self._run(self._clauses[planned.id], result, on_example)
         except Exception as error:  # noqa: BLE001 (the harness' own fault is a status, not a crash)
             result = result.replace(status="error", reason=_own_fault(error))
         return result.replace(seconds=time.perf_counter() - start)
@@ -192,7 +196,7 @@ class CandidateRun:
             reason=reason,
             violation=final.violation,
             counterexample=describe(subject, smallest),
-            diagnosis=self._diagnosis(subject) if kind in DIAGNOSED else [],
+            diagnosis=self._diagnosis(subject) if clause.explained and kind in DIAGNOSED else [],
         )
 
     def _diagnosis(self, subject: Subject) -> list[dict[str, Any]]:
@@ -200,6 +204,17 @@ class CandidateRun:
         if subject.dtype not in self._diagnoses:
             self._diagnoses[subject.dtype] = diagnose(subject)
         return self._diagnoses[subject.dtype]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: tiny tensors lose by more, and bits repeat."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .candidate import Candidate
+from .geometry import FIELDS
 from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
+WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +80,29 @@ class Space:
             return self._no_mask(candidate)
         if self.square == "never" and not can_cross(candidate):
             return "query and key have the same length"
-        sizes = declared.pins.sizes
-        for name, least in self.least:
-            if name == "batch" and least > 1 and not declared.batched:
+        return self._too_small(candidate)
+
+    def _too_small(self, candidate: Candidate) -> str:
+        """Which pinned size keeps the candidate out of the space, or ""."""
+        declared = candidate.declaration
+        for group in tied_fields(candidate, self):
+            least, allowed = least_size(group, self), allowed_sizes(group, candidate)
+            if allowed is None or (allowed and max(allowed) >= least):
+                continue
+            if group == ("batch",) and not declared.batched:
                 return "it takes one item without a batch axis"
-            if name in sizes and max(sizes[name]) < least:
-                return f"its geometry pins {name} below {least}"
+            pinned = [name for name in group if name in declared.pins.sizes]
+            if not allowed:
+                return f"its geometry pins {self._apart(group)} to different {self._measure(group)}"
+            told = "its geometry pins " + pinned[0] if pinned else "its longest length is"
+            return f"{told} below {least}"
         return ""
+
+    def _apart(self, group: tuple[str, ...]) -> str:
+        return "query and key" if "key_length" in group else " and ".join(group)
+
+    def _measure(self, group: tuple[str, ...]) -> str:
+        return "lengths" if "key_length" in group else "sizes"
 
     def _no_mask(self, candidate: Candidate) -> str:
         declared = candidate.declaration.masks
@@ -96,6 +114,15 @@ class Space:
             return f"a mask handed over as {', '.join(declared)} cannot express it"
         return f"no declared mask shape has the axes {', '.join(self.axes)}"
 
+    def _shows(self, problem: Problem) -> bool:
+        """Whether a problem has the mask and the causality that the space is about."""
+        if self.causal == "always" and not problem.causal:
+            return False
+        if self.mask != "always":
+            return True
+        plan = problem.mask
+        return plan is not None and (plan.finite_bias or self.finite_bias != "always")
+
     def admits(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether a problem (a reduced one) still belongs to the space."""
         sizes = problem.geometry
@@ -104,9 +131,53 @@ class Space:
         equal = sizes.query_length == sizes.key_length
         if (self.square == "always" and not equal) or (self.square == "never" and equal):
             return False
-        if self.mask == "always" and problem.mask is None:
+        if not self._shows(problem):
             return False
         return can_cross(candidate) or equal
+
+
+def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
+    """Every field of a geometry, those that must have one size in one group."""
+    declared = candidate.declaration
+    ties = [(other, name) for name, other in declared.pins.equal_to.items()]
+    if not can_cross(candidate) or space.square == "always":
+        ties.append(("key_length", "query_length"))
+    if "gqa" not in declared.features and not _pins_groups(candidate):
+        ties.append(("num_heads", "num_kv_heads"))
+    if declared.inputs != "separate":
+        ties.append(("key_size", "value_size"))
+    if declared.inputs == "self":
+        ties.append(("key_size", "query_size"))
+    if candidate.kind == "positions":
+        ties.extend(("key_size", name) for name in WIDTHS)
+    groups = {name: (name,) for name in FIELDS}
+    for one, two in ties:
+        merged = tuple(dict.fromkeys((*groups[one], *groups[two])))
+        groups |= dict.fromkeys(merged, merged)
+    return list(dict.fromkeys(groups.values()))
+
+
+def _pins_groups(candidate: Candidate) -> bool:
+    pins = candidate.declaration.pins
+    return "num_kv_heads" in pins.sizes or "num_kv_heads" in pins.equal_to
+
+
+def least_size(group: tuple[str, ...], space: Space) -> int:
+    """The smallest size that a space leaves to fields of one size."""
+    return max((least for name, least in space.least if name in group), default=1)
+
+
+def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ...] | None:
+    """The sizes that a declaration leaves to fields of one size; None when it pins none of them."""
+    declared = candidate.declaration
+    if "batch" in group and not declared.batched:
+        return (1,)
+    pinned = [declared.pins.sizes[name] for name in group if name in declared.pins.sizes]
+    if declared.max_length is not None and "key_length" in group:
+        pinned.append(tuple(range(1, declared.max_length + 1)))
+    if not pinned:
+        return None
+    return tuple(size for size in pinned[0] if all(size in others for others in pinned[1:]))
 
 
 def can_cross(candidate: Candidate) -> bool:

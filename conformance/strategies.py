@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from .candidate import Candidate
+from .draft import Draft
 from .geometry import Geometry
-from .problem import MaskPlan, Problem
-from .space import Often, Space, can_cross
+from .problem import Problem
+from .space import Space
 
 # Lengths on both sides of the tile edges of blocked kernels.
 TILE_EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513)
@@ -18,30 +19,33 @@ HEAD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 40, 59, 64, 72, 80, 96, 128, 160, 2
 FEW_QUERIES = 5
 SHORT = 9
 WIDEST_INPUT = 24
-SCALES = (None, 0.25, 0.3, 1.0, 1.7)
-# Mostly absent: a narrow window hides what the other options do.
-SOFTCAPS = (None, None, 3.0, None, 30.0)
-WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), None, (0, 0), (2, 0))
+CHOICES = 2**16
 # Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes left out.
 OVERSAMPLING = 3
 
 
-@st.composite
 def problems(
-    draw: st.DrawFn, candidate: Candidate, space: Space, *, dtype: str, longest: int = 40
-) -> Problem:
+    candidate: Candidate, space: Space, *, dtype: str, longest: int = 40
+) -> st.SearchStrategy[Problem]:
     """Problems of a space that a candidate can be called with; lengths stay below ``longest``."""
-    geometry = draw(geometries(longest=longest))
-    geometry = settle(geometry, candidate, space)
-    return Problem(
-        geometry=geometry,
-        dtype=dtype,
-        seed=draw(st.integers(0, 2**31 - 1)),
-        values=draw(st.sampled_from(space.recipes(dtype))),
-        mask=_mask(draw, candidate, space),
-        causal=_flag(draw, space.causal) and candidate.declaration.causal is not None,
-        biases=draw(st.integers(0, 4)) > 0,
-        **_extras(draw, candidate, space),
+    return drafts(longest=longest).map(lambda draft: draft.problem(candidate, space, dtype=dtype))
+
+
+def drafts(*, longest: int = 40) -> st.SearchStrategy[Draft]:
+    """Drafts of problems: sizes, a seed and choices that shrink as integers."""
+    choice = st.integers(0, CHOICES)
+    return st.builds(
+        Draft,
+        geometry=geometries(longest=longest),
+        seed=st.integers(0, 2**31 - 1),
+        values=choice,
+        option=choice,
+        pattern=choice,
+        masked=st.booleans(),
+        causal=st.booleans(),
+        finite_bias=st.booleans(),
+        biases=st.integers(0, 4).map(bool),
+        extras=choice,
     )
 
 
@@ -81,87 +85,10 @@ def _lengths(longest: int) -> st.SearchStrategy[tuple[int, int]]:
     )
 
 
-def settle(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
-    """The nearest geometry that the space and the candidate's declaration allow."""
-    for name, least in space.least:
-        geometry = geometry.replace(**{name: max(least, getattr(geometry, name))})
-    geometry = _match_inputs(geometry, candidate, space)
-    geometry = candidate.declaration.pins.apply(geometry)
-    return _match_inputs(geometry, candidate, space)
-
-
-def _match_inputs(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
-    declared = candidate.declaration
-    pinned = {*declared.pins.sizes, *declared.pins.equal_to}
-    if "gqa" not in declared.features and "num_kv_heads" not in pinned:
-        geometry = geometry.replace(num_kv_heads=geometry.num_heads)
-    elif geometry.num_heads % geometry.num_kv_heads:
-        geometry = geometry.replace(num_kv_heads=1)
-    if not declared.batched:
-        geometry = geometry.replace(batch=1)
-    if not can_cross(candidate) or space.square == "always":
-        geometry = geometry.replace(query_length=geometry.key_length)
-    elif space.square == "never" and geometry.query_length == geometry.key_length:
-        longer = "query_length" if "key_length" in pinned else "key_length"
-        geometry = geometry.replace(**{longer: geometry.key_length + 2})
-    if declared.inputs == "self":
-        geometry = geometry.replace(query_size=geometry.key_size)
-    if declared.inputs != "separate":
-        geometry = geometry.replace(value_size=geometry.key_size)
-    if candidate.kind == "core":
-        geometry = geometry.replace(query_size=1, key_size=1, value_size=1, output_size=1)
-    if candidate.kind == "positions":
-        geometry = _position_sizes(geometry, declared.max_length)
-    return geometry
-
-
-def _position_sizes(geometry: Geometry, max_length: int | None) -> Geometry:
-    """A position encoding has one input of even width, no heads, and a longest length."""
-    length = min(geometry.key_length, max_length or geometry.key_length)
-    width = geometry.key_size + geometry.key_size % 2
-    ones = dict.fromkeys(("num_heads", "num_kv_heads", "head_size", "value_head_size"), 1)
-    widths = dict.fromkeys(("query_size", "key_size", "value_size", "output_size"), width)
-    return geometry.replace(query_length=length, key_length=length, **ones, **widths)
-
-
-def _flag(draw: st.DrawFn, often: Often) -> bool:
-    return often in ("always", "offered") or (often == "maybe" and draw(st.booleans()))
-
-
-def _mask(draw: st.DrawFn, candidate: Candidate, space: Space) -> MaskPlan | None:
-    options = space.options(candidate)
-    if not options or not _flag(draw, space.mask):
-        return None
-    form, shape = draw(st.sampled_from(options))
-    return MaskPlan(
-        pattern=draw(st.sampled_from(space.patterns)),
-        form=form,
-        shape=shape,
-        finite_bias=form == "bias" and _flag(draw, space.finite_bias),
-    )
-
-
-def _extras(draw: st.DrawFn, candidate: Candidate, space: Space) -> dict[str, Any]:
-    features = candidate.declaration.features
-    extras: dict[str, Any] = {}
-    if space.extras != "never" and "scale" in features:
-        extras["scale"] = draw(st.sampled_from(SCALES))
-    if space.extras == "maybe":
-        if "softcap" in features:
-            extras["softcap"] = draw(st.sampled_from(SOFTCAPS))
-        if "window" in features:
-            extras["window"] = draw(st.sampled_from(WINDOWS))
-    return extras
-
-
-def draw_problems(
-    candidate: Candidate, space: Space, *, dtype: str, longest: int, count: int, seed_value: int
-) -> list[Problem]:
-    """``count`` problems drawn by hypothesis, the same ones for the same seed.
-
-    A space that hypothesis exhausts sooner (everything pinned) is filled up with fresh seeds.
-    """
-    found: list[Problem] = []
+@lru_cache(maxsize=16)
+def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
+    """``count`` drafts drawn by hypothesis, the same ones for the same seed."""
+    found: list[Draft] = []
 
     @seed(seed_value)
     @settings(
@@ -171,26 +98,43 @@ def draw_problems(
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(problems(candidate, space, dtype=dtype, longest=longest))
-    def collect(problem: Problem) -> None:
-        found.append(problem)
+    @given(drafts(longest=longest))
+    def collect(draft: Draft) -> None:
+        found.append(draft)
 
     collect()
-    chosen = _diverse(found, count)
-    drawn = len(chosen)
-    for index in range(count - drawn):
-        again = chosen[index % drawn]
-        chosen.append(again.replace(seed=again.seed + 7919 * (1 + index // drawn)))
-    return chosen
+    return tuple(_diverse(found, count))
 
 
-def _diverse(found: list[Problem], count: int) -> list[Problem]:
-    """Problems of different sizes first, then those that differ in anything but the seed."""
-    fresh: dict[Geometry, Problem] = {}
-    for problem in found:
-        fresh.setdefault(problem.geometry, problem)
-    others: dict[Problem, Problem] = {}
-    for problem in found:
-        if fresh[problem.geometry] is not problem:
-            others.setdefault(problem.replace(seed=0), problem)
-    return [*fresh.values(), *others.values()][:count]
+def _diverse(found: list[Draft], count: int) -> list[Draft]:
+    """Drafts of different sizes first, then the rest, each only once."""
+    fresh: dict[Geometry, Draft] = {}
+    for draft in found:
+        fresh.setdefault(draft.geometry, draft)
+    rest = [draft for draft in found if fresh[draft.geometry] is not draft]
+    return list(dict.fromkeys([*fresh.values(), *rest]))[:count]
+
+
+def draw_problems(
+    candidate: Candidate, space: Space, *, dtype: str, longest: int, count: int, seed_value: int
+) -> list[Problem]:
+    """``count`` problems of a space, the same ones for the same seed, each only once.
+
+    What a candidate's own geometry function makes outside the space is replaced by others with fresh
+    seeds; there are none when it always does.
+    """
+    found: list[Problem] = []
+    for draft in draw_drafts(longest=longest, count=count, seed_value=seed_value):
+        problem = draft.problem(candidate, space, dtype=dtype)
+        if space.admits(problem, candidate):
+            found.append(_another(problem, found))
+    for index in range(count - len(found) if found else 0):
+        found.append(_another(found[index], found))
+    return found
+
+
+def _another(problem: Problem, known: list[Problem]) -> Problem:
+    """The same problem, with a fresh seed if it is known: pinned sizes make likes of unlike drafts."""
+    while problem in known:
+        problem = problem.replace(seed=problem.seed + 1)
+    return problem

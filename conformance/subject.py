@@ -81,9 +81,7 @@ class Subject:
                 key=_nudge(inputs.key, generator),
                 value=_nudge(inputs.value, generator),
             )
-            widest = torch.maximum(
-                widest, (self.call(forward, moved).output.double() - base).abs()
-            )
+            widest = torch.maximum(widest, (self.call(forward, moved).output.double() - base).abs())
         largest = widest.amax() + unit * base.abs().amax() if base.numel() else 0.0
         return torch.zeros_like(base) + SPREAD_FACTOR * largest
 

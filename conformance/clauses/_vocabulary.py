@@ -70,8 +70,13 @@ def same_answer(
     """
     one, two = subject.answer(first), subject.answer(second)
     return relate(
-        subject, (first, one), (second, two), wording,
-        view=view, judged=judged, counterfactual=counterfactual,
+        subject,
+        (first, one),
+        (second, two),
+        wording,
+        view=view,
+        judged=judged,
+        counterfactual=counterfactual,
     )
 
 
@@ -129,7 +134,9 @@ def take(tensor: Tensor | None, axis: int, order: Tensor) -> Tensor | None:
 def one_item(inputs: Inputs, item: int) -> Inputs:
     """One batch item alone, with its mask."""
     only = slice(item, item + 1)
-    alone = inputs.with_tokens(query=inputs.query[only], key=inputs.key[only], value=inputs.value[only])
+    alone = inputs.with_tokens(
+        query=inputs.query[only], key=inputs.key[only], value=inputs.value[only]
+    )
     return alone.replace(keep=_item(inputs.keep, only), bias=_item(inputs.bias, only))
 
 
@@ -202,7 +209,11 @@ def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
         raise LookupError(msg)
     judged = ~known.empty.unsqueeze(-1)
     agreement = compare(
-        answer.weights, known.weights, bound, judged=judged, wording="the returned weights are wrong"
+        answer.weights,
+        known.weights,
+        bound,
+        judged=judged,
+        wording="the returned weights are wrong",
     )
     uniform = known.core.allowed.double()
     uniform = uniform / uniform.sum(dim=-1, keepdim=True).clamp_min(1.0)

@@ -161,5 +161,3 @@ def _hull(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
     lowest = torch.where(allowed, value, infinity).amin(dim=3)
     highest = torch.where(allowed, value, -infinity).amax(dim=3)
     return lowest, highest
-
-

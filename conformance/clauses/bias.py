@@ -48,7 +48,11 @@ def _counts(candidate: Candidate) -> str:
     sentence="Adding log n to a key's bias equals having that key n times.",
     source="exp(s + log n) = n exp(s); ONNX trial: duplicating a key adds log 2 to its bias",
     space=Space(
-        mask="always", forms=("bias",), finite_bias="always", values=LIVELY, least=(("key_length", 2),)
+        mask="always",
+        forms=("bias",),
+        finite_bias="always",
+        values=LIVELY,
+        least=(("key_length", 2),),
     ),
     counterfactual="the key counted once",
     applies=(_counts,),

@@ -18,6 +18,9 @@ from ..subject import Subject
 PROBABILITIES = (0.5, 0.25, 0.1)
 # The chance that a correct implementation is flagged by one example.
 SIGNIFICANCE = 1e-12
+# Two calls keep equally many of a row's 8 or more keys with a chance of at most 0.36 (for a
+# probability of 0.1), and of all the keys of this many rows with one below SIGNIFICANCE.
+ROWS_THAT_DIFFER = 30
 
 
 def _offers_dropout(candidate: Candidate) -> str:
@@ -38,14 +41,17 @@ def _offers_dropout(candidate: Candidate) -> str:
     needs_golden=True,
     counterfactual="no dropout at all",
     applies=(_offers_dropout,),
+    explained=False,
 )
 def dropout(subject: Subject, problem: Problem) -> Finding:
-    """Equal keys and equal values: each row then returns (kept keys) / (keys * (1 - p)) of the value."""
+    """Equal keys and values: each row then returns (kept keys) / (keys * (1 - p)) of the value."""
     probability = PROBABILITIES[problem.seed % len(PROBABILITIES)]
     inputs = _uniform(subject.inputs(problem)).replace(dropout=probability)
+    forward = subject.forward(inputs)
     with torch.random.fork_rng():
         torch.manual_seed(problem.seed)
-        answer = subject.call(subject.forward(inputs), inputs).output.double()
+        answer = subject.call(forward, inputs).output.double()
+        again = subject.call(forward, inputs).output.double()
     plain = inputs.replace(dropout=None)
     shares, slack = _shares(subject, plain, answer)
     if shares is None:
@@ -56,8 +62,11 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     if bool((slack > 0.25).any()):  # kept keys could not be counted  # noqa: PLR2004
         return Finding(binding=False)
     violation = _judge(counts, slack, keys, probability)
-    total = counts.numel() * keys
-    seen = 2.0 * (1.0 - probability) ** total < SIGNIFICANCE
+    rows = counts[..., :1].numel() if counts.dim() == len("BHLD") else counts.numel()
+    seen = 2.0 * (1.0 - probability) ** (rows * keys) < SIGNIFICANCE
+    if violation is None and seen and rows >= ROWS_THAT_DIFFER and torch.equal(answer, again):
+        message = "two calls drop exactly the same weights: nothing is drawn anew"
+        violation = Violation(kind="value", message=message)
     return Finding(binding=seen, violation=violation)
 
 
@@ -88,11 +97,15 @@ def _solved_shares(
     weights = plain.weights
     if weights is None or weights.o is None:
         return None, bound
-    batch, heads, size = plain.geometry.batch, plain.geometry.num_heads, plain.geometry.value_head_size
+    batch, heads, size = (
+        plain.geometry.batch,
+        plain.geometry.num_heads,
+        plain.geometry.value_head_size,
+    )
     blocks = weights.o.double().reshape(-1, heads, size)
     columns = torch.einsum("ehd,bhd->beh", blocks, value[:, :, 0, :])
     singular = torch.linalg.svdvals(columns)
-    if singular.shape[-1] < heads or float(singular.min()) < 1e-3 * float(singular.max()):  # noqa: PLR2004
+    if singular.shape[-1] < heads or float(singular.min()) < 1e-3 * float(singular.max()):
         return None, bound
     offset = 0.0 if weights.o_bias is None else weights.o_bias.double()
     shares = torch.linalg.lstsq(columns, (answer - offset).transpose(1, 2)).solution
@@ -128,7 +141,9 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
             f"{kept} of {total} weights were kept where {1.0 - probability:g} of them should be "
             f"(chance below {SIGNIFICANCE:g})"
         )
-        return Violation(kind="value", message=message, got=kept, expected=total * (1.0 - probability))
+        return Violation(
+            kind="value", message=message, got=kept, expected=total * (1.0 - probability)
+        )
     return None
 
 

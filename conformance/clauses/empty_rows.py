@@ -16,7 +16,11 @@ from ..subject import Subject
 from ._vocabulary import relate
 
 EMPTY = Space(
-    mask="offered", causal="maybe", patterns=("empty-rows",), values=LIVELY, least=(("key_length", 2),)
+    mask="offered",
+    causal="maybe",
+    patterns=("empty-rows",),
+    values=LIVELY,
+    least=(("key_length", 2),),
 )
 EMPTY_BY_MASK = Space(
     mask="always",

@@ -49,6 +49,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
     sentence="NaN and infinities in keys and values that a query may not attend never change its answer.",
     source="pytorch#101967; IMPLEMENTATIONS: 0 * NaN poisons almost everyone",
     space=LIVELY_MASK,
+    explained=False,
 )
 def no_leak_nonfinite(subject: Subject, problem: Problem) -> Finding:
     """NaN or infinities in hidden keys and values."""

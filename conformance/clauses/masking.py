@@ -287,4 +287,3 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
         counterfactual=fill,
         judged=rows,
     )
-

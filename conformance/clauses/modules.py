@@ -54,6 +54,7 @@ def _module(subject: Subject, inputs: Inputs) -> nn.Module:
     source="pytorch#124464, torchtune#1791: dropout active in eval",
     space=LAYERS,
     applies=(_is_module,),
+    explained=False,
 )
 def eval_deterministic(subject: Subject, problem: Problem) -> Finding:
     """Two calls under different random seeds after train() and back to eval()."""
@@ -71,7 +72,9 @@ def eval_deterministic(subject: Subject, problem: Problem) -> Finding:
 
 
 def _draws_weights(candidate: Candidate) -> str:
-    return "" if candidate.draws_weights else "it brings its own weights: no second one can be built"
+    return (
+        "" if candidate.draws_weights else "it brings its own weights: no second one can be built"
+    )
 
 
 @clause(
@@ -82,6 +85,7 @@ def _draws_weights(candidate: Candidate) -> str:
     space=LAYERS,
     counterfactual="the answer with the weights from before loading",
     applies=(_draws_weights, _is_module),
+    explained=False,
 )
 def state_dict(subject: Subject, problem: Problem) -> Finding:
     """Two modules of other weights; the second loads the first's state dict."""
@@ -111,6 +115,7 @@ def state_dict(subject: Subject, problem: Problem) -> Finding:
     space=LAYERS,
     needs_golden=True,
     applies=(_is_module,),
+    explained=False,
 )
 def follows_to(subject: Subject, problem: Problem) -> Finding:
     """Moved to float64 it answers with float64 accuracy; moved to the meta device nothing stays."""
@@ -154,4 +159,3 @@ def _left_behind(module: nn.Module) -> list[str]:
         for name, value in vars(part).items()
         if isinstance(value, Tensor)
     ]
-

@@ -40,6 +40,7 @@ def output_shape(subject: Subject, problem: Problem) -> Finding:
     sentence="The output has the dtype of the query.",
     source="ONNX Attention-23: type constraint T1 binds Q and Y",
     space=ANY,
+    explained=False,
 )
 def output_dtype(subject: Subject, problem: Problem) -> Finding:
     """Compare the dtypes."""
@@ -68,6 +69,7 @@ def _batched(candidate: Candidate) -> str:
     source="flash-attention#1159, pytorch#188765; array API: operations accept zero-size arrays",
     space=PLAIN,
     applies=(_batched,),
+    explained=False,
 )
 def empty_batch(subject: Subject, problem: Problem) -> Finding:
     """Call with every tensor cut to zero items."""
@@ -89,6 +91,7 @@ def _free_lengths(candidate: Candidate) -> str:
     source="pytorch#188765; array API: operations accept zero-size arrays",
     space=PLAIN,
     applies=(_free_lengths,),
+    explained=False,
 )
 def empty_query(subject: Subject, problem: Problem) -> Finding:
     """Call with zero queries (an empty sequence where query and key are one)."""
@@ -109,6 +112,7 @@ def empty_query(subject: Subject, problem: Problem) -> Finding:
     sentence="Transposed, sliced and offset inputs give the same answer as contiguous ones.",
     source="pytorch#181133, #163597, flash-attention#2541, xformers#813",
     space=Space(mask="maybe"),
+    explained=False,
 )
 def strided(subject: Subject, problem: Problem) -> Finding:
     """The same values in another memory layout."""
@@ -125,6 +129,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     sentence="Inputs expanded with stride 0 give the same answer as materialised ones.",
     source="pytorch PR#114173",
     space=BATCH,
+    explained=False,
 )
 def expanded(subject: Subject, problem: Problem) -> Finding:
     """Equal items (or equal heads) held once and repeated by a stride of zero."""
@@ -167,6 +172,7 @@ def _some_mismatch(candidate: Candidate) -> str:
     source="pytorch#64888; DESIGN: mismatches that must be refused",
     space=Space(mask="offered", forms=KEY_FORMS, least=LEAST_MISMATCHED),
     applies=(_some_mismatch,),
+    explained=False,
 )
 def rejects_mismatch(subject: Subject, problem: Problem) -> Finding:
     """One mismatch an example; sizes of 1, which broadcast, are never used."""
@@ -188,7 +194,9 @@ def _mismatched(inputs: Inputs, kind: str) -> tuple[Inputs, str]:
         # A size of 1 would broadcast, which is never judged.
         if size - 1 == 1:
             wide = torch.cat([inputs.key, inputs.key[..., :1]], dim=-1)
-            return inputs.replace(key=wide).without_mask(), f"queries of size {size}, keys of {size + 1}"
+            return inputs.replace(
+                key=wide
+            ).without_mask(), f"queries of size {size}, keys of {size + 1}"
         return narrower, f"queries of size {size}, keys of size {size - 1}"
     keep = torch.ones(1, 1, 1, length, dtype=torch.bool) if inputs.keep is None else inputs.keep
     geometry = inputs.geometry.replace(key_length=length - 1)
@@ -222,6 +230,7 @@ def _must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> F
     sentence="Tokens of another width than the projections take raise an exception.",
     source="VARIANTS: document 000 refuses a wrong token size",
     space=Space(kinds=("layer",), least=(("key_size", 2), ("query_size", 2))),
+    explained=False,
 )
 def rejects_width(subject: Subject, problem: Problem) -> Finding:
     """One channel too many in the query (in the tokens, for self-attention)."""

@@ -26,6 +26,7 @@ LIVELY_ANY = Space(mask="maybe", causal="maybe", values=LIVELY)
     sentence="A call changes none of the tensors it is given.",
     source="PEERS: editing the inputs so that the reference sees the same edit",
     space=ANY,
+    explained=False,
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     """Every tensor of the call compared with a copy, NaN equal to NaN, bit for bit."""
@@ -49,7 +50,8 @@ def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
 
 def _identical(tensor: Tensor, before: Tensor) -> bool:
     return tensor.shape == before.shape and torch.equal(
-        torch.nan_to_num(tensor.double(), nan=12345.0), torch.nan_to_num(before.double(), nan=12345.0)
+        torch.nan_to_num(tensor.double(), nan=12345.0),
+        torch.nan_to_num(before.double(), nan=12345.0),
     )
 
 
@@ -59,6 +61,7 @@ def _identical(tensor: Tensor, before: Tensor) -> bool:
     sentence="The same call made twice gives the same answer, within the bound.",
     source="BUGS 50, 55: races, dropout left on",
     space=ANY,
+    explained=False,
 )
 def repeatable(subject: Subject, problem: Problem) -> Finding:
     """Two calls of one forward with equal inputs."""
@@ -76,6 +79,7 @@ def repeatable(subject: Subject, problem: Problem) -> Finding:
     sentence="The same call made twice gives the same bits.",
     source="BUGS 50: races; DESIGN: bit equality is SHOULD",
     space=ANY,
+    explained=False,
 )
 def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     """Two calls of one forward, compared bit for bit (NaN equal to NaN)."""
@@ -97,6 +101,7 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     source="PEERS: returning the previous result by data_ptr or shape",
     space=Space(mask="maybe", values=LIVELY),
     counterfactual="the answer to the call before",
+    explained=False,
 )
 def no_memory(subject: Subject, problem: Problem) -> Finding:
     """Other values in the same storage and shape, against the same values asked in another order."""
@@ -133,4 +138,3 @@ def _reordered(inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
         ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
         return moved, lambda answer: answer[order]
     return inputs, lambda answer: answer
-

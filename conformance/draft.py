@@ -1,0 +1,79 @@
+"""A problem before it meets a candidate and a clause: sizes, a seed and a handful of choices.
+
+Drawing is the dear part, so the same drafts serve every clause: each clause's space and the
+candidate's declaration turn them into problems that can be asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .candidate import Candidate
+from .geometry import Geometry
+from .problem import MaskPlan, Problem
+from .settling import settle
+from .space import Often, Space
+
+SCALES = (None, 0.25, 0.3, 1.0, 1.7, 0.0)
+# Mostly absent: a narrow window hides what the other options do.
+SOFTCAPS = (None, None, 3.0, None, 30.0)
+WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), None, (0, 0), (2, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """Sizes as drawn, and choices as integers that each space takes modulo what it offers."""
+
+    geometry: Geometry
+    seed: int
+    values: int
+    option: int
+    pattern: int
+    masked: bool
+    causal: bool
+    finite_bias: bool
+    biases: bool
+    extras: int
+
+    def problem(self, candidate: Candidate, space: Space, *, dtype: str) -> Problem:
+        """The problem of a space that this draft becomes for a candidate."""
+        recipes = space.recipes(dtype)
+        causal = _decide(space.causal, self.causal) and candidate.declaration.causal is not None
+        return Problem(
+            geometry=settle(self.geometry, candidate, space),
+            dtype=dtype,
+            seed=self.seed,
+            values=recipes[self.values % len(recipes)],
+            mask=self._mask(candidate, space),
+            causal=causal,
+            biases=self.biases,
+            **self._extras(candidate, space),
+        )
+
+    def _mask(self, candidate: Candidate, space: Space) -> MaskPlan | None:
+        options = space.options(candidate)
+        if not options or not _decide(space.mask, self.masked):
+            return None
+        form, shape = options[self.option % len(options)]
+        return MaskPlan(
+            pattern=space.patterns[self.pattern % len(space.patterns)],
+            form=form,
+            shape=shape,
+            finite_bias=form == "bias" and _decide(space.finite_bias, self.finite_bias),
+        )
+
+    def _extras(self, candidate: Candidate, space: Space) -> dict[str, Any]:
+        features = candidate.declaration.features
+        extras: dict[str, Any] = {}
+        if space.extras != "never" and "scale" in features:
+            extras["scale"] = SCALES[self.extras % len(SCALES)]
+        if space.extras == "maybe" and "softcap" in features:
+            extras["softcap"] = SOFTCAPS[self.extras % len(SOFTCAPS)]
+        if space.extras == "maybe" and "window" in features:
+            extras["window"] = WINDOWS[self.extras % len(WINDOWS)]
+        return extras
+
+
+def _decide(often: Often, drawn: bool) -> bool:  # noqa: FBT001
+    return often in ("always", "offered") or (often == "maybe" and drawn)

@@ -1,0 +1,65 @@
+"""Fits sizes to what a candidate can be called with and what a clause needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .candidate import Candidate
+from .geometry import Geometry, nearest_size
+from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields
+
+# How often a geometry function is applied before what it makes is taken as it is.
+BUILDS = 2
+
+
+def settle(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
+    """The nearest geometry that the space and the candidate's declaration allow.
+
+    What the candidate's own geometry function makes stands, even outside the space.
+    """
+    build = candidate.declaration.pins.build
+    geometry = _settle_sizes(geometry, candidate, space)
+    if build is None:
+        return geometry
+    built = build(geometry)
+    for _ in range(BUILDS):
+        geometry = _settle_sizes(built, candidate, space)
+        if geometry == built:
+            break
+        built = build(geometry)
+    return built
+
+
+def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
+    """Sizes that are allowed, equal where they must be, and large enough where they can be."""
+    pinned = candidate.declaration.pins.sizes
+    sizes = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(geometry)}
+    for group in tied_fields(candidate, space):
+        lead = next((name for name in group if name in pinned), group[0])
+        allowed = allowed_sizes(group, candidate)
+        nearest = nearest_size(sizes[lead], allowed, least_size(group, space))
+        sizes |= dict.fromkeys(group, nearest)
+    if space.square == "never" and sizes["query_length"] == sizes["key_length"]:
+        sizes["query_length" if "key_length" in pinned else "key_length"] += 2
+    if sizes["num_heads"] % sizes["num_kv_heads"]:
+        sizes |= _whole_groups(sizes, candidate, space)
+    if candidate.kind == "core":
+        sizes |= dict.fromkeys(WIDTHS, 1)
+    if candidate.kind == "positions":
+        sizes |= dict.fromkeys(("num_heads", "num_kv_heads", "head_size", "value_head_size"), 1)
+        sizes |= dict.fromkeys(WIDTHS, sizes["key_size"] + sizes["key_size"] % 2)
+    return Geometry(**sizes)
+
+
+def _whole_groups(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:
+    """The nearest numbers of heads and key/value heads of which one divides the other."""
+    pinned = candidate.declaration.pins.sizes
+    heads, kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+    many = pinned.get("num_heads", range(1, heads + kv_heads))
+    few = pinned.get("num_kv_heads", range(1, max(many) + 1))
+    least, least_kv = (least_size((name,), space) for name in ("num_heads", "num_kv_heads"))
+    pairs = [(n, k) for n in many for k in few if n % k == 0 and n >= least and k >= least_kv]
+    if not pairs:
+        return {"num_kv_heads": 1}
+    best = min(pairs, key=lambda pair: abs(pair[0] - heads) + abs(pair[1] - kv_heads))
+    return {"num_heads": best[0], "num_kv_heads": best[1]}
