@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
@@ -131,6 +132,8 @@ def clause(
 
 def all_clauses() -> list[Clause]:
     """Every clause of the specification, in the order of the families' files."""
+    # The families register their clauses when they are imported, and they import this module.
+    importlib.import_module(f"{__package__}.clauses")
     return list(REGISTRY.values())
 
 
