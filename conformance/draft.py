@@ -15,7 +15,7 @@ from .problem import MaskPlan, Problem
 from .settling import settle
 from .space import Often, Space
 
-SCALES = (None, 0.25, 0.3, 1.0, 1.7, 0.0)
+SCALES = (None, 0.25, 0.3, 1.0, 1.7)
 # Mostly absent: a narrow window hides what the other options do.
 SOFTCAPS = (None, None, 3.0, None, 30.0)
 WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), None, (0, 0), (2, 0))

@@ -99,3 +99,11 @@ class UnscaledUnderMask(EagerCore):
     def scale(self, call: Call) -> float:
         given = (call.keep, call.drop, call.keep_int, call.bias, call.lengths)
         return super().scale(call) if all(mask is None for mask in given) else 1.0
+
+
+@core("numerics.odd-scale")
+class ScaleZeroTakenForUnset(EagerCore):
+    """A scale of zero is taken for a scale that was not given."""
+
+    def scale(self, call: Call) -> float:
+        return call.scale or 1 / math.sqrt(call.query.shape[-1])

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..candidate import Candidate
 from ..clause import Finding, clause
 from ..inputs import Inputs
 from ..problem import Problem
@@ -20,6 +21,7 @@ PAPER = "Vaswani et al. 2017, equation 1"
 HEADROOM = 1.0 / 16.0
 # A scale that is off by this factor must be seen for an example to count.
 OTHER_SCALE = 1.1
+ODD_SCALES = (0.0, -0.5)
 LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
 
 
@@ -58,6 +60,28 @@ def scale(subject: Subject, problem: Problem) -> Finding:
     larger = inputs.replace(scale=used * OTHER_SCALE)
     wording = f"the logits are not scaled by {used:.6g}"
     return matches_golden(subject, inputs, wording, counterfactual=larger)
+
+
+def _offers_scale(candidate: Candidate) -> str:
+    return "" if "scale" in candidate.declaration.features else "no scale keyword is declared"
+
+
+@clause(
+    "numerics.odd-scale",
+    level="SHOULD",
+    sentence="A given scale of zero (equal weights) or below zero is used as it is.",
+    source="pytorch#105190; `scale or default` takes zero for unset",
+    space=Space(values=LIVELY, least=(("key_length", 2),)),
+    needs_golden=True,
+    counterfactual="the scale that is used when none is given",
+    applies=(_offers_scale,),
+)
+def odd_scale(subject: Subject, problem: Problem) -> Finding:
+    """Zero, or minus a half."""
+    inputs = subject.inputs(problem)
+    odd = ODD_SCALES[problem.seed % len(ODD_SCALES)]
+    wording = f"a scale of {odd:g} is not used"
+    return matches_golden(subject, inputs.replace(scale=odd), wording, counterfactual=inputs)
 
 
 @clause(
