@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from candidates.eager import PROMISES, EagerCore, EagerLayer
 from torch import Tensor
 
 import conformance
+from candidates.eager import PROMISES, EagerCore, EagerLayer
 from conformance.candidate import Candidate
 from conformance.clause import Finding, all_clauses
 from conformance.geometry import Geometry

@@ -36,8 +36,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "causal is True, which is unknown; known: bottom-right, top-left",
     ),
     ({"empty_rows": "zero"}, "empty_rows is 'zero', which is unknown; did you mean 'zeros'?"),
-    ({"empty_rows": 0}, "empty_rows is 0, which is unknown; known: any, mean-of-all, "
-     "mean-of-valid, nan, zeros"),
+    (
+        {"empty_rows": 0},
+        "empty_rows is 0, which is unknown; known: any, mean-of-all, mean-of-valid, nan, zeros",
+    ),
     (
         {"features": ["soft_cap"]},
         "an entry of features is 'soft_cap', which is unknown; did you mean 'softcap'?",

@@ -36,7 +36,9 @@ def test_decorated_core_still_calls_like_the_function() -> None:
 
     @conformance.core(features=["scale"])
     def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
-        return bare(query if scale is None else query * scale * math.sqrt(query.shape[-1]), key, value)
+        return bare(
+            query if scale is None else query * scale * math.sqrt(query.shape[-1]), key, value
+        )
 
     query = torch.randn(1, 1, 2, 3)
     assert torch.equal(kernel(query, query, query), bare(query, query, query))
@@ -346,8 +348,10 @@ def test_fixed_layer_weights_beat_a_callable_geometry() -> None:
 def test_unknown_weights_are_pinned_by_the_geometry() -> None:
     """Without weights the widths come from ``geometry=``, the heads from ``num_heads`` as well."""
     made = conformance.fixed_layer(
-        forward, None, num_heads=2, geometry={"query_size": 8, "key_size": 8, "value_size": 8,
-                                              "output_size": 8}
+        forward,
+        None,
+        num_heads=2,
+        geometry={"query_size": 8, "key_size": 8, "value_size": 8, "output_size": 8},
     )
     assert not made.golden_known
     assert not made.draws_weights

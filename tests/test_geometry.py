@@ -44,7 +44,9 @@ def test_field_equals_another_after_sizes_are_pinned() -> None:
 
 def test_chain_of_equalities_is_followed() -> None:
     """Fields that equal one another through a third are all equal, in whatever order they stand."""
-    pins = read_pins({"output_size": "value_size", "value_size": "key_size", "key_size": "query_size"})
+    pins = read_pins(
+        {"output_size": "value_size", "value_size": "key_size", "key_size": "query_size"}
+    )
     made = pins.apply(sizes())
     assert {made.query_size, made.key_size, made.value_size, made.output_size} == {11}
 

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+from declared import CANDIDATES, core, layer
+from examples import plan, problem
+
+from conformance.candidate import Candidate
+from conformance.space import Space, can_cross
+
+
+@pytest.mark.parametrize(
+    ("space", "candidate", "reason"),
+    [
+        (Space(kinds=("core",)), layer(), "it speaks of cores"),
+        (Space(kinds=("positions", "layer")), core(), "it speaks of position encodings and layers"),
+        (Space(causal="always"), core(), "no causal flag is declared"),
+        (Space(mask="always"), core(masks=[]), "no mask is declared"),
+        (
+            Space(mask="always", forms=("bias",), finite_bias="always"),
+            core(masks=["keep"]),
+            "no additive bias is declared",
+        ),
+        (
+            Space(mask="always", forms=("keep",)),
+            core(masks=["bias", "lengths"]),
+            "a mask handed over as bias, lengths cannot express it",
+        ),
+        (
+            Space(mask="always", axes="H"),
+            core(masks=["keep"], mask_shapes=["BK"]),
+            "no declared mask shape has the axes H",
+        ),
+        (
+            Space(mask="always", axes="HQ"),
+            core(masks=["keep"], mask_shapes=["BK"]),
+            "no declared mask shape has the axes H, Q",
+        ),
+        (Space(square="never"), layer(inputs="self"), "query and key have the same length"),
+        (
+            Space(least=(("batch", 2),)),
+            layer(batched=False),
+            "it takes one item without a batch axis",
+        ),
+        (
+            Space(least=(("key_length", 2),)),
+            core(geometry={"key_length": 1}),
+            "its geometry pins key_length below 2",
+        ),
+        (
+            Space(least=(("num_kv_heads", 2),)),
+            core(geometry={"num_heads": 1}),
+            "its geometry pins num_heads below 2",
+        ),
+        (
+            Space(square="always"),
+            core(geometry={"query_length": 4, "key_length": [5, 6]}),
+            "its geometry pins query and key to different lengths",
+        ),
+    ],
+)
+def test_reason_why_no_problem_fits(space: Space, candidate: Candidate, reason: str) -> None:
+    """A candidate that a space cannot reach is told the first reason, in words."""
+    assert space.not_applicable(candidate) == reason
+
+
+@pytest.mark.parametrize("often", ["never", "maybe", "offered"])
+def test_optional_masks_exclude_nobody(often: str) -> None:
+    """Only what is always needed makes a clause not applicable."""
+    space = Space(mask=often, causal=often)  # type: ignore[arg-type]  # a parametrized literal
+    assert space.not_applicable(core(masks=[])) == ""
+
+
+def test_options_are_pairs_that_are_declared() -> None:
+    """Lengths come in shapes of lengths, tables in shapes with keys."""
+    declared = core(masks=["keep", "lengths"], mask_shapes=["B11K", "BQ", "BHQK"])
+    assert Space().options(declared) == [("keep", "B11K"), ("keep", "BHQK"), ("lengths", "BQ")]
+    assert Space(axes="Q").options(declared) == [("keep", "BHQK"), ("lengths", "BQ")]
+    assert Space(forms=("lengths",)).options(declared) == [("lengths", "BQ")]
+    assert Space(finite_bias="always").options(declared) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "crosses"),
+    [
+        ("core", True),
+        ("layer", True),
+        ("layer without cross", False),
+        ("layer of itself", False),
+        ("layer of a memory", True),
+        ("core of equal lengths", False),
+        ("positions", False),
+    ],
+)
+def test_who_can_have_unequal_lengths(name: str, crosses: bool) -> None:  # noqa: FBT001 (a table)
+    """Self-attention, layers without cross-attention and pinned lengths keep them equal."""
+    assert can_cross(CANDIDATES[name]) is crosses
+
+
+def test_reduced_problem_must_stay_in_the_space() -> None:
+    """Sizes, squareness and the mask are checked when a problem is made smaller."""
+    candidate = core()
+    assert Space().admits(problem(), candidate)
+    assert not Space(least=(("batch", 3),)).admits(problem(), candidate)
+    assert not Space(square="always").admits(problem(), candidate)
+    assert not Space(mask="always").admits(problem(), candidate)
+    assert Space(mask="always").admits(problem(mask=plan()), candidate)
+    assert not Space().admits(problem(), CANDIDATES["layer of itself"])
+
+
+def test_reduced_problem_keeps_what_the_clause_is_about() -> None:
+    """A clause about causality or finite biases is not shown by a problem without them."""
+    candidate = core(causal="top-left")
+    assert not Space(causal="always").admits(problem(), candidate)
+    assert Space(causal="always").admits(problem(causal=True), candidate)
+    biased = Space(mask="always", forms=("bias",), finite_bias="always")
+    assert not biased.admits(problem(mask=plan(form="bias")), candidate)
+    assert biased.admits(problem(mask=plan(form="bias", finite_bias=True)), candidate)
+    assert Space(mask="offered").admits(problem(), candidate)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from declared import CANDIDATES
+from examples import CLAUSES
+
+from conformance.candidate import Candidate
+from conformance.edges import edge_problems
+from conformance.materialise import materialise
+from conformance.problem import Problem
+from conformance.recipes import HALF_PRECISION
+from conformance.space import Space, can_cross
+from conformance.strategies import TILE_EDGES, draw_problems
+
+SPACES = list(dict.fromkeys(clause.space for clause in CLAUSES.values()))
+BROAD = [
+    Space(mask="maybe", causal="maybe", extras="maybe", finite_bias="maybe"),
+    Space(mask="always", causal="always", square="always", least=(("key_length", 3), ("batch", 2))),
+    Space(mask="offered", causal="offered", least=(("num_heads", 2), ("num_kv_heads", 2))),
+    Space(kinds=("layer", "positions"), least=(("key_length", 4), ("key_size", 4))),
+]
+
+
+def fits(candidate: Candidate, spaces: list[Space]) -> list[Space]:
+    """The spaces that speak of a candidate."""
+    return [space for space in spaces if not space.not_applicable(candidate)]
+
+
+def broken_promise(problem: Problem, candidate: Candidate) -> str:
+    """Which promise a problem breaks, or ""."""
+    declared, sizes = candidate.declaration, problem.geometry
+    pins = declared.pins
+    wrong = {
+        "pinned sizes": any(getattr(sizes, name) not in pin for name, pin in pins.sizes.items()),
+        "equal sizes": any(
+            getattr(sizes, name) != getattr(sizes, other) for name, other in pins.equal_to.items()
+        ),
+        "built sizes": pins.build is not None and pins.build(sizes) != sizes,
+        "positive sizes": any(size < 1 for size in dataclasses.astuple(sizes)),
+        "whole groups": sizes.num_heads % sizes.num_kv_heads != 0,
+        "gqa": "gqa" not in declared.features
+        and "num_kv_heads" not in pins.sizes
+        and sizes.num_heads != sizes.num_kv_heads,
+        "one item": not declared.batched and sizes.batch != 1,
+        "cross": not can_cross(candidate) and sizes.query_length != sizes.key_length,
+        "self": declared.inputs == "self"
+        and not sizes.query_size == sizes.key_size == sizes.value_size,
+        "memory": declared.inputs == "memory" and sizes.key_size != sizes.value_size,
+        "positions": candidate.kind == "positions"
+        and (sizes.key_size % 2 == 1 or sizes.key_length > (declared.max_length or 0)),
+        "causal": problem.causal and declared.causal is None,
+        "scale": problem.scale is not None and "scale" not in declared.features,
+        "softcap": problem.softcap is not None and "softcap" not in declared.features,
+        "window": problem.window is not None and "window" not in declared.features,
+        "mask form": problem.mask is not None and problem.mask.form not in declared.masks,
+    }
+    return ", ".join(name for name, broken in wrong.items() if broken)
+
+
+def outside(problem: Problem, candidate: Candidate, space: Space) -> str:
+    """Which constraint of a space a problem lies outside of, or ""."""
+    plan = problem.mask
+    wrong = {
+        "admitted": not space.admits(problem, candidate),
+        "least": any(getattr(problem.geometry, name) < size for name, size in space.least),
+        "no mask": plan is not None and space.mask == "never",
+        "a mask": plan is None and space.mask == "always",
+        "causal": problem.causal != (space.causal in ("always", "offered"))
+        and space.causal != "maybe"
+        and candidate.declaration.causal is not None,
+        "values": problem.values not in space.values,
+        "pattern": plan is not None and plan.pattern not in space.patterns,
+        "form and shape": plan is not None
+        and (plan.form, plan.shape) not in space.options(candidate),
+        "finite bias": plan is not None
+        and plan.finite_bias
+        and (plan.form != "bias" or space.finite_bias == "never"),
+        "extras": space.extras == "never" and (problem.scale, problem.softcap) != (None, None),
+    }
+    return ", ".join(name for name, broken in wrong.items() if broken)
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_edges_obey_the_declaration_and_the_space(name: str) -> None:
+    """Every edge problem of every clause keeps every promise and lies in the clause's space."""
+    candidate = CANDIDATES[name]
+    for space in fits(candidate, SPACES):
+        for problem in edge_problems(candidate, space, dtype="float32"):
+            assert broken_promise(problem, candidate) == "", problem
+            assert outside(problem, candidate, space) == "", problem
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_drawn_problems_obey_the_declaration_and_the_space(name: str) -> None:
+    """Every drawn problem keeps every promise, lies in its space and can be made into tensors."""
+    candidate = CANDIDATES[name]
+    for space in fits(candidate, BROAD):
+        drawn = draw_problems(candidate, space, dtype="float32", longest=17, count=8, seed_value=1)
+        assert len(drawn) == 8
+        for problem in drawn:
+            assert broken_promise(problem, candidate) == "", problem
+            assert outside(problem, candidate, space) == "", problem
+            inputs = materialise(problem, candidate)
+            assert inputs.score_shape[2:] == (inputs.query.shape[-2], inputs.key.shape[-2])
+
+
+@pytest.mark.parametrize("name", ["core with everything", "layer of itself", "positions"])
+def test_same_seed_same_problems(name: str) -> None:
+    """A seed decides the problems, and another seed others."""
+
+    def drawn(seed: int) -> list[Problem]:
+        space = Space(kinds=("core", "layer", "positions"))
+        return draw_problems(
+            CANDIDATES[name], space, dtype="float32", longest=40, count=10, seed_value=seed
+        )
+
+    assert drawn(5) == drawn(5)
+    assert drawn(5) != drawn(6)
+
+
+def test_problems_are_diverse() -> None:
+    """Forty problems of an unpinned core have at least thirty different geometries and all recipes."""
+    space = BROAD[0]
+    drawn = draw_problems(
+        CANDIDATES["core with everything"],
+        space,
+        dtype="float32",
+        longest=40,
+        count=40,
+        seed_value=0,
+    )
+    assert len({problem.geometry for problem in drawn}) >= 30
+    assert len({problem.values for problem in drawn}) >= 6
+    assert len({problem.seed for problem in drawn}) >= 10
+    assert len({problem.mask and problem.mask.form for problem in drawn}) == 4
+    assert {problem.causal for problem in drawn} == {True, False}
+    assert any(p.geometry.num_heads != p.geometry.num_kv_heads for p in drawn)
+    assert any(p.geometry.query_length > p.geometry.key_length for p in drawn)
+    assert any(p.geometry.key_length in TILE_EDGES for p in drawn)
+
+
+def test_pinned_space_is_filled_with_seeds() -> None:
+    """A space of one geometry still gives as many problems as are asked for, all different."""
+    sizes = dict.fromkeys(("batch", "num_heads", "query_length", "key_length", "head_size"), 2)
+    one = CANDIDATES["core without masks"]
+    pins = dataclasses.replace(one.declaration.pins, sizes={k: (v,) for k, v in sizes.items()})
+    pinned = dataclasses.replace(one, declaration=dataclasses.replace(one.declaration, pins=pins))
+    drawn = draw_problems(
+        pinned, Space(values=("normal",)), dtype="float32", longest=40, count=60, seed_value=0
+    )
+    assert len(drawn) == len(set(drawn)) == 60
+
+
+@pytest.mark.parametrize("longest", [1, 5, 40, 513])
+def test_lengths_stay_below_the_longest(longest: int) -> None:
+    """No length exceeds the profile's by more than the few short ones."""
+    drawn = draw_problems(
+        CANDIDATES["core"], Space(), dtype="float32", longest=longest, count=30, seed_value=0
+    )
+    most = max(max(p.geometry.query_length, p.geometry.key_length) for p in drawn)
+    assert most <= max(longest, 9)
+
+
+def test_long_axes_are_one_at_a_time() -> None:
+    """Long keys come with few queries and the reverse: a square of both would cost too much."""
+    drawn = draw_problems(
+        CANDIDATES["core"], Space(), dtype="float32", longest=513, count=60, seed_value=0
+    )
+    assert all(min(p.geometry.query_length, p.geometry.key_length) <= 9 for p in drawn)
+    assert any(max(p.geometry.query_length, p.geometry.key_length) > 100 for p in drawn)
+
+
+def test_half_precision_leaves_extreme_recipes_out() -> None:
+    """Half precision has no room for the extreme values."""
+    drawn = draw_problems(
+        CANDIDATES["core"], Space(), dtype="float16", longest=9, count=20, seed_value=0
+    )
+    assert {problem.values for problem in drawn} <= set(HALF_PRECISION)
+    assert {problem.dtype for problem in drawn} == {"float16"}
