@@ -167,6 +167,13 @@ def test_bad_input(
     assert "Traceback" not in err
 
 
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a process, or its worker, has made a file."""
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals) -> None:
     """Ctrl-C ends the run with 130 and a record of what was done, which says so."""
@@ -178,9 +185,7 @@ def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not (folder / "started").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(folder / "started", process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -198,8 +203,7 @@ def test_an_interrupt_while_loading(folder: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "check", "attn.py", "--json", "out.json"], stderr=subprocess.PIPE, text=True
     )
-    while not (folder / "started").exists():
-        time.sleep(0.05)
+    wait_for(folder / "started", process)
     process.send_signal(signal.SIGINT)
     assert "Traceback" not in process.communicate(timeout=60)[1]
     assert process.returncode == 130
