@@ -142,7 +142,7 @@ def guarded(
 
 def describe_error(error: BaseException, doing: str = "") -> str:
     """One line: what was raised, its first line, and the candidate's own file and line."""
-    lines = str(error).strip().splitlines() or [""]
+    lines = _text(error).strip().splitlines() or [""]
     text = f"raised {type(error).__name__}: {lines[0]}".rstrip(": ")
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)
@@ -150,6 +150,13 @@ def describe_error(error: BaseException, doing: str = "") -> str:
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{text}{where}" + (f" while {doing}" if doing else "")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (an exception of the candidate's own may not even print)
+        return ""
 
 
 def read_answer(returned: Any, inputs: Inputs) -> Answer:
@@ -170,7 +177,11 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
     if not isinstance(value, Tensor):
         _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
-    tensor: Tensor = value.detach()
+    place = _misplaced(value, inputs.query)
+    if place:
+        _refuse("type", f"the {what} is {place}")
+    # Cloned, since a kernel may write the next answer into the same storage.
+    tensor: Tensor = value.detach().clone()
     shown = shape if inputs.batched else shape[1:]
     if tuple(tensor.shape) != tuple(shown):
         _refuse(
@@ -187,6 +198,17 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
             got=str(tensor.dtype),
         )
     return tensor if inputs.batched else tensor.unsqueeze(0)
+
+
+def _misplaced(tensor: Tensor, given: Tensor) -> str:
+    """Why the elements of a tensor cannot be looked at, or ""."""
+    if tensor.is_nested:
+        return "a nested tensor, not a dense one"
+    if tensor.layout != torch.strided:
+        return f"a {tensor.layout} tensor, not a dense one"
+    if tensor.device != given.device:
+        return f"on the device {tensor.device} where the inputs are on {given.device}"
+    return ""
 
 
 def _refuse(kind: str, message: str, expected: Any = None, got: Any = None) -> None:

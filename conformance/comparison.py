@@ -41,7 +41,8 @@ def compare(
             violation=_violation("finite", f"{wording}: not finite", got, expected, bound, broken),
         )
     error = (got - expected).abs()
-    ratio = torch.where(error == 0, 0.0, error / bound)
+    # A bound that is not a number allows nothing.
+    ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     ratio = torch.where(judged & torch.isfinite(expected), ratio, 0.0)
     margin = float(ratio.max()) if ratio.numel() else 0.0
     if margin <= 1.0:
