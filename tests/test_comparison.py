@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.comparison import compare, moves
+
+NAN, INF = math.nan, math.inf
+
+
+def row(*values: float) -> Tensor:
+    """A vector in float64."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_answer_within_the_bound_agrees() -> None:
+    """An error below its bound is no violation, and the margin is the largest ratio."""
+    agreement = compare(row(1.0, 2.5), row(1.0, 2.0), row(1.0, 1.0))
+    assert agreement.violation is None
+    assert agreement.margin == 0.5
+
+
+def test_answer_at_the_bound_agrees() -> None:
+    """The bound itself is allowed."""
+    agreement = compare(row(2.0), row(1.0), row(1.0))
+    assert agreement.margin == 1.0
+    assert agreement.violation is None
+
+
+def test_worst_element_is_reported() -> None:
+    """The element with the largest error over its bound is named, not the largest error."""
+    agreement = compare(row(10.0, 3.0), row(0.0, 0.0), row(8.0, 1.0))
+    assert agreement.margin == 3.0
+    violation = agreement.violation
+    assert violation is not None
+    assert (violation.kind, violation.where) == ("value", [1])
+    assert (violation.expected, violation.got) == (0.0, 3.0)
+
+
+def test_wording_of_a_wrong_value() -> None:
+    """The sentence says what is wrong, where, what was expected, what came and what is allowed."""
+    agreement = compare(
+        torch.tensor([[0.0, 3.0]]), torch.tensor([[0.0, 1.0]]), row(1.0, 0.5), wording="it is wrong"
+    )
+    assert agreement.violation is not None
+    assert agreement.violation.message == (
+        "it is wrong at [0, 1]: expected 1, got 3 (error 2, allowed 0.5)"
+    )
+
+
+def test_wording_of_a_value_that_is_not_finite() -> None:
+    """NaN is told apart from a wrong value, with how many elements are broken."""
+    agreement = compare(row(NAN, 1.0, INF), row(0.0, 1.0, 2.0), row(1.0, 1.0, 1.0), wording="odd")
+    assert agreement.violation is not None
+    assert agreement.violation.message == (
+        "odd: not finite at [0]: expected 0, got nan (error nan, allowed 1; 2 of 3 elements are)"
+    )
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_finiteness_comes_first(value: float) -> None:
+    """A value that is not finite outweighs any wrong one, whatever the bound."""
+    agreement = compare(row(50.0, value), row(0.0, 0.0), row(1.0, INF))
+    assert agreement.margin == INF
+    assert agreement.violation is not None
+    assert (agreement.violation.kind, agreement.violation.where) == ("finite", [1])
+
+
+def test_zero_bound_demands_equality() -> None:
+    """Where no error is allowed, none is tolerated, and none is no division by zero."""
+    assert compare(row(1.0), row(1.0), row(0.0)).margin == 0.0
+    agreement = compare(row(1.0 + 1e-12), row(1.0), row(0.0))
+    assert agreement.margin == INF
+    assert agreement.violation is not None
+    assert agreement.violation.kind == "value"
+
+
+def test_rows_that_are_not_judged_may_hold_anything() -> None:
+    """Neither NaN nor wrong values count where nothing is judged."""
+    judged = torch.tensor([True, False, False])
+    agreement = compare(row(1.0, NAN, 9.0), row(1.0, 0.0, 0.0), row(0.1, 0.1, 0.1), judged=judged)
+    assert agreement.violation is None
+    assert agreement.margin == 0.0
+
+
+def test_judged_rows_broadcast() -> None:
+    """One flag a row serves all its channels."""
+    judged = torch.tensor([[True], [False]])
+    got, expected = torch.tensor([[1.0, 1.0], [5.0, NAN]]), torch.ones(2, 2)
+    assert compare(got, expected, torch.full((2, 2), 0.1), judged=judged).violation is None
+
+
+def test_nothing_is_judged_where_nan_is_expected() -> None:
+    """An expected NaN is left to the clause that expects it."""
+    agreement = compare(row(3.0, 1.0), row(NAN, 1.0), row(1.0, 1.0))
+    assert agreement.violation is None
+    assert agreement.margin == 0.0
+
+
+def test_bound_that_is_no_number_allows_nothing() -> None:
+    """A NaN bound is not a way to pass, nor a crash of the harness."""
+    assert compare(row(1.0), row(1.0), row(NAN)).violation is None
+    agreement = compare(row(2.0), row(1.0), row(NAN))
+    assert agreement.violation is not None
+    assert agreement.margin == INF
+
+
+def test_infinite_bound_allows_everything_finite() -> None:
+    """Where nothing can be promised, any finite number agrees."""
+    assert compare(row(1e300), row(0.0), row(INF)).margin == 0.0
+
+
+def test_empty_answers_agree() -> None:
+    """No elements, no error."""
+    empty = torch.zeros(0, 3)
+    assert compare(empty, empty, empty).margin == 0.0
+
+
+def test_low_precision_is_compared_in_float64() -> None:
+    """A half-precision answer is not compared in half precision."""
+    got = torch.tensor([1.0], dtype=torch.float16)
+    agreement = compare(got, row(1.0 + 1e-9), row(1e-10))
+    assert agreement.margin == pytest.approx(10.0, rel=1e-3)
+
+
+def test_moves_sees_what_leaves_the_bound() -> None:
+    """Another answer moves when it leaves the bound somewhere that is judged."""
+    assert not moves(row(1.0), row(1.1), row(0.2))
+    assert moves(row(1.0), row(1.3), row(0.2))
+    assert not moves(row(1.0, 1.0), row(1.0, 9.0), row(0.2, 0.2), torch.tensor([True, False]))
+
+
+def test_nan_moves() -> None:
+    """A counterfactual that is not finite would be seen."""
+    assert moves(row(1.0), row(NAN), row(0.2))
+
+
+def test_another_shape_moves() -> None:
+    """A counterfactual of another shape would be seen."""
+    assert moves(row(1.0), row(1.0, 1.0), row(0.2))
