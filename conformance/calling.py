@@ -62,7 +62,7 @@ def call_forward(forward: Forward, inputs: Inputs) -> Answer:
 
 
 def arguments(inputs: Inputs, *, copy: bool = True) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """The positional tensors and keywords of the call, copied so that edits stay with the candidate."""
+    """The positional tensors and keywords of a call, copied so that no edit is seen here."""
     query, key, value = inputs.query, inputs.key, inputs.value
     if copy:
         arrange = LAYOUTS[inputs.layout]
@@ -128,7 +128,7 @@ def _letter_sizes(letters: str, mask: Tensor) -> list[int]:
 def guarded(
     function: Forward, positional: tuple[Any, ...], keywords: dict[str, Any], doing: str = ""
 ) -> Any:
-    """Call the candidate's code; whatever it raises becomes a CandidateFailure of kind ``raised``."""
+    """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
     try:
         with torch.no_grad():
             return function(*positional, **keywords)

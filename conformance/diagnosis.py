@@ -1,4 +1,4 @@
-"""Names the mistake: which other points of the semantics give exactly the candidate's answers?
+"""Names the mistake: the other points of the semantics that give exactly the candidate's answers.
 
 The candidate is called once on a small battery of problems. A single named mistake, else a pair of
 them, is reported when its answers lie within their own bound on every problem and the declared
@@ -51,7 +51,9 @@ def diagnose(subject: Subject) -> list[dict[str, Any]]:
     if not observed or _explains(subject, declared, observed):
         return []
     singles = [mistake for mistake in MISTAKES if mistake.at(declared) != declared]
-    found = [(one,) for one in singles if _explains(subject, one.at(declared), observed)]
+    found: list[tuple[NamedMistake, ...]] = [
+        (one,) for one in singles if _explains(subject, one.at(declared), observed)
+    ]
     if not found:
         found = [
             pair for pair in _pairs(singles) if _explains(subject, _both(pair, declared), observed)
@@ -96,7 +98,7 @@ def _observe(subject: Subject) -> list[_Observed]:
 
 
 def _battery(subject: Subject) -> Iterator[Inputs]:
-    """Plain, masked, biased, causal and empty-row problems, then single keys far below the others."""
+    """Plain, masked, biased, causal and empty-row problems, then single keys far below others."""
     candidate, dtype = subject.candidate, subject.dtype
     spaces = [
         Space(values=LIVELY),

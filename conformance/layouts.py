@@ -1,4 +1,4 @@
-"""Ways the same values can lie in memory. Each returns a fresh tensor with the values it is given."""
+"""Ways the same values can lie in memory. Each returns a fresh tensor of the values it is given."""
 
 from __future__ import annotations
 

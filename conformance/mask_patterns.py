@@ -16,6 +16,9 @@ from torch import Generator, Tensor
 Shape = tuple[int, int, int, int]
 Pattern = Callable[[Shape, Generator], Tensor]
 
+# How many of the rows lose all their keys, beside the one that always does.
+EMPTIED_SHARE: Final = 0.35
+
 
 def full(shape: Shape, _generator: Generator) -> Tensor:
     """Every key is kept."""
@@ -57,7 +60,7 @@ def empty_lengths(shape: Shape, generator: Generator) -> Tensor:
 def _emptied(kept: Tensor, generator: Generator) -> Tensor:
     """Hide about a third of the rows, at least one, altogether."""
     rows = math.prod(kept.shape[:-1])
-    hidden = torch.rand(rows, generator=generator) < 0.35
+    hidden = torch.rand(rows, generator=generator) < EMPTIED_SHARE
     if rows:
         hidden[int(torch.randint(rows, (1,), generator=generator))] = True
     return kept & ~hidden.reshape(*kept.shape[:-1], 1)

@@ -107,10 +107,19 @@ def in_dtype(
     """The same weights in a working dtype."""
     if weights is None:
         return None
-    names = [f"{role}{suffix}" for role in "qkvo" for suffix in ("", "_bias")]
-    tensors = {name: getattr(weights, name) for name in names}
+
+    def cast(optional: Tensor | None) -> Tensor | None:
+        return None if optional is None else optional.detach().to(working)
+
     return golden.ProjectionWeights(
-        **{name: None if t is None else t.detach().to(working) for name, t in tensors.items()}
+        q=weights.q.detach().to(working),
+        k=weights.k.detach().to(working),
+        v=weights.v.detach().to(working),
+        o=cast(weights.o),
+        q_bias=cast(weights.q_bias),
+        k_bias=cast(weights.k_bias),
+        v_bias=cast(weights.v_bias),
+        o_bias=cast(weights.o_bias),
     )
 
 

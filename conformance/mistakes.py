@@ -1,4 +1,4 @@
-"""Named mistakes that are another point of the semantics: what diagnosis compares an answer with."""
+"""Named mistakes that are another point of the semantics: what diagnosis compares answers with."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *(
         _mistake(
             f"mask-fill-{text}",
-            f"hidden logits are filled with -{text} instead of minus infinity: they win over lower ones",
+            (
+                f"hidden logits are filled with -{text} instead of minus infinity: they win over "
+                "lower ones"
+            ),
             mask_fill=fill,
         )
         for text, fill in (
@@ -126,7 +129,10 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     ),
     _mistake(
         "causal-top-left",
-        "the causal diagonal starts at the first query and key (top-left): bottom-right is declared",
+        (
+            "the causal diagonal starts at the first query and key (top-left): bottom-right is "
+            "declared"
+        ),
         causal_alignment="top-left",
     ),
     _mistake(

@@ -19,7 +19,7 @@ from .tolerance.returned_weights import weights_bound
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Golden:
-    """A golden answer: float64 output, its bound for the declared precision, weights, empty rows."""
+    """A golden answer: float64 output, its bound at the declared precision, weights, empty rows."""
 
     output: Tensor
     bound: Tensor
@@ -79,27 +79,42 @@ class Oracle:
     def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
         """The answer and its bound at any point; not remembered."""
         evaluation = evaluate(inputs, point)
-        if isinstance(evaluation, golden.Attention):
-            core = evaluation
-            bound = core_bound(core, contract_for(self.declaration, self.dtype, core.scale))
-        else:
-            core = evaluation.core
-            bound = layer_bound(
-                evaluation,
-                inputs.query,
-                inputs.key,
-                inputs.value,
-                inputs.weights,
-                point,
-                contract_for(self.declaration, self.dtype, core.scale),
-            )
+        core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
         return Golden(
             output=evaluation.output,
-            bound=bound,
+            bound=self._bound(inputs, evaluation, point),
             weights=core.weights,
             empty=core.empty,
             core=core,
         )
+
+    def _bound(
+        self,
+        inputs: Inputs,
+        evaluation: golden.Attention | golden.MultiHeadAttention,
+        point: golden.Semantics,
+    ) -> Tensor:
+        """The bound of one evaluation at the declared precision."""
+        if isinstance(evaluation, golden.Attention):
+            contract = contract_for(self.declaration, self.dtype, evaluation.scale)
+            return core_bound(evaluation, contract)
+        return layer_bound(
+            evaluation,
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            known_weights(inputs),
+            point,
+            contract_for(self.declaration, self.dtype, evaluation.core.scale),
+        )
+
+
+def known_weights(inputs: Inputs) -> golden.ProjectionWeights:
+    """The projections of a layer's inputs. LookupError when the candidate keeps them to itself."""
+    if inputs.weights is None:
+        msg = "a layer whose weights are unknown has no golden answer"
+        raise LookupError(msg)
+    return inputs.weights
 
 
 def evaluate(
@@ -119,14 +134,11 @@ def evaluate(
     with torch.no_grad():
         if not inputs.is_layer:
             return golden.attend(inputs.query, inputs.key, inputs.value, **common)  # type: ignore[arg-type]  # a dict of keywords
-        if inputs.weights is None:
-            msg = "a layer whose weights are unknown has no golden answer"
-            raise LookupError(msg)
         return golden.multi_head_attention(
             inputs.query,
             inputs.key,
             inputs.value,
-            inputs.weights,
+            known_weights(inputs),
             num_heads=inputs.geometry.num_heads,
             num_kv_heads=inputs.geometry.num_kv_heads,
             **common,  # type: ignore[arg-type]  # a dict of keywords

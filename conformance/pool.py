@@ -1,4 +1,4 @@
-"""The problems of a run: hand-picked edges, then drawn ones, shared by every clause of one space."""
+"""The problems of a run: hand-picked edges, then drawn ones, shared by all clauses of a space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .strategies import draw_problems
 
 
 class Pool:
-    """Problems by space and dtype. Clauses of one space see the same ones, so goldens are shared."""
+    """Problems by space and dtype; clauses of one space see the same, so goldens are shared."""
 
     def __init__(self, candidate: Candidate, profile: Profile, seed: int) -> None:
         self._candidate = candidate

@@ -101,7 +101,7 @@ def _plainer(problem: Problem) -> Iterator[Problem]:
         yield problem.replace(causal=False)
     if problem.biases:
         yield problem.replace(biases=False)
-    if problem.values not in ("integers",):
+    if problem.values != "integers":
         yield problem.replace(values="integers")
     for seed in range(4):
         if problem.seed > seed:

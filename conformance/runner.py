@@ -61,7 +61,7 @@ class _Tally:
 
 
 class CandidateRun:
-    """One candidate under one profile and seed. Pools, goldens and bounds are shared by its clauses."""
+    """One candidate under one profile and seed; its clauses share pools, goldens and bounds."""
 
     def __init__(
         self,

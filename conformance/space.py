@@ -54,7 +54,7 @@ class Space:
     def options(self, candidate: Candidate) -> list[tuple[str, str]]:
         """The (form, shape) pairs that the candidate accepts and the clause allows."""
         declared = candidate.declaration
-        pairs = []
+        pairs: list[tuple[str, str]] = []
         for form in declared.masks:
             if form not in self.forms or (self.finite_bias == "always" and form != "bias"):
                 continue
@@ -150,7 +150,7 @@ def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
         ties.append(("key_size", "query_size"))
     if candidate.kind == "positions":
         ties.extend(("key_size", name) for name in WIDTHS)
-    groups = {name: (name,) for name in FIELDS}
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}
     for one, two in ties:
         merged = tuple(dict.fromkeys((*groups[one], *groups[two])))
         groups |= dict.fromkeys(merged, merged)

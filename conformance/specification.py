@@ -11,8 +11,8 @@ HEADER = """# The specification
 Generated from the clauses by `python -m conformance.specification`; a test fails when it is stale.
 Fingerprint: `{fingerprint}`, {count} clauses.
 
-A candidate conforms when every applicable MUST clause passes. A clause counts only the examples that
-*bind*: those on which its counterfactual would have been seen.
+A candidate conforms when every applicable MUST clause passes. A clause counts only the examples
+that *bind*: those on which its counterfactual would have been seen.
 """
 
 

@@ -20,7 +20,7 @@ FEW_QUERIES = 5
 SHORT = 9
 WIDEST_INPUT = 24
 CHOICES = 2**16
-# Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes left out.
+# Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes dropped.
 OVERSAMPLING = 3
 
 
@@ -120,8 +120,8 @@ def draw_problems(
 ) -> list[Problem]:
     """``count`` problems of a space, the same ones for the same seed, each only once.
 
-    What a candidate's own geometry function makes outside the space is replaced by others with fresh
-    seeds; there are none when it always does.
+    What a candidate's own geometry function makes outside the space is replaced by others with
+    fresh seeds; there are none when it always does.
     """
     found: list[Problem] = []
     for draft in draw_drafts(longest=longest, count=count, seed_value=seed_value):
@@ -134,7 +134,7 @@ def draw_problems(
 
 
 def _another(problem: Problem, known: list[Problem]) -> Problem:
-    """The same problem, with a fresh seed if it is known: pinned sizes make likes of unlike drafts."""
+    """The same, with a fresh seed if it is known: pinned sizes make likes of unlike drafts."""
     while problem in known:
         problem = problem.replace(seed=problem.seed + 1)
     return problem

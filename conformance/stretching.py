@@ -14,7 +14,7 @@ from .oracle import evaluate
 def single_key_inputs(
     drawn: Inputs, *, live: int, target: float, low: bool
 ) -> tuple[Inputs, Tensor | None]:
-    """One key kept for all rows; its logit near ``-target`` (low), or the hidden ones' near ``target``.
+    """One key kept for all rows; its logit near ``-target`` (low), or hidden ones near ``target``.
 
     Returns the inputs and the rows to judge: in self-attention the enlarged tokens are queries too,
     and their own rows see squared logits, so they are left out.
@@ -37,7 +37,7 @@ def unmasked_scores(inputs: Inputs) -> Tensor:
 
 
 def _stretched(inputs: Inputs, keys: Tensor, target: float, *, low: bool) -> Inputs:
-    """Scale some key tokens until their largest logit reaches a target, signed to lie low or high."""
+    """Scale some key tokens until their largest logit reaches a target, signed low or high."""
     query = inputs.query
     if inputs.mode != "self":
         # Queries that point the same way see the same key far below, or far above.

@@ -81,9 +81,15 @@ class Subject:
                 key=_nudge(inputs.key, generator),
                 value=_nudge(inputs.value, generator),
             )
-            widest = torch.maximum(widest, (self.call(forward, moved).output.double() - base).abs())
-        largest = widest.amax() + unit * base.abs().amax() if base.numel() else 0.0
+            apart = (self.call(forward, moved).output.double() - base).abs()
+            widest = torch.maximum(widest, _finite(apart))
+        largest = widest.amax() + unit * _finite(base.abs()).amax() if base.numel() else 0.0
         return torch.zeros_like(base) + SPREAD_FACTOR * largest
+
+
+def _finite(sizes: Tensor) -> Tensor:
+    """Zero where a row without keys is NaN, so that it does not blind the bound of the others."""
+    return sizes.nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:

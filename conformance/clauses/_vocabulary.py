@@ -31,7 +31,8 @@ def matches_golden(
 ) -> Finding:
     """The answer equals the golden one within its bound.
 
-    ``counterfactual`` is what the example must be able to tell apart: other inputs or another point.
+    ``counterfactual`` is what the example must be able to tell apart: other inputs or another
+    point.
     """
     known = subject.golden(inputs)
     judged = known.judged if judged is None else judged
@@ -46,7 +47,7 @@ def matches_golden(
 
 
 def golden_at(subject: Subject, inputs: Inputs, change: Inputs | golden.Semantics) -> Tensor:
-    """The golden output for other inputs at the declared point, or for the same at another point."""
+    """The golden output for other inputs at the declared point, or for the same at another."""
     if isinstance(change, Inputs):
         return subject.oracle.output(change)
     return subject.oracle.output(inputs, change)
@@ -65,8 +66,9 @@ def same_answer(
     """The candidate's answer to ``second`` equals ``view`` of its answer to ``first``.
 
     Both answers carry errors, and rounding the transformed inputs may move the exact answer: the
-    allowance is the sum of both bounds and the distance of the two golden answers. ``counterfactual``
-    gives a golden output, seen like ``second``, which the example must be able to tell apart.
+    allowance is the sum of both bounds and the distance of the two golden answers.
+    ``counterfactual`` gives a golden output, seen like ``second``, which the example must be able
+    to tell apart.
     """
     one, two = subject.answer(first), subject.answer(second)
     return relate(
@@ -99,7 +101,9 @@ def relate(
     allowed = column(view(bound_one)) + column(bound_two)
     if golden_one is not None and golden_two is not None:
         allowed = allowed + torch.nan_to_num((view(golden_one) - golden_two).abs())
-    agreement = compare(second[1], view(first[1]), allowed, judged=judged, wording=wording)
+    agreement = compare(
+        second[1], view(first[1]), allowed, judged=judged, wording=wording, both_answers=True
+    )
     binding = bool(judged.any())
     if binding and counterfactual is not None and golden_two is not None:
         binding = moves(golden_two, counterfactual(), allowed, judged)
@@ -109,8 +113,8 @@ def relate(
 def column(bound: Tensor) -> Tensor:
     """The largest bound of each channel over items and rows.
 
-    A law is checked on answers that may be wrong elsewhere: a candidate that mixes up its rows rounds
-    like another row, and must not fail every law for it.
+    A law is checked on answers that may be wrong elsewhere: a candidate that mixes up its rows
+    rounds like another row, and must not fail every law for it.
     """
     if bound.numel() == 0:
         return bound
@@ -191,7 +195,7 @@ def _blocks(order: Tensor, size: int) -> Tensor:
 
 
 def permuted_heads_view(inputs: Inputs, order: Tensor) -> View:
-    """How the answer moves when heads are exchanged: a core's heads do, a layer's output does not."""
+    """How exchanging heads moves the answer: a core's heads move, a layer's output does not."""
     return as_given if inputs.is_layer else (lambda answer: answer[:, order])
 
 

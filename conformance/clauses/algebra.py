@@ -114,6 +114,7 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
         answers[0] + answers[1],
         bound,
         judged=frames[0][2],
+        both_answers=True,
         wording="the answer for v + w and 0 is not the answer for v plus the answer for w",
     )
     binding = bool((answers[2].abs() > bound).any())
@@ -123,7 +124,9 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "numerics.convex",
     level="MUST",
-    sentence="Each channel of a core's answer lies between the smallest and largest value it weighs.",
+    sentence=(
+        "Each channel of a core's answer lies between the smallest and largest value it weighs."
+    ),
     source="weights are positive and sum to one: Vaswani et al. 2017, equation 1",
     space=Space(kinds=("core",), mask="maybe", patterns=("random", "padding", "dense")),
     counterfactual="a factor of ten on the answer",

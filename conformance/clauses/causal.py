@@ -37,8 +37,8 @@ def causal(subject: Subject, problem: Problem) -> Finding:
     "mask.causal-alignment",
     level="MUST",
     sentence=(
-        "The causal diagonal ends at the last query and last key (bottom-right) or starts at the first "
-        "of both (top-left), as declared, and each query sees its own position."
+        "The causal diagonal ends at the last query and last key (bottom-right) or starts at the "
+        "first of both (top-left), as declared, and each query sees its own position."
     ),
     source=f"{SOURCE}; flash-attention#282, pytorch#103082, mlx#2835",
     space=Space(causal="always", extras="scale"),

@@ -31,8 +31,8 @@ def _offers_dropout(candidate: Candidate) -> str:
     "state.dropout",
     level="MUST",
     sentence=(
-        "Dropout zeroes single attention weights, independently and with the given probability, and "
-        "divides the others by one minus it."
+        "Dropout zeroes single attention weights, independently and with the given probability, "
+        "and divides the others by one minus it."
     ),
     source="Srivastava et al. 2014; torch.nn.functional.dropout; pytorch#42929",
     space=Space(
@@ -71,7 +71,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
 
 
 def _uniform(inputs: Inputs) -> Inputs:
-    """All keys equal and all values equal: the weights are uniform, and only dropout tells rows apart."""
+    """All keys equal and all values equal: weights are uniform, and only dropout parts the rows."""
     key = inputs.key[..., :1, :].expand(inputs.key.shape).contiguous()
     value = inputs.value[..., :1, :].expand(inputs.value.shape).contiguous()
     return inputs.with_tokens(key=key, value=value)
@@ -124,14 +124,17 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
     if not bool(same.all()):
         return Violation(
             kind="value",
-            message="channels of one row were dropped apart: dropout acts on the output, not the weights",
+            message=(
+                "channels of one row were dropped apart: dropout acts on the output, not the "
+                "weights"
+            ),
         )
     whole = (counts - counts.round()).abs() <= slack
     if not bool(whole.all()):
         got = float(counts[~whole][0])
         message = (
-            f"a row returns {got:.6g} of {keys} kept keys after undoing 1 / (1 - {probability}): not a "
-            "whole number, so weights are not divided by one minus the probability"
+            f"a row returns {got:.6g} of {keys} kept keys after undoing 1 / (1 - {probability}): "
+            "not a whole number, so weights are not divided by one minus the probability"
         )
         return Violation(kind="value", message=message, got=got)
     kept = int(apart.round().sum())
@@ -148,7 +151,7 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
 
 
 def _tail(kept: int, total: int, chance: float) -> float:
-    """A bound on the probability of a count this far off: Chernoff's, two exp(-N KL(k/N, chance))."""
+    """Bounds the probability of a count this far off: Chernoff's, two exp(-N KL(k/N, chance))."""
     share = min(max(kept / total, 0.0), 1.0)
     divergence = 0.0
     if share > 0.0:

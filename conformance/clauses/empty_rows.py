@@ -42,7 +42,9 @@ def _promised(candidate: Candidate) -> str:
 @clause(
     "mask.empty-row",
     level="MUST",
-    sentence="A query without any key returns what is declared: zeros, NaN or a mean of the values.",
+    sentence=(
+        "A query without any key returns what is declared: zeros, NaN or a mean of the values."
+    ),
     source="pytorch#103963, mlx#2395; ONNX Attention-23",
     space=EMPTY,
     needs_golden=True,

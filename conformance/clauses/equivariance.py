@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor
 
 from ..candidate import Candidate
@@ -155,7 +157,8 @@ def _movable_heads(candidate: Candidate) -> str:
     "equivariance.heads",
     level="MUST",
     sentence=(
-        "Exchanging heads exchanges a core's answers; with their weights it leaves a layer's answer."
+        "Exchanging heads exchanges a core's answers; with their weights it leaves a layer's "
+        "answer."
     ),
     source="Vaswani et al. 2017, section 3.2.2: heads are independent, their outputs concatenated",
     space=Space(mask="maybe", values=LIVELY, least=(("num_heads", 2), ("num_kv_heads", 2))),
@@ -184,8 +187,6 @@ def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
     """The exchanged problem with the query side as it was."""
     if not inputs.is_layer or inputs.weights is None or moved.weights is None:
         return moved.replace(query=inputs.query)
-    import dataclasses
-
     back = dataclasses.replace(moved.weights, q=inputs.weights.q, q_bias=inputs.weights.q_bias)
     return moved.replace(weights=back)
 

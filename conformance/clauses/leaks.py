@@ -32,7 +32,9 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
 @clause(
     "mask.no-leak",
     level="MUST",
-    sentence="Finite values in keys and values that a query may not attend never change its answer.",
+    sentence=(
+        "Finite values in keys and values that a query may not attend never change its answer."
+    ),
     source="pytorch#101967; DESIGN: finite junk is the MUST",
     space=LIVELY_MASK,
     counterfactual="no mask at all",
@@ -46,7 +48,9 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "mask.no-leak-nonfinite",
     level="SHOULD",
-    sentence="NaN and infinities in keys and values that a query may not attend never change its answer.",
+    sentence=(
+        "NaN and infinities in keys and values that a query may not attend never change its answer."
+    ),
     source="pytorch#101967; IMPLEMENTATIONS: 0 * NaN poisons almost everyone",
     space=LIVELY_MASK,
     explained=False,
@@ -79,8 +83,8 @@ def unaffected(
 ) -> Finding:
     """Rows that attend none of ``junk_keys`` (bool ``[B, Lk]``) answer alike with and without junk.
 
-    Both answers carry at most the bound of the clean problem: what a row does not attend has no part
-    in its rounding errors.
+    Both answers carry at most the bound of the clean problem: what a row does not attend has no
+    part in its rounding errors.
     """
     dirty = _with_junk(subject, problem, inputs, junk_keys, filler)
     judged = _rows_apart(subject, inputs, junk_keys)
@@ -94,7 +98,9 @@ def unaffected(
     except CandidateFailure as failure:
         return Finding(violation=failure.violation)
     allowed = 2.0 * column(bound)
-    agreement = compare(dirty_answer, clean_answer, allowed, judged=judged, wording=wording)
+    agreement = compare(
+        dirty_answer, clean_answer, allowed, judged=judged, wording=wording, both_answers=True
+    )
     binding = bool((judged & junk_keys.any()).any())
     if binding and known is not None and filler is None:
         free = dirty.without_mask() if counterfactual is None else counterfactual

@@ -104,7 +104,7 @@ def _covers(narrow: str, wide: str) -> bool:
 def _broadcast_pairs(candidate: Candidate) -> list[tuple[str, str, str]]:
     """(form, narrow shape, wide shape) where the wide shape can hold the narrow mask, repeated."""
     declared = candidate.declaration
-    pairs = []
+    pairs: list[tuple[str, str, str]] = []
     for form in declared.masks:
         shapes = declared.length_shapes if form == "lengths" else declared.mask_shapes
         pairs.extend((form, a, b) for a in shapes for b in shapes if _covers(a, b))
@@ -177,7 +177,9 @@ def _heads_can_move(candidate: Candidate) -> str:
 @clause(
     "mask.per-head",
     level="MUST",
-    sentence="Each head obeys its own mask: exchanging heads together with their masks changes nothing.",
+    sentence=(
+        "Each head obeys its own mask: exchanging heads together with their masks changes nothing."
+    ),
     source="PEERS: scattered masks per head are never tried",
     space=Space(
         mask="always", axes="H", values=LIVELY, least=(("num_kv_heads", 2), ("num_heads", 2))
@@ -261,10 +263,12 @@ HALF_TARGETS = (1e2, 1e3, 3e3)
     "mask.single-key",
     level="MUST",
     sentence=(
-        "A row with one kept key returns that key's value, whatever its own logit (down to -1e8) and "
-        "the hidden ones (up to 1e8)."
+        "A row with one kept key returns that key's value, whatever its own logit (down to -1e8) "
+        "and the hidden ones (up to 1e8)."
     ),
-    source="DESIGN: a fill that replaces masked logits shows only when the live logits lie below it",
+    source=(
+        "DESIGN: a fill that replaces masked logits shows only when the live logits lie below it"
+    ),
     space=Space(mask="always", values=("normal",), least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="a finite fill of half the logit's size",

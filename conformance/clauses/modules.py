@@ -11,8 +11,9 @@ from ..calling import CandidateFailure, build_forward, guarded
 from ..candidate import Candidate
 from ..clause import Finding, clause
 from ..comparison import compare
+from ..edges import edge_problems
 from ..inputs import Inputs
-from ..materialise import draw_weights, generator_for, in_dtype
+from ..materialise import draw_weights, generator_for, in_dtype, materialise
 from ..oracle import Oracle
 from ..problem import Problem
 from ..recipes import LIVELY
@@ -27,9 +28,6 @@ NO_MODULE = "its forward is not a torch.nn.Module"
 
 def _is_module(candidate: Candidate) -> str:
     """Build it once at the smallest size to see what the builder returns."""
-    from ..edges import edge_problems
-    from ..materialise import materialise
-
     if candidate.kind != "layer":
         return "it speaks of layers"
     problem = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0])[0]

@@ -26,7 +26,10 @@ ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
 @clause(
     "position.formula",
     level="MUST",
-    sentence="Channel 2j of position i is sin(i / 10000^(2j/d)) and channel 2j + 1 the cosine, added to the input.",
+    sentence=(
+        "Channel 2j of position i is sin(i / 10000^(2j/d)) and channel 2j + 1 the cosine, added to "
+        "the input."
+    ),
     source=SOURCE,
     space=ENCODINGS,
     counterfactual="the input without positions",
@@ -48,7 +51,10 @@ def formula(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "position.relative-shift",
     level="MUST",
-    sentence="Moving by some positions rotates each pair of channels by the same angle, whatever the position.",
+    sentence=(
+        "Moving by some positions rotates each pair of channels by the same angle, whatever the "
+        "position."
+    ),
     source=f"{SOURCE}: PE(pos + k) is a linear function of PE(pos)",
     space=Space(kinds=("positions",), values=("normal",), least=(("key_length", 3),)),
     counterfactual="encodings that are not rotated",

@@ -217,7 +217,9 @@ def _must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> F
     return Finding(
         violation=Violation(
             kind="not-raised",
-            message=f"{told}: an answer of shape {list(answer.output.shape)} instead of an exception",
+            message=(
+                f"{told}: an answer of shape {list(answer.output.shape)} instead of an exception"
+            ),
             expected="an exception",
             got=list(answer.output.shape),
         )
@@ -255,8 +257,8 @@ def _offers_weights(candidate: Candidate) -> str:
     "shape.weights",
     level="MUST",
     sentence=(
-        "The returned weights are [B, H, Lq, Lk], one table a head, equal the softmax and sum to one "
-        "over the keys."
+        "The returned weights are [B, H, Lq, Lk], one table a head, equal the softmax and sum to "
+        "one over the keys."
     ),
     source="Vaswani et al. 2017, equation 1; pytorch#42929, fairseq#3365",
     space=Space(mask="maybe", causal="maybe", extras="maybe"),

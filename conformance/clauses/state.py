@@ -104,7 +104,7 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def no_memory(subject: Subject, problem: Problem) -> Finding:
-    """Other values in the same storage and shape, against the same values asked in another order."""
+    """Other values in the same storage and shape, against the same in another order."""
     earlier = subject.inputs(problem)
     later = subject.inputs(problem.replace(seed=problem.seed + 1))
     forward = subject.forward(earlier)

@@ -62,6 +62,14 @@ SUM_ROUNDINGS: Final = 4
 DIVISION_ROUNDINGS: Final = 3
 # exp(logit - log-sum-exp) uses the rounded log-sum-exp of a part and of the whole.
 LOG_SUM_EXP_ROUNDINGS: Final = 2
+# On the way to a frequency 10000^(-2j/d) of a position encoding: the exponent, the logarithm of the
+# base and their product are each rounded once and pass through an exponential, which turns a
+# relative error of its argument (at most log 10000) into that many relative errors of its result.
+FREQUENCY_ROUNDINGS: Final = 3
+# The exponential itself (two units in the last place), a division, the product with the position.
+ANGLE_ROUNDINGS: Final = 6
+# Sine and cosine: two units in the last place of a number below one.
+SINE_ROUNDINGS: Final = 4
 
 # Evaluation of the bound ------------------------------------------------------------------------
 
