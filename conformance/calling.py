@@ -132,7 +132,7 @@ def guarded(
     try:
         with torch.no_grad():
             return function(*positional, **keywords)
-    except (KeyboardInterrupt, MemoryError):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:  # a candidate may raise anything, SystemExit included
         raise CandidateFailure(

@@ -35,17 +35,15 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("judgement", ("calling", "comparison", "edges", "oracle", "strategies", "stretching")),
     ("clauses", ("clause", "clauses", "clauses.*", "subject")),
-    ("runner", ("counterexample", "diagnosis", "mistakes", "pool", "reduction", "runner", "specification")),
+    (
+        "runner",
+        ("counterexample", "diagnosis", "mistakes", "pool", "reduction", "runner", "specification"),
+    ),
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
     ("session", ("checking", "expectations", "report", "selection")),
     ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suites")),
     ("command", ("__init__", "__main__", "cli")),
 )
-
-# An import against the direction, and why it may stand.
-ALLOWED = {
-    ("clause", "clauses"): "the registry imports the families once, when first asked for them",
-}
 
 # What each package may import besides the standard library and itself.
 MAY_IMPORT = {
@@ -125,7 +123,7 @@ def test_module_imports_only_downwards(path: Path) -> None:
     upwards = {
         other: LAYERS[layer][0]
         for other in inner_imports(path)
-        if (layer := layer_of(other)) is not None and layer > own and (module, other) not in ALLOWED
+        if (layer := layer_of(other)) is not None and layer > own
     }
     assert not upwards
 
@@ -183,10 +181,3 @@ def test_architecture_places_every_module() -> None:
     packages = {f"{name.partition('.')[0]}/" for name in MODULES if "." in name}
     flat = {name for name in MODULES if "." not in name and f"{name}/" not in packages}
     assert {name for name in packages | flat if f"`{name}`" not in text} == set()
-
-
-def test_every_exception_is_still_needed() -> None:
-    """An import that is allowed against the direction is still there."""
-    for module, other in ALLOWED:
-        path = CHECKOUT / "conformance" / f"{module}.py"
-        assert other in inner_imports(path)

@@ -45,8 +45,8 @@ def golden_answer(subject: Subject, problem: Problem) -> Finding:
     "numerics.scale",
     level="MUST",
     sentence=(
-        "The dot products are multiplied by the declared scale: one over the square root of the head "
-        "size, unless another is declared or given."
+        "The dot products are multiplied by the declared scale: one over the square root of the "
+        "head size, unless another is declared or given."
     ),
     source=f"{PAPER}; vit-pytorch#65, mlc-llm#3426",
     space=Space(extras="scale", values=LIVELY, least=(("key_length", 2), ("num_heads", 1))),
@@ -88,13 +88,16 @@ def odd_scale(subject: Subject, problem: Problem) -> Finding:
     "numerics.large-logits",
     level="MUST",
     sentence=(
-        "Logits of any size give the right answer, as long as every intermediate value stays below a "
-        "sixteenth of the largest finite number."
+        "Logits of any size give the right answer, as long as every intermediate value stays below "
+        "a sixteenth of the largest finite number."
     ),
     source="executorch#18407: no maximum subtracted; Blanchard, Higham & Higham 2021",
-    space=Space(values=("normal", "dominant-key", "mixed-scales"), least=(("key_length", 2),)),
+    space=Space(
+        values=("normal", "negative-logits", "dominant-key", "mixed-scales"),
+        least=(("key_length", 2),),
+    ),
     needs_golden=True,
-    counterfactual="exponentials of logits that overflow unless the maximum is subtracted",
+    counterfactual="exponentials that overflow, or all vanish, unless the maximum is subtracted",
 )
 def large_logits(subject: Subject, problem: Problem) -> Finding:
     """Queries (all tokens, for self-attention) enlarged until the logits reach a target."""
@@ -102,7 +105,7 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     target = LOGIT_TARGETS[problem.seed % len(LOGIT_TARGETS)]
     enlarged = _enlarge(subject, inputs, target)
     finding = matches_golden(subject, enlarged, f"logits near {target:.0e} give a wrong answer")
-    largest = subject.golden(enlarged).core.logits.amax()
+    largest = subject.golden(enlarged).core.logits.amax(dim=-1).abs().amax()
     overflows = float(largest) > math.log(torch.finfo(inputs.query.dtype).max)
     return Finding(
         binding=finding.binding and overflows, margin=finding.margin, violation=finding.violation
