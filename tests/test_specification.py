@@ -1,0 +1,81 @@
+"""docs/specification.md says what the clauses say, every one of them and no other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from _paths import CHECKOUT
+
+from conformance.clause import Clause, all_clauses, specification_hash
+from conformance.specification import level_text, render
+
+DOCUMENT = (CHECKOUT / "docs" / "specification.md").read_text(encoding="utf-8")
+CLAUSES = all_clauses()
+
+
+def section(clause: Clause) -> str:
+    """What the document says of one clause, from its heading to the next."""
+    start = rf"^### `{re.escape(clause.id)}`: "
+    found = re.search(rf"{start}.*?(?=^##|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert found, f"{clause.id} has no section"
+    return found[0]
+
+
+def test_document_is_not_stale() -> None:
+    """The committed document is what the clauses generate today, to the letter."""
+    told = "run: python -m conformance.specification > docs/specification.md"
+    assert render() == DOCUMENT, told
+
+
+def test_command_prints_the_document() -> None:
+    """The command that the document names for its making prints just the document."""
+    command = [sys.executable, "-m", "conformance.specification"]
+    assert " ".join(["python", *command[1:]]) in DOCUMENT
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stdout.decode("utf-8").replace("\r\n", "\n") == DOCUMENT
+
+
+def test_document_has_a_section_for_each_clause() -> None:
+    """Every clause has one section, in the order of the registry, and nothing else has one."""
+    headings = re.findall(r"^### `(.+?)`", DOCUMENT, re.MULTILINE)
+    assert headings == [clause.id for clause in CLAUSES]
+
+
+def test_document_has_a_chapter_for_each_family() -> None:
+    """Every family of clauses has one chapter, in which all its sections lie."""
+    chapters = re.findall(r"^## (.+)$", DOCUMENT, re.MULTILINE)
+    assert chapters == list(dict.fromkeys(clause.family for clause in CLAUSES))
+    for chapter in re.split(r"^## ", DOCUMENT, flags=re.MULTILINE)[1:]:
+        family = chapter.partition("\n")[0]
+        slugs = re.findall(r"^### `(.+?)`", chapter, re.MULTILINE)
+        assert {slug.partition(".")[0] for slug in slugs} == {family}
+
+
+@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.id)
+def test_section_tells_the_whole_clause(clause: Clause) -> None:
+    """A section holds the level, sentence, source, kinds and counterfactual of its clause."""
+    text = section(clause)
+    assert text.startswith(f"### `{clause.id}`: {level_text(clause)}\n")
+    assert f"\n{clause.sentence}\n" in text
+    assert f"- Source: {clause.source}\n" in text
+    assert f"- Speaks of: {', '.join(clause.space.kinds)}\n" in text
+    assert clause.counterfactual in text
+    assert ("the golden reference" in text) == clause.needs_golden
+
+
+def test_fingerprint_is_the_one_of_reports() -> None:
+    """The document's fingerprint is the one that every report carries."""
+    assert f"Fingerprint: `{specification_hash()}`, {len(CLAUSES)} clauses." in DOCUMENT
+
+
+def test_every_clause_module_contributes() -> None:
+    """No file of clauses is forgotten: each registers at least one clause of the document."""
+    folder = CHECKOUT / "conformance" / "clauses"
+    files = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    package = import_module("conformance.clauses").__name__
+    homes = {clause.check.__module__ for clause in CLAUSES}
+    assert homes == {f"{package}.{name}" for name in files}
