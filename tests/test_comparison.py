@@ -141,3 +141,15 @@ def test_nan_moves() -> None:
 def test_another_shape_moves() -> None:
     """A counterfactual of another shape would be seen."""
     assert moves(row(1.0), row(1.0, 1.0), row(0.2))
+
+
+def test_two_answers_of_nan_do_not_agree() -> None:
+    """Where both are answers of the candidate, both must be finite."""
+    agreement = compare(row(NAN), row(NAN), row(1.0), both_answers=True, wording="odd")
+    assert agreement.margin == INF
+    assert agreement.violation is not None
+    assert agreement.violation.kind == "finite"
+    message = "odd: one of the two answers is not finite at [0]: nan"
+    assert agreement.violation.message == message
+    unjudged = torch.tensor([False])
+    assert compare(row(1), row(NAN), row(1), both_answers=True, judged=unjudged).violation is None

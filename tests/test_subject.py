@@ -133,9 +133,7 @@ def test_nan_rows_do_not_blind_the_measured_bound() -> None:
         (mean_of_batch, "equivariance.batch-independent"),
     ],
 )
-def test_broken_layer_of_unknown_weights_fails(
-    broken: Callable[..., Tensor], clause: str
-) -> None:
+def test_broken_layer_of_unknown_weights_fails(broken: Callable[..., Tensor], clause: str) -> None:
     """Without a golden answer the laws still find a mistake, NaN everywhere included."""
     run = CandidateRun(unknown(broken), profile=SMALL, only=(clause,))
     assert run.run(run.planned()[0]).status == "failed"
@@ -186,7 +184,9 @@ def test_law_between_two_nan_answers_fails() -> None:
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return (query @ key.transpose(-1, -2)) @ value * math.nan
 
-    finding = try_on(core(kernel, masks=[], causal=None, features=[]), "state.repeatable", problem())
+    finding = try_on(
+        core(kernel, masks=[], causal=None, features=[]), "state.repeatable", problem()
+    )
     assert finding.violation is not None
     assert finding.violation.kind == "finite"
 
@@ -200,6 +200,8 @@ def test_nan_in_the_first_answer_alone_fails() -> None:
         output = torch.softmax(query @ key.transpose(-1, -2) / math.sqrt(3), -1) @ value
         return output * math.nan if len(calls) == 1 else output
 
-    finding = try_on(core(kernel, masks=[], causal=None, features=[]), "state.repeatable", problem())
+    finding = try_on(
+        core(kernel, masks=[], causal=None, features=[]), "state.repeatable", problem()
+    )
     assert finding.violation is not None
     assert finding.violation.kind == "finite"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from examples import CLAUSES, core, layer
+from refusals import refused
+
+import conformance.clause as module
+from conformance.clause import Clause, Finding, all_clauses, clause, specification_hash
+from conformance.declare import positions
+from conformance.space import Space
+
+BY_FAMILY = {
+    "shape": "output dtype empty-batch empty-query strided expanded rejects-mismatch weights",
+    "mask": "golden no-leak no-leak-nonfinite all-keep padding-is-absence broadcast per-item per-head "
+    "single-key empty-row empty-row-isolated forms-agree bias bias-counts causal causal-alignment "
+    "causal-and-mask",
+    "equivariance": "tokens queries keys batch heads batch-independent",
+    "position": "formula relative-shift breaks-equivariance",
+    "numerics": "golden large-logits key-shift constant-value value-linear convex scale",
+    "state": "inputs-unchanged repeatable no-memory bitwise-repeatable eval-deterministic dropout "
+    "follows-to state-dict",
+}
+WANTED = [f"{family}.{name}" for family, names in BY_FAMILY.items() for name in names.split()]
+SHOULD = {"mask.no-leak-nonfinite", "state.bitwise-repeatable", "state.follows-to"}
+MUST_FOR_CORES = {"shape.empty-batch", "shape.empty-query"}
+REAL = all_clauses()
+
+
+@pytest.mark.parametrize("slug", WANTED)
+def test_wanted_clause_exists_at_its_level(slug: str) -> None:
+    """Every clause of the foundation is there, MUST unless the design says SHOULD."""
+    found = CLAUSES[slug]
+    for kind in ("core", "layer"):
+        eased = slug in SHOULD or (slug in MUST_FOR_CORES and kind == "layer")
+        assert found.level_for(kind) == ("SHOULD" if eased else "MUST")
+
+
+@pytest.mark.parametrize("found", REAL, ids=lambda found: found.id)
+def test_clause_is_well_formed(found: Clause) -> None:
+    """A slug of two words, one sentence with a full stop, a source, a check of subject and problem."""
+    assert re.fullmatch(r"[a-z]+\.[a-z0-9-]+", found.id)
+    assert found.family == found.id.split(".")[0]
+    assert re.fullmatch(r"[A-Z][^\n]*\.", found.sentence)
+    assert found.source.strip()
+    assert not found.counterfactual.endswith(".")
+    assert found.check.__doc__
+    assert len(inspect.signature(found.check).parameters) == 2
+    assert found.space.kinds
+
+
+def test_slugs_are_unique_and_families_stay_together() -> None:
+    """The specification reads family by family, each slug once."""
+    slugs = [found.id for found in REAL]
+    assert len(slugs) == len(set(slugs)) >= len(WANTED)
+    assert len({found.sentence for found in REAL}) == len(REAL)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Clause]:
+    """A copy of the registry, to register in."""
+    copied = dict(module.REGISTRY)
+    monkeypatch.setattr(module, "REGISTRY", copied)
+    return copied
+
+
+def register(slug: str, sentence: str = "It holds.", level: str = "MUST") -> None:
+    """Register a clause that always holds."""
+    clause(slug, level=level, sentence=sentence, source="here", space=Space())(  # type: ignore[arg-type]
+        lambda _subject, _problem: Finding()
+    )
+
+
+def test_slug_is_registered_once(registry: dict[str, Clause]) -> None:
+    """A second clause of one name is refused."""
+    register("shape.mine")
+    assert registry["shape.mine"].family == "shape"
+    with refused("two clauses are called shape.mine"):
+        register("shape.mine")
+
+
+def test_fingerprint_follows_the_specification(
+    registry: dict[str, Clause], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fingerprint changes with a slug, a level or a sentence, and with nothing else."""
+    prints = [specification_hash(), specification_hash()]
+    assert prints[0] == prints[1]
+    assert re.fullmatch(r"[0-9a-f]{12}", prints[0])
+    changes = (
+        ("shape.mine", "It holds.", "MUST"),
+        ("shape.mine", "It holds!", "MUST"),
+        ("shape.mine", "It holds.", "MAY"),
+        ("shape.other", "It holds.", "MUST"),
+    )
+    for slug, sentence, level in changes:
+        monkeypatch.setattr(module, "REGISTRY", dict(registry))
+        register(slug, sentence, level)
+        prints.append(specification_hash())
+    assert len(set(prints)) == len(prints) - 1
+
+
+def test_level_of_an_unnamed_kind_is_must() -> None:
+    """A level by kind is MUST where nothing is said."""
+    assert CLAUSES["shape.empty-batch"].level_for("layer") == "SHOULD"
+    assert CLAUSES["shape.empty-batch"].level_for("graph") == "MUST"
+
+
+def test_position_encodings_get_their_clauses_alone() -> None:
+    """What speaks of attention is not asked of an encoding, and the reverse."""
+    encoding = positions(max_length=64)(lambda x: x)
+    mine = {found.id for found in REAL if not found.not_applicable(encoding)}
+    assert mine == {"position.formula", "position.relative-shift", "position.breaks-equivariance"}
+    assert CLAUSES["position.formula"].not_applicable(core()) != ""
+
+
+def test_layer_with_positions_has_no_golden() -> None:
+    """A layer that mixes in positions is told why clauses with a golden answer are left out."""
+    reason = CLAUSES["numerics.golden"].not_applicable(layer(inputs="self", position="rotary"))
+    assert reason == "it mixes in positions, so there is no golden answer"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import torch
+from examples import core, layer, plan, problem
+
+from conformance.materialise import materialise
+
+STANDARD = core().declaration.semantics
+
+
+def test_sizes_follow_the_tensors() -> None:
+    """Changed tokens change batch and lengths of the geometry, not the heads."""
+    inputs = materialise(problem(), core())
+    shorter = inputs.with_tokens(query=inputs.query[:1, :, :2], key=inputs.key[:1, :, :3])
+    sizes = shorter.geometry
+    assert (sizes.batch, sizes.query_length, sizes.key_length, sizes.num_heads) == (1, 2, 3, 4)
+    assert shorter.output_shape == (1, 4, 2, 6)
+    assert shorter.score_shape == (1, 4, 2, 3)
+
+
+def test_memory_stays_one_object() -> None:
+    """Changing the key of a memory changes its value."""
+    inputs = materialise(problem(value_size=13), layer(inputs="memory"))
+    moved = inputs.with_tokens(key=inputs.key * 2)
+    assert moved.key is moved.value
+    assert torch.equal(moved.query, inputs.query)
+
+
+def test_allowed_joins_mask_causality_and_bias() -> None:
+    """A key is allowed when mask, causal flag, window and bias all admit it."""
+    inputs = materialise(
+        problem(query_length=7, mask=plan("full", "keep"), causal=True, window=(2, -1)), core()
+    )
+    bias = torch.zeros(1, 1, 1, 7)
+    bias[..., 0] = -torch.inf
+    allowed = inputs.replace(bias=bias).allowed(STANDARD)
+    ahead = torch.arange(7)[None, :] - torch.arange(7)[:, None]
+    expected = (ahead <= 0) & (ahead >= -2) & (torch.arange(7) > 0)
+    assert torch.equal(allowed, expected.expand(2, 4, 7, 7))
+
+
+def test_without_mask_forgets_form_and_shape() -> None:
+    """The same inputs without their mask hand none over."""
+    inputs = materialise(problem(mask=plan()), core())
+    assert inputs.masked
+    free = inputs.without_mask()
+    assert not free.masked
+    assert bool(free.allowed(STANDARD).all())
+    assert free.query is inputs.query
+
+
+def test_layers_are_told_from_cores() -> None:
+    """Tokens make a layer, heads a core."""
+    assert materialise(problem(), layer()).is_layer
+    assert not materialise(problem(), core()).is_layer
+    assert materialise(problem(), layer()).output_shape == (2, 5, 10)

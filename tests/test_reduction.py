@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from declared import CANDIDATES, core
+from examples import plan, problem
+from test_strategies import broken_promise
+
+from conformance.geometry import FIELDS
+from conformance.problem import Problem
+from conformance.reduction import reduce_problem
+from conformance.space import Space
+
+ANY = Space(mask="maybe", causal="maybe", extras="maybe")
+EVERYTHING = CANDIDATES["core with everything"]
+LARGE = problem(
+    batch=3,
+    num_heads=6,
+    num_kv_heads=3,
+    query_length=40,
+    key_length=33,
+    head_size=64,
+    value_head_size=80,
+    query_size=1,
+    key_size=1,
+    value_size=1,
+    output_size=1,
+    causal=True,
+    scale=1.7,
+    softcap=3.0,
+    window=(3, -1),
+    mask=plan("random", "bias", "BHQK", finite_bias=True),
+    seed=123456,
+    values="cancelling",
+)
+TRIES = 400
+
+
+def test_predicate_ends_at_the_smallest_geometry() -> None:
+    """What fails from three keys on with causality ends at three keys, causality and nothing else."""
+
+    def fails(example: Problem) -> bool:
+        return example.geometry.key_length >= 3 and example.causal
+
+    found, used = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    sizes = dataclasses.asdict(found.geometry)
+    assert sizes == dict.fromkeys(FIELDS, 1) | {"key_length": 3}
+    assert found.causal
+    assert (found.mask, found.scale, found.softcap, found.window) == (None, None, None, None)
+    assert (found.values, found.seed, found.biases) == ("integers", 0, False)
+    assert 0 < used <= TRIES
+
+
+def test_products_are_reduced_too() -> None:
+    """What needs two heads a group and two groups keeps exactly those."""
+
+    def fails(example: Problem) -> bool:
+        sizes = example.geometry
+        return sizes.num_kv_heads >= 2 and sizes.num_heads > sizes.num_kv_heads
+
+    found, _ = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    assert (found.geometry.num_heads, found.geometry.num_kv_heads) == (4, 2)
+    assert found.geometry.key_length == found.geometry.query_length == 1
+
+
+@pytest.mark.parametrize("tries", [0, 1, 7])
+def test_budget_is_respected(tries: int) -> None:
+    """Never more tries than allowed, and what was found by then is returned."""
+    calls: list[Problem] = []
+
+    def fails(example: Problem) -> bool:
+        calls.append(example)
+        return True
+
+    found, used = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=tries)
+    assert len(calls) == used <= tries
+    assert (found == LARGE) is (tries == 0)
+
+
+def test_nothing_smaller_fails() -> None:
+    """A problem that fails alone is returned as it is."""
+    found, used = reduce_problem(LARGE, EVERYTHING, ANY, lambda _: False, tries=TRIES)
+    assert found == LARGE
+    assert used > 20
+
+
+def test_each_try_is_new_and_smaller() -> None:
+    """No problem is tried twice in one round, and none larger than what fails already."""
+    seen: list[Problem] = []
+
+    def fails(example: Problem) -> bool:
+        seen.append(example)
+        return False
+
+    reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    assert len(seen) == len(set(seen))
+    assert LARGE not in seen
+    assert all(
+        getattr(example.geometry, "batch") <= LARGE.geometry.batch  # noqa: B009
+        and example.geometry.query_length <= LARGE.geometry.query_length
+        for example in seen
+    )
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_pins_are_honoured(name: str) -> None:
+    """However small it gets, a problem keeps the candidate's promises."""
+    candidate = CANDIDATES[name]
+    space = Space(kinds=("core", "layer", "positions"))
+    from conformance.edges import edge_problems  # noqa: PLC0415
+
+    start = edge_problems(candidate, space, dtype="float32")[0]
+    tried: list[Problem] = []
+
+    def fails(example: Problem) -> bool:
+        tried.append(example)
+        return len(tried) % 2 == 0
+
+    reduce_problem(start, candidate, space, fails, tries=60)
+    assert [broken_promise(example, candidate) for example in tried] == [""] * len(tried)
+
+
+def test_clause_keeps_its_space() -> None:
+    """A clause about masks, causality and sizes is never shown a problem without them."""
+    space = Space(
+        mask="always",
+        forms=("bias",),
+        finite_bias="always",
+        causal="always",
+        square="always",
+        least=(("key_length", 3), ("batch", 2)),
+    )
+    start = LARGE.replace(geometry=LARGE.geometry.replace(query_length=33))
+    found, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert found.causal
+    assert found.mask is not None
+    assert found.mask.finite_bias
+    assert (found.geometry.batch, found.geometry.key_length, found.geometry.query_length) == (
+        2,
+        3,
+        3,
+    )
+
+
+def test_harness_faults_are_not_swallowed() -> None:
+    """An exception of the predicate is the runner's to deal with."""
+
+    def fails(_: Problem) -> bool:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        reduce_problem(LARGE, core(), ANY, fails, tries=3)

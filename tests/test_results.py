@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import math
+
+from records import result
+
+from conformance.profile import PROFILES
+from conformance.results import STATUSES, Violation, plain, result_from_json
+
+
+def test_numbers_that_are_not_finite_become_texts() -> None:
+    """JSON has no NaN: NaN and infinities are texts, at any depth."""
+    assert plain([math.nan, (math.inf, {"a": -math.inf}), 1.5, None, True]) == [
+        "nan",
+        ["inf", {"a": "-inf"}],
+        1.5,
+        None,
+        True,
+    ]
+
+
+def test_result_survives_json() -> None:
+    """A result written as JSON text and read again is the same, an infinite margin too."""
+    made = result(
+        "failed", margin=math.inf, violation=Violation(kind="finite", message="nan", where=[0, 1])
+    )
+    text = json.dumps(made.as_json(), allow_nan=False)
+    again = result_from_json(json.loads(text))
+    assert again == made
+    assert result_from_json(result().as_json()) == result()
+
+
+def test_statuses_are_those_of_the_report() -> None:
+    """The statuses are the contract's."""
+    assert set(STATUSES) == {
+        "passed",
+        "failed",
+        "error",
+        "not-applicable",
+        "untestable",
+        "expected-failure",
+        "unexpected-pass",
+    }
+
+
+def test_profiles_try_harder_and_harder() -> None:
+    """Quick tries at least forty examples a clause; each next profile more, longer and smaller."""
+    quick, default, thorough = (PROFILES[name] for name in ("quick", "default", "thorough"))
+    assert quick.examples >= 40
+    assert quick.examples < default.examples < thorough.examples
+    assert quick.longest < default.longest < thorough.longest
+    assert thorough.longest >= 513
+    assert quick.reductions < default.reductions < thorough.reductions

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from examples import SMALL, bare, core, run_clause
+from torch import Tensor
+
+import conformance
+import conformance.clause as registry
+from conformance.candidate import Candidate
+from conformance.clause import Finding, clause
+from conformance.geometry import Geometry
+from conformance.problem import Problem, problem_from_json
+from conformance.results import ClauseResult, Violation
+from conformance.runner import CandidateRun, examine
+from conformance.space import Space
+from conformance.subject import Subject
+
+PLAIN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+
+
+def plain(function: Callable[..., object] = bare, **promises: Any) -> Candidate:
+    """A core that promises nothing but attention."""
+    return core(function, **{**PLAIN, **promises})
+
+
+def wrong_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A scale that is off by a half."""
+    return torch.softmax(1.5 * query @ key.mT / math.sqrt(query.shape[-1]), -1) @ value
+
+
+@pytest.fixture
+def own_clause(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Registers a clause whose check is given; returns its slug."""
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
+
+    def register(check: Callable[[Subject, Problem], Finding], **more: Any) -> str:
+        clause("shape.mine", level="MUST", sentence="Mine.", source="me", space=Space(), **more)(
+            check
+        )
+        return "shape.mine"
+
+    registry.all_clauses()
+    return register
+
+
+def test_correct_candidate_passes() -> None:
+    """A pass counts its examples, how many bind, and the margin."""
+    result = run_clause(plain(), "numerics.golden")
+    assert (result.status, result.reason) == ("passed", "")
+    assert result.examples >= SMALL.examples
+    assert 0 < result.binding <= result.examples
+    assert result.margin is not None
+    assert 0.0 < result.margin <= 1.0
+    assert result.seconds > 0.0
+
+
+def test_wrong_candidate_fails_with_everything_needed() -> None:
+    """A failure has its violation, a margin beyond the bound, a reason and a counterexample."""
+    result = run_clause(plain(wrong_scale), "numerics.scale")
+    assert result.status == "failed"
+    assert result.violation is not None
+    assert result.reason == result.violation.message
+    assert result.margin is not None
+    assert result.margin > 1.0
+    assert result.counterexample is not None
+
+
+def test_counterexample_rebuilds_and_still_fails() -> None:
+    """The counterexample of the JSON report is a small problem that fails again."""
+    candidate = plain(wrong_scale)
+    result = run_clause(candidate, "numerics.scale")
+    data = json.loads(json.dumps(result.as_json(), allow_nan=False))
+    again = problem_from_json(data["counterexample"]["problem"])
+    sizes = again.geometry
+    assert (sizes.batch, sizes.num_heads, sizes.query_length) == (1, 1, 1)
+    found = examine(registry.REGISTRY["numerics.scale"], Subject(candidate, "float32"), again)
+    assert found.violation is not None
+    assert found.violation.kind == data["violation"]["kind"]
+
+
+def test_check_that_raises_is_the_harness_fault(own_clause: Callable[..., str]) -> None:
+    """A clause whose own code raises is an error with its place, not a verdict."""
+
+    def check(_subject: Subject, _problem: Problem) -> Finding:
+        message = "no such thing\nmore"
+        raise LookupError(message)
+
+    result = run_clause(plain(), own_clause(check))
+    line = check.__code__.co_firstlineno + 2
+    assert result.status == "error"
+    assert result.reason == (
+        f"the harness failed: LookupError: no such thing (test_runner.py:{line})"
+    )
+
+
+def test_not_applicable_says_why_and_runs_nothing() -> None:
+    """A clause that does not apply keeps its reason, and the candidate is not called."""
+
+    def never(_query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
+        raise AssertionError
+
+    result = run_clause(plain(never), "mask.golden")
+    assert (result.status, result.reason) == ("not-applicable", "no mask is declared")
+    assert result.examples == 0
+
+
+def test_clause_that_never_binds_is_untestable(own_clause: Callable[..., str]) -> None:
+    """Examples that could not have shown anything make no pass."""
+    slug = own_clause(lambda _s, _p: Finding(binding=False), counterfactual="another world")
+    result = run_clause(plain(), slug)
+    assert result.status == "untestable"
+    assert result.reason == (
+        f"none of {result.examples} examples could have shown it (another world)"
+    )
+
+
+def test_example_that_does_not_bind_still_fails(own_clause: Callable[..., str]) -> None:
+    """A violation counts whether or not the example binds."""
+    violation = Violation(kind="value", message="off")
+    slug = own_clause(lambda _s, _p: Finding(binding=False, violation=violation))
+    assert run_clause(plain(), slug).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("slug", "status"),
+    [("numerics.scale", "untestable"), ("numerics.golden", "untestable")],
+)
+def test_single_key_shows_neither_scale_nor_softmax(slug: str, status: str) -> None:
+    """With one key the weight is one whatever the scale: nothing was tested, and nothing passes."""
+
+    def one_key(geometry: Geometry) -> Geometry:
+        return geometry.replace(key_length=1)
+
+    result = run_clause(plain(geometry=one_key), slug)
+    assert result.status == status
+    assert result.reason
+
+
+def test_pinned_single_key_is_not_applicable() -> None:
+    """Where a declaration itself pins one key, the scale is not asked for."""
+    result = run_clause(plain(geometry={"key_length": 1}), "numerics.scale")
+    assert (result.status, result.reason) == (
+        "not-applicable",
+        "its geometry pins key_length below 2",
+    )
+
+
+def test_candidate_that_raises_once_fails_that_clause_alone() -> None:
+    """A candidate that raises on some inputs fails with its own exception, and the others go on."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.shape[2] > key.shape[2]:
+            message = "more queries than keys"
+            raise NotImplementedError(message)
+        return bare(query, key, value)
+
+    run = CandidateRun(plain(kernel), profile=SMALL, only=("numerics.golden", "shape.expanded"))
+    results = {planned.id: run.run(planned) for planned in run.planned()}
+    failed = results["numerics.golden"]
+    line = kernel.__code__.co_firstlineno + 3
+    assert failed.status == "failed"
+    assert failed.reason == (
+        f"raised NotImplementedError: more queries than keys (test_runner.py:{line})"
+    )
+    assert failed.counterexample is not None
+    sizes = failed.counterexample["problem"]["geometry"]
+    assert (sizes["query_length"], sizes["key_length"]) == (2, 1)
+    assert set(results) == {"numerics.golden", "shape.expanded"}
+
+
+def test_reduction_keeps_the_kind() -> None:
+    """A failure that would turn into an exception when smaller stays what it was."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if key.shape[2] < 4:
+            raise ValueError
+        return wrong_scale(query, key, value)
+
+    candidate = plain(kernel, geometry={"key_length": [2, 5, 8]})
+    run = CandidateRun(candidate, profile=SMALL, only=("numerics.scale",))
+    result = run.run(run.planned()[0])
+    assert result.violation is not None
+    assert result.violation.kind in ("value", "raised")
+    assert result.counterexample is not None
+    length = result.counterexample["problem"]["geometry"]["key_length"]
+    assert length == (5 if result.violation.kind == "value" else 2)
+
+
+def test_failure_that_does_not_repeat_is_still_failed() -> None:
+    """A wrong answer that cannot be had again is reported with the problem it came for."""
+    calls: list[int] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        calls.append(1)
+        return bare(query, key, value) + (len(calls) == 3)
+
+    result = run_clause(plain(kernel), "numerics.golden")
+    assert result.status == "failed"
+    assert result.violation is not None
+    assert result.counterexample is not None
+
+
+def test_interrupt_propagates() -> None:
+    """Ctrl-C in a candidate ends the run."""
+
+    def kernel(_query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_clause(plain(kernel), "shape.output")
+
+
+def test_system_exit_is_a_failure() -> None:
+    """A candidate cannot end the run by leaving."""
+
+    def kernel(_query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+    result = run_clause(plain(kernel), "shape.output")
+    assert result.status == "failed"
+    assert result.violation is not None
+    assert result.violation.kind == "raised"
+
+
+def slugs(**options: Any) -> list[str]:
+    """The planned slugs."""
+    run = CandidateRun(plain(), profile=SMALL, dtypes=("float32",), **options)
+    return [planned.id for planned in run.planned()]
+
+
+def test_plan_is_the_whole_specification_in_order() -> None:
+    """Every clause is planned, the not-applicable ones too, in the order of the specification."""
+    assert slugs() == [found.id for found in registry.all_clauses()]
+
+
+def test_globs_select() -> None:
+    """``only`` admits, ``skip`` refuses, and both are globs."""
+    families = {slug.split(".")[0] for slug in slugs(only=("shape.*", "state.repeat*"))}
+    assert families == {"shape", "state"}
+    assert "state.repeatable" in slugs(only=("shape.*", "state.repeat*"))
+    assert not any(slug.startswith("mask.") for slug in slugs(skip=("mask.*",)))
+    assert slugs(only=("mask.*",), skip=("mask.*",)) == []
+
+
+def test_plan_repeats_for_each_dtype() -> None:
+    """Clauses are planned for one dtype after the other; given dtypes replace the declared ones."""
+    declared = CandidateRun(plain(dtypes=["float32", "float64"]), profile=SMALL).planned()
+    half = len(declared) // 2
+    assert {planned.dtype for planned in declared[:half]} == {"float32"}
+    assert {planned.dtype for planned in declared[half:]} == {"float64"}
+    given = CandidateRun(plain(), profile=SMALL, dtypes=("float64",)).planned()
+    assert {planned.dtype for planned in given} == {"float64"}
+
+
+def test_levels_follow_the_kind() -> None:
+    """A plan says the level for this kind of candidate."""
+    by_id = {p.id: p.level for p in CandidateRun(plain(), profile=SMALL).planned()}
+    assert by_id["shape.empty-batch"] == "MUST"
+    assert by_id["state.bitwise-repeatable"] == "SHOULD"
+
+
+def test_each_example_is_announced_before_it_is_tried() -> None:
+    """``on_example`` hears of a problem before the candidate is called with it."""
+    order: list[str] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        order.append("called")
+        return wrong_scale(query, key, value)
+
+    run = CandidateRun(plain(kernel), profile=SMALL, only=("numerics.scale",))
+    announced: list[dict[str, Any]] = []
+
+    def hear(data: dict[str, Any]) -> None:
+        announced.append(data)
+        order.append("announced")
+
+    run.run(run.planned()[0], hear)
+    assert order[0] == "announced"
+    assert order.index("called") == 1
+    assert all(problem_from_json(data).dtype == "float32" for data in announced)
+
+
+def test_same_seed_same_result() -> None:
+    """Two runs of one seed give the same results but for the time."""
+
+    def once() -> ClauseResult:
+        return run_clause(plain(wrong_scale), "numerics.golden").replace(seconds=0.0)
+
+    assert once() == once()
+
+
+def test_reductions_are_shared_by_the_candidate() -> None:
+    """All failing clauses together stay within the profile's reductions."""
+    run = CandidateRun(plain(lambda query, _key, _value: query[..., :0]), profile=SMALL)
+    for planned in run.planned():
+        run.run(planned)
+    assert 0 <= run.reductions_left < SMALL.reductions
+
+
+def test_random_state_is_left_alone() -> None:
+    """Running clauses neither needs nor changes torch's global random state."""
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    run_clause(core(), "state.dropout")
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_layer_counts_as_one() -> None:
+    """A layer is built for each problem, and its failures while building are its own."""
+
+    @conformance.layer()
+    def build(_geometry: object, _weights: object) -> object:
+        message = "not today"
+        raise OSError(message)
+
+    result = run_clause(build, "shape.output")
+    assert result.status == "failed"
+    assert result.reason.startswith("raised OSError: not today (test_runner.py:")
+    assert result.reason.endswith("while building the layer")
