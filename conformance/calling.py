@@ -52,7 +52,7 @@ def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:
         )
     if isinstance(forward, nn.Module):
         forward.eval()
-    return forward  # type: ignore[no-any-return]
+    return forward  # type: ignore[no-any-return]  # callable, as was just seen
 
 
 def call_forward(forward: Forward, inputs: Inputs) -> Answer:
@@ -163,7 +163,7 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
     """Check type and shape of what was returned; raises CandidateFailure."""
     weights = None
     if inputs.return_weights:
-        if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004
+        if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004 (a pair)
             _refuse(
                 "type",
                 f"returned {_describe(returned)} for return_weights=True, not a pair "

@@ -39,7 +39,9 @@ class Draft:
     def problem(self, candidate: Candidate, space: Space, *, dtype: str) -> Problem:
         """The problem of a space that this draft becomes for a candidate."""
         recipes = space.recipes(dtype)
-        causal = _decide(space.causal, self.causal) and candidate.declaration.causal is not None
+        causal = (
+            _decide(space.causal, drawn=self.causal) and candidate.declaration.causal is not None
+        )
         return Problem(
             geometry=settle(self.geometry, candidate, space),
             dtype=dtype,
@@ -53,14 +55,14 @@ class Draft:
 
     def _mask(self, candidate: Candidate, space: Space) -> MaskPlan | None:
         options = space.options(candidate)
-        if not options or not _decide(space.mask, self.masked):
+        if not options or not _decide(space.mask, drawn=self.masked):
             return None
         form, shape = options[self.option % len(options)]
         return MaskPlan(
             pattern=space.patterns[self.pattern % len(space.patterns)],
             form=form,
             shape=shape,
-            finite_bias=form == "bias" and _decide(space.finite_bias, self.finite_bias),
+            finite_bias=form == "bias" and _decide(space.finite_bias, drawn=self.finite_bias),
         )
 
     def _extras(self, candidate: Candidate, space: Space) -> dict[str, Any]:
@@ -75,5 +77,5 @@ class Draft:
         return extras
 
 
-def _decide(often: Often, drawn: bool) -> bool:  # noqa: FBT001
+def _decide(often: Often, *, drawn: bool) -> bool:
     return often in ("always", "offered") or (often == "maybe" and drawn)

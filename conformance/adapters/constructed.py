@@ -80,7 +80,7 @@ def of_constructor(kind: type[nn.Module], construct: Construct, wish: Wish) -> C
         fresh = _construct(construct, geometry, wish.shown)
         recipe = finding.recipe
         if multihead.is_multihead(fresh):  # fused or separate, by its widths
-            recipe = multihead.recipe(fresh)  # type: ignore[arg-type]
+            recipe = multihead.recipe(fresh)  # type: ignore[arg-type]  # an instance, as seen
         return loaded(fresh, calling, recipe, _sizes(geometry), weights)
 
     for geometry in (first, second):
