@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from ..eager import Answer, Call, EagerCore
-from ._kit import core
+from ..eager import Answer, Call, EagerCore, EagerLayer
+from ._kit import core, layer
 
 BOTH = ["float32", "float64"]
 
@@ -113,3 +113,11 @@ class MaskCutToFit(Unchecked):
             missing = call.key_length - call.keep.shape[-1]
             call = call.replace(keep=functional.pad(call.keep, (0, missing), value=True))
         return super().attend(call)
+
+
+@layer("shape.rejects-width")
+class WidthCutToFit(EagerLayer):
+    """Channels that the projection has no column for are cut off without a word."""
+
+    def project(self, tokens: Tensor, name: str) -> Tensor:
+        return super().project(tokens[..., : getattr(self.weights, name).shape[1]], name)

@@ -1,0 +1,53 @@
+"""The harness under test: every mistake of the catalogue is caught, and by the clause it breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from specific_mistakes import ANYTHING, SPECIFIC
+
+from candidates.broken import MISTAKES, Mistake
+from conformance.clause import all_clauses
+from conformance.profile import PROFILES
+from conformance.results import ClauseResult
+from conformance.runner import CandidateRun
+
+# Catching is what counts here; making a failure small is tested elsewhere.
+QUICK = dataclasses.replace(PROFILES["quick"], reductions=0)
+BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
+
+
+def results(mistake: Mistake, *only: str) -> list[ClauseResult]:
+    """Run the named clauses (all without a name) on a mistake under the quick profile."""
+    run = CandidateRun(mistake.candidate, profile=QUICK, only=only)
+    return [run.run(planned) for planned in run.planned()]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake_fails_the_clause_it_breaks(mistake: Mistake) -> None:
+    """Under the quick profile each mistake fails the clause that names it best."""
+    found = results(mistake, mistake.primary)
+    assert [result.status for result in found].count("failed") >= 1, found
+    assert not [result.reason for result in found if result.status == "error"]
+
+
+def test_every_clause_has_a_mistake_that_fails_it() -> None:
+    """No clause is without teeth: each is the primary clause of a mistake."""
+    assert {clause.id for clause in all_clauses()} == {mistake.primary for mistake in MISTAKES}
+
+
+@pytest.mark.parametrize("slug", sorted(SPECIFIC))
+def test_specific_mistake_fails_only_what_it_should(slug: str) -> None:
+    """Each clause has a mistake that fails it and nothing but its direct consequences."""
+    name, consequences = SPECIFIC[slug]
+    found = results(BY_NAME[name])
+    seen = {result.id for result in found if result.status not in ("passed", "not-applicable")}
+    assert slug in seen
+    assert consequences == ANYTHING or seen - {slug} <= consequences
+    assert not [result.reason for result in found if result.status == "error"]
+
+
+def test_every_clause_is_told_apart() -> None:
+    """The table of specific mistakes covers the whole specification."""
+    assert set(SPECIFIC) == {clause.id for clause in all_clauses()}
