@@ -49,9 +49,14 @@ def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
 
 
 def _identical(tensor: Tensor, before: Tensor) -> bool:
-    return tensor.shape == before.shape and torch.equal(
-        torch.nan_to_num(tensor.double(), nan=12345.0),
-        torch.nan_to_num(before.double(), nan=12345.0),
+    """Whether two tensors hold the same bits, every NaN equal to every other."""
+    if tensor.shape != before.shape or tensor.dtype != before.dtype:
+        return False
+    nan = tensor.isnan()
+    return (
+        torch.equal(nan, before.isnan())
+        and torch.equal(tensor.masked_fill(nan, 0), before.masked_fill(nan, 0))
+        and torch.equal(tensor.signbit() | nan, before.signbit() | nan)
     )
 
 
