@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from examples import SMALL, bare, core, layer, run_clause
+from torch import Tensor
+
+from candidates.eager import EagerLayer
+from conformance.runner import CandidateRun
+
+GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+
+
+def weights(query: Tensor, key: Tensor) -> Tensor:
+    """Logits."""
+    return query @ key.mT / math.sqrt(query.shape[-1])
+
+
+def sigmoid(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Weights that do not sum to one."""
+    return weights(query, key).sigmoid() @ value
+
+
+def squared(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Values enter squared."""
+    return bare(query, key, value * value.abs())
+
+
+def shifted(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A constant on the answer."""
+    return bare(query, key, value) + 100.0
+
+
+@pytest.mark.parametrize(
+    ("broken", "slug"),
+    [
+        (sigmoid, "numerics.key-shift"),
+        (sigmoid, "numerics.constant-value"),
+        (squared, "numerics.value-linear"),
+        (shifted, "numerics.convex"),
+    ],
+)
+def test_broken_law_fails(broken: Any, slug: str) -> None:
+    """Each law is broken by its own mistake."""
+    assert run_clause(core(broken, **GIVEN), slug).status == "failed"
+
+
+class WithoutKeyBias(EagerLayer):
+    """A layer that leaves its key bias out."""
+
+    def __init__(self, geometry: Any, given: Any) -> None:
+        super().__init__(geometry, dataclasses.replace(given, k_bias=None))
+
+
+def test_missing_key_bias_breaks_nothing() -> None:
+    """Softmax does not see a key bias: no clause fails a layer without it, unless logits are capped."""
+    uncapped = ["scale", "gqa", "window", "weights"]
+    run = CandidateRun(layer(WithoutKeyBias, features=uncapped), profile=SMALL, dtypes=("float32",))
+    statuses = {planned.id: run.run(planned).status for planned in run.planned()}
+    assert set(statuses.values()) == {"passed", "not-applicable"}
+    capped = layer(WithoutKeyBias, features=["softcap"])
+    assert run_clause(capped, "numerics.golden").status == "failed"

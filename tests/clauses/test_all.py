@@ -1,0 +1,34 @@
+"""Every clause passes for the correct candidates, in both dtypes: what fails is in the catalogue."""
+
+from __future__ import annotations
+
+import pytest
+from examples import CLAUSES, SMALL, run_clause
+
+from candidates.broken._kit import CORRECT
+from candidates.eager import eager_core, eager_layer, eager_module
+from conformance.candidate import Candidate
+from conformance.runner import CandidateRun
+
+EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT]
+
+
+@pytest.mark.parametrize("candidate", EVERYBODY, ids=lambda candidate: candidate.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_correct_candidates_pass_every_clause(candidate: Candidate, dtype: str) -> None:
+    """Nothing fails, and nothing that applies goes untested, for the correct candidates."""
+    run = CandidateRun(candidate, profile=SMALL, dtypes=(dtype,))
+    results = [run.run(planned) for planned in run.planned()]
+    wrong = [(r.id, r.status, r.reason) for r in results]
+    assert [entry for entry in wrong if entry[1] not in ("passed", "not-applicable")] == []
+    assert sum(result.status == "passed" for result in results) >= 3
+
+
+@pytest.mark.parametrize("slug", CLAUSES)
+def test_each_clause_is_passed_by_somebody(slug: str) -> None:
+    """Every clause applies to a correct candidate, binds there and passes."""
+    clause = CLAUSES[slug]
+    candidate = next(one for one in EVERYBODY if not clause.not_applicable(one))
+    result = run_clause(candidate, slug)
+    assert result.status == "passed", result.reason
+    assert result.binding >= 2

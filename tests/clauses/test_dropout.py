@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from examples import bare, core, layer, problem, try_on
+from torch import Tensor
+from torch.nn import functional
+
+from candidates.eager import EagerLayer
+from conformance.clauses import dropout
+from conformance.clauses.dropout import SIGNIFICANCE, _judge, _solved_shares, _tail
+from conformance.results import Violation
+from conformance.subject import Subject
+
+EXAMPLE = problem(query_length=24, key_length=16, seed=0)
+GIVEN = {"masks": [], "causal": None, "features": ["dropout"], "empty_rows": "any"}
+
+
+def judged(function: object) -> Violation | None:
+    """What the clause says of a core with a dropout keyword."""
+    return try_on(core(function, **GIVEN), "state.dropout", EXAMPLE).violation  # type: ignore[arg-type]
+
+
+def weights_of(query: Tensor, key: Tensor) -> Tensor:
+    """Softmax weights."""
+    return torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), -1)
+
+
+def correct(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """Weights are dropped and rescaled."""
+    return functional.dropout(weights_of(query, key), dropout) @ value
+
+
+def never(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """Nothing is dropped."""
+    del dropout
+    return bare(query, key, value)
+
+
+def not_rescaled(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """What is left keeps its size."""
+    return correct(query, key, value, dropout) * (1.0 - dropout)
+
+
+def on_the_output(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """Channels of the output are dropped."""
+    return functional.dropout(bare(query, key, value), dropout)
+
+
+def keeps_too_few(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """The probability is taken as that of keeping, for odd probabilities."""
+    kept = (torch.rand_like(weights_of(query, key)) < dropout / 2) / (1.0 - dropout)
+    return (weights_of(query, key) * kept) @ value
+
+
+def test_dropped_weights_pass() -> None:
+    """Dropping single weights and rescaling the rest is what is asked for."""
+    assert judged(correct) is None
+
+
+@pytest.mark.parametrize("broken", [never, not_rescaled, on_the_output, keeps_too_few])
+def test_other_dropouts_fail(broken: object) -> None:
+    """No dropout, no rescaling, dropped channels and a wrong probability are seen."""
+    assert judged(broken) is not None
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize("total", [64, 500, 4000])
+def test_tail_bounds_the_exact_probability(total: int, chance: float) -> None:
+    """Chernoff's bound is never below the exact two-sided probability of a count so far off."""
+    probabilities = [
+        math.exp(
+            math.lgamma(total + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(total - k + 1)
+            + k * math.log(chance)
+            + (total - k) * math.log(1.0 - chance)
+        )
+        for k in range(total + 1)
+    ]
+    for kept in range(0, total + 1, max(total // 16, 1)):
+        if kept <= chance * total:
+            exact = sum(probabilities[: kept + 1])
+        else:
+            exact = sum(probabilities[kept:])
+        assert _tail(kept, total, chance) >= exact * (1.0 - 1e-9)
+
+
+def test_tail_is_certain_at_the_mean() -> None:
+    """A count at its mean is never suspicious, all or nothing always is."""
+    assert _tail(500, 1000, 0.5) == pytest.approx(2.0)
+    assert _tail(1000, 1000, 0.5) < SIGNIFICANCE
+    assert _tail(0, 1000, 0.5) < SIGNIFICANCE
+
+
+def test_tail_survives_counts_beyond_the_total() -> None:
+    """A wrong scale can count more keys than there are: that is suspicious, not a crash."""
+    assert _tail(2000, 1000, 0.5) < SIGNIFICANCE
+
+
+def test_counts_must_be_whole() -> None:
+    """Half a key cannot be kept."""
+    counts, slack = torch.full((2, 4, 5, 6), 7.5), torch.full((2, 4, 5, 6), 0.01)
+    violation = _judge(counts, slack, 16, 0.5)
+    assert violation is not None
+    assert "not a whole number" in violation.message
+
+
+def solved(mix: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    """What is solved for when each head's share of the common value is known."""
+    subject = Subject(layer(), "float64")
+    inputs = subject.inputs(problem(dtype="float64", num_heads=3, num_kv_heads=3))
+    same = dropout._uniform(inputs)
+    known = subject.golden(same)
+    heads = known.core.value * mix.reshape(1, 3, 1, 1)
+    merged = heads[:, :, :1].expand(2, 3, 5, 6).transpose(1, 2).flatten(2)
+    assert same.weights is not None
+    answer = functional.linear(merged, same.weights.o, same.weights.o_bias)  # type: ignore[arg-type]
+    shares, slack = _solved_shares(same, known.core.value, known.bound, answer)
+    return shares, slack, mix
+
+
+def test_shares_of_several_heads_are_solved_for() -> None:
+    """Through the output projection each head's own share comes back."""
+    shares, slack, mix = solved(torch.tensor([0.25, 1.0, 1.75], dtype=torch.float64))
+    assert shares is not None
+    assert torch.allclose(shares, mix.reshape(1, 3, 1).expand(shares.shape), rtol=0, atol=1e-9)
+    assert float(slack.max()) < 0.25
+
+
+def test_shares_need_an_output_wider_than_the_heads() -> None:
+    """With fewer outputs than heads nothing can be solved for, and nothing is claimed."""
+    subject = Subject(layer(), "float32")
+    inputs = dropout._uniform(subject.inputs(problem(output_size=2)))
+    known = subject.golden(inputs)
+    shares, _ = _solved_shares(inputs, known.core.value, known.bound, known.output)
+    assert shares is None
+
+
+def test_dropout_of_layers() -> None:
+    """A layer that drops weights passes, one that drops its merged channels fails."""
+
+    class OnMerged(EagerLayer):
+        def __call__(self, *tensors: Tensor, dropout: float = 0.0, **more: object) -> Tensor:
+            heads = self.core(*self.heads(*tensors), **more)
+            assert isinstance(heads, Tensor)
+            return self.project_output(functional.dropout(self.merge(heads), dropout))
+
+    given = {"masks": [], "causal": None, "features": ["dropout"], "empty_rows": "any"}
+    example = EXAMPLE.replace(geometry=EXAMPLE.geometry.replace(num_heads=2, num_kv_heads=2))
+    assert try_on(layer(**given), "state.dropout", example).violation is None
+    assert try_on(layer(OnMerged, **given), "state.dropout", example).violation is not None

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from examples import core, plan, problem, run_clause, try_on
+from torch import Tensor
+
+RULES = ("zeros", "nan", "mean-of-all", "mean-of-valid")
+EMPTIED = problem(mask=plan("empty-rows"))
+
+
+def kernel(rule: str) -> Any:
+    """A masked core that gives empty rows a rule's answer."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
+        logits = query @ key.mT / math.sqrt(query.shape[-1])
+        kept = torch.ones_like(logits, dtype=torch.bool) if keep is None else keep.expand_as(logits)
+        empty = ~kept.any(-1, keepdim=True)
+        weights = logits.masked_fill(~kept, -math.inf).softmax(-1)
+        even = torch.full_like(weights, 1.0 / key.shape[2])
+        filled = {"zeros": torch.zeros_like(weights), "nan": weights}.get(rule, even)
+        return torch.where(empty, filled, weights) @ value
+
+    return attend
+
+
+@pytest.mark.parametrize("declared", RULES)
+@pytest.mark.parametrize("actual", RULES)
+def test_declared_rule_is_the_one_that_holds(declared: str, actual: str) -> None:
+    """Each rule passes where it is declared and fails elsewhere; without causality both means agree."""
+    candidate = core(kernel(actual), masks=["keep"], causal=None, features=[], empty_rows=declared)
+    agree = declared == actual or {declared, actual} <= {"mean-of-all", "mean-of-valid"}
+    result = run_clause(candidate, "mask.empty-row", examples=12)
+    assert result.status == ("passed" if agree else "failed")
+
+
+def test_one_promise_is_needed() -> None:
+    """A candidate that promises nothing about empty rows is not judged on them."""
+    candidate = core(kernel("nan"), masks=["keep"], causal=None, features=[], empty_rows="any")
+    result = run_clause(candidate, "mask.empty-row")
+    assert (result.status, result.reason) == (
+        "not-applicable",
+        "it promises nothing about rows without keys",
+    )
+    assert run_clause(candidate, "mask.empty-row-isolated").status == "passed"
+    assert run_clause(candidate, "mask.golden").status == "passed"
+
+
+def test_empty_row_that_poisons_others_is_seen() -> None:
+    """One empty row that turns its whole head NaN disturbs the others."""
+
+    def poison(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
+        output: Tensor = kernel("nan")(query, key, value, keep)
+        return output + 0.0 * output.sum(dim=2, keepdim=True)
+
+    candidate = core(poison, masks=["keep"], causal=None, features=[], empty_rows="nan")
+    assert try_on(candidate, "mask.empty-row", EMPTIED).violation is None
+    finding = try_on(candidate, "mask.empty-row-isolated", EMPTIED)
+    assert finding.violation is not None
+    assert finding.violation.kind == "finite"
+
+
+def test_refusing_empty_rows_needs_no_promise() -> None:
+    """A candidate that promises nothing may refuse a mask with empty rows; one that promises may not."""
+
+    def refuse(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
+        if keep is not None and not bool(keep.any(-1).all()):
+            raise ValueError
+        return torch.as_tensor(kernel("nan")(query, key, value, keep))
+
+    for rule, raises in (("any", False), ("zeros", True)):
+        candidate = core(refuse, masks=["keep"], causal=None, features=[], empty_rows=rule)
+        finding = try_on(candidate, "mask.empty-row-isolated", EMPTIED)
+        assert (finding.violation is not None) is raises

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from examples import core, layer, plan, problem, run_clause, try_on
+from torch import Tensor
+
+from candidates.eager import Call, EagerCore, EagerLayer
+from conformance.clauses.masking import _broadcast_pairs, _form_pairs
+from conformance.stretching import single_key_inputs, unmasked_scores
+from conformance.subject import Subject
+
+MASKED = problem(mask=plan())
+
+
+class Filled(EagerCore):
+    """A finite fill instead of minus infinity."""
+
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        """Softmax over what the fill leaves."""
+        return self.softmax(logits if allowed is None else logits.masked_fill(~allowed, self.fill))
+
+
+@pytest.mark.parametrize("target", [1e2, 3e4, 4e5, 5e6, 9e7])
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize("kind", ["core", "layer", "self"])
+def test_stretched_key_reaches_its_target(target: float, low: bool, kind: str) -> None:  # noqa: FBT001
+    """The live logits lie at minus the target, or the hidden ones reach it, whatever the kind."""
+    made = {"core": core, "layer": layer, "self": lambda: layer(inputs="self")}[kind]()
+    example = problem(mask=plan("single"))
+    if kind == "self":
+        example = problem(
+            mask=plan("single"), query_length=7, query_size=13, value_size=13, biases=False
+        )
+    drawn = Subject(made, "float32").inputs(example)
+    inputs, judged = single_key_inputs(drawn, live=2, target=target, low=low)
+    scores = unmasked_scores(inputs)
+    others = torch.arange(7) != 2
+    if judged is not None:
+        rows = judged[0, :, 0]
+        scores = scores[:, :, rows]
+        assert bool(rows.any())
+    stretched = scores[..., 2] if low else scores[..., others]
+    extreme = float(stretched.min()) if low else float(stretched.max())
+    share = -extreme / target if low else extreme / target
+    # In self-attention the enlarged tokens' own rows reach the target; the judged ones come near.
+    assert 0.25 < share < 1.2
+    quiet = scores[..., others] if low else scores[..., 2]
+    assert float(quiet.abs().max()) < 100.0
+
+
+@pytest.mark.parametrize("fill", [-1e4, -1e6, -1e7])
+def test_finite_fill_shows_in_single_key_alone(fill: float) -> None:
+    """A finite fill fails where live logits lie below it, and not in every other masked clause."""
+    candidate = core(Filled(fill), masks=["keep"], empty_rows="any", features=[])
+    assert run_clause(candidate, "mask.single-key", examples=20).status == "failed"
+    assert run_clause(candidate, "mask.no-leak").status == "passed"
+    assert run_clause(candidate, "mask.all-keep").status == "passed"
+
+
+def test_largest_finite_fill_passes() -> None:
+    """The most negative finite number is as good as minus infinity for rows with a key."""
+    candidate = core(
+        Filled(torch.finfo(torch.float32).min), masks=["keep"], empty_rows="any", features=[]
+    )
+    assert run_clause(candidate, "mask.single-key", examples=20).status == "passed"
+
+
+def test_broadcast_pairs_widen() -> None:
+    """Each pair goes from a narrow shape to one that has its axes and more, in one form."""
+    pairs = _broadcast_pairs(core(masks=["keep", "lengths"], mask_shapes=["BK", "BHQK", "B", "BQ"]))
+    assert pairs == [("keep", "BK", "BHQK"), ("lengths", "B", "BQ")]
+    assert _broadcast_pairs(core(masks=["keep"], mask_shapes=["BQK", "HQK"])) == []
+
+
+def test_shapes_of_one_set_of_axes_are_compared_too() -> None:
+    """The same mask with and without axes of size 1 must be read alike."""
+    pairs = _broadcast_pairs(core(masks=["keep"], mask_shapes=["BK", "B11K"]))
+    assert ("keep", "BK", "B11K") in pairs
+
+
+def test_form_pairs_can_carry_the_mask() -> None:
+    """A mask goes to another form only where the other's shape holds it; never into lengths."""
+    pairs = _form_pairs(core(masks=["keep", "lengths"], mask_shapes=["BHQK", "11QK", "B"]))
+    assert (("lengths", "B"), ("keep", "BHQK")) in pairs
+    assert (("lengths", "B"), ("keep", "11QK")) not in pairs
+    assert all(second[0] != "lengths" for _, second in pairs)
+
+
+def test_forms_must_agree() -> None:
+    """One form read with the wrong polarity disagrees with the other."""
+
+    class Flipped(EagerCore):
+        def tables(self, call: Call) -> Any:
+            yield from super().tables(call.replace(drop=None))
+            if call.drop is not None:
+                yield call.drop
+
+    shapes = ["BHQK"]
+    right = core(masks=["keep", "drop"], mask_shapes=shapes)
+    wrong = core(Flipped(), masks=["keep", "drop"], mask_shapes=shapes)
+    assert try_on(right, "mask.forms-agree", MASKED).violation is None
+    assert try_on(wrong, "mask.forms-agree", MASKED).violation is not None
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["core", "layer"])
+def test_heads_move_with_their_masks(kv_heads: int, kind: str) -> None:
+    """Grouped heads are exchanged group by group: the query heads follow their key/value head."""
+    made = {"core": core, "layer": layer}[kind](features=["gqa"])
+    example = problem(num_kv_heads=kv_heads, mask=plan())
+    finding = try_on(made, "mask.per-head", example)
+    assert finding.violation is None
+    assert finding.binding is (kv_heads > 1)
+
+
+@pytest.mark.parametrize("kind", ["core", "layer"])
+def test_mask_of_the_first_head_for_all(kind: str) -> None:
+    """One head's mask used for all of them is seen, with grouped heads too."""
+
+    class FirstHead(EagerCore):
+        def tables(self, call: Call) -> Any:
+            for table in super().tables(call):
+                yield table[:, :1] if table.dim() == 4 else table
+
+    class FirstHeadLayer(EagerLayer):
+        core = FirstHead()
+
+    made = (
+        core(FirstHead(), features=["gqa"])
+        if kind == "core"
+        else layer(FirstHeadLayer, features=["gqa"])
+    )
+    finding = try_on(made, "mask.per-head", problem(num_kv_heads=2, mask=plan()))
+    assert finding.violation is not None
+
+
+def test_padding_is_cut_from_queries_of_self_attention() -> None:
+    """Where query and key are one sequence, the padded queries are left out of the comparison."""
+
+    class OfItself(EagerLayer):
+        def __call__(self, x: Tensor, **options: Any) -> Any:  # type: ignore[override]
+            return super().__call__(x, x, x, **options)
+
+    made = layer(OfItself, inputs="self", masks=["keep"])
+    example = problem(query_length=7, query_size=13, value_size=13, mask=plan("padding"))
+    finding = try_on(made, "mask.padding-is-absence", example)
+    assert finding.violation is None
+    assert finding.binding
+    assert finding.margin is not None
+    assert math.isfinite(finding.margin)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from examples import layer, problem, try_on
+from torch import Tensor
+
+from candidates.eager import EagerModule
+
+GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+
+
+class PlainScale(EagerModule):
+    """A scale that is a plain float32 tensor."""
+
+    def __init__(self, geometry: Any, weights: Any) -> None:
+        super().__init__(geometry, weights)
+        self.factor = torch.tensor(1.0)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        """Scaled by it."""
+        answer = super().forward(query, key, value, **options)
+        return answer * self.factor
+
+
+class HiddenScale(EagerModule):
+    """A constant rounded to float32, hidden where no attribute shows it."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        """Query divided by its root in float32, multiplied back."""
+        rounded = float(torch.tensor(math.sqrt(self.geometry.head_size)).float())
+        exact = math.sqrt(self.geometry.head_size)
+        assert self.q is not None
+        before = self.q.data
+        try:
+            self.q.data = before * (exact / rounded)
+            return super().forward(query, key, value, **options)
+        finally:
+            self.q.data = before
+
+
+class Registered(PlainScale):
+    """The same scale as a buffer."""
+
+    def __init__(self, geometry: Any, weights: Any) -> None:
+        EagerModule.__init__(self, geometry, weights)
+        self.register_buffer("factor", torch.tensor(1.0))
+
+
+def test_plain_tensor_stays_behind() -> None:
+    """A tensor that is neither parameter nor buffer is named, whatever its value."""
+    finding = try_on(layer(PlainScale, **GIVEN), "state.follows-to", problem())
+    assert finding.violation is not None
+    assert finding.violation.message == "plain tensors stay behind after .to(device): factor"
+
+
+def test_buffer_follows() -> None:
+    """The same tensor as a buffer follows."""
+    assert try_on(layer(Registered, **GIVEN), "state.follows-to", problem()).violation is None
+
+
+def test_constant_in_single_precision_shows_in_float64() -> None:
+    """A constant rounded to float32 is invisible there and shows once the module is float64."""
+    candidate = layer(HiddenScale, **GIVEN)
+    example = problem(head_size=3, value_size=9)
+    assert try_on(candidate, "numerics.golden", example).violation is None
+    finding = try_on(candidate, "state.follows-to", example)
+    assert finding.violation is not None
+    assert "something still has another dtype" in finding.violation.message
+
+
+def test_dropout_that_ignores_eval_is_random() -> None:
+    """A module whose eval does not reach its dropout answers differently under other seeds."""
+
+    class Always(EagerModule):
+        def eval(self) -> Any:
+            return self
+
+    finding = try_on(layer(Always, **GIVEN), "state.eval-deterministic", problem())
+    assert finding.violation is not None
+
+
+def test_state_dict_of_another_answers_like_it() -> None:
+    """Loading the state of another module gives its answer, and examples bind."""
+    finding = try_on(layer(EagerModule, **GIVEN), "state.state-dict", problem())
+    assert finding.violation is None
+    assert finding.binding
+
+
+def test_weights_outside_the_state_are_seen() -> None:
+    """A matrix that the state dict does not hold keeps the old answer."""
+
+    class Frozen(EagerModule):
+        def __init__(self, geometry: Any, weights: Any) -> None:
+            super().__init__(geometry, weights)
+            del self.v
+            self.register_buffer("v", weights.v.clone(), persistent=False)
+
+    finding = try_on(layer(Frozen, **GIVEN), "state.state-dict", problem())
+    assert finding.violation is not None

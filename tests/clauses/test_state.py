@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from examples import bare, core, layer, plan, problem, try_on
+from torch import Tensor
+
+from conformance.clauses.state import _identical
+
+GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+
+
+def test_answer_remembered_by_shape_is_seen() -> None:
+    """Returning the last answer for the same shapes fails, although repeating a call is fine."""
+    known: dict[object, Tensor] = {}
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        shapes = (query.shape, key.shape, value.shape)
+        if shapes not in known:
+            known[shapes] = bare(query, key, value)
+        return known[shapes]
+
+    assert try_on(core(kernel, **GIVEN), "state.repeatable", problem()).violation is None
+    known.clear()
+    assert try_on(core(kernel, **GIVEN), "state.no-memory", problem()).violation is not None
+
+
+def test_answer_remembered_by_storage_is_seen() -> None:
+    """Returning the last answer for the same memory addresses fails."""
+    known: dict[object, Tensor] = {}
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        where = (query.data_ptr(), key.data_ptr(), value.data_ptr())
+        if where not in known:
+            known.clear()
+            known[where] = bare(query, key, value)
+        return known[where]
+
+    assert try_on(core(kernel, **GIVEN), "state.no-memory", problem()).violation is not None
+
+
+@pytest.mark.parametrize("candidate", [core, layer])
+def test_honest_candidates_have_no_memory(candidate: Any) -> None:
+    """An honest core and an honest layer pass, and their examples bind."""
+    finding = try_on(candidate(), "state.no-memory", problem(mask=plan()))
+    assert finding.violation is None
+    assert finding.binding
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_changed_input_is_named(name: str) -> None:
+    """An input that is scaled in place is named."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = bare(query, key, value)
+        {"query": query, "key": key, "value": value}[name].mul_(0.5)
+        return output
+
+    finding = try_on(core(kernel, **GIVEN), "state.inputs-unchanged", problem())
+    assert finding.violation is not None
+    assert finding.violation.kind == "mutated"
+    assert finding.violation.message == f"the call changed its {name} in place"
+
+
+def test_changed_mask_is_named() -> None:
+    """A mask that is inverted in place is named."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
+        if keep is not None:
+            keep.logical_not_()
+        return bare(query, key, value)
+
+    candidate = core(kernel, **{**GIVEN, "masks": ["keep"]})
+    finding = try_on(candidate, "state.inputs-unchanged", problem(mask=plan()))
+    assert finding.violation is not None
+    assert finding.violation.message == "the call changed its keep in place"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([math.nan, 1.0], [math.nan, 2.0]),
+        ([-math.inf], [torch.finfo(torch.float64).min]),
+        ([math.inf], [torch.finfo(torch.float64).max]),
+        ([math.nan], [12345.0]),
+        ([0.0], [-0.0]),
+    ],
+)
+def test_every_change_of_a_bit_is_seen(before: list[float], after: list[float]) -> None:
+    """NaN equals NaN; anything else must be the same bits, infinities and signs of zero too."""
+    one, two = (torch.tensor(values, dtype=torch.float64) for values in (before, after))
+    assert _identical(one, one.clone())
+    assert not _identical(one, two)
+
+
+def test_noise_is_not_repeatable() -> None:
+    """Noise far above the bound fails twice; in the last bit only the SHOULD clause fails."""
+
+    def noisy(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return bare(query, key, value) * (1.0 + 0.01 * torch.rand(()))
+
+    calls: list[int] = []
+
+    def last_bit(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        calls.append(1)
+        return bare(query, key, value) * (1.0 + 2**-23 * (len(calls) % 2))
+
+    assert try_on(core(noisy, **GIVEN), "state.repeatable", problem()).violation is not None
+    assert try_on(core(last_bit, **GIVEN), "state.repeatable", problem()).violation is None
+    assert try_on(core(last_bit, **GIVEN), "state.bitwise-repeatable", problem()).violation
