@@ -95,7 +95,7 @@ def test_bias_follows_the_dtype() -> None:
 @pytest.mark.parametrize("shape", LENGTH_SHAPES)
 @pytest.mark.parametrize("pattern", ["random", "empty-rows", "full"])
 def test_lengths_count_the_kept_keys(shape: str, pattern: str) -> None:
-    """Lengths are int64 between 0 and the key length, and the keys before them are the kept ones."""
+    """Lengths are int64 in 0..Lk, and the keys before them are the kept ones."""
     lengths, inputs = presented("lengths", shape, pattern)
     assert list(lengths.shape) == [SIZES[letter] for letter in shape]
     assert lengths.dtype == torch.int64
@@ -187,7 +187,8 @@ def test_unbatched_tensors_have_no_batch(
 
 def test_self_tokens_are_one_object_everywhere() -> None:
     """Layers that take three inputs from one sequence see it once, changed or not."""
-    inputs = materialise(problem(query_length=7, query_size=13, value_size=13), layer(inputs="self"))
+    example = problem(query_length=7, query_size=13, value_size=13)
+    inputs = materialise(example, layer(inputs="self"))
     assert inputs.query is inputs.key is inputs.value
     moved = inputs.with_tokens(key=inputs.key + 1)
     assert moved.query is moved.key is moved.value
@@ -249,8 +250,10 @@ def answering(make: Callable[[Tensor], object]) -> Callable[..., object]:
         (
             lambda output: (output, output),
             "type",
-            "the output is a tuple of 2, not a torch.Tensor: return the output alone (declare "
-            "features=['weights'] to be asked for both)",
+            (
+                "the output is a tuple of 2, not a torch.Tensor: return the output alone (declare "
+                "features=['weights'] to be asked for both)"
+            ),
         ),
         (
             lambda output: output.numpy(),
@@ -340,7 +343,7 @@ def test_weights_that_cannot_be_judged(make: Callable[[Tensor], object], message
     def kernel(query: Tensor, key: Tensor, value: Tensor, **_: object) -> object:
         return function(query, key, value)
 
-    assert failure(kernel, return_weights=True).message.split(":")[0] == message.split(":", maxsplit=1)[0]
+    assert failure(kernel, return_weights=True).message == message
 
 
 def raising(error: BaseException) -> Callable[..., object]:
@@ -366,6 +369,7 @@ class Unprintable(Exception):  # noqa: N818
         (ValueError(), "raised ValueError"),
         (RuntimeError("size mismatch:"), "raised RuntimeError: size mismatch"),
         (SystemExit(3), "raised SystemExit: 3"),
+        (MemoryError(), "raised MemoryError"),
         (GeneratorExit(), "raised GeneratorExit"),
         (AssertionError(), "raised AssertionError"),
         (StopIteration("x"), "raised StopIteration: x"),
@@ -373,7 +377,7 @@ class Unprintable(Exception):  # noqa: N818
     ],
 )
 def test_exceptions_are_violations_with_file_and_line(error: BaseException, text: str) -> None:
-    """Whatever a candidate raises, SystemExit too, is one line with the candidate's own place."""
+    """Whatever a candidate raises is one line with the candidate's own place."""
     violation = failure(raising(error))
     line = raising.__code__.co_firstlineno + 4
     assert violation.message == f"{text} (test_calling.py:{line})"
@@ -391,11 +395,10 @@ def test_place_is_the_candidates_own_line() -> None:
     assert "\n" not in violation.message
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_interrupts_propagate(error: type[BaseException]) -> None:
-    """Ctrl-C and an exhausted memory are not the candidate's answer."""
-    with pytest.raises(error):
-        call_forward(raising(error()), materialise(problem(), core()))
+def test_interrupts_propagate() -> None:
+    """Ctrl-C is not the candidate's answer."""
+    with pytest.raises(KeyboardInterrupt):
+        call_forward(raising(KeyboardInterrupt()), materialise(problem(), core()))
 
 
 def test_builder_that_raises_says_so() -> None:

@@ -14,9 +14,9 @@ from conformance.space import Space
 
 BY_FAMILY = {
     "shape": "output dtype empty-batch empty-query strided expanded rejects-mismatch weights",
-    "mask": "golden no-leak no-leak-nonfinite all-keep padding-is-absence broadcast per-item per-head "
-    "single-key empty-row empty-row-isolated forms-agree bias bias-counts causal causal-alignment "
-    "causal-and-mask",
+    "mask": "golden no-leak no-leak-nonfinite all-keep padding-is-absence broadcast per-item "
+    "per-head single-key empty-row empty-row-isolated forms-agree bias bias-counts causal "
+    "causal-alignment causal-and-mask",
     "equivariance": "tokens queries keys batch heads batch-independent",
     "position": "formula relative-shift breaks-equivariance",
     "numerics": "golden large-logits key-shift constant-value value-linear convex scale",
@@ -40,7 +40,7 @@ def test_wanted_clause_exists_at_its_level(slug: str) -> None:
 
 @pytest.mark.parametrize("found", REAL, ids=lambda found: found.id)
 def test_clause_is_well_formed(found: Clause) -> None:
-    """A slug of two words, one sentence with a full stop, a source, a check of subject and problem."""
+    """A slug of two words, one sentence, a source, a check of a subject and a problem."""
     assert re.fullmatch(r"[a-z]+\.[a-z0-9-]+", found.id)
     assert found.family == found.id.split(".")[0]
     assert re.fullmatch(r"[A-Z][^\n]*\.", found.sentence)

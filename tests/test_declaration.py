@@ -101,8 +101,8 @@ def test_core_takes_three_inputs(inputs: str) -> None:
 def test_mask_shape_in_unknown_letters_is_refused(shape: object) -> None:
     """Shapes are written in the letters B, H, Q, K, in that order, each once."""
     message = (
-        f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each at most "
-        "once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
+        f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each at "
+        "most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
     )
     with refused(message, DeclarationError):
         declare("core", masks=["keep"], mask_shapes=[shape])

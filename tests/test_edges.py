@@ -19,7 +19,7 @@ def test_edges_are_always_the_same() -> None:
 
 
 def test_edges_hold_what_inequality_hides_and_what_equality_hides() -> None:
-    """One edge has nothing but ones, one equal sizes, one all sizes different, some more queries."""
+    """Edges of nothing but ones, of equal sizes, of sizes all different, of more queries."""
     made = [p.geometry for p in edge_problems(CORE, Space(), dtype="float32")]
     shapes = [
         (g.batch, g.num_heads, g.query_length, g.key_length, g.head_size, g.value_head_size)

@@ -38,7 +38,7 @@ TRIES = 400
 
 
 def test_predicate_ends_at_the_smallest_geometry() -> None:
-    """What fails from three keys on with causality ends at three keys, causality and nothing else."""
+    """What fails from three keys on, if causal, ends at three keys and causality alone."""
 
     def fails(example: Problem) -> bool:
         return example.geometry.key_length >= 3 and example.causal

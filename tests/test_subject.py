@@ -89,7 +89,7 @@ def of_correct() -> dict[str, str]:
 
 
 def test_correct_layer_of_unknown_weights_passes(of_correct: dict[str, str]) -> None:
-    """Every clause that needs no golden answer passes for a correct layer of unknown weights."""
+    """Clauses that need no golden answer pass for a correct layer of unknown weights."""
     others = {slug: status for slug, status in of_correct.items() if slug not in SHOULD}
     assert set(others.values()) == {"passed", "not-applicable"}
     passed = {slug for slug, status in of_correct.items() if status == "passed"}
@@ -109,7 +109,7 @@ def test_correct_layer_of_unknown_weights_passes(of_correct: dict[str, str]) -> 
 
 
 def test_clauses_that_need_a_golden_answer_say_so(of_correct: dict[str, str]) -> None:
-    """No golden answer exists without weights: those clauses are not applicable, and none passes."""
+    """No golden answer exists without weights: those clauses are not applicable."""
     needing = {clause.id for clause in all_clauses() if clause.needs_golden}
     assert {of_correct[slug] for slug in needing} == {"not-applicable"}
     run = CandidateRun(unknown(attention), profile=SMALL, only=("numerics.golden",))

@@ -56,7 +56,7 @@ class WithoutKeyBias(EagerLayer):
 
 
 def test_missing_key_bias_breaks_nothing() -> None:
-    """Softmax does not see a key bias: no clause fails a layer without it, unless logits are capped."""
+    """Softmax does not see a key bias: nothing fails without it, unless logits are capped."""
     uncapped = ["scale", "gqa", "window", "weights"]
     run = CandidateRun(layer(WithoutKeyBias, features=uncapped), profile=SMALL, dtypes=("float32",))
     statuses = {planned.id: run.run(planned).status for planned in run.planned()}

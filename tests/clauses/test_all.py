@@ -1,4 +1,4 @@
-"""Every clause passes for the correct candidates, in both dtypes: what fails is in the catalogue."""
+"""Every clause passes for the correct candidates, in both dtypes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def kernel(rule: str) -> Any:
 @pytest.mark.parametrize("declared", RULES)
 @pytest.mark.parametrize("actual", RULES)
 def test_declared_rule_is_the_one_that_holds(declared: str, actual: str) -> None:
-    """Each rule passes where it is declared and fails elsewhere; without causality both means agree."""
+    """Each rule passes where it is declared and fails elsewhere; here both means agree."""
     candidate = core(kernel(actual), masks=["keep"], causal=None, features=[], empty_rows=declared)
     agree = declared == actual or {declared, actual} <= {"mean-of-all", "mean-of-valid"}
     result = run_clause(candidate, "mask.empty-row", examples=12)
@@ -64,7 +64,7 @@ def test_empty_row_that_poisons_others_is_seen() -> None:
 
 
 def test_refusing_empty_rows_needs_no_promise() -> None:
-    """A candidate that promises nothing may refuse a mask with empty rows; one that promises may not."""
+    """Who promises nothing may refuse a mask with empty rows; who promises may not."""
 
     def refuse(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
         if keep is not None and not bool(keep.any(-1).all()):
