@@ -194,8 +194,8 @@ def test_required_parameter_is_refused() -> None:
 
     message = (
         "kernel(query: 'Tensor', key: 'Tensor', value: 'Tensor', keep: 'Tensor') -> 'Tensor' "
-        "cannot be called with query, key, value alone (missing a required argument: 'keep'): give its "
-        "keywords defaults"
+        "cannot be called with query, key, value alone (missing a required argument: 'keep'): "
+        "give its keywords defaults"
     )
     with refused(message, DeclarationError):
         conformance.core(masks=["keep"])(kernel)

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import conformance
+from conformance import _golden
+
 TREES = {
     "package": ("reference/__init__.py", "MINE = True\n"),
     "module": ("reference.py", "MINE = True\n"),
@@ -60,16 +63,11 @@ def test_users_reference_is_never_imported(users_folder: Path) -> None:
 
 def test_golden_is_loaded_once() -> None:
     """Loading again gives the same module, so that its classes stay the same."""
-    from conformance import _golden
-
     assert _golden._load() is _golden.golden
     assert sys.modules["_attention_conformance_reference"] is _golden.golden
 
 
 def test_golden_is_the_one_of_this_distribution() -> None:
     """The golden lies beside the package that loads it."""
-    import conformance
-    from conformance._golden import golden
-
     home = Path(str(conformance.__file__)).resolve().parent.parent
-    assert Path(str(golden.__file__)).resolve() == home / "reference" / "__init__.py"
+    assert Path(str(_golden.golden.__file__)).resolve() == home / "reference" / "__init__.py"
