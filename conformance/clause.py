@@ -78,6 +78,8 @@ class Clause:
 
     def not_applicable(self, candidate: Candidate) -> str:
         """Why the clause does not apply to a candidate, or ""."""
+        if candidate.kind not in self.space.kinds:
+            return self.space.not_applicable(candidate)
         if self.needs_golden and not candidate.golden_known:
             why = (
                 "the weights are unknown"

@@ -76,6 +76,7 @@ def read_pins(rule: GeometryRule | None) -> Pins:
     if rule is None:
         return NO_PINS
     if callable(rule):
+        _check_builder(rule)
         return Pins({}, {}, rule)
     if not isinstance(rule, Mapping):
         msg = f"geometry is {rule!r}: give a dict of field to size, or a callable"
@@ -90,6 +91,19 @@ def read_pins(rule: GeometryRule | None) -> Pins:
         else:
             sizes[name] = _read_sizes(name, pin)
     return Pins(sizes, equal_to, None)
+
+
+def _check_builder(build: Callable[[Geometry], Geometry]) -> None:
+    """Try it once, so that a wrong one is told when it is declared."""
+    sample = Geometry(**dict.fromkeys(FIELDS, 2))
+    try:
+        built = build(sample)
+    except Exception as error:
+        msg = f"geometry is a function that raised {type(error).__name__}: {error}"
+        raise DeclarationError(msg) from error
+    if not isinstance(built, Geometry):
+        msg = f"geometry is a function that returned {built!r}: it must return a Geometry"
+        raise DeclarationError(msg)
 
 
 def _check_field(name: object) -> None:

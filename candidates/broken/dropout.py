@@ -80,3 +80,22 @@ class DropoutOfWholeKeys(EagerCore):
     def drop_out(self, weights: Tensor, rate: float) -> Tensor:
         kept = torch.rand(weights.shape[-1]) >= rate
         return weights * kept / (1 - rate) if rate else weights
+
+
+@core("state.dropout")
+class DropoutOfWholeRows(EagerCore):
+    """All weights of a query are dropped together or kept together."""
+
+    def drop_out(self, weights: Tensor, rate: float) -> Tensor:
+        kept = functional.dropout(torch.ones_like(weights[..., :1]), rate, training=bool(rate))
+        return weights * kept
+
+
+@core("state.dropout")
+class DropoutDrawnOnce(EagerCore):
+    """The generator is seeded anew in every call, so that the same weights are always dropped."""
+
+    def drop_out(self, weights: Tensor, rate: float) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        kept = torch.rand(weights.shape, generator=generator, dtype=weights.dtype) >= rate
+        return weights * kept / (1 - rate)

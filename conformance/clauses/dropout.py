@@ -147,7 +147,21 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
         return Violation(
             kind="value", message=message, got=kept, expected=total * (1.0 - probability)
         )
-    return None
+    return _judge_independence(apart.round(), keys, probability)
+
+
+def _judge_independence(counts: Tensor, keys: int, probability: float) -> Violation | None:
+    """Rows that lose all of their keys or none are rare when weights are dropped one by one."""
+    rows = counts.numel()
+    extreme = int(((counts == 0) | (counts == keys)).sum())
+    chance = probability**keys + (1.0 - probability) ** keys
+    if extreme <= rows * chance or _tail(extreme, rows, chance) >= SIGNIFICANCE:
+        return None
+    message = (
+        f"{extreme} of {rows} rows lost all of their {keys} weights or none (chance below "
+        f"{SIGNIFICANCE:g}): weights are not dropped one by one"
+    )
+    return Violation(kind="value", message=message, got=extreme, expected=rows * chance)
 
 
 def _tail(kept: int, total: int, chance: float) -> float:

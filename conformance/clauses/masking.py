@@ -255,7 +255,8 @@ def forms_agree(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-SINGLE_KEY_TARGETS = (1e2, 3e4, 4e5, 5e6, 9e7)
+# Biases make a layer overshoot a little: the largest stays clear of 1e8.
+SINGLE_KEY_TARGETS = (1e2, 3e4, 4e5, 5e6, 8e7)
 HALF_TARGETS = (1e2, 1e3, 3e3)
 
 

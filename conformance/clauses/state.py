@@ -143,3 +143,26 @@ def _reordered(inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
         ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
         return moved, lambda answer: answer[order]
     return inputs, lambda answer: answer
+
+
+@clause(
+    "state.answer-kept",
+    level="MUST",
+    sentence="An answer stays what it was when the next call is made.",
+    source="PEERS: stale results; an output buffer that is used again",
+    space=Space(values=LIVELY),
+    explained=False,
+)
+def answer_kept(subject: Subject, problem: Problem) -> Finding:
+    """The tensor of one call, looked at again after a call with other values."""
+    inputs = subject.inputs(problem)
+    other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
+    forward = subject.forward(inputs)
+    positional, keywords = arguments(inputs)
+    returned = guarded(forward, positional, keywords)
+    before = read_answer(returned, inputs).output.clone()
+    subject.call(forward, other)
+    if _identical(read_answer(returned, inputs).output, before):
+        return Finding()
+    message = "a later call overwrote an earlier answer: the output buffer is used again"
+    return Finding(violation=Violation(kind="mutated", message=message))
