@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from _paths import append_checkout
 from hypothesis import HealthCheck, settings
@@ -26,3 +27,9 @@ settings.load_profile(
 torch.set_num_threads(1)  # the problems are tiny, and workers share the cores
 
 append_checkout()
+
+
+@pytest.fixture(autouse=True)
+def plain_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what is printed independent of the width that tox writes into COLUMNS."""
+    monkeypatch.delenv("COLUMNS", raising=False)

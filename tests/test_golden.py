@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,15 @@ def run(code: str, folder: Path) -> str:
     """What a script prints, run beside a user's own packages."""
     script = folder / "script.py"
     script.write_text(code, encoding="utf-8")
+    # tox keeps scripts' own folders off the path; a user's Python does not.
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=folder
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -166,6 +166,7 @@ class AnswerBufferReused(EagerCore):
     """Answers of one shape are all written into one buffer, and the buffer is returned."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.buffers: dict[tuple[object, ...], Tensor] = {}
 
     def attend(self, call: Call) -> Answer:
