@@ -20,7 +20,7 @@ from .errors import UsageError
 from .messages import Event, Loaded, Ready, RunOptions, Task
 from .outcomes import failure, not_applicable, outcome
 from .results import ClauseResult, result_from_json
-from .worker import serve
+from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
 _AFTER_A_HANG: Final = 5.0
@@ -74,7 +74,7 @@ class Supervisor:
         ours, theirs = context.Pipe()
         listen, output = context.Pipe(duplex=False)
         process = context.Process(target=serve, args=(theirs, output), name="conformance-worker")
-        with _no_interrupt():  # the worker is born deaf to Ctrl-C
+        with _no_interrupt(), _safe_path():  # the worker is born deaf to Ctrl-C
             process.start()
             self._process, self._connection = process, ours
         theirs.close()
@@ -271,3 +271,20 @@ def _no_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep the working folder off the path of a process that starts meanwhile.
+
+    It would come first while the standard library is imported, and a user's ``signal.py`` or
+    ``array.py`` would be taken for the library's.
+    """
+    if os.environ.get(SAFE_PATH):
+        yield
+        return
+    os.environ[SAFE_PATH] = SAFE_PATH_BY_US
+    try:
+        yield
+    finally:
+        del os.environ[SAFE_PATH]

@@ -13,12 +13,15 @@ import threading
 import time
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from .loaded import Plan
     from .messages import RunOptions
     from .results import ClauseResult
+
+SAFE_PATH: Final = "PYTHONSAFEPATH"
+SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's own would be kept
 
 
 def serve(connection: Connection, output: Connection) -> None:
@@ -43,6 +46,8 @@ def _shield(output: Connection) -> None:
     # hypothesis keeps its caches there, by default in the user's working folder.
     cache = os.path.join(tempfile.gettempdir(), f"attention-conformance-{_user()}")  # noqa: PTH118
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", cache)
+    if os.environ.get(SAFE_PATH) == SAFE_PATH_BY_US:  # no business of what a candidate starts
+        del os.environ[SAFE_PATH]
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 

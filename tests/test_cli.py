@@ -239,6 +239,24 @@ def test_check_keeps_torch_out_of_its_own_process(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_users_file_named_as_a_standard_module(folder: Path) -> None:
+    """Files of the working folder do not shadow what the worker imports while it starts."""
+    shadow = "raise SystemExit('shadowed')\n"
+    command = "from conformance.__main__ import main\nif __name__ == '__main__':\n    main()\n"
+    own = "import os\nassert 'PYTHONSAFEPATH' not in os.environ\n"
+    files = {"signal.py": shadow, "pickle.py": shadow, "bin/command.py": command}
+    write(folder, {**files, "attn.py": own + KERNEL})
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        [sys.executable, "bin/command.py", "check", "attn.py", *FEW],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_leaves_early(folder: Path) -> None:
     """A closed pipe, as under ``head``, ends the program without a word."""
     assert folder.is_dir()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..calling import CandidateFailure, build_forward, guarded
 from ..candidate import Candidate
 from ..clause import Finding, clause
-from ..comparison import compare
+from ..comparison import compare, moves
 from ..edges import edge_problems
 from ..inputs import Inputs
 from ..materialise import draw_weights, generator_for, in_dtype, materialise
@@ -137,6 +137,9 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
         judged=known.judged,
         wording="after .to(torch.float64) something still has another dtype: the answer is inexact",
     )
+    if moves(known.output, answer, subject.golden(inputs).bound, known.judged):
+        # Wrong by more than the narrow dtype explains: another clause's mistake, not this one's.
+        return Finding(binding=False)
     return Finding(margin=agreement.margin, violation=agreement.violation)
 
 
