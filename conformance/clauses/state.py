@@ -14,7 +14,7 @@ from ..recipes import LIVELY
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import View, permutation, relate, take
+from ._vocabulary import View, as_given, permutation, relate, take
 
 ANY = Space(mask="maybe", causal="maybe")
 LIVELY_ANY = Space(mask="maybe", causal="maybe", values=LIVELY)
@@ -121,7 +121,7 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
         storage.copy_(values)
     _, keywords = arguments(later)
     again = read_answer(guarded(forward, positional, keywords), later).output
-    asked_anew, view = _reordered(later, problem)
+    asked_anew, view = _reordered(subject, later, problem)
     answer = subject.answer(asked_anew)
     return relate(
         subject,
@@ -133,16 +133,30 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-def _reordered(inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
-    """The same question with items (or, unbatched, queries) in another order and a new forward."""
+def _reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
+    """The same question with items in another order: what was remembered by shape does not fit."""
     generator = generator_for(problem, 12)
-    if inputs.geometry.batch > 1:
-        order = permutation(inputs.geometry.batch, generator)
-        moved = inputs.with_tokens(
-            query=inputs.query[order], key=inputs.key[order], value=inputs.value[order]
-        ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
-        return moved, lambda answer: answer[order]
-    return inputs, lambda answer: answer
+    if inputs.geometry.batch == 1:
+        if subject.declaration.position is not None:  # order matters there
+            return inputs, as_given
+        return _reordered_rows(inputs, generator)
+    order = permutation(inputs.geometry.batch, generator)
+    moved = inputs.with_tokens(
+        query=inputs.query[order], key=inputs.key[order], value=inputs.value[order]
+    ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
+    return moved, lambda answer: answer[order]
+
+
+def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, View]:
+    """For one item the queries change places; tokens that are keys too only without a mask."""
+    order = permutation(inputs.geometry.query_length, generator)
+    if inputs.mode == "self" and inputs.masked:
+        return inputs, as_given
+    moved = inputs.with_tokens(
+        query=inputs.query.index_select(-2, order),
+        key=inputs.key.index_select(-2, order) if inputs.mode == "self" else None,
+    ).replace(keep=take(inputs.keep, 2, order), bias=take(inputs.bias, 2, order))
+    return moved, lambda answer: answer.index_select(-2, order)
 
 
 @clause(
