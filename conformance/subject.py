@@ -18,6 +18,8 @@ from .problem import Problem
 REMEMBERED_PROBLEMS = 4096
 # Perturbed calls that measure the spread of a candidate whose weights nobody knows.
 SPREAD_CALLS = 4
+# A convention, not a derivation (no bound exists without weights): rounding inside a candidate is like
+# nudging its inputs a few times over, and four random nudges miss the worst one by some factor.
 SPREAD_FACTOR = 32.0
 
 
