@@ -7,20 +7,16 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import click
-
-from .cli import cli
 from .errors import UsageError
 
 EXIT_USAGE = 2
 EXIT_HARNESS = 3
 EXIT_INTERRUPTED = 130
+_ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def main() -> NoReturn:
@@ -30,12 +26,20 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command; the exit code of what happened, each error said in one sentence."""
+    _open_streams()
     _tolerate_encodings()
-    with _polite_end():
-        return _answer(arguments)
+    try:
+        with _polite_end():
+            return _answer(arguments)
+    except KeyboardInterrupt:
+        return _say("interrupted", EXIT_INTERRUPTED)
 
 
 def _answer(arguments: list[str]) -> int:
+    import click  # noqa: PLC0415 (a Ctrl-C while it loads ends politely, too)
+
+    from .cli import cli  # noqa: PLC0415
+
     try:
         code = cli.main(args=arguments, prog_name="conformance", standalone_mode=False)
         sys.stdout.flush()
@@ -43,11 +47,8 @@ def _answer(arguments: list[str]) -> int:
         return _say(error.format_message(), EXIT_USAGE)
     except UsageError as error:
         return _say(str(error), EXIT_USAGE)
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:
         return _say("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return EXIT_HARNESS
     except Exception as error:  # noqa: BLE001 (the last resort: one sentence instead of a traceback)
         return _say(_internal(error), EXIT_HARNESS)
     return code if isinstance(code, int) else 0
@@ -55,19 +56,42 @@ def _answer(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _polite_end() -> Iterator[None]:
-    """A SIGTERM from outside leaves the same partial report as Ctrl-C."""
+    """A SIGTERM, or a terminal that goes away, leaves the same partial report as Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    known = [number for name in _ENDINGS if (number := getattr(signal, name, None)) is not None]
+    before = {number: signal.getsignal(number) for number in known}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup and a shell's & want it
+            signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is _interrupt:
+                signal.signal(number, handler)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Interrupt once: a second Ctrl-C must not cut off the writing of the report."""
+    for name in _ENDINGS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _open_streams() -> None:
+    """Put the null device where the caller has closed a standard stream."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the lowest free number is the one that is given
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _tolerate_encodings() -> None:
@@ -78,12 +102,17 @@ def _tolerate_encodings() -> None:
 
 
 def _say(sentence: str, code: int) -> int:
-    click.echo(f"conformance: {' '.join(sentence.split())}", err=True)
+    with contextlib.suppress(OSError):  # nobody may be left to read it
+        sys.stderr.write(f"conformance: {' '.join(sentence.split())}\n")
+        sys.stderr.flush()
     return code
 
 
 def _internal(error: Exception) -> str:
-    from .supervisor import HarnessError  # noqa: PLC0415 (--help must not pay for it)
+    import traceback  # noqa: PLC0415 (--help must not pay for it)
+    from pathlib import Path  # noqa: PLC0415
+
+    from .supervisor import HarnessError  # noqa: PLC0415
 
     if isinstance(error, HarnessError):
         return f"the harness failed: {error}"

@@ -8,6 +8,7 @@ in some 30 ms. Commands import what they need when they run, so that ``--help`` 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .dtypes import DTYPES
+from .errors import UsageError
 from .profile import PROFILES
 
 if TYPE_CHECKING:
@@ -126,10 +128,27 @@ def check_command(
         report = check(
             options, expected_failures=expected_failures, timeout=timeout, progress=progress
         )
-    if json_path is not None:
-        write_report(report, json_path)
-    show(report, sys.stdout)
+    try:
+        if json_path is not None:
+            write_report(report, json_path)
+    finally:  # what was found is not lost because a disk is full
+        with _printing():
+            show(report, sys.stdout)
     return exit_code(report, strict=strict)
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Let the reader of our output leave early, as ``head`` does: the exit code stays ours."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:
+        msg = f"the output cannot be written: {error.strerror or error}"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise UsageError(msg) from None
 
 
 @contextlib.contextmanager
@@ -158,14 +177,15 @@ def list_command(*, as_json: bool) -> int:
     from .catalogue import clause_entries  # noqa: PLC0415 (loads torch)
 
     entries = clause_entries()
-    if as_json:
-        import json  # noqa: PLC0415
+    with _printing():
+        if as_json:
+            import json  # noqa: PLC0415
 
-        click.echo(json.dumps(entries, indent=2, ensure_ascii=False))
-        return 0
-    from .reports.catalogue import show_list  # noqa: PLC0415
+            click.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        else:
+            from .reports.catalogue import show_list  # noqa: PLC0415
 
-    show_list(entries, sys.stdout)
+            show_list(entries, sys.stdout)
     return 0
 
 
@@ -176,5 +196,7 @@ def explain_command(*, slug: str) -> int:
     from .catalogue import clause_entry  # noqa: PLC0415 (loads torch)
     from .reports.catalogue import show_clause  # noqa: PLC0415
 
-    show_clause(clause_entry(slug), sys.stdout)
+    entry = clause_entry(slug)
+    with _printing():
+        show_clause(entry, sys.stdout)
     return 0

@@ -202,10 +202,21 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Write the record in one step: readers see the old file or the whole new one."""
+    """Write the record in one step: readers see the old file or the whole new one.
+
+    Raises UsageError when it cannot be written after all: a folder that went away, a full disk.
+    """
     path = path.resolve()
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     data = text.encode("utf-8", errors="backslashreplace")
+    try:
+        _write(data, path)
+    except OSError as error:
+        msg = f"the report {path} cannot be written: {error.strerror or error}"
+        raise UsageError(msg) from None
+
+
+def _write(data: bytes, path: Path) -> None:
     if _is_special(path):
         path.write_bytes(data)
         return

@@ -59,10 +59,13 @@ def resolve_one(target: str) -> list[Candidate]:
 
 
 def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates, the second of a name called ``name-2`` and so on."""
+    """Each candidate once, the second of a name called ``name-2`` and so on."""
     taken: set[str] = set()
-    result = []
+    first: dict[tuple[int, ...], Candidate] = {}
     for candidate in candidates:
+        first.setdefault((id(candidate.function), id(candidate.declaration)), candidate)
+    result = []
+    for candidate in first.values():
         name, number = candidate.name, 1
         while name in taken:
             number += 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .messages import RunOptions
     from .results import ClauseResult
 
+_WORKER: Final = os.getpid()  # this module is imported anew in each worker
 SAFE_PATH: Final = "PYTHONSAFEPATH"
 SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's own would be kept
 
@@ -82,9 +83,16 @@ def _serve(connection: Connection) -> None:
             plans = _load(connection, payload)
         elif command == "run":
             candidate, task = payload
-            connection.send(("result", _run(connection, plans[candidate], task).as_json()))
+            _tell(connection, "result", _run(connection, plans[candidate], task).as_json())
         else:
             return
+
+
+def _tell(connection: Connection, tag: str, payload: Any) -> None:
+    """Send an event; a copy of the worker that a candidate forked and let return ends here."""
+    if os.getpid() != _WORKER:
+        os._exit(1)
+    connection.send((tag, payload))
 
 
 def _ready() -> Any:
@@ -136,7 +144,7 @@ def _run(connection: Connection, plan: Plan, index: int) -> ClauseResult:
     def on_example(problem: dict[str, Any]) -> None:
         nonlocal last, examples
         last, examples = problem, examples + 1
-        connection.send(("example", problem))
+        _tell(connection, "example", problem)
 
     try:
         return plan.run.run(task, on_example)

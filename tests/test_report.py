@@ -148,6 +148,12 @@ def test_failed_writing_keeps_the_old_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
 
 
+def test_a_place_that_becomes_unwritable(tmp_path: Path) -> None:
+    """A folder that went away during the run is said in one sentence."""
+    with pytest.raises(UsageError, match=r"out.json cannot be written: No such file or directory"):
+        write_report(report(PASSED), tmp_path / "gone" / "out.json")
+
+
 def test_unwritable_places_are_refused(tmp_path: Path) -> None:
     """Folders, and files in folders that do not exist, are refused before anything runs."""
     with pytest.raises(UsageError, match="is a folder: name a file"):

@@ -165,6 +165,15 @@ def test_children_of_a_candidate_are_ended_too(folder: Path) -> None:
         assert state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
 
 
+def test_a_forked_copy_of_the_worker_says_nothing(folder: Path) -> None:
+    """A candidate that forks and lets both copies return is answered for once, and in time."""
+    write(folder, {"attn.py": kernel("os.fork()")})
+    started = time.monotonic()
+    ((result,),) = results("attn.py", only=("shape.output",))
+    assert time.monotonic() - started < 60
+    assert (result.status, result.examples) == ("passed", 40)
+
+
 def test_signals_are_let_through_again(folder: Path) -> None:
     """Starting a worker leaves the caller's own signals as they were."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())

@@ -129,6 +129,13 @@ def test_names_are_unique_over_all_targets(folder: Path) -> None:
     assert names("a.py", "b.py") == ["my_kernel", "my_kernel-2"]
 
 
+def test_a_target_given_twice_is_checked_once(folder: Path) -> None:
+    """Targets that overlap name each candidate once; another one of the same name is numbered."""
+    write(folder, {"attn.py": KERNEL, "pkg/__init__.py": KERNEL})
+    assert names("attn.py", "attn.py:my_kernel", "attn") == ["my_kernel"]
+    assert names("attn.py", "pkg", ".") == ["my_kernel", "my_kernel-2"]
+
+
 def test_one_object_under_two_names_is_one_candidate(folder: Path) -> None:
     """An alias, or a list that repeats declared candidates, adds nothing."""
     write(folder, {"attn.py": f"{KERNEL}\nalias = my_kernel\neverything = [my_kernel]"})
@@ -379,7 +386,7 @@ def test_modules_are_wrapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(adapter, "module", wrap)
     write(folder, {"layers.py": "import torch\nclass L(torch.nn.Module): ...\nl = L()\n"})
-    assert names("layers.py:L", "layers.py:l") == ["my_kernel", "my_kernel-2"]
+    assert names("layers.py:L") == names("layers.py:l") == ["my_kernel"]
     assert [type(given).__name__ for given in seen] == ["type", "L"]
 
 
