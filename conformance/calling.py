@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import torch_state
 from .candidate import Candidate
 from .inputs import Inputs
 from .layouts import LAYOUTS
@@ -130,7 +131,7 @@ def guarded(
 ) -> Any:
     """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch_state.kept():
             return function(*positional, **keywords)
     except KeyboardInterrupt:
         raise

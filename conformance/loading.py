@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
@@ -163,7 +164,7 @@ def _import_lone_file(path: Path) -> ModuleType:
         return taken
     name = path.stem
     if taken is not None or name in sys.stdlib_module_names or not name.isidentifier():
-        digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
         name = f"_conformance_target_{digest}"
         if name in sys.modules:
             return sys.modules[name]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +135,16 @@ def test_a_target_given_twice_is_checked_once(folder: Path) -> None:
     write(folder, {"attn.py": KERNEL, "pkg/__init__.py": KERNEL})
     assert names("attn.py", "attn.py:my_kernel", "attn") == ["my_kernel"]
     assert names("attn.py", "pkg", ".") == ["my_kernel", "my_kernel-2"]
+
+
+def test_a_file_name_that_is_no_text(folder: Path) -> None:
+    """A file whose name is not valid UTF-8 is loaded like any other."""
+    name = os.fsdecode(b"caf\xe9.py")
+    try:
+        write(folder, {name: KERNEL})
+    except (OSError, UnicodeError):
+        pytest.skip("this system has no such names")
+    assert names(name) == ["my_kernel"]
 
 
 def test_one_object_under_two_names_is_one_candidate(folder: Path) -> None:

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import conformance
+from conformance.calling import CandidateFailure, guarded
+from conformance.profile import PROFILES
+from conformance.runner import CandidateRun
+from conformance.torch_state import kept
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "default dtype": lambda: torch.set_default_dtype(torch.float16),
+    "default device": lambda: torch.set_default_device("meta"),
+    "determinism": lambda: torch.use_deterministic_algorithms(True),  # noqa: FBT003
+}
+
+
+def state() -> tuple[object, ...]:
+    """What a candidate may change for everybody."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return torch.get_default_dtype(), torch.get_default_device(), deterministic
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_what_a_candidate_sets_is_put_back(change: Callable[[], object]) -> None:
+    """After a call, and after one that raises, torch's settings are as before."""
+
+    def fails() -> None:
+        change()
+        raise ValueError
+
+    before = state()
+    with kept():
+        change()
+        assert state() != before
+    assert state() == before
+    with pytest.raises(CandidateFailure):
+        guarded(fails, (), {})
+    assert state() == before
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_candidate_that_sets_them_is_judged_by_its_answers(
+    change: Callable[[], object],
+) -> None:
+    """A correct answer stays correct, and the harness does not fail on the settings."""
+
+    @conformance.core(masks=["keep"])
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if keep is not None:
+            scores = scores.masked_fill(~keep, -torch.inf)
+        answer = scores.softmax(-1) @ value
+        change()
+        return answer
+
+    chosen = ("numerics.golden", "mask.single-key", "mask.golden")
+    run = CandidateRun(kernel, profile=PROFILES["quick"], only=chosen)
+    assert [run.run(planned).status for planned in run.planned()] == ["passed"] * 3
