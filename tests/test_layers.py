@@ -33,7 +33,18 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "space",
         ),
     ),
-    ("judgement", ("calling", "comparison", "edges", "oracle", "strategies", "stretching")),
+    (
+        "judgement",
+        (
+            "calling",
+            "comparison",
+            "edges",
+            "oracle",
+            "strategies",
+            "stretching",
+            "torch_state",
+        ),
+    ),
     ("clauses", ("clause", "clauses", "clauses.*", "subject")),
     (
         "runner",
