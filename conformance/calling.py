@@ -18,6 +18,7 @@ from .layouts import LAYOUTS
 from .results import Violation
 
 Forward = Callable[..., Any]
+Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 _HERE = str(Path(__file__).resolve().parent)
 
 
@@ -27,6 +28,10 @@ class CandidateFailure(Exception):  # noqa: N818 (it is the candidate that fails
     def __init__(self, violation: Violation) -> None:
         super().__init__(violation.message)
         self.violation = violation
+
+
+class RowWithoutKeysRefused(CandidateFailure):
+    """The candidate raised where a query has no key, and it promises nothing about such rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,7 @@ def call_forward(forward: Forward, inputs: Inputs) -> Answer:
     return read_answer(guarded(forward, positional, keywords), inputs)
 
 
-def arguments(inputs: Inputs, *, copy: bool = True) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
     """The positional tensors and keywords of a call, copied so that no edit is seen here."""
     query, key, value = inputs.query, inputs.key, inputs.value
     if copy:

@@ -25,9 +25,11 @@ class Finding:
 
     ``binding`` says that the clause's counterfactual would have been seen on this example.
     ``margin`` is the largest error over its bound, None where no numbers were compared.
+    ``refused`` says that the candidate raised where it may: see ``RowWithoutKeysRefused``.
     """
 
     binding: bool = True
+    refused: bool = False
     margin: float | None = None
     violation: Violation | None = None
 

@@ -57,7 +57,11 @@ class Draft:
         options = space.options(candidate)
         if not options or not _decide(space.mask, drawn=self.masked):
             return None
-        form, shape = options[self.option % len(options)]
+        # The form first: one that comes in a single shape is drawn as often as the others.
+        forms = list(dict.fromkeys(form for form, _ in options))
+        form = forms[self.option % len(forms)]
+        shapes = [shape for name, shape in options if name == form]
+        shape = shapes[self.option // len(forms) % len(shapes)]
         return MaskPlan(
             pattern=space.patterns[self.pattern % len(space.patterns)],
             form=form,

@@ -36,6 +36,8 @@ class Geometry:
 
 
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
+# The sizes of one call; the others are those of the candidate.
+COUNTED: Final = ("batch", "query_length", "key_length")
 
 Pin = int | Sequence[int] | str
 GeometryRule = Mapping[str, Pin] | Callable[[Geometry], Geometry]
@@ -58,6 +60,11 @@ class Pins:
             equal = {name: getattr(geometry, other) for name, other in self.equal_to.items()}
             geometry = geometry.replace(**equal)
         return geometry if self.build is None else self.build(geometry)
+
+    def admit_lengths(self, geometry: Geometry) -> bool:
+        """Whether a geometry may have its batch and lengths as they are."""
+        pinned = self.apply(geometry)
+        return all(getattr(pinned, name) == getattr(geometry, name) for name in COUNTED)
 
 
 NO_PINS: Final = Pins({}, {}, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .calling import CandidateFailure
+from .calling import CandidateFailure, RowWithoutKeysRefused
 from .candidate import Candidate
 from .clause import Clause, Finding, all_clauses
 from .counterexample import describe
@@ -50,12 +50,14 @@ class _Tally:
 
     examples: int = 0
     binding: int = 0
+    refused: int = 0
     margin: float | None = None
 
     def add(self, finding: Finding) -> None:
         """Count one example."""
         self.examples += 1
         self.binding += finding.binding
+        self.refused += finding.refused
         if finding.margin is not None:
             self.margin = max(self.margin or 0.0, finding.margin)
 
@@ -153,6 +155,9 @@ class CandidateRun:
                 counted = self._counted(result, tally)
                 return self._failed(clause, subject, problem, finding, counted, on_example)
         counted = self._counted(result, tally)
+        if tally.refused and tally.refused == tally.examples:
+            reason = "it refuses rows without keys, about which it promises nothing"
+            return counted.replace(status="not-applicable", reason=reason)
         if tally.binding == 0:
             told = clause.counterfactual or "the case it speaks of"
             reason = f"none of {tally.examples} examples could have shown it ({told})"
@@ -221,6 +226,8 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
     """One example of a clause; what the candidate raises or returns wrongly is a violation."""
     try:
         return clause.check(subject, problem)
+    except RowWithoutKeysRefused:
+        return Finding(binding=False, refused=True)
     except CandidateFailure as failure:
         return Finding(violation=failure.violation)
 

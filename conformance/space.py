@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .candidate import Candidate
-from .geometry import FIELDS
+from .geometry import FIELDS, Geometry, Pins
 from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
@@ -14,6 +14,21 @@ Often = Literal["never", "maybe", "always", "offered"]
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
 WIDTHS = ("query_size", "key_size", "value_size", "output_size")
+LENGTHS = ("query_length", "key_length")
+# What a candidate's own geometry function is asked about to see which sizes it decides.
+PROBE = Geometry(
+    batch=2,
+    num_heads=2,
+    num_kv_heads=2,
+    query_length=5,
+    key_length=7,
+    head_size=4,
+    value_head_size=4,
+    query_size=8,
+    key_size=8,
+    value_size=8,
+    output_size=8,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +188,7 @@ def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ..
     if "batch" in group and not declared.batched:
         return (1,)
     pinned = [declared.pins.sizes[name] for name in group if name in declared.pins.sizes]
-    if declared.max_length is not None and "key_length" in group:
+    if declared.max_length is not None and set(LENGTHS) & set(group):
         pinned.append(tuple(range(1, declared.max_length + 1)))
     if not pinned:
         return None
@@ -183,7 +198,42 @@ def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ..
 def can_cross(candidate: Candidate) -> bool:
     """Whether query and key may have different lengths."""
     declared = candidate.declaration
-    pinned = declared.pins.equal_to.get("key_length") or declared.pins.equal_to.get("query_length")
-    if declared.inputs == "self" or pinned in ("query_length", "key_length"):
+    if declared.inputs == "self" or _ties_lengths(declared.pins):
         return False
     return candidate.kind == "core" or "cross" in declared.features
+
+
+def _ties_lengths(pins: Pins) -> bool:
+    """Whether a declaration's geometry leaves query and key no two lengths."""
+    if any({name, other} == set(LENGTHS) for name, other in pins.equal_to.items()):
+        return True
+    if len({size for name in LENGTHS for size in pins.sizes.get(name, (1, 2))}) == 1:
+        return True
+    if pins.build is None:
+        return False
+    built = [pins.build(PROBE.replace(query_length=q, key_length=k)) for q, k in ((5, 7), (7, 5))]
+    return all(geometry.query_length == geometry.key_length for geometry in built)
+
+
+def is_fixed(candidate: Candidate, name: str) -> bool:
+    """Whether the declared geometry decides the batch or a length, beyond a tie of both lengths."""
+    pins = candidate.declaration.pins
+    together = LENGTHS if name in LENGTHS and not can_cross(candidate) else (name,)
+    for one, other in pins.equal_to.items():
+        if name in (one, other) and {one, other} != set(LENGTHS):
+            return True
+    if set(together) & set(pins.sizes):
+        return True
+    if pins.build is None:
+        return False
+    probes = [PROBE.replace(**dict.fromkeys(together, size)) for size in (2, 3, 5)]
+    return len({getattr(pins.build(probe), name) for probe in probes}) == 1
+
+
+def admits_lengths(candidate: Candidate, geometry: Geometry) -> bool:
+    """Whether a candidate can be called with the batch and the lengths of a geometry."""
+    declared = candidate.declaration
+    longest = max(geometry.query_length, geometry.key_length)
+    if declared.max_length is not None and longest > declared.max_length:
+        return False
+    return declared.pins.admit_lengths(geometry)

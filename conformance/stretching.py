@@ -28,6 +28,21 @@ def single_key_inputs(
     return inputs, (~enlarged).reshape(-1, 1).expand(inputs.output_shape)
 
 
+def lowered_key(drawn: Inputs, *, live: int, target: float) -> Inputs:
+    """One key's logits near ``-target``.
+
+    In self-attention the enlarged token is a query too and its own logit is squared: that is as
+    low as its sign allows.
+    """
+    chosen = torch.arange(drawn.geometry.key_length) == live
+    if drawn.mode != "self":
+        return _stretched(drawn, chosen, target, low=True)
+    own = unmasked_scores(drawn)[..., live, live]
+    factor = (target / max(float(own.abs().max()), 1e-3)) ** 0.5
+    factors = torch.where(chosen, factor, 1.0).reshape(-1, 1)
+    return drawn.with_tokens(key=(drawn.key.double() * factors).to(drawn.key.dtype))
+
+
 def unmasked_scores(inputs: Inputs) -> Tensor:
     """The golden's scaled dot products ``[B, H, Lq, Lk]`` without any mask."""
     free = inputs.without_mask().replace(causal=False, window=None)

@@ -8,7 +8,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .calling import Answer, Forward, build_forward, call_forward
+from .calling import (
+    Answer,
+    Arguments,
+    CandidateFailure,
+    Forward,
+    RowWithoutKeysRefused,
+    arguments,
+    build_forward,
+    guarded,
+    read_answer,
+)
 from .candidate import Candidate
 from .inputs import Inputs
 from .materialise import materialise
@@ -18,7 +28,7 @@ from .problem import Problem
 REMEMBERED_PROBLEMS = 4096
 # Perturbed calls that measure the spread of a candidate whose weights nobody knows.
 SPREAD_CALLS = 4
-# A convention, not a derivation (no bound exists without weights): rounding inside a candidate is like
+# A convention, not a derivation (no bound exists without weights): rounding in a candidate is like
 # nudging its inputs a few times over, and four random nudges miss the worst one by some factor.
 SPREAD_FACTOR = 32.0
 
@@ -49,9 +59,27 @@ class Subject:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
         start = time.perf_counter()
         try:
-            return call_forward(forward, inputs)
+            return self.ask(forward, arguments(inputs), inputs)
         finally:
             self.candidate_seconds += time.perf_counter() - start
+
+    def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+        """Call with tensors that are made from some inputs; raises CandidateFailure.
+
+        Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it.
+        """
+        try:
+            return read_answer(guarded(forward, *given), inputs)
+        except CandidateFailure as failure:
+            if failure.violation.kind == "raised" and self._may_refuse(inputs):
+                raise RowWithoutKeysRefused(failure.violation) from failure
+            raise
+
+    def _may_refuse(self, inputs: Inputs) -> bool:
+        """Whether some query has no key and the candidate promises nothing about such rows."""
+        if self.declaration.empty_rows != "any" or not (inputs.masked or inputs.causal):
+            return False
+        return bool((~inputs.allowed(self.declaration.semantics).any(dim=-1)).any())
 
     def answer(self, inputs: Inputs) -> Tensor:
         """The candidate's output for some inputs."""

@@ -20,6 +20,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "mask.bias",
                 "mask.causal-alignment",
                 "mask.causal-and-mask",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "mask.no-leak",
                 "mask.no-leak-nonfinite",
@@ -42,6 +44,7 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "numerics.large-logits",
                 "numerics.scale",
                 "shape.weights",
+                "state.inputs-unchanged",
             )
         ),
     ),
@@ -51,6 +54,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             (
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "mask.per-head",
                 "numerics.golden",
@@ -69,6 +74,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "mask.bias",
                 "mask.bias-counts",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "numerics.golden",
                 "numerics.large-logits",
@@ -85,12 +92,15 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "equivariance.tokens",
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "numerics.golden",
                 "numerics.large-logits",
                 "numerics.odd-scale",
                 "numerics.scale",
                 "shape.weights",
+                "state.no-memory",
             )
         ),
     ),
@@ -100,6 +110,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             (
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.empty-row",
                 "mask.golden",
                 "mask.single-key",
@@ -107,6 +119,7 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "numerics.large-logits",
                 "numerics.scale",
                 "shape.weights",
+                "state.no-memory",
             )
         ),
     ),
@@ -115,6 +128,7 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
         frozenset(
             (
                 "mask.bias",
+                "mask.causal-combined",
                 "mask.golden",
                 "mask.padding-is-absence",
                 "shape.weights",
@@ -123,18 +137,30 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
     ),
     "mask.bias": (
         "BiasIgnored",
-        frozenset(("mask.bias-counts",)),
+        frozenset(
+            (
+                "mask.bias-counts",
+                "mask.causal-combined",
+            )
+        ),
     ),
     "mask.bias-counts": (
         "BiasClamped",
-        frozenset(("mask.bias",)),
+        frozenset(
+            (
+                "mask.bias",
+                "mask.causal-combined",
+            )
+        ),
     ),
     "mask.broadcast": (
         "PaddingHidesQueriesToo",
         frozenset(
             (
+                "equivariance.keys",
                 "mask.bias",
                 "mask.bias-counts",
+                "mask.causal-combined",
                 "mask.golden",
                 "mask.padding-is-absence",
                 "mask.single-key",
@@ -146,16 +172,14 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
         frozenset(
             (
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "shape.weights",
             )
         ),
     ),
     "mask.causal-alignment": (
         "BottomRightForTopLeft",
-        frozenset(("shape.weights",)),
-    ),
-    "mask.causal-and-mask": (
-        "CausalLostUnderMask",
         frozenset(
             (
                 "mask.empty-row",
@@ -163,12 +187,26 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             )
         ),
     ),
+    "mask.causal-and-mask": (
+        "CausalLostUnderMask",
+        frozenset(
+            (
+                "mask.causal-combined",
+                "mask.empty-row",
+                "shape.weights",
+            )
+        ),
+    ),
+    "mask.causal-combined": ("WindowLostUnderCausal", frozenset()),
+    "mask.causal-first-key": ("CausalFillMinusTenThousand", frozenset()),
     "mask.empty-row": ("EmptyRowIsInfinite", frozenset()),
     "mask.empty-row-isolated": (
         "EmptyRowEmptiesItsHead",
         frozenset(
             (
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "shape.weights",
             )
         ),
@@ -200,6 +238,7 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "mask.no-leak-nonfinite",
                 "numerics.convex",
                 "shape.weights",
+                "state.no-memory",
             )
         ),
     ),
@@ -222,6 +261,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "mask.bias",
                 "mask.bias-counts",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.empty-row-isolated",
                 "mask.golden",
                 "mask.per-item",
@@ -238,14 +279,15 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "equivariance.heads",
                 "mask.bias",
                 "mask.bias-counts",
-                "mask.per-item",
                 "mask.causal-and-mask",
+                "mask.causal-combined",
                 "mask.empty-row",
                 "mask.empty-row-isolated",
                 "mask.forms-agree",
                 "mask.golden",
                 "mask.no-leak",
                 "mask.no-leak-nonfinite",
+                "mask.per-item",
                 "numerics.convex",
                 "shape.weights",
             )
@@ -271,7 +313,12 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
     ),
     "mask.single-key": (
         "FillMinusMillion",
-        frozenset(("mask.no-leak-nonfinite",)),
+        frozenset(
+            (
+                "mask.causal-first-key",
+                "mask.no-leak-nonfinite",
+            )
+        ),
     ),
     "numerics.constant-value": (
         "DividedByCount",
@@ -280,6 +327,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "mask.bias",
                 "mask.bias-counts",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "mask.padding-is-absence",
                 "mask.single-key",
@@ -299,6 +348,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "mask.bias",
                 "mask.bias-counts",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "mask.padding-is-absence",
                 "mask.single-key",
@@ -317,6 +368,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             (
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.empty-row",
                 "mask.golden",
                 "numerics.large-logits",
@@ -331,6 +384,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             (
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "numerics.golden",
                 "numerics.large-logits",
@@ -346,6 +401,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             (
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "numerics.golden",
                 "numerics.scale",
@@ -360,6 +417,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             (
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "numerics.golden",
                 "numerics.large-logits",
@@ -373,6 +432,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
             (
                 "mask.bias",
                 "mask.causal-alignment",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.golden",
                 "mask.single-key",
                 "numerics.convex",
@@ -386,10 +447,7 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
     ),
     "position.breaks-equivariance": ("PositionsForgotten", frozenset()),
     "position.formula": ("PositionsFromOne", frozenset()),
-    "position.relative-shift": (
-        "PositionsOverLength",
-        frozenset(("position.formula",)),
-    ),
+    "position.relative-shift": ("PositionsOverLength", frozenset(("position.formula",))),
     "shape.dtype": ("AnswersInFloat64", frozenset()),
     "shape.empty-batch": ("EmptyBatchRaises", frozenset()),
     "shape.empty-query": ("EmptyQueryRaises", frozenset()),
@@ -411,6 +469,8 @@ SPECIFIC: Final[dict[str, tuple[str, frozenset[str]]]] = {
                 "mask.causal",
                 "mask.causal-alignment",
                 "mask.causal-and-mask",
+                "mask.causal-combined",
+                "mask.causal-first-key",
                 "mask.empty-row",
                 "mask.empty-row-isolated",
                 "mask.forms-agree",

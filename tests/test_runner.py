@@ -324,3 +324,21 @@ def test_layer_counts_as_one() -> None:
     assert result.status == "failed"
     assert result.reason.startswith("raised OSError: not today (test_runner.py:")
     assert result.reason.endswith("while building the layer")
+
+
+def test_rows_without_keys_may_be_refused() -> None:
+    """A candidate that promises nothing about rows without keys may raise there, and only there."""
+
+    def picky(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        if keep is not None and not bool(keep.any(dim=-1).all()):
+            msg = "a row without keys"
+            raise ValueError(msg)
+        logits = query @ key.mT / math.sqrt(query.shape[-1])
+        hidden = torch.zeros(1, dtype=torch.bool) if keep is None else ~keep
+        return torch.softmax(logits.masked_fill(hidden, -math.inf), -1) @ value
+
+    refusing = plain(picky, masks=["keep"])
+    assert run_clause(refusing, "mask.empty-row-isolated").status == "not-applicable"
+    assert run_clause(refusing, "state.inputs-unchanged").status == "passed"
+    promising = plain(picky, masks=["keep"], empty_rows="nan")
+    assert run_clause(promising, "mask.empty-row-isolated").status == "failed"

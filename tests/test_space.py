@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from declared import CANDIDATES, core, layer
 from examples import plan, problem
 
 from conformance.candidate import Candidate
-from conformance.space import Space, can_cross
+from conformance.space import Space, admits_lengths, can_cross, is_fixed
 
 
 @pytest.mark.parametrize(
@@ -116,3 +118,39 @@ def test_reduced_problem_keeps_what_the_clause_is_about() -> None:
     assert not biased.admits(problem(mask=plan(form="bias")), candidate)
     assert biased.admits(problem(mask=plan(form="bias", finite_bias=True)), candidate)
     assert Space(mask="offered").admits(problem(), candidate)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "fixed"),
+    [
+        (None, "batch", False),
+        ({"batch": [2, 4]}, "batch", True),
+        ({"batch": "num_heads"}, "batch", True),
+        ({"key_length": "query_length"}, "key_length", False),
+        (lambda sizes: sizes.replace(batch=2), "batch", True),
+        (lambda sizes: sizes.replace(key_length=sizes.query_length), "key_length", False),
+        (lambda sizes: sizes.replace(key_length=8), "key_length", True),
+    ],
+)
+def test_sizes_that_a_geometry_decides(rule: Any, name: str, *, fixed: bool) -> None:
+    """A size is fixed by a pin, by another size or by a function; a tie of both lengths is free."""
+    assert is_fixed(core(geometry=rule), name) is fixed
+
+
+def test_function_that_ties_the_lengths() -> None:
+    """A geometry function that always makes equal lengths leaves no crossing."""
+    tied = core(geometry=lambda sizes: sizes.replace(key_length=sizes.query_length))
+    longer = core(
+        geometry=lambda sizes: sizes.replace(key_length=max(sizes.key_length, sizes.query_length))
+    )
+    assert not can_cross(tied)
+    assert can_cross(longer)
+    assert not can_cross(core(geometry={"query_length": 8, "key_length": 8}))
+
+
+def test_lengths_of_one_call() -> None:
+    """A changed batch or length is asked only where the declaration allows it."""
+    sizes = problem().geometry
+    assert admits_lengths(core(), sizes.replace(batch=1))
+    assert not admits_lengths(core(geometry={"batch": [2, 4]}), sizes.replace(batch=1))
+    assert not admits_lengths(core(max_length=4), sizes.replace(query_length=5))

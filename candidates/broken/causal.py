@@ -130,3 +130,35 @@ class CausalByBlocks(EagerCore):
         keys = torch.arange(call.key_length)
         positions = keys - super().ahead(call)
         return keys // 4 - positions.div(4, rounding_mode="floor")
+
+
+@core("mask.causal-first-key", empty_rows="any")
+class CausalFillMinusTenThousand(EagerCore):
+    """Future logits are replaced by -10,000, which live logits may lie below; the mask is exact."""
+
+    def scores(self, call: Call, key: Tensor) -> Tensor:
+        scores = super().scores(call, key)
+        return scores.masked_fill(self.ahead(call) > 0, -1e4) if call.causal else scores
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        yield from super().tables(call.replace(causal=False))
+        if call.causal:
+            yield (self.ahead(call) <= 0).any(dim=-1, keepdim=True)
+
+
+@core("mask.causal-combined")
+class BiasLostUnderCausal(EagerCore):
+    """The path with the causal flag keeps minus infinities of a bias and loses its other values."""
+
+    def attend(self, call: Call) -> Answer:
+        if call.causal and call.bias is not None:
+            call = call.replace(bias=call.bias.masked_fill(~call.bias.isneginf(), 0.0))
+        return super().attend(call)
+
+
+@core("mask.causal-combined", features=["window"])
+class WindowLostUnderCausal(EagerCore):
+    """The window is dropped when the causal flag is given too."""
+
+    def attend(self, call: Call) -> Answer:
+        return super().attend(call.replace(window=None) if call.causal else call)

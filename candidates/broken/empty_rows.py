@@ -102,3 +102,11 @@ class EmptyRowLosesOutputBias(EagerLayer):
     def project_output(self, merged: Tensor) -> Tensor:
         empty = (merged == 0).all(dim=-1, keepdim=True)
         return super().project_output(merged).masked_fill(empty, 0.0)
+
+
+@core("mask.empty-row")
+class SingleKeyNeedsNoMask(EagerCore):
+    """With one key alone the mask is skipped: a softmax over one key is one anyway."""
+
+    def allowed(self, call: Call) -> Tensor | None:
+        return None if call.key_length == 1 else super().allowed(call)

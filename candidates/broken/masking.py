@@ -265,3 +265,17 @@ class AllKeepWhenAnyRowIsEmpty(EagerCore):
         if allowed is not None and not bool(allowed.any(dim=-1).all()):
             call = call.replace(keep=None, lengths=None)
         return super().attend(call)
+
+
+@core("mask.single-key", empty_rows="any")
+class LengthsFillMinusTenThousand(InexactCore):
+    """Keys past the length get a logit of -10,000, where masked ones are hidden for good."""
+
+    def attend(self, call: Call) -> Answer:
+        if call.lengths is None:
+            return super().attend(call)
+        (past,) = self.tables(
+            Call(query=call.query, key=call.key, value=call.value, lengths=call.lengths)
+        )
+        bias = torch.zeros(past.shape, dtype=call.query.dtype).masked_fill(~past, -1e4)
+        return super().attend(call.replace(lengths=None, bias=bias))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -90,3 +92,16 @@ class PositionsForgotten(EagerLayer):
 
     def __call__(self, x: Tensor, **options: object) -> object:  # type: ignore[override]  # one input
         return super().__call__(x, x, x, **options)
+
+
+@core("numerics.golden")
+class KeysBehindTileOf64Lost(EagerCore):
+    """The key behind the last full tile of 64 is never read."""
+
+    tile = 64
+
+    def logits(self, call: Call, key: Tensor) -> Tensor:
+        logits = super().logits(call, key)
+        if call.key_length > self.tile and call.key_length % self.tile:
+            logits = logits.index_fill(-1, torch.tensor([call.key_length - 1]), -math.inf)
+        return logits

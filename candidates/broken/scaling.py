@@ -107,3 +107,16 @@ class ScaleZeroTakenForUnset(EagerCore):
 
     def scale(self, call: Call) -> float:
         return call.scale or 1 / math.sqrt(call.query.shape[-1])
+
+
+@core("numerics.scale", "numerics.golden")
+class ScaledByPaddedHeadSize(EagerCore):
+    """The scale uses the head size after padding it to a multiple of eight, as a wide head is."""
+
+    wide = 16
+
+    def scale(self, call: Call) -> float:
+        size = call.query.shape[-1]
+        if size < self.wide or call.scale is not None:
+            return super().scale(call)
+        return 1 / math.sqrt(size + -size % 8)

@@ -175,3 +175,25 @@ class AnswerBufferReused(EagerCore):
             return fresh
         buffer = self.buffers.setdefault((fresh.shape, fresh.dtype), torch.empty_like(fresh))
         return buffer.copy_(fresh)
+
+
+@core("state.inputs-unchanged", masks=["keep"], causal=None)
+class EmptyRowsOpenedInPlace(EagerCore):
+    """Rows of the caller's mask that have no key are filled, so that no softmax sees them."""
+
+    def attend(self, call: Call) -> Answer:
+        answer = super().attend(call)
+        if call.keep is not None:
+            call.keep.logical_or_(~call.keep.any(dim=-1, keepdim=True))
+        return answer
+
+
+@core("state.inputs-unchanged")
+class QueryScaledInPlaceForWeights(EagerCore):
+    """The path that returns the weights scales the caller's query in place."""
+
+    def attend(self, call: Call) -> Answer:
+        answer = super().attend(call)
+        if call.return_weights:
+            call.query.mul_(self.scale(call))
+        return answer

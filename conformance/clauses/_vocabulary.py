@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..candidate import Candidate
 from ..clause import Finding
 from ..comparison import compare, moves
 from ..inputs import Inputs
+from ..space import admits_lengths
 from ..subject import Subject
 
 View = Callable[[Tensor], Tensor]
@@ -135,28 +137,51 @@ def take(tensor: Tensor | None, axis: int, order: Tensor) -> Tensor | None:
     return tensor.index_select(axis, order)
 
 
-def one_item(inputs: Inputs, item: int) -> Inputs:
-    """One batch item alone, with its mask."""
-    only = slice(item, item + 1)
+def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]:
+    """One batch item alone with its mask, and how its answer is seen in the batch's.
+
+    A candidate that cannot be called with one item gets a batch of nothing but that item.
+    """
+    single = admits_lengths(subject.candidate, inputs.geometry.replace(batch=1))
+    count = 1 if single else inputs.geometry.batch
+    only = torch.full((count,), item)
     alone = inputs.with_tokens(
         query=inputs.query[only], key=inputs.key[only], value=inputs.value[only]
     )
-    return alone.replace(keep=_item(inputs.keep, only), bias=_item(inputs.bias, only))
+    alone = alone.replace(keep=take(inputs.keep, 0, only), bias=take(inputs.bias, 0, only))
+    return alone, lambda answer: answer[only]
 
 
-def _item(mask: Tensor | None, only: slice) -> Tensor | None:
-    return mask if mask is None or mask.shape[0] == 1 else mask[only]
+def heads_stay(candidate: Candidate) -> str:
+    """Why heads cannot be exchanged, or ""."""
+    if candidate.kind == "layer" and not candidate.draws_weights:
+        return "its weights are fixed, so heads cannot be exchanged"
+    position = candidate.declaration.position
+    return f"its {position} positions differ by head" if position in ("alibi", "relative") else ""
 
 
-def permute_heads(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Tensor]:
+def read_heads(subject: Subject, inputs: Inputs) -> Tensor:
+    """Which key/value head each query head reads, at the declared order of groups."""
+    heads, kv_heads = inputs.geometry.num_heads, inputs.geometry.num_kv_heads
+    every = torch.arange(heads)
+    if subject.declaration.semantics.group_order == "tile":
+        return every % kv_heads
+    return every // (heads // kv_heads)
+
+
+def permute_heads(
+    subject: Subject, inputs: Inputs, generator: torch.Generator
+) -> tuple[Inputs, Tensor]:
     """Exchange key/value heads together with the query heads that read them, weights and masks.
 
     Returns the inputs and the new order of the query heads.
     """
     sizes = inputs.geometry
     groups = permutation(sizes.num_kv_heads, generator)
-    per_group = sizes.num_heads // sizes.num_kv_heads
-    order = (groups.reshape(-1, 1) * per_group + torch.arange(per_group)).reshape(-1)
+    read = read_heads(subject, inputs)
+    order = torch.empty_like(read)
+    for new, old in enumerate(groups):
+        order[read == new] = torch.arange(sizes.num_heads)[read == old]
     moved = inputs.replace(keep=take(inputs.keep, 1, order), bias=take(inputs.bias, 1, order))
     if not inputs.is_layer:
         return moved.with_tokens(

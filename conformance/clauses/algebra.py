@@ -13,9 +13,9 @@ from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..results import Violation
-from ..space import Space, can_cross
+from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
-from ._vocabulary import same_answer
+from ._vocabulary import read_heads, same_answer
 
 SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),))
 
@@ -53,8 +53,7 @@ def key_shift(subject: Subject, problem: Problem) -> Finding:
 
 
 def _can_shorten(candidate: Candidate) -> str:
-    pinned = candidate.declaration.pins.sizes
-    if "key_length" in pinned or not can_cross(candidate):
+    if is_fixed(candidate, "key_length") or not can_cross(candidate):
         return "its key length cannot change without the query length"
     position = candidate.declaration.position
     return f"it mixes in {position} positions" if position else ""
@@ -78,6 +77,8 @@ def constant_value(subject: Subject, problem: Problem) -> Finding:
     else:
         constant = inputs.with_tokens(value=value)
     alone = constant.with_tokens(key=constant.key[..., :1, :], value=value[..., :1, :])
+    if not admits_lengths(subject.candidate, alone.geometry):
+        return Finding(binding=False)
     wording = "many equal values give another answer than one of them"
     finding = same_answer(subject, alone, constant, wording)
     lively = bool((subject.answer(alone).abs() > 0).any())
@@ -158,8 +159,7 @@ def convex(subject: Subject, problem: Problem) -> Finding:
 def _hull(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Smallest and largest attended value of each row and channel: ``[B, H, Lq, Dv]`` each."""
     allowed = inputs.allowed(subject.declaration.semantics).unsqueeze(-1)
-    heads = inputs.geometry.num_heads // inputs.geometry.num_kv_heads
-    value = inputs.value.double().repeat_interleave(heads, dim=1).unsqueeze(2)
+    value = inputs.value.double()[:, read_heads(subject, inputs)].unsqueeze(2)
     infinity = float("inf")
     lowest = torch.where(allowed, value, infinity).amin(dim=3)
     highest = torch.where(allowed, value, -infinity).amax(dim=3)

@@ -11,7 +11,7 @@ from ..candidate import Candidate
 from ..clause import Finding, clause
 from ..problem import Problem
 from ..recipes import LIVELY
-from ..space import Space, can_cross
+from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
 from ._vocabulary import matches_golden, same_answer
 
@@ -38,8 +38,9 @@ def bias(subject: Subject, problem: Problem) -> Finding:
 def _counts(candidate: Candidate) -> str:
     if not can_cross(candidate):
         return "a key cannot be repeated without repeating its query"
-    pinned = candidate.declaration.pins.sizes
-    return "its geometry pins the key length" if "key_length" in pinned else ""
+    if candidate.declaration.position is not None:
+        return f"it mixes in {candidate.declaration.position} positions"
+    return "its geometry pins the key length" if is_fixed(candidate, "key_length") else ""
 
 
 @clause(
@@ -77,6 +78,8 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
     repeated = inputs.with_tokens(
         key=inputs.key.index_select(-2, index), value=inputs.value.index_select(-2, index)
     ).replace(keep=spread(inputs.keep), bias=spread(inputs.bias))
+    if not admits_lengths(subject.candidate, repeated.geometry):
+        return Finding(binding=False)
     return same_answer(
         subject,
         heavier,

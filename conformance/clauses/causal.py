@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import torch
 
+from ..candidate import Candidate
 from ..clause import Finding, clause
+from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..space import Space, can_cross
+from ..stretching import lowered_key
 from ..subject import Subject
 from ._vocabulary import matches_golden
 from .leaks import unaffected
 
 SOURCE = "Vaswani et al. 2017, section 3.2.3"
+CAUSAL_TARGETS = (8e7, 4e5)
+HALF_TARGETS = (1e2, 3e3)
+
+
+def _has_company(candidate: Candidate) -> str:
+    declared = candidate.declaration
+    offered = {"scale", "softcap", "window"} & declared.features
+    return "" if offered or "bias" in declared.masks else "nothing else can be given with the flag"
 
 
 @clause(
@@ -56,6 +67,74 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
         counterfactual = point.replace(causal_offset=point.causal_offset - 1)
     wording = f"a causal answer is not {point.causal_alignment} aligned"
     return matches_golden(subject, inputs, wording, counterfactual=counterfactual)
+
+
+@clause(
+    "mask.causal-combined",
+    level="MUST",
+    sentence=(
+        "The causal flag changes nothing about biases, caps, windows and scales that are given "
+        "with it."
+    ),
+    source="pytorch#187801: causal with a mask, both given, one lost",
+    space=Space(
+        causal="always",
+        mask="maybe",
+        forms=("bias",),
+        finite_bias="maybe",
+        extras="maybe",
+        square="always",
+        values=LIVELY,
+        patterns=("random", "dense", "padding"),
+        least=(("key_length", 4),),
+    ),
+    needs_golden=True,
+    counterfactual="one of them lost",
+    applies=(_has_company,),
+)
+def causal_combined(subject: Subject, problem: Problem) -> Finding:
+    """Everything at once against the golden; what is lost in turn must be able to show."""
+    inputs = subject.inputs(problem)
+    lost = _losses(inputs)
+    if not lost:
+        return Finding(binding=False)
+    wording = "a causal answer forgets what is given with the flag"
+    return matches_golden(subject, inputs, wording, counterfactual=lost[problem.seed % len(lost)])
+
+
+def _losses(inputs: Inputs) -> list[Inputs]:
+    """The same inputs, each time with one of the companions of the causal flag left out."""
+    given = ("bias", "scale", "softcap", "window")
+    return [inputs.replace(**{name: None}) for name in given if getattr(inputs, name) is not None]
+
+
+@clause(
+    "mask.causal-first-key",
+    level="MUST",
+    sentence=(
+        "The first query of a causal sequence returns the first value, whatever the logit (down "
+        "to -1e8)."
+    ),
+    source="GPT-2's fill of -1e4; DESIGN: a fill shows when the live logits lie below it",
+    space=Space(causal="always", square="always", values=("normal",), least=(("key_length", 2),)),
+    needs_golden=True,
+    counterfactual="a finite fill of half the logit's size",
+)
+def causal_first_key(subject: Subject, problem: Problem) -> Finding:
+    """The first key's logits far below the later ones; the first row sees that key alone."""
+    drawn = subject.inputs(problem)
+    targets = CAUSAL_TARGETS if problem.dtype in ("float32", "float64") else HALF_TARGETS
+    target = targets[problem.seed % len(targets)]
+    inputs = lowered_key(drawn, live=0, target=target)
+    first = torch.arange(drawn.geometry.query_length).reshape(-1, 1) == 0
+    fill = subject.declaration.semantics.replace(mask_operation="add", mask_fill=-target / 2)
+    return matches_golden(
+        subject,
+        inputs,
+        f"the first key lies {target:.0e} below later ones and is not returned alone",
+        counterfactual=fill,
+        judged=subject.golden(inputs).judged & first,
+    )
 
 
 @clause(

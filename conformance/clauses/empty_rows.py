@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..calling import CandidateFailure
 from ..candidate import Candidate
 from ..clause import Finding, clause
 from ..comparison import compare, moves
@@ -20,7 +19,6 @@ EMPTY = Space(
     causal="maybe",
     patterns=("empty-rows",),
     values=LIVELY,
-    least=(("key_length", 2),),
 )
 EMPTY_BY_MASK = Space(
     mask="always",
@@ -91,12 +89,7 @@ def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     empty = ~inputs.keep.any(dim=-1, keepdim=True)
     filled = inputs.replace(keep=inputs.keep | empty)
-    try:
-        answer = subject.answer(inputs)
-    except CandidateFailure:
-        if subject.declaration.empty_rows == "any":  # it may well refuse a mask with empty rows
-            return Finding(binding=False)
-        raise
+    answer = subject.answer(inputs)
     finding = relate(
         subject,
         (filled, subject.answer(filled)),

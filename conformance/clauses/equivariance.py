@@ -15,6 +15,7 @@ from ..recipes import LIVELY
 from ..space import KEY_FORMS, Space
 from ..subject import Subject
 from ._vocabulary import (
+    heads_stay,
     one_item,
     permutation,
     permute_heads,
@@ -148,11 +149,6 @@ def batch(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-def _movable_heads(candidate: Candidate) -> str:
-    fixed = candidate.kind == "layer" and not candidate.draws_weights
-    return "its weights are fixed, so heads cannot be exchanged" if fixed else ""
-
-
 @clause(
     "equivariance.heads",
     level="MUST",
@@ -163,12 +159,12 @@ def _movable_heads(candidate: Candidate) -> str:
     source="Vaswani et al. 2017, section 3.2.2: heads are independent, their outputs concatenated",
     space=Space(mask="maybe", values=LIVELY, least=(("num_heads", 2), ("num_kv_heads", 2))),
     counterfactual="heads of a core that stay, query heads of a layer that stay",
-    applies=(_movable_heads,),
+    applies=(heads_stay,),
 )
 def heads(subject: Subject, problem: Problem) -> Finding:
     """Heads of the tensors, or of the weights, permuted."""
     inputs = subject.inputs(problem)
-    moved, order = permute_heads(inputs, generator_for(problem, 9))
+    moved, order = permute_heads(subject, inputs, generator_for(problem, 9))
 
     def stayed() -> Tensor:
         return subject.oracle.output(_query_heads_left(inputs, moved))
@@ -204,12 +200,12 @@ def batch_independent(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     count = inputs.geometry.batch
     item = problem.seed % count
-    other = (item + 1) % count
+    alone, view = one_item(subject, inputs, item)
     return same_answer(
         subject,
         inputs,
-        one_item(inputs, item),
+        alone,
         f"item {item} answers differently alone and in its batch",
-        view=lambda answer: answer[item : item + 1],
-        counterfactual=lambda: subject.oracle.output(inputs)[other : other + 1],
+        view=view,
+        counterfactual=lambda: view(subject.oracle.output(inputs).roll(1, dims=0)),
     )

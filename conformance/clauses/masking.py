@@ -10,10 +10,11 @@ from ..clause import Finding, clause
 from ..materialise import generator_for, mask_sizes
 from ..problem import Problem
 from ..recipes import LIVELY
-from ..space import Space, can_cross
+from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..stretching import single_key_inputs
 from ..subject import Subject
 from ._vocabulary import (
+    heads_stay,
     matches_golden,
     one_item,
     permute_heads,
@@ -58,8 +59,7 @@ def all_keep(subject: Subject, problem: Problem) -> Finding:
 
 
 def _free_key_length(candidate: Candidate) -> str:
-    pins = candidate.declaration.pins
-    return "its geometry pins the key length" if "key_length" in pins.sizes else ""
+    return "its geometry pins the key length" if is_fixed(candidate, "key_length") else ""
 
 
 @clause(
@@ -83,6 +83,9 @@ def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
     absent = padded.without_mask().with_tokens(
         query=query, key=padded.key[..., :kept, :], value=padded.value[..., :kept, :]
     )
+
+    if not admits_lengths(subject.candidate, absent.geometry):
+        return Finding(binding=False)
 
     def view(answer: Tensor) -> Tensor:
         return answer[..., :kept, :] if cuts_queries else answer
@@ -159,19 +162,15 @@ def per_item(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     item = problem.seed % inputs.geometry.batch
     exchanged = inputs.replace(keep=inputs.keep.roll(1, dims=0))
+    alone, view = one_item(subject, inputs, item)
     return same_answer(
         subject,
         inputs,
-        one_item(inputs, item),
+        alone,
         f"item {item} of the batch does not obey its own mask",
-        view=lambda answer: answer[item : item + 1],
-        counterfactual=lambda: subject.oracle.output(exchanged)[item : item + 1],
+        view=view,
+        counterfactual=lambda: view(subject.oracle.output(exchanged)),
     )
-
-
-def _heads_can_move(candidate: Candidate) -> str:
-    fixed = candidate.kind == "layer" and not candidate.draws_weights
-    return "its weights are fixed, so heads cannot be exchanged" if fixed else ""
 
 
 @clause(
@@ -185,12 +184,12 @@ def _heads_can_move(candidate: Candidate) -> str:
         mask="always", axes="H", values=LIVELY, least=(("num_kv_heads", 2), ("num_heads", 2))
     ),
     counterfactual="the masks of the heads exchanged",
-    applies=(_heads_can_move,),
+    applies=(heads_stay,),
 )
 def per_head(subject: Subject, problem: Problem) -> Finding:
     """Heads, weights and masks exchanged together."""
     inputs = subject.inputs(problem)
-    moved, order = permute_heads(inputs, generator_for(problem, 1))
+    moved, order = permute_heads(subject, inputs, generator_for(problem, 1))
     view = permuted_heads_view(inputs, order)
     return same_answer(
         subject,
@@ -256,8 +255,18 @@ def forms_agree(subject: Subject, problem: Problem) -> Finding:
 
 
 # Biases make a layer overshoot a little: the largest stays clear of 1e8.
-SINGLE_KEY_TARGETS = (1e2, 3e4, 4e5, 5e6, 8e7)
-HALF_TARGETS = (1e2, 1e3, 3e3)
+# The size of the logit, and whether it is the kept key's (far below) or the hidden ones' (above).
+SINGLE_KEY_CASES = (
+    (8e7, True),
+    (1e2, False),
+    (4e5, True),
+    (8e7, False),
+    (8e7, True),
+    (3e4, False),
+    (5e6, True),
+    (1e2, True),
+)
+HALF_CASES = ((1e2, True), (1e3, False), (3e3, True), (1e2, False), (1e3, True), (3e3, False))
 
 
 @clause(
@@ -277,9 +286,8 @@ HALF_TARGETS = (1e2, 1e3, 3e3)
 def single_key(subject: Subject, problem: Problem) -> Finding:
     """One live key for all rows of an item; its logit far below, or the hidden ones far above."""
     drawn = subject.inputs(problem)
-    targets = SINGLE_KEY_TARGETS if problem.dtype in ("float32", "float64") else HALF_TARGETS
-    target = targets[problem.seed % len(targets)]
-    low = problem.seed // len(targets) % 2 == 0
+    cases = SINGLE_KEY_CASES if problem.dtype in ("float32", "float64") else HALF_CASES
+    target, low = cases[problem.seed % len(cases)]
     live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
     inputs, judged = single_key_inputs(drawn, live=live, target=target, low=low)
     fill = subject.declaration.semantics.replace(mask_operation="add", mask_fill=-target / 2)

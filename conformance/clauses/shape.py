@@ -11,7 +11,7 @@ from ..inputs import Inputs
 from ..layouts import STRIDED
 from ..problem import Problem
 from ..results import Violation
-from ..space import KEY_FORMS, Space, can_cross
+from ..space import KEY_FORMS, LENGTHS, Space, can_cross, is_fixed
 from ..subject import Subject
 from ._vocabulary import matches_golden_weights, same_answer
 
@@ -59,7 +59,7 @@ def output_dtype(subject: Subject, problem: Problem) -> Finding:
 def _batched(candidate: Candidate) -> str:
     if not candidate.declaration.batched:
         return "it takes one item without a batch axis"
-    return "its geometry pins the batch" if "batch" in candidate.declaration.pins.sizes else ""
+    return "its geometry pins the batch" if is_fixed(candidate, "batch") else ""
 
 
 @clause(
@@ -80,8 +80,8 @@ def empty_batch(subject: Subject, problem: Problem) -> Finding:
 
 
 def _free_lengths(candidate: Candidate) -> str:
-    pinned = candidate.declaration.pins.sizes
-    return "its geometry pins the lengths" if {"query_length", "key_length"} & set(pinned) else ""
+    pinned = any(is_fixed(candidate, name) for name in LENGTHS)
+    return "its geometry pins the lengths" if pinned else ""
 
 
 @clause(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from examples import core, layer, plan, problem
 
+from conformance import Semantics
 from conformance.clauses._vocabulary import (
     column,
     one_item,
@@ -38,7 +39,7 @@ def test_exchanged_heads_have_the_same_golden(kv_heads: int, kind: str) -> None:
     candidate = {"core": core, "layer": layer}[kind](features=["gqa"])
     subject = Subject(candidate, "float64")
     inputs = subject.inputs(problem(num_kv_heads=kv_heads, dtype="float64", mask=plan()))
-    moved, order = permute_heads(inputs, torch.Generator().manual_seed(1))
+    moved, order = permute_heads(subject, inputs, torch.Generator().manual_seed(1))
     groups = order.reshape(kv_heads, -1) // (4 // kv_heads)
     assert bool((groups == groups[:, :1]).all())
     view = permuted_heads_view(inputs, order)
@@ -50,11 +51,32 @@ def test_one_item_alone() -> None:
     """An item is cut out with its own mask; a mask for all items stays."""
     subject = Subject(core(), "float32")
     inputs = subject.inputs(problem(mask=plan()))
-    alone = one_item(inputs, 1)
+    alone, view = one_item(subject, inputs, 1)
     assert alone.geometry.batch == 1
+    assert torch.equal(view(inputs.query), alone.query)
     assert torch.equal(alone.keep[0], inputs.keep[1])  # type: ignore[index]  # both have a mask
     shared = subject.inputs(problem(mask=plan(shape="11QK")))
-    assert one_item(shared, 1).keep is shared.keep
+    assert one_item(subject, shared, 1)[0].keep is shared.keep
+
+
+def test_one_item_fills_a_pinned_batch() -> None:
+    """A candidate that cannot be called with one item gets a batch of nothing but that item."""
+    subject = Subject(core(geometry={"batch": [2, 4]}), "float32")
+    inputs = subject.inputs(problem(mask=plan()))
+    alone, _ = one_item(subject, inputs, 1)
+    assert alone.geometry.batch == inputs.geometry.batch
+    assert all(torch.equal(item, inputs.query[1]) for item in alone.query)
+
+
+def test_tiled_groups_move_with_their_query_heads() -> None:
+    """At the declared order of groups too, exchanging heads only exchanges the golden answers."""
+    tiled = core(features=["gqa"], semantics=Semantics(group_order="tile"))
+    subject = Subject(tiled, "float64")
+    inputs = subject.inputs(problem(num_kv_heads=2, dtype="float64", mask=plan()))
+    moved, order = permute_heads(subject, inputs, torch.Generator().manual_seed(1))
+    view = permuted_heads_view(inputs, order)
+    apart = view(subject.oracle.output(inputs)) - subject.oracle.output(moved)
+    assert float(apart.abs().max()) < 1e-12
 
 
 def test_axis_of_size_one_is_not_reordered() -> None:
