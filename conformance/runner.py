@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from . import torch_state
 from .calling import CandidateFailure, RowWithoutKeysRefused
 from .candidate import Candidate
 from .clause import Clause, Finding, all_clauses
@@ -96,6 +97,10 @@ class CandidateRun:
 
     def planned(self) -> list[Planned]:
         """Every selected clause in every dtype, in order, the not-applicable ones too."""
+        with torch_state.neutral():
+            return self._plan()
+
+    def _plan(self) -> list[Planned]:
         selected = [clause for clause in self._clauses.values() if self._selects(clause.id)]
         return [
             Planned(
@@ -130,7 +135,7 @@ class CandidateRun:
             return result
         start = time.perf_counter()
         try:
-            with one_thread():
+            with one_thread(), torch_state.neutral():
                 result = self._run(self._clauses[planned.id], result, on_example)
         except Exception as error:  # noqa: BLE001 (the harness' own fault is a status, not a crash)
             result = result.replace(status="error", reason=_own_fault(error))

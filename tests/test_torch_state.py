@@ -61,3 +61,24 @@ def test_a_candidate_that_sets_them_is_judged_by_its_answers(
     chosen = ("numerics.golden", "mask.single-key", "mask.golden")
     run = CandidateRun(kernel, profile=PROFILES["quick"], only=chosen)
     assert [run.run(planned).status for planned in run.planned()] == ["passed"] * 3
+
+
+def test_what_a_module_sets_on_import_is_the_candidates_alone() -> None:
+    """Defaults set before a run reach the candidate's calls, and neither the golden nor the rest."""
+    seen: list[torch.dtype] = []
+
+    @conformance.core()
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        seen.append(torch.get_default_dtype())
+        return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, dim=-1) @ value
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        run = CandidateRun(kernel, profile=PROFILES["quick"], only=("numerics.golden", "mask.*"))
+        results = [run.run(planned) for planned in run.planned()]
+        assert torch.get_default_dtype() is torch.float16
+    finally:
+        torch.set_default_dtype(before)
+    assert {result.status for result in results} == {"passed", "not-applicable"}
+    assert set(seen) == {torch.float16}
