@@ -64,7 +64,7 @@ def test_a_candidate_that_sets_them_is_judged_by_its_answers(
 
 
 def test_what_a_module_sets_on_import_is_the_candidates_alone() -> None:
-    """Defaults set before a run reach the candidate's calls, and neither the golden nor the rest."""
+    """Defaults set before a run reach the calls of the candidate, and not the golden."""
     seen: list[torch.dtype] = []
 
     @conformance.core()
