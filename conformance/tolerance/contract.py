@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from conformance.declaration import Declaration
 
 from . import model
+
+# Where a computation rounds, in its order: projections of a layer, logits, exponentials, weighted
+# sums with their division, and the stored results of the core and of the layer.
+STAGES: Final = ("projection", "score", "exp", "accumulation", "rounding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,9 @@ class Contract:
     sides
         2 when the golden answer is itself as coarse as the accumulator (float64): two such
         computations are apart by at most twice the bound of one. Otherwise 1.
+    exact
+        The stages (of ``STAGES``) that are taken to be exact: what a single one contributes is the
+        bound with all others exact.
     """
 
     unit_roundoff: float
@@ -47,6 +55,27 @@ class Contract:
     exp_error: float = model.EXP_ERROR
     key_block: int = model.SMALLEST_KEY_BLOCK
     sides: int = 1
+    exact: frozenset[str] = frozenset()
+
+    def at(self, stage: str) -> Contract:
+        """The contract within one of ``STAGES``: nothing is rounded where that is exact."""
+        if stage not in self.exact:
+            return self
+        return replace(
+            self,
+            unit_roundoff=0.0,
+            underflow=0.0,
+            accumulator_roundoff=0.0,
+            accumulator_underflow=0.0,
+            operand_roundoff=0.0,
+            score_roundoff=0.0,
+            weight_roundoff=0.0,
+            weight_underflow=0.0,
+        )
+
+    def only(self, stage: str) -> Contract:
+        """The contract under which everything but one stage is exact."""
+        return replace(self, exact=frozenset(STAGES) - {stage})
 
     @property
     def operand_error(self) -> float:

@@ -88,7 +88,7 @@ def _output_error(
     merged = layer.merged
     if semantics.empty_rows == "nan":
         merged = merged.nan_to_num(nan=0.0)
-    error = projection_bound(merged, matrix, bias, contract, incoming=incoming)
+    error = projection_bound(merged, matrix, bias, contract, incoming=incoming, stored="rounding")
     if error is None:  # for the type checker: with an incoming error there is always one
         return incoming
     return error

@@ -27,20 +27,21 @@ def exponent_error(
     The error of exp itself and of the rescaling of an online softmax count as an error of the
     exponent. Returns float64 ``[B, H, Lq, Lk]``, zero where a key is not live.
     """
-    error = _score_error(attention, live, contract, query_error, key_error)
-    if contract.score_roundoff:
-        _add_rounding(error, attention.scores, contract.score_roundoff, times=model.SCORE_STORES)
+    scores, exponentials = contract.at("score"), contract.at("exp")
+    error = _score_error(attention, live, scores, query_error, key_error)
+    if scores.score_roundoff:
+        _add_rounding(error, attention.scores, scores.score_roundoff, times=model.SCORE_STORES)
     if attention.softcap is not None:
-        error = _capped_error(error, attention, attention.softcap, contract)
+        error = _capped_error(error, attention, attention.softcap, scores)
     if attention.bias is not None:
-        _add_bias_error(error, attention, attention.bias, contract)
-    unit = contract.accumulator_roundoff
+        _add_bias_error(error, attention, attention.bias, scores)
+    unit = exponentials.accumulator_roundoff
     shared = live.largest.abs().mul_(model.EXPONENT_ROUNDINGS * unit)
     error.add_(attention.logits.abs(), alpha=model.EXPONENT_ROUNDINGS * unit)
     error.add_(shared)
     if _fills(attention.semantics):
         error = _filled_error(error, attention, live, unit)
-    return live.only(error.add_(exponential_error(live.key_length, contract)))
+    return live.only(error.add_(exponential_error(live.key_length, exponentials)))
 
 
 def _fills(semantics: golden.Semantics) -> bool:

@@ -28,6 +28,8 @@ def weighted_sum_error(
     The moved mean comes first. Numerator and denominator are rounded separately: the first relative
     to the sum of magnitudes, the second relative to the result.
     """
+    stored = contract.at("rounding")
+    contract = contract.at("accumulation")
     product, division = _roundings(live.key_length, contract)
     size = attention.value.abs()
     seen = None if perturbed.far is None else extremes(attention.value, live, perturbed.far)
@@ -47,7 +49,7 @@ def weighted_sum_error(
         error += lost @ size
     flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
     error.add_(flushed, alpha=contract.accumulator_underflow)
-    return _stored(error, attention.output, contract)
+    return _stored(error, attention.output, stored)
 
 
 def mean_bound(
@@ -60,15 +62,17 @@ def mean_bound(
     weights = torch.where(empty, attention.weights, 0.0)
     value = attention.value.masked_fill(~(weights > 0).any(dim=-2).unsqueeze(-1), 0.0)
     key_length = weights.shape[-1]
+    exponentials, stored = contract.at("exp"), contract.at("rounding")
+    contract = contract.at("accumulation")
     product, division = _roundings(key_length, contract)
-    relative = product + division + 2.0 * exponential_error(key_length, contract)
+    relative = product + division + 2.0 * exponential_error(key_length, exponentials)
     size = value.abs()
     error = (weights @ size).mul_(relative + contract.weight_underflow * key_length)
     if value_error is not None:
         error.add_(weights @ value_error, alpha=1.0 + relative)
     flushed = size.sum(dim=-2, keepdim=True).add_(key_length)
     error = error + flushed * contract.accumulator_underflow
-    return _stored(error, weights @ value, contract)
+    return _stored(error, weights @ value, stored)
 
 
 def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:

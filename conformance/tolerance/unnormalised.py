@@ -34,6 +34,8 @@ def unnormalised_bound(
     """
     live = live_keys(attention)
     error = exponent_error(attention, live, contract, query_error=query_error, key_error=key_error)
+    stored = contract.at("rounding")
+    contract = contract.at("accumulation")
     weights = attention.weights.abs()
     terms = max(attention.logits.shape)
     blocks = math.ceil(terms / contract.key_block)
@@ -54,5 +56,5 @@ def unnormalised_bound(
         bound += (error + weights) @ value_error
     flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
     bound.add_(flushed, alpha=contract.accumulator_underflow)
-    unit = contract.unit_roundoff
-    return bound.mul_(1.0 + unit).add_(attention.output.abs(), alpha=unit).add_(contract.underflow)
+    unit = stored.unit_roundoff
+    return bound.mul_(1.0 + unit).add_(attention.output.abs(), alpha=unit).add_(stored.underflow)
