@@ -61,14 +61,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """A public name, looked up anew each time: pytester's runs forget modules that they imported.
+
+    What was kept here would make candidates of a class that the reloaded rest does not know.
+    """
     if name not in _HOME:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     module_name, _, attribute = _HOME[name].partition(":")
     home = importlib.import_module(f".{module_name}", __name__)
-    value = getattr(home if not attribute else getattr(home, attribute), name)
-    globals()[name] = value
-    return value
+    return getattr(home if not attribute else getattr(home, attribute), name)
 
 
 def __dir__() -> list[str]:

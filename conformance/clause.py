@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
@@ -111,10 +112,13 @@ def clause(
     applies: tuple[Applies, ...] = (),
     explained: bool = True,
 ) -> Callable[[Check], Check]:
-    """Register the decorated check as a clause; raises ValueError for a slug that is taken."""
+    """Register the decorated check as a clause; raises ValueError for a slug that is taken.
+
+    A family's file that is imported afresh registers its clauses anew.
+    """
 
     def register(check: Check) -> Check:
-        if slug in REGISTRY:
+        if slug in REGISTRY and _still_imported(REGISTRY[slug].check):
             msg = f"two clauses are called {slug}"
             raise ValueError(msg)
         REGISTRY[slug] = Clause(
@@ -132,6 +136,16 @@ def clause(
         return check
 
     return register
+
+
+def _still_imported(check: Check) -> bool:
+    """Whether the module that defines a check is the one that Python knows under its name.
+
+    pytester's runs inside a process drop from ``sys.modules`` what they imported, and an import
+    that failed half-way is dropped, too: what such a module has registered is taken by nobody.
+    """
+    module = sys.modules.get(check.__module__)
+    return module is not None and vars(module) is getattr(check, "__globals__", None)
 
 
 def all_clauses() -> list[Clause]:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import sys
 
 import pytest
 from examples import CLAUSES, core, layer
 from refusals import refused
 
 import conformance.clause as module
+from conformance import clauses
 from conformance.clause import Clause, Finding, all_clauses, clause, specification_hash
 from conformance.declare import positions
 from conformance.space import Space
@@ -79,6 +82,19 @@ def test_slug_is_registered_once(registry: dict[str, Clause]) -> None:
     assert registry["shape.mine"].family == "shape"
     with refused("two clauses are called shape.mine"):
         register("shape.mine")
+
+
+def test_a_file_imported_afresh_registers_anew(
+    registry: dict[str, Clause], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pytester's runs in one process forget is registered again, in the same order."""
+    before = dict(registry)
+    monkeypatch.setattr(clauses, "state", clauses.state)  # importing it sets that
+    monkeypatch.delitem(sys.modules, clauses.state.__name__)
+    importlib.import_module(f"{clauses.__name__}.state")
+    assert list(registry) == list(before)
+    anew = {slug for slug in registry if registry[slug] is not before[slug]}
+    assert anew == {slug for slug in before if before[slug].check.__module__.endswith(".state")}
 
 
 def test_fingerprint_follows_the_specification(

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from workspaces import KERNEL, UNSCALED
 
-# Runs inside this process must find the clauses registered: their modules are forgotten afterwards.
+# Runs inside this process forget what they were the first to import: not the code under test.
 import conformance.pytest_nodes
 
 pytest_plugins = ["pytester"]
@@ -145,9 +145,26 @@ def test_suite_of_a_candidate_object(pytester: pytest.Pytester) -> None:
     assert result.parseoutcomes() == {"passed": 2}
 
 
-@pytest.mark.skipif(
-    not pytest.importorskip("xdist"), reason="pytest-xdist is not installed: nothing to spread"
-)
+def test_runs_inside_one_process(pytester: pytest.Pytester) -> None:
+    """Whoever tests a plugin with pytester may check candidates in one process again and again."""
+    pytester.makepyfile(
+        attn=KERNEL,
+        test_outer=f"""
+import pytest, torch  # torch cannot be imported twice
+
+pytest_plugins = ["pytester"]
+ATTN = open("attn.py").read()
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_inner(pytester, time):
+    pytester.makepyfile(attn=ATTN, test_inner={suite()!r})
+    assert pytester.runpytest_inprocess().parseoutcomes() == {{"passed": 1}}
+""",
+    )
+    result = pytester.runpytest_subprocess("test_outer.py")
+    assert result.parseoutcomes() == {"passed": 2}
+
+
 def test_suite_under_xdist(pytester: pytest.Pytester) -> None:
     """Ids are the same in every process, so that tests spread over two."""
     pytester.makepyfile(attn=KERNEL, test_mine=suite(only="['shape.output', 'shape.dtype']"))

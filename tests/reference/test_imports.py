@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import reference
 
@@ -60,7 +61,6 @@ def test_no_ready_made_attention(path: Path) -> None:
 
 def test_golden_does_not_call_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """The golden still answers when torch's own attention and softmax refuse to."""
-    torch = pytest.importorskip("torch")
 
     def refuse(*_: object, **__: object) -> None:
         msg = "the golden must not call this"
