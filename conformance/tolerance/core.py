@@ -52,7 +52,7 @@ def one_sided_bound(
         return unnormalised_bound(attention, contract, query_error, key_error, value_error)
     live = live_keys(attention)
     bound = _bound(
-        _without_empty_rows(attention, live),
+        without_empty_rows(attention, live),
         live,
         contract,
         query_error,
@@ -65,7 +65,7 @@ def one_sided_bound(
     return torch.where(live.empty, mean, bound)
 
 
-def _without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.Attention:
+def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.Attention:
     """Rows without a key answer zeros, and values that only they read are gone."""
     if live.empty is None:
         return attention

@@ -39,12 +39,12 @@ def exponent_error(
     shared = live.largest.abs().mul_(model.EXPONENT_ROUNDINGS * unit)
     error.add_(attention.logits.abs(), alpha=model.EXPONENT_ROUNDINGS * unit)
     error.add_(shared)
-    if _fills(attention.semantics):
+    if fills(attention.semantics):
         error = _filled_error(error, attention, live, unit)
     return live.only(error.add_(exponential_error(live.key_length, exponentials)))
 
 
-def _fills(semantics: golden.Semantics) -> bool:
+def fills(semantics: golden.Semantics) -> bool:
     return semantics.mask_operation == "replace" and math.isfinite(semantics.mask_fill)
 
 
@@ -87,13 +87,13 @@ def _score_error(
         key = (key + key_error).mul_(relative).add_(key_error).mul_(scale)
     error = query @ key.transpose(-1, -2)
     if query_error is not None:
-        partners = _partners_of_query_error(attention, live).abs_().mul_(scale)
+        partners = partners_of_query_error(attention, live).abs_().mul_(scale)
         error += query_error @ partners.transpose(-1, -2)
     underflow = contract.accumulator_underflow * (size + 2) * (1.0 + scale)
     return error.add_(underflow)
 
 
-def _partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tensor:
+def partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tensor:
     """What an error of the query is multiplied by: ``[B, H, Lk, D]``.
 
     Softmax over the keys does not see what a row has in common, so that any one vector may be taken

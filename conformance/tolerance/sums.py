@@ -39,7 +39,7 @@ def weighted_sum_error(
     error.add_(summed, alpha=product)
     error.add_(attention.output.abs(), alpha=division)
     exact_mean = summed if perturbed.far is None else attention.weights @ size
-    error.addcmul_(exact_mean, _log_sum_exp_error(attention, live, contract))
+    error.addcmul_(exact_mean, log_sum_exp_error(attention, live, contract))
     if value_error is not None:
         if perturbed.far is not None:
             largest, _ = extremes(value_error, live, perturbed.far)
@@ -83,7 +83,7 @@ def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
     return product, product + model.DIVISION_ROUNDINGS * unit
 
 
-def _log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
     """The relative error of ``exp(logit - lse)`` from the rounded lse, for ``[B, H, Lq, 1]``.
 
     Forms that do not divide by the sum of these weights (partial results merged by their lse) keep
