@@ -1,0 +1,28 @@
+"""For each clause the mistake that only it, or as few others as can be, should see.
+
+A gross mistake breaks nearly everything; these are the ones that tell the clauses apart. The second
+entry lists every other clause that the mistake may fail too: its direct consequences.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .consequences import ANYTHING, Specific
+from .equivariance import EQUIVARIANCE
+from .mask import MASK
+from .numerics import NUMERICS
+from .position import POSITION
+from .shape import SHAPE
+from .state import STATE
+
+SPECIFIC: Final[Specific] = {
+    **EQUIVARIANCE,
+    **MASK,
+    **NUMERICS,
+    **POSITION,
+    **SHAPE,
+    **STATE,
+}
+
+__all__ = ["ANYTHING", "SPECIFIC"]

@@ -1,0 +1,84 @@
+"""What goes wrong with masks, biases and causality."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .consequences import NOTHING_ELSE, Specific, also
+
+MASK: Final[Specific] = {
+    "mask.all-keep": (
+        "UnscaledUnderMask",
+        also("mask.bias mask.causal-combined mask.golden mask.padding-is-absence shape.weights"),
+    ),
+    "mask.bias": ("BiasIgnored", also("mask.bias-counts mask.causal-combined")),
+    "mask.bias-counts": ("BiasClamped", also("mask.bias mask.causal-combined")),
+    "mask.broadcast": (
+        "PaddingHidesQueriesToo",
+        also(
+            "equivariance.keys mask.bias mask.bias-counts mask.causal-combined mask.golden "
+            "mask.padding-is-absence mask.single-key"
+        ),
+    ),
+    "mask.causal": (
+        "CausalNeedsMask",
+        also("mask.causal-alignment mask.causal-combined mask.causal-first-key shape.weights"),
+    ),
+    "mask.causal-alignment": ("BottomRightForTopLeft", also("mask.empty-row shape.weights")),
+    "mask.causal-and-mask": (
+        "CausalLostUnderMask",
+        also("mask.causal-combined mask.empty-row shape.weights"),
+    ),
+    "mask.causal-combined": ("WindowLostUnderCausal", NOTHING_ELSE),
+    "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
+    "mask.empty-row": ("EmptyRowIsInfinite", NOTHING_ELSE),
+    "mask.empty-row-isolated": (
+        "EmptyRowEmptiesItsHead",
+        also("mask.causal-alignment mask.causal-combined mask.causal-first-key shape.weights"),
+    ),
+    "mask.forms-agree": (
+        "LengthsFromTheEnd",
+        also(
+            "mask.causal-and-mask mask.golden mask.no-leak mask.no-leak-nonfinite "
+            "mask.padding-is-absence mask.single-key numerics.convex shape.weights"
+        ),
+    ),
+    "mask.golden": (
+        "FirstQuerysMask",
+        also(
+            "equivariance.queries equivariance.tokens mask.empty-row mask.empty-row-isolated "
+            "mask.no-leak mask.no-leak-nonfinite numerics.convex shape.weights state.no-memory"
+        ),
+    ),
+    "mask.no-leak": (
+        "CentredOnIgnoredKeys",
+        also("mask.causal mask.causal-and-mask mask.no-leak-nonfinite"),
+    ),
+    "mask.no-leak-nonfinite": ("InfinityAdded", NOTHING_ELSE),
+    "mask.padding-is-absence": (
+        "AveragedWithPadding",
+        also(
+            "equivariance.batch-independent mask.bias mask.bias-counts mask.causal-alignment "
+            "mask.causal-combined mask.causal-first-key mask.empty-row-isolated mask.golden "
+            "mask.per-item mask.single-key numerics.convex shape.weights"
+        ),
+    ),
+    "mask.per-head": (
+        "FirstHeadsMask",
+        also(
+            "equivariance.heads mask.bias mask.bias-counts mask.causal-and-mask "
+            "mask.causal-combined mask.empty-row mask.empty-row-isolated mask.forms-agree "
+            "mask.golden mask.no-leak mask.no-leak-nonfinite mask.per-item numerics.convex "
+            "shape.weights"
+        ),
+    ),
+    "mask.per-item": (
+        "LengthsRepeatedWhole",
+        also(
+            "equivariance.batch equivariance.batch-independent equivariance.heads "
+            "mask.causal-and-mask mask.empty-row mask.empty-row-isolated mask.golden "
+            "mask.no-leak mask.no-leak-nonfinite shape.weights state.no-memory"
+        ),
+    ),
+    "mask.single-key": ("FillMinusMillion", also("mask.causal-first-key mask.no-leak-nonfinite")),
+}

@@ -1,0 +1,66 @@
+"""What computes other numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .consequences import NOTHING_ELSE, Specific, also
+
+NUMERICS: Final[Specific] = {
+    "numerics.constant-value": (
+        "DividedByCount",
+        also(
+            "mask.bias mask.bias-counts mask.causal-alignment mask.causal-combined "
+            "mask.causal-first-key mask.golden mask.padding-is-absence mask.single-key "
+            "numerics.convex numerics.golden numerics.large-logits numerics.odd-scale "
+            "numerics.scale shape.weights"
+        ),
+    ),
+    "numerics.convex": (
+        "OutputTimesSqrtKeys",
+        also(
+            "mask.bias mask.bias-counts mask.causal-alignment mask.causal-combined "
+            "mask.causal-first-key mask.golden mask.padding-is-absence mask.single-key "
+            "numerics.constant-value numerics.golden numerics.large-logits numerics.odd-scale "
+            "numerics.scale state.dropout"
+        ),
+    ),
+    "numerics.golden": (
+        "HeadSizeAndCountSwapped",
+        also(
+            "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
+            "mask.empty-row mask.golden numerics.large-logits numerics.scale shape.weights"
+        ),
+    ),
+    "numerics.key-shift": (
+        "CosineScores",
+        also(
+            "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
+            "mask.golden numerics.golden numerics.large-logits numerics.odd-scale "
+            "numerics.scale shape.weights"
+        ),
+    ),
+    "numerics.large-logits": (
+        "LogitsClamped",
+        also(
+            "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
+            "mask.golden numerics.golden numerics.scale shape.weights"
+        ),
+    ),
+    "numerics.odd-scale": ("ScaleZeroTakenForUnset", NOTHING_ELSE),
+    "numerics.scale": (
+        "DividedByHeadSize",
+        also(
+            "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
+            "mask.golden numerics.golden numerics.large-logits shape.weights"
+        ),
+    ),
+    "numerics.value-linear": (
+        "OutputRectified",
+        also(
+            "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
+            "mask.golden mask.single-key numerics.convex numerics.golden numerics.large-logits "
+            "numerics.odd-scale numerics.scale state.dropout"
+        ),
+    ),
+}

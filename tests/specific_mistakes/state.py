@@ -1,0 +1,19 @@
+"""What remembers, forgets or draws at random."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .consequences import ANYTHING, NOTHING_ELSE, Specific
+
+STATE: Final[Specific] = {
+    "state.answer-kept": ("AnswerBufferReused", NOTHING_ELSE),
+    "state.bitwise-repeatable": ("SummedInRandomOrder", NOTHING_ELSE),
+    "state.dropout": ("DropoutIgnored", NOTHING_ELSE),
+    "state.eval-deterministic": ("NoiseInEval", ANYTHING),
+    "state.follows-to": ("ScaleLeftBehind", NOTHING_ELSE),
+    "state.inputs-unchanged": ("BiasFilledInPlace", NOTHING_ELSE),
+    "state.no-memory": ("AnswersCachedByAddress", ANYTHING),
+    "state.repeatable": ("ScaleDrifts", ANYTHING),
+    "state.state-dict": ("BiasesNotLoaded", NOTHING_ELSE),
+}
