@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,108 +10,12 @@ from examples import bare, core, layer, plan, problem, sizes
 from torch import Tensor, nn
 
 import conformance
-from conformance.calling import CandidateFailure, arguments, build_forward, call_forward
+from conformance.calling import CandidateFailure, build_forward, call_forward
 from conformance.candidate import Candidate
-from conformance.inputs import Inputs
 from conformance.materialise import materialise
 from conformance.problem import Problem
-from conformance.results import Violation
 
-SIZES = {"B": 2, "H": 4, "Q": 5, "K": 7, "1": 1}
-SHAPES = ["BHQK", "B1QK", "1HQK", "B11K", "11QK", "111K", "BQK", "BHK", "BK", "QK", "HQK", "K"]
-LENGTH_SHAPES = ["B", "BQ", "BH", "B1", "B11", "BHQ", "Q", "1", ""]
-DTYPES = {
-    "keep": torch.bool,
-    "drop": torch.bool,
-    "keep_int": torch.int64,
-    "bias": torch.float32,
-    "lengths": torch.int64,
-}
-
-
-def presented(form: str, shape: str, pattern: str = "random", **more: Any) -> tuple[Tensor, Inputs]:
-    """A mask as the candidate gets it, and the inputs it was made from."""
-    example = problem(mask=plan(pattern, form, shape, **more))
-    inputs = materialise(example, core())
-    (positional, keywords) = arguments(inputs)
-    assert len(positional) == 3
-    assert list(keywords) == [form]
-    return keywords[form], inputs
-
-
-def wide(mask: Tensor, shape: str) -> Tensor:
-    """A mask in letters as four axes."""
-    letters = dict(zip(shape, mask.shape, strict=True))
-    return mask.reshape([letters.get(axis, 1) for axis in "BHQK"])
-
-
-@pytest.mark.parametrize("form", ["keep", "drop", "keep_int", "bias"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_mask_has_exactly_the_declared_shape_and_dtype(form: str, shape: str) -> None:
-    """Every form arrives in its letters, in its dtype and with its polarity."""
-    mask, inputs = presented(form, shape)
-    assert list(mask.shape) == [SIZES[letter] for letter in shape]
-    assert mask.dtype == DTYPES[form]
-    kept = {
-        "keep": lambda: mask,
-        "drop": lambda: ~mask,
-        "keep_int": lambda: mask == 1,
-        "bias": lambda: mask == 0,
-    }[form]()
-    assert inputs.keep is not None
-    letters = shape.replace("1", "")
-    table = inputs.keep.reshape([SIZES[axis] for axis in letters])
-    assert torch.equal(kept.reshape(table.shape), table)
-
-
-def test_integer_masks_hold_zeros_and_ones() -> None:
-    """``keep_int`` holds 1 for attend and 0 for ignore, nothing else."""
-    mask, _ = presented("keep_int", "BHQK")
-    assert set(mask.flatten().tolist()) == {0, 1}
-
-
-def test_plain_bias_is_zero_or_minus_infinity() -> None:
-    """A bias without finite values only hides."""
-    mask, _ = presented("bias", "BHQK")
-    assert set(mask.flatten().tolist()) == {0.0, -torch.inf}
-
-
-def test_finite_bias_hides_too() -> None:
-    """A finite bias arrives in the query's dtype, minus infinity where keys are hidden."""
-    mask, inputs = presented("bias", "B1QK", finite_bias=True)
-    assert inputs.keep is not None
-    assert inputs.bias is not None
-    kept = inputs.keep
-    assert bool((mask[~kept] == -torch.inf).all())
-    assert torch.equal(mask[kept], inputs.bias[kept])
-
-
-def test_bias_follows_the_dtype() -> None:
-    """In float64 the bias is float64."""
-    example = problem(mask=plan("random", "bias"), dtype="float64")
-    _, keywords = arguments(materialise(example, core()))
-    assert keywords["bias"].dtype == torch.float64
-
-
-@pytest.mark.parametrize("shape", LENGTH_SHAPES)
-@pytest.mark.parametrize("pattern", ["random", "empty-rows", "full"])
-def test_lengths_count_the_kept_keys(shape: str, pattern: str) -> None:
-    """Lengths are int64 in 0..Lk, and the keys before them are the kept ones."""
-    lengths, inputs = presented("lengths", shape, pattern)
-    assert list(lengths.shape) == [SIZES[letter] for letter in shape]
-    assert lengths.dtype == torch.int64
-    assert inputs.keep is not None
-    counts = wide(lengths, shape)
-    assert torch.equal((torch.arange(7) < counts).expand(inputs.keep.shape), inputs.keep)
-    assert int(lengths.min()) == 0 if pattern == "empty-rows" else int(lengths.min()) >= 1
-
-
-def test_mask_is_a_copy() -> None:
-    """Writing into a mask never reaches the inputs."""
-    mask, inputs = presented("keep", "BHQK")
-    before = inputs.keep.clone()  # type: ignore[union-attr]  # it has a mask
-    mask.fill_(False)  # noqa: FBT003 (torch's own)
-    assert torch.equal(before, inputs.keep)  # type: ignore[arg-type]  # it has a mask
+HERE = Path(__file__).name
 
 
 def recorded(candidate: Callable[..., Candidate], example: Problem, **promises: Any) -> Any:
@@ -226,181 +131,6 @@ def test_calls_record_no_gradients() -> None:
     assert not answer.output.requires_grad
 
 
-def failure(function: Callable[..., object], **changes: Any) -> Violation:
-    """The violation of one call."""
-    inputs = materialise(problem(), core()).replace(**changes)
-    with pytest.raises(CandidateFailure) as caught:
-        call_forward(function, inputs)
-    return caught.value.violation
-
-
-def answering(make: Callable[[Tensor], object]) -> Callable[..., object]:
-    """A kernel whose right answer is changed."""
-    return lambda query, key, value: make(bare(query, key, value))
-
-
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
-        (
-            lambda _: None,
-            "type",
-            "the output is None, not a torch.Tensor: does the function end with a return?",
-        ),
-        (
-            lambda output: (output, output),
-            "type",
-            (
-                "the output is a tuple of 2, not a torch.Tensor: return the output alone (declare "
-                "features=['weights'] to be asked for both)"
-            ),
-        ),
-        (
-            lambda output: output.numpy(),
-            "type",
-            "the output is a numpy.ndarray, not a torch.Tensor",
-        ),
-        (lambda output: output.tolist(), "type", "the output is a list, not a torch.Tensor"),
-        (lambda _: 3.0, "type", "the output is a float, not a torch.Tensor"),
-        (
-            lambda output: output.to(torch.int32),
-            "dtype",
-            "the output has dtype torch.int32, not a floating-point one",
-        ),
-        (
-            lambda output: output.to(torch.complex64),
-            "dtype",
-            "the output has dtype torch.complex64, not a floating-point one",
-        ),
-        (
-            lambda output: output[:, :1],
-            "shape",
-            "the output has shape [2, 1, 5, 6] where [2, 4, 5, 6] is expected",
-        ),
-        (
-            lambda output: output.mean(),
-            "shape",
-            "the output has shape [] where [2, 4, 5, 6] is expected",
-        ),
-        (
-            lambda output: output.to_sparse(),
-            "type",
-            "the output is a torch.sparse_coo tensor, not a dense one",
-        ),
-        (
-            lambda output: output.to("meta"),
-            "type",
-            "the output is on the device meta where the inputs are on cpu",
-        ),
-        (
-            lambda output: torch.nested.nested_tensor([output[0], output[1]]),
-            "type",
-            "the output is a nested tensor, not a dense one",
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_answers_that_cannot_be_judged(
-    make: Callable[[Tensor], object], kind: str, message: str
-) -> None:
-    """Every answer of a wrong type, shape or dtype is the candidate's fault, in one sentence."""
-    violation = failure(answering(make))
-    assert (violation.kind, violation.message) == (kind, message)
-
-
-def test_wrong_shape_says_both() -> None:
-    """A wrong shape is given as data too."""
-    violation = failure(answering(lambda output: output.transpose(1, 2)))
-    assert violation.expected == [2, 4, 5, 6]
-    assert violation.got == [2, 5, 4, 6]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda output: output,
-            "returned a torch.Tensor for return_weights=True, not a pair (output, weights)",
-        ),
-        (
-            lambda output: (output,),
-            "returned a tuple of 1 for return_weights=True, not a pair (output, weights)",
-        ),
-        (
-            lambda output: (output, None),
-            "the weights is None, not a torch.Tensor: does the function end with a return?",
-        ),
-        (
-            lambda output: (output, output.new_zeros(2, 5, 7)),
-            "the weights has shape [2, 5, 7] where [2, 4, 5, 7] is expected",
-        ),
-    ],
-)
-def test_weights_that_cannot_be_judged(make: Callable[[Tensor], object], message: str) -> None:
-    """Asked for weights, a candidate returns a pair of the right shapes."""
-    function = answering(make)
-
-    def kernel(query: Tensor, key: Tensor, value: Tensor, **_: object) -> object:
-        return function(query, key, value)
-
-    assert failure(kernel, return_weights=True).message == message
-
-
-def raising(error: BaseException) -> Callable[..., object]:
-    """A kernel that raises."""
-
-    def kernel(*_: Tensor) -> object:
-        raise error
-
-    return kernel
-
-
-class Unprintable(Exception):  # noqa: N818
-    """An exception whose text cannot be had."""
-
-    def __str__(self) -> str:
-        raise ValueError
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ValueError("no such head\nand more"), "raised ValueError: no such head"),
-        (ValueError(), "raised ValueError"),
-        (RuntimeError("size mismatch:"), "raised RuntimeError: size mismatch"),
-        (SystemExit(3), "raised SystemExit: 3"),
-        (MemoryError(), "raised MemoryError"),
-        (GeneratorExit(), "raised GeneratorExit"),
-        (AssertionError(), "raised AssertionError"),
-        (StopIteration("x"), "raised StopIteration: x"),
-        (Unprintable(), "raised Unprintable"),
-    ],
-)
-def test_exceptions_are_violations_with_file_and_line(error: BaseException, text: str) -> None:
-    """Whatever a candidate raises is one line with the candidate's own place."""
-    violation = failure(raising(error))
-    line = raising.__code__.co_firstlineno + 4
-    assert violation.message == f"{text} (test_calling.py:{line})"
-    assert (violation.kind, violation.got) == ("raised", type(error).__name__)
-
-
-def test_place_is_the_candidates_own_line() -> None:
-    """An exception out of torch points at the line that called it."""
-
-    def kernel(query: Tensor, key: Tensor, _value: Tensor) -> Tensor:
-        return torch.einsum("bhqd,bhkd->bhqk", query[..., :2], key)
-
-    violation = failure(kernel)
-    assert f"(test_calling.py:{kernel.__code__.co_firstlineno + 1})" in violation.message
-    assert "\n" not in violation.message
-
-
-def test_interrupts_propagate() -> None:
-    """Ctrl-C is not the candidate's answer."""
-    with pytest.raises(KeyboardInterrupt):
-        call_forward(raising(KeyboardInterrupt()), materialise(problem(), core()))
-
-
 def test_builder_that_raises_says_so() -> None:
     """A layer that cannot be built fails with what it was doing."""
 
@@ -413,7 +143,7 @@ def test_builder_that_raises_says_so() -> None:
         build_forward(made, materialise(problem(), made))
     line = build.__code__.co_firstlineno + 2
     assert caught.value.violation.message == (
-        f"raised ValueError: heads must be even (test_calling.py:{line}) while building the layer"
+        f"raised ValueError: heads must be even ({HERE}:{line}) while building the layer"
     )
 
 
