@@ -26,6 +26,9 @@ class Inputs:
         where they do not vary. ``mask_form`` and ``mask_shape`` say how they are handed over.
     return_weights, dropout
         Further keywords of the call.
+    generic
+        Whether tokens and weights are independent random numbers, so that the statistical bound
+        holds too; what is made of other tokens loses it.
     layout
         How the tensors lie in memory when they are handed over (see :mod:`conformance.layouts`).
     """
@@ -47,6 +50,7 @@ class Inputs:
     window: tuple[int, int] | None = None
     return_weights: bool = False
     dropout: float | None = None
+    generic: bool = False
     layout: str = "contiguous"
 
     @property
@@ -85,7 +89,7 @@ class Inputs:
         geometry = self.geometry.replace(
             batch=query.shape[0], query_length=query.shape[-2], key_length=key.shape[-2]
         )
-        return self.replace(geometry=geometry, query=query, key=key, value=value)
+        return self.replace(geometry=geometry, query=query, key=key, value=value, generic=False)
 
     def allowed(self, semantics: golden.Semantics) -> Tensor:
         """Which key each query may attend: bool ``[B, H, Lq, Lk]``."""

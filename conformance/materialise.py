@@ -50,7 +50,14 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         scale=problem.scale,
         softcap=problem.softcap,
         window=problem.window,
+        generic=_is_generic(problem, candidate),
     )
+
+
+def _is_generic(problem: Problem, candidate: Candidate) -> bool:
+    """Whether errors may be taken for independent: weights that a candidate brings may be alike."""
+    ours = candidate.kind == "core" or candidate.draws_weights
+    return ours and RECIPES[problem.values].generic
 
 
 def input_mode(candidate: Candidate) -> str:
@@ -141,20 +148,37 @@ def draw_weights(
     }
     tensors: dict[str, Tensor | None] = {}
     for role, (rows, columns, has_bias) in shapes.items():
-        matrix, bias = _projection(rows, columns, generator, integers=problem.values == "integers")
+        matrix, bias = PROJECTIONS[RECIPES[problem.values].weights](rows, columns, generator)
         tensors[role] = matrix.to(working)
         tensors[f"{role}_bias"] = bias.to(working) if has_bias and problem.biases else None
     return golden.ProjectionWeights(**tensors)  # type: ignore[arg-type]  # matrices are never None
 
 
-def _projection(
-    rows: int, columns: int, generator: Generator, *, integers: bool
-) -> tuple[Tensor, Tensor]:
-    if integers:
-        matrix = torch.randint(-1, 2, (rows, columns), generator=generator).double()
-        return matrix, torch.randint(-2, 3, (rows,), generator=generator).double()
+def _normal_projection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
     matrix = normal((rows, columns), generator) / max(columns, 1) ** 0.5
     return matrix, 0.5 * normal((rows,), generator)
+
+
+def _integer_projection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    matrix = torch.randint(-1, 2, (rows, columns), generator=generator).double()
+    return matrix, torch.randint(-2, 3, (rows,), generator=generator).double()
+
+
+def _selection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Each output is one input, perhaps with its sign changed; all inputs are used if they fit."""
+    order = torch.randperm(columns, generator=generator)
+    chosen = order[torch.arange(rows).remainder(columns)]
+    matrix = torch.zeros(rows, columns, dtype=torch.float64)
+    signs = torch.randint(0, 2, (rows,), generator=generator).double() * 2.0 - 1.0
+    matrix[torch.arange(rows), chosen] = signs
+    return matrix, torch.zeros(rows, dtype=torch.float64)
+
+
+PROJECTIONS: Final = {
+    "normal": _normal_projection,
+    "integers": _integer_projection,
+    "selections": _selection,
+}
 
 
 def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]:

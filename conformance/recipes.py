@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Generator, Tensor
+
+# Of the channels of a lattice point, the part that differs from its corner.
+SPARSE: Final = 0.06
 
 Shape = tuple[int, ...]
 Maker = Callable[[Shape, Generator], Tensor]
@@ -20,12 +23,19 @@ Maker = Callable[[Shape, Generator], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How each role is made. ``generic`` means independent tokens: statistical bounds may apply."""
+    """How each role is made, and the weights of a layer with it.
+
+    ``generic`` means independent tokens whose logits tell them apart: errors may be taken for
+    independent, so that statistical bounds apply. ``weights`` are "normal", "integers" or
+    "selections", whose rows each pick one input and perhaps change its sign: such projections do
+    not round, and what a layer's core rounds shows in its answer.
+    """
 
     query: Maker
     key: Maker
     value: Maker
     generic: bool
+    weights: Literal["normal", "integers", "selections"] = "normal"
 
 
 def normal(shape: Shape, generator: Generator) -> Tensor:
@@ -71,22 +81,41 @@ def _integers(shape: Shape, generator: Generator) -> Tensor:
     return torch.randint(-3, 4, shape, generator=generator).double()
 
 
+def _lattice(shape: Shape, generator: Generator) -> Tensor:
+    """Near one corner of a lattice: logits large, exact in half precision, and nearly tied."""
+    corner = torch.randint(2, 7, (*shape[:-2], 1, shape[-1]), generator=generator).double()
+    steps = torch.rand(shape, generator=generator) < SPARSE
+    signs = torch.randint(0, 2, shape, generator=generator).double() * 2.0 - 1.0
+    return corner + steps * signs
+
+
 RECIPES: Final[dict[str, Recipe]] = {
     "normal": Recipe(query=normal, key=normal, value=normal, generic=True),
-    "integers": Recipe(query=_integers, key=_integers, value=_integers, generic=False),
+    "integers": Recipe(
+        query=_integers, key=_integers, value=_integers, generic=False, weights="integers"
+    ),
     "large-logits": Recipe(query=_times(25.0), key=_times(25.0), value=normal, generic=False),
     "negative-logits": Recipe(
         query=_positive(1.0), key=_positive(-20.0), value=normal, generic=False
     ),
     "tied-keys": Recipe(query=normal, key=_tied, value=normal, generic=False),
     "dominant-key": Recipe(query=normal, key=_dominant, value=normal, generic=False),
-    "nearly-uniform": Recipe(query=_times(1e-3), key=normal, value=normal, generic=True),
+    # Not generic: nearly equal weights are all rounded the same way.
+    "nearly-uniform": Recipe(query=_times(1e-3), key=normal, value=normal, generic=False),
     "cancelling": Recipe(query=normal, key=normal, value=_cancelling, generic=False),
     "tiny": Recipe(query=normal, key=normal, value=_times(1e-30), generic=False),
     "subnormal": Recipe(query=normal, key=normal, value=_times(1e-40), generic=False),
     "mixed-scales": Recipe(query=normal, key=normal, value=_mixed_scales, generic=True),
+    "plain-projections": Recipe(
+        query=normal, key=normal, value=normal, generic=True, weights="selections"
+    ),
+    "nearly-tied": Recipe(
+        query=_lattice, key=_lattice, value=normal, generic=False, weights="selections"
+    ),
 }
-ORDINARY: Final = tuple(RECIPES)
+# Recipes with a purpose of their own, asked by name.
+PROBES: Final = ("plain-projections", "nearly-tied")
+ORDINARY: Final = tuple(name for name in RECIPES if name not in PROBES)
 # Where a clause must see something move, values that hide every change are left out.
 LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")
 HALF_PRECISION: Final = ("normal", "integers", "tied-keys", "nearly-uniform")

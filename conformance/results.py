@@ -38,6 +38,9 @@ class Violation:
         One sentence for a person.
     expected, got, where
         Plain data: numbers, texts, lists; ``where`` is the index of the worst element.
+    measured
+        What a numerical comparison found there: margin, error, bound, the element by its axes
+        (batch, head, query, channel), the part of each stage in the bound, the fitted scale error.
     """
 
     kind: str
@@ -45,6 +48,7 @@ class Violation:
     expected: Any = None
     got: Any = None
     where: list[int] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
