@@ -183,7 +183,16 @@ def _import_lone_file(path: Path) -> ModuleType:
 
 
 def _execute(loader: Any, module: ModuleType) -> None:
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except ImportError as error:
+        if not str(error).startswith("attempted relative import"):
+            raise
+        msg = (
+            f"{shown_path(str(module.__file__))} cannot be imported: {one_line(error)}; add an "
+            "__init__.py to its folder, or name it as package.module"
+        )
+        raise UsageError(msg) from None
 
 
 def attribute(holder: Any, dotted: str, where: str) -> Any:

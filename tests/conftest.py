@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from _paths import append_checkout
 from hypothesis import HealthCheck, settings
+from workspaces import working_in
 
 # No deadlines: a first call into torch takes as long as a hundred others.
 settings.register_profile("local", deadline=None)
@@ -33,3 +36,10 @@ append_checkout()
 def plain_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what is printed independent of the width that tox writes into COLUMNS."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder of the user's; what is imported from there is forgotten."""
+    with working_in(tmp_path, monkeypatch):
+        yield tmp_path

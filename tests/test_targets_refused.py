@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from workspaces import KERNEL, write
+
+from conformance.errors import UsageError
+from conformance.targets import resolve
+
+
+def refusal(target: str) -> str:
+    """The sentence with which a target is refused."""
+    with pytest.raises(UsageError) as caught:
+        resolve([target])
+    return str(caught.value)
+
+
+REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
+    "no file": (
+        {"attn.py": KERNEL},
+        "atn.py",
+        "there is no file or folder atn.py; did you mean 'attn.py'?",
+    ),
+    "no module": ({}, "nowhere.attn", "there is no module 'nowhere'"),
+    "no submodule": (
+        {"pkg/__init__.py": "", "pkg/attn.py": KERNEL},
+        "pkg.atn:my_kernel",
+        "there is no module 'pkg.atn'; did you mean 'attn'?",
+    ),
+    "a file's name taken for a module": (
+        {"attn.py": KERNEL},
+        "attn.p",
+        "there is no module 'attn.p'",
+    ),
+    "no object": (
+        {"attn.py": KERNEL},
+        "attn.py:my_kernl",
+        "attn.py has no attribute 'my_kernl'; did you mean 'my_kernel'?",
+    ),
+    "missing import": (
+        {"attn.py": "import torch\n\nimport torhc\n"},
+        "attn.py",
+        "attn.py cannot be imported: ModuleNotFoundError: No module named 'torhc' (attn.py:3)",
+    ),
+    "error in a submodule": (
+        {"pkg/__init__.py": "", "pkg/attn.py": "\n\n1 / 0\n"},
+        "pkg",
+        "pkg.attn cannot be imported: ZeroDivisionError: division by zero (pkg/attn.py:3)",
+    ),
+    "error in a library": (
+        {"attn.py": "import torch\ntorch.nn.Linear('x', 2)\n"},
+        "attn.py",
+        "(attn.py:2)",
+    ),
+    "syntax": (
+        {"attn.py": "def f(:\n"},
+        "attn.py",
+        "attn.py cannot be imported: SyntaxError: invalid syntax (attn.py:1)",
+    ),
+    "relative import outside a package": (
+        {"kernels/parts.py": "", "kernels/attn.py": "from . import parts\n"},
+        "kernels/attn.py",
+        "parent package (kernels/attn.py:1); add an __init__.py to its folder, or name it as pack",
+    ),
+    "exit": (
+        {"attn.py": "import sys\nsys.exit('usage: attn')\n"},
+        "attn.py",
+        "attn.py cannot be imported: SystemExit: usage: attn (attn.py:2)",
+    ),
+    "not callable": ({"attn.py": "x = 3"}, "attn.py:x", "attn.py:x is 3, which is not callable"),
+    "not declared": (
+        {"attn.py": "def attend(query, key, value): ..."},
+        "attn.py:attend",
+        "attn.py:attend takes (query, key, value) and declares nothing: decorate it",
+    ),
+    "makes something else": (
+        {"attn.py": "def make(): return 7"},
+        "attn.py:make",
+        "attn.py:make gives 7, which is not a declared candidate",
+    ),
+    "maker raises": (
+        {"attn.py": "def make():\n    raise OSError('no disk')"},
+        "attn.py:make",
+        "attn.py:make() raised: OSError: no disk (attn.py:2)",
+    ),
+    "nothing declared": ({"attn.py": ""}, "attn.py", "attn.py declares no candidate: decorate one"),
+    "unknown mask form": (
+        {"attn.py": "import conformance\nconformance.core(masks=['kep'])\n"},
+        "attn.py",
+        "attn.py:2: an entry of masks is 'kep', which is unknown; did you mean 'keep'?",
+    ),
+    "unknown promise": (
+        {"attn.py": "import conformance\nconformance.core(feature=['scale'])\n"},
+        "attn.py",
+        "attn.py:2: conformance.core got an unknown argument 'feature'; did you mean 'features'?",
+    ),
+    "missing keyword": (
+        {
+            "attn.py": """
+            import conformance
+            @conformance.core(masks=['keep'])
+            def f(query, key, value): ...
+            """
+        },
+        "attn.py",
+        "does not take the keyword 'keep' that its declaration promises",
+    ),
+    "a forward without a promised keyword": (
+        {
+            "attn.py": """
+            import conformance
+            @conformance.layer(masks=['keep'])
+            def f(geometry, weights):
+                return lambda query, key, value: value
+            """
+        },
+        "attn.py",
+        "does not take the keyword 'keep' that its declaration promises",
+    ),
+    "a forward of two inputs": (
+        {
+            "attn.py": """
+            import conformance
+            @conformance.layer()
+            def f(geometry, weights):
+                def forward(x, context): ...
+                return forward
+            """
+        },
+        "attn.py",
+        "is called with 3 positional inputs (query, key, value)",
+    ),
+    "a builder that makes nothing": (
+        {
+            "attn.py": """
+            import conformance
+            @conformance.layer()
+            def f(geometry, weights): ...
+            """
+        },
+        "attn.py",
+        "f (attn.py:f) made a NoneType instead of a forward function",
+    ),
+    "a builder without arguments": (
+        {
+            "attn.py": """
+            import conformance
+            @conformance.layer()
+            def f(): ...
+            """
+        },
+        "attn.py",
+        "f() is declared as a layer and must take (geometry, weights)",
+    ),
+    "a bad list": (
+        {"attn.py": "__conformance__ = 'my_kernel'"},
+        "attn.py",
+        "__conformance__ of attn.py is 'my_kernel': give a list of names or candidates",
+    ),
+    "a listed name that is not there": (
+        {"attn.py": f"{KERNEL}\n__conformance__ = ['my_kernl']"},
+        "attn.py",
+        "attn.py has no attribute 'my_kernl'; did you mean 'my_kernel'?",
+    ),
+    "a graph": ({"model.onnx": ""}, "model.onnx", "model.onnx is an ONNX graph"),
+    "another file": ({"notes.txt": ""}, "notes.txt", "notes.txt is not a Python file"),
+    "nothing": ({}, "", "'' is not a target"),
+    "no object after the colon": ({"attn.py": KERNEL}, "attn.py:", "'attn.py:' is not a target"),
+    "no name": (
+        {},
+        "my-attention",
+        "there is no file, module or registered candidate 'my-attention'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "target", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(workspace: Path, files: dict[str, str], target: str, sentence: str) -> None:
+    """Each bad target is refused in one sentence that names what and where."""
+    write(workspace, files)
+    said = refusal(target)
+    assert sentence in said
+    assert "\n" not in said
+    assert "Traceback" not in said
+
+
+def test_a_name_that_another_package_took(workspace: Path) -> None:
+    """A package whose name is already imported from elsewhere is refused, not mixed up."""
+    write(workspace, {"one/pkg/__init__.py": KERNEL, "two/pkg/__init__.py": KERNEL})
+    assert [candidate.name for candidate in resolve(["one/pkg"])] == ["my_kernel"]
+    assert "check the two in separate runs" in refusal("two/pkg")
