@@ -80,10 +80,6 @@ def _entry(data: dict[str, Any], where: str) -> ExpectedFailure:
         if key not in data:
             msg = f"{where} has no {key!r}: give a clause and the reason why it is known to fail"
             raise UsageError(msg)
-    kind = data.get("kind")
-    if kind is not None and not isinstance(kind, str):
-        msg = f"{where}: kind is {kind!r}, not a text such as 'value' or 'raised'"
-        raise UsageError(msg)
     try:
         return ExpectedFailure(**data)
     except DeclarationError as error:

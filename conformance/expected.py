@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from .errors import DeclarationError
+from .dtypes import DTYPES
+from .errors import DeclarationError, did_you_mean
+from .results import KINDS
 
 UNEXPECTED_UNLESS_NAMED: Final = ("raised", "crashed", "hung")
 
@@ -22,8 +24,8 @@ class ExpectedFailure:
     reason
         Why this is known and accepted: one sentence.
     kind
-        The violation's kind (``value``, ``shape``, ``raised`` …). Without it any kind is covered
-        except an exception, a crash or a hang: those must be named.
+        The violation's kind, one of ``results.KINDS`` (``value``, ``shape``, ``raised`` …). Without
+        it any kind is covered except an exception, a crash or a hang: those must be named.
     candidate, dtype
         Globs that restrict the expectation to some candidates or dtypes.
     """
@@ -40,6 +42,18 @@ class ExpectedFailure:
             if not isinstance(value, str) or not value.strip():
                 msg = f"an expected failure's {name} is {value!r}: give a text that is not empty"
                 raise DeclarationError(msg)
+        self._check_words()
+
+    def _check_words(self) -> None:
+        """Require a kind that violations have and a dtype that candidates are judged in."""
+        if self.kind is not None and self.kind not in KINDS:
+            hint = did_you_mean(str(self.kind), KINDS)
+            msg = f"an expected failure's kind is {self.kind!r}, which is unknown{hint}"
+            raise DeclarationError(msg)
+        if not any(fnmatchcase(name, self.dtype) for name in DTYPES):
+            hint = did_you_mean(self.dtype, DTYPES)
+            msg = f"an expected failure's dtype is {self.dtype!r}, which is unknown{hint}"
+            raise DeclarationError(msg)
 
     def concerns(self, candidate: str, clause: str, dtype: str) -> bool:
         """Whether this expectation speaks of a clause of a candidate in a dtype."""

@@ -25,6 +25,18 @@ STATUSES: Final[tuple[Status, ...]] = (
     "expected-failure",
     "unexpected-pass",
 )
+KINDS: Final = (
+    "value",
+    "shape",
+    "dtype",
+    "type",
+    "finite",
+    "raised",
+    "not-raised",
+    "mutated",
+    "crashed",
+    "hung",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +44,7 @@ class Violation:
     """How an answer broke a clause.
 
     kind
-        ``value``, ``shape``, ``dtype``, ``type``, ``finite``, ``raised``, ``not-raised``,
-        ``mutated``, ``crashed`` or ``hung``.
+        One of ``KINDS``.
     message
         One sentence for a person.
     expected, got, where

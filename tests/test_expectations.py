@@ -154,7 +154,15 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "kind is no text": (
         '[[expected]]\nclause = "mask.golden"\nreason = "x"\nkind = 3',
-        "kind is 3, not a text",
+        "entry 1: an expected failure's kind is 3, which is unknown; known: crashed, dtype, ",
+    ),
+    "unknown kind": (
+        '[[expected]]\nclause = "mask.golden"\nreason = "x"\nkind = "vlaue"',
+        "entry 1: an expected failure's kind is 'vlaue', which is unknown; did you mean 'value'?",
+    ),
+    "unknown dtype": (
+        '[[expected]]\nclause = "mask.golden"\nreason = "x"\ndtype = "flaot16"',
+        "an expected failure's dtype is 'flaot16', which is unknown; did you mean 'float16'?",
     ),
 }
 

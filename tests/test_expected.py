@@ -28,6 +28,24 @@ def test_empty_texts_are_refused(name: str, value: object) -> None:
         ExpectedFailure(**{"clause": "mask.golden", "reason": "known", name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("kind", "raise", "did you mean 'raised'?"),
+        ("kind", "", "known: crashed, dtype, finite, hung, mutated, not-raised, raised, shape, "),
+        ("dtype", "bfloat", "did you mean 'bfloat16'?"),
+        ("dtype", "int*", "known: bfloat16, float16, float32, float64"),
+    ],
+)
+def test_unknown_words_are_refused(name: str, value: str, hint: str) -> None:
+    """A kind that no violation has, or a dtype that none is judged in, could never be met."""
+    with pytest.raises(DeclarationError) as caught:
+        ExpectedFailure(**{"clause": "mask.golden", "reason": "known", name: value})
+    assert f"an expected failure's {name} is {value!r}, which is unknown; {hint}" in str(
+        caught.value
+    )
+
+
 @pytest.mark.parametrize(("kind", "covered"), [("value", True), ("raised", False), ("hung", False)])
 def test_crashes_must_be_named(kind: str, covered: bool) -> None:  # noqa: FBT001 (a table)
     """An expectation without a kind does not excuse exceptions, crashes and hangs."""

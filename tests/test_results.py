@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import ast
 import json
 import math
+from pathlib import Path
 
 from records import result
 
+import conformance
 from conformance.profile import PROFILES
-from conformance.results import STATUSES, Violation, plain, result_from_json
+from conformance.results import KINDS, STATUSES, Violation, plain, result_from_json
 
 
 def test_numbers_that_are_not_finite_become_texts() -> None:
@@ -52,3 +55,24 @@ def test_profiles_try_harder_and_harder() -> None:
     assert quick.longest < default.longest < thorough.longest
     assert thorough.longest >= 513
     assert quick.reductions < default.reductions < thorough.reductions
+
+
+def kinds_in(path: Path) -> set[str]:
+    """The kinds of violation that a file of the package names."""
+    calls = [
+        node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)
+    ]
+    return {
+        str(keyword.value.value)
+        for call in calls
+        for keyword in call.keywords
+        if ast.unparse(call.func).rpartition(".")[2] in ("Violation", "WorkerLost", "at")
+        if keyword.arg == "kind" and isinstance(keyword.value, ast.Constant)
+    }
+
+
+def test_kinds_are_all_listed() -> None:
+    """A kind that is not in the list could not be expected in a file of expected failures."""
+    package = Path(conformance.__file__).parent
+    named = {kind for path in package.rglob("*.py") for kind in kinds_in(path)}
+    assert named == set(KINDS) - {"shape"}  # which a call to ``calling._refuse`` names
