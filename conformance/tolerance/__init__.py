@@ -9,7 +9,21 @@ from __future__ import annotations
 
 from .contract import Contract, contract_for
 from .core import core_bound
+from .fit import Fit, fit
 from .layer import layer_bound
 from .projection import projection_bound
+from .statistical import Statistics, core_statistics, layer_statistics, supports
 
-__all__ = ["Contract", "contract_for", "core_bound", "layer_bound", "projection_bound"]
+__all__ = [
+    "Contract",
+    "Fit",
+    "Statistics",
+    "contract_for",
+    "core_bound",
+    "core_statistics",
+    "fit",
+    "layer_bound",
+    "layer_statistics",
+    "projection_bound",
+    "supports",
+]

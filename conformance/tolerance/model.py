@@ -89,3 +89,60 @@ HULL_CHUNK: Final = 2**18
 HULL_LIMIT: Final = 2**24
 # Past exp(700) a power of (1 - u) is capped: float64 ends at exp(709).
 LARGEST_LOGARITHM: Final = 700.0
+
+# Statistical model -------------------------------------------------------------------------------
+# Errors of independent roundings add in quadrature. A multiplier below is the variance of a step in
+# squared roundoffs; a rounding counts with its largest size, not with its standard deviation (a
+# third of the square), wherever errors may share a sign.
+
+# The one choice of the model: how rarely a check may reject a correct candidate whose rounding
+# errors are independent. Subgaussian tails turn it into a number of deviations.
+FALSE_ALARM_PROBABILITY: Final = 1e-9
+# Adding up n products in any order makes a random walk of partial sums. For terms of random sign
+# the squared partial sums add up to n/2 of the sum of squares N; if they drift to the result y
+# they add y^2 n/3 (the integral of t^2). The products themselves are rounded once each.
+WALK: Final = 1.0 / 2.0
+DRIFT: Final = 1.0 / 3.0
+PRODUCTS: Final = 1.0
+# The numerator drifts to the result and so does the denominator: twice a drift.
+NORMALISED_DRIFT: Final = 2.0 * DRIFT
+# Roundings of numerator and denominator besides: merging of parts and conversions (SUM_ROUNDINGS
+# each), of the numerator alone a product and a conversion.
+RATIO_ROUNDINGS: Final = 8
+NUMERATOR_ROUNDINGS: Final = 2
+# A weight below this many roundoffs of the sum may be absorbed by it, always with the same sign:
+# it counts in full and linearly. Lost is what is below one roundoff of a sum that is growing still.
+ABSORBED: Final = 4.0
+# How often a scale is stored in the working dtype before it meets the scores: the rounding of one
+# number, which all scores have in common.
+SCALE_STORES: Final = 1
+# Query rows that a long problem is judged on: 64 keep the bound below the cost of the golden.
+SAMPLED_ROWS: Final = 64
+# Kernels work in blocks of at least this many rows, and of its doubles: the rows on either side of
+# an edge are sampled.
+SMALLEST_ROW_BLOCK: Final = 16
+# Elements of the table (key, row, channel) that the coherent error of the query holds at once.
+COHERENT_CHUNK: Final = 2**21
+# A root mean square or a fitted scale error says something about many errors that behave alike:
+# not about fewer rows or channels than these, nor where one element in a hundred is saturated
+# (its error is bounded by the values rather than by its roundings).
+FEWEST_ROWS: Final = 16
+NARROWEST: Final = 16
+MOST_SATURATED: Final = 0.01
+# A raw statistical error above this part of the hull is saturated.
+SATURATION: Final = 0.5
+# The fitted scale error of a correct candidate is noise of one deviation; twice the deviations of
+# the bound leave room for errors that are not independent.
+FIT_DEVIATIONS: Final = 2.0
+
+# Fitting a scale to an answer ----------------------------------------------------------------------
+
+# Random errors of eight elements are explained to 99 % by one number in fewer than one of 10^6 cases
+# (the explained part of n is Beta(1/2, (n - 1)/2) distributed).
+FEWEST_FITTED: Final = 8
+LARGEST_UNEXPLAINED: Final = 0.01
+# The cube root of float64's unit roundoff: where a central difference is most accurate.
+DIFFERENCE_STEP: Final = 2.0**-18
+# Newton's method doubles the correct digits; a step changes the scale by half at most.
+NEWTON_STEPS: Final = 6
+LARGEST_STEP: Final = 0.5

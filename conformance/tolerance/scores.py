@@ -45,6 +45,7 @@ def exponent_error(
 
 
 def fills(semantics: golden.Semantics) -> bool:
+    """Whether an ignored key keeps a finite logit, the same for all."""
     return semantics.mask_operation == "replace" and math.isfinite(semantics.mask_fill)
 
 

@@ -1,0 +1,61 @@
+"""Two numbers that sum up many errors: their size against the expected one, and the scale error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import model
+from .statistical import Statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What the errors of one check have in common.
+
+    rms
+        The root mean square of the errors over their typical sizes: at most 1 for a correct
+        candidate.
+    scale_error
+        The relative error of the logit scale that explains the errors best, in least squares.
+    scale_allowed
+        How large that may be: what the contract allows, and the noise of the fit.
+    counted
+        How many errors went in.
+    """
+
+    rms: float
+    scale_error: float
+    scale_allowed: float
+    counted: int
+
+
+def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> Fit | None:
+    """Fit the errors ``[B, H, Lq, Dv]`` or ``[B, Lq, Eo]`` of all rows to ``statistics``.
+
+    ``judged`` is bool and broadcasts to ``error``: False leaves an element out. None where errors
+    do not add up to a statistic: few rows, narrow heads, saturated weights, results that the scale
+    does not move.
+    """
+    rows, scale, slope = statistics.rows, statistics.scale, statistics.slope
+    wide = rows.numel() >= model.FEWEST_ROWS and scale.shape[-1] >= model.NARROWEST
+    if not wide or statistics.saturated >= model.MOST_SATURATED:
+        return None
+    counts = scale > 0.0
+    if judged is not None:
+        counts &= judged.expand(error.shape).index_select(-2, rows)
+    relative = (error.double().index_select(-2, rows)[counts]).div_(scale[counts])
+    direction = slope[counts].div_(scale[counts])
+    length = float(torch.linalg.vector_norm(direction))
+    if length == 0.0 or not math.isfinite(length):
+        return None
+    return Fit(
+        rms=float(relative.square().mean().sqrt()),
+        scale_error=float(relative @ direction) / length**2,
+        scale_allowed=statistics.scale_rounding
+        + model.FIT_DEVIATIONS * statistics.deviations / length,
+        counted=relative.numel(),
+    )

@@ -1,0 +1,147 @@
+"""The statistical bound: what errors that are independent do not exceed.
+
+Half of the verdict on independent random inputs; structured ones are judged by the worst case only.
+Derived in docs/tolerance.md, after Higham and Mary, "A new approach to probabilistic rounding error
+analysis", 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract
+from .rows import restrict, sampled_rows
+from .spread import Spread, deviations_for
+from .statistical_core import core_spread
+from .statistical_layer import layer_spread
+from .unnormalised import is_normalised
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistics:
+    """How large the errors of a correct candidate are on the judged rows.
+
+    rows
+        The judged query rows, int64 ``[R]``, ascending: all of them when they are few.
+    bound
+        What no error exceeds, but for one check in 1e9; float64, ``[B, H, R, Dv]`` for the core and
+        ``[B, R, Eo]`` for the layer.
+    scale
+        The typical size of each error, of that shape.
+    slope
+        The derivative of the result by the logarithm of the logit scale, of that shape.
+    scale_rounding
+        The relative error of the logit scale itself that the contract allows.
+    deviations
+        How many deviations the bound is wide.
+    saturated
+        The fraction of core elements whose error is bounded by the values that they average rather
+        than by the roundings.
+    """
+
+    rows: Tensor
+    bound: Tensor
+    scale: Tensor
+    slope: Tensor
+    scale_rounding: float
+    deviations: float
+    saturated: float
+
+
+def supports(semantics: golden.Semantics) -> bool:
+    """Whether this model holds at a point: weights sum to one, a row of the layer is one of heads.
+
+    Elsewhere only the worst case judges.
+    """
+    return is_normalised(semantics) and semantics.head_merge in ("blocks", "interleaved")
+
+
+def core_statistics(attention: golden.Attention, contract: Contract) -> Statistics:
+    """The statistical bound of ``attention.output``; ValueError where the model does not hold."""
+    _check(attention.semantics)
+    rows = sampled_rows(attention.query.shape[-2])
+    chosen = restrict(attention, rows)
+    deviations = deviations_for(chosen.output.numel())
+    if chosen.weights.numel() == 0 or chosen.output.numel() == 0:
+        return _exact(rows, chosen.output, contract, deviations)
+    spread, saturated = core_spread(chosen, contract, deviations)
+    return _statistics(spread, rows, contract, deviations, saturated)
+
+
+def layer_statistics(
+    layer: golden.MultiHeadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: golden.ProjectionWeights,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Statistics:
+    """The statistical bound of ``layer.output``, given what the layer was evaluated on.
+
+    ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``. Raises ValueError where the
+    model does not hold.
+    """
+    _check(semantics)
+    rows = sampled_rows(layer.output.shape[1])
+    batch, _, width = layer.output.shape
+    deviations = deviations_for(batch * rows.numel() * width)
+    if layer.core.weights.numel() == 0 or layer.output.numel() == 0:
+        return _exact(rows, layer.output[:, rows], contract, deviations)
+    tokens = (query, key, value)
+    spread, saturated = layer_spread(layer, tokens, weights, semantics, contract, rows, deviations)
+    return _statistics(spread, rows, contract, deviations, saturated)
+
+
+def scale_rounding(contract: Contract) -> float:
+    """The relative error of the scale: stored in the working dtype, or exact but for its product.
+
+    A power of four is stored exactly, and so is its root.
+    """
+    if contract.pre_scaling_roundings:
+        return model.SCALE_STORES * contract.unit_roundoff
+    return contract.accumulator_roundoff
+
+
+def _statistics(
+    spread: Spread, rows: Tensor, contract: Contract, deviations: float, saturated: float
+) -> Statistics:
+    """Add the scale's own rounding, which moves all results along the slope."""
+    rounding = scale_rounding(contract)
+    if contract.pre_scaling_roundings:
+        spread.linear.add_(spread.slope.abs(), alpha=rounding)
+    return Statistics(
+        rows=rows,
+        bound=spread.bound(deviations).mul_(contract.sides),
+        scale=spread.scale().mul_(contract.sides),
+        slope=spread.slope,
+        scale_rounding=rounding * contract.sides,
+        deviations=deviations,
+        saturated=saturated,
+    )
+
+
+def _exact(rows: Tensor, output: Tensor, contract: Contract, deviations: float) -> Statistics:
+    """Without keys or without elements there is nothing to round."""
+    zeros = torch.zeros_like(output)
+    return Statistics(
+        rows=rows,
+        bound=zeros,
+        scale=zeros,
+        slope=zeros,
+        scale_rounding=scale_rounding(contract),
+        deviations=deviations,
+        saturated=0.0,
+    )
+
+
+def _check(semantics: golden.Semantics) -> None:
+    if not supports(semantics):
+        msg = "the statistical bound needs weights that sum to one and heads side by side"
+        raise ValueError(msg)

@@ -1,0 +1,218 @@
+"""The statistical error of attention proper: from heads to heads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract
+from .core import without_empty_rows
+from .keys import LiveKeys, extremes, live_keys
+from .spread import Spread
+from .statistical_query import coherent_variance, scale_slope
+from .statistical_scores import exponent_variance
+from .sums import log_sum_exp_error, mean_bound
+from .weights import Perturbed, perturb
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variances:
+    """What query, key and value heads carry as errors; None where they are exact."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+
+
+EXACT = Variances()
+
+
+def core_spread(
+    attention: golden.Attention, contract: Contract, deviations: float, carried: Variances = EXACT
+) -> tuple[Spread, float]:
+    """The error of ``attention.output`` and the fraction of it that is saturated.
+
+    ``attention`` holds the judged rows only. A row without a key counts as exact, but where its
+    rule is a mean: then with its worst case. Derived in docs/tolerance.md.
+    """
+    live = live_keys(attention)
+    clean = without_empty_rows(attention, live)
+    carried = _only_live(carried, live)
+    moved = _moved_mean(clean, live, contract, deviations, carried)
+    variance = moved.variance.add_(_sum_variance(clean, moved.weights, live, contract, carried))
+    linear = _linear(clean, live, contract)
+    slope = scale_slope(clean, moved.from_centre, moved.shift)
+    if live.empty is not None and attention.semantics.empty_rows.startswith("mean"):
+        linear += _empty_row_error(attention, live.empty, contract, deviations, carried)
+    spread = Spread(
+        variance=variance, last=_last_rounding(clean, live, contract), linear=linear, slope=slope
+    )
+    return spread, moved.saturated
+
+
+def _only_live(carried: Variances, live: LiveKeys) -> Variances:
+    key, value = carried.key, carried.value
+    return Variances(
+        query=carried.query,
+        key=None if key is None else live.only_seen(key),
+        value=None if value is None else live.only_seen(value),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Moved:
+    """The variance of the weighted mean by its weights, and what else was found on the way."""
+
+    variance: Tensor
+    weights: Tensor
+    from_centre: Tensor
+    shift: Tensor
+    saturated: float
+
+
+def _moved_mean(
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    deviations: float,
+    carried: Variances,
+) -> _Moved:
+    """Independent errors of the scores, the common one of exp, and the coherent one of the query.
+
+    All are capped by the hull: a weighted mean stays among the values.
+    """
+    exponent, slope = exponent_variance(
+        attention,
+        live,
+        contract,
+        deviations,
+        query_variance=carried.query,
+        key_variance=carried.key,
+    )
+    perturbed = perturb(attention, exponent.sqrt_().mul_(deviations), live)
+    centre = live.mean(attention.value)
+    from_centre, shift = live.only_seen(attention.value - centre), attention.output - centre
+    raw, deviation = _raw_error(attention, perturbed, from_centre, shift, contract, live)
+    error = raw.square()
+    coherent = coherent_variance(attention, live, contract, slope, carried.query)
+    if coherent is not None:
+        error.add_(coherent, alpha=deviations**2)
+    saturated = _cap_by_hull(error, raw, deviation, attention, live)
+    return _Moved(
+        variance=error.div_(deviations**2),
+        weights=(perturbed.upper * perturbed.inverse).clamp_max_(1.0).square_(),
+        from_centre=from_centre,
+        shift=shift,
+        saturated=saturated,
+    )
+
+
+def _raw_error(
+    attention: golden.Attention,
+    perturbed: Perturbed,
+    from_centre: Tensor,
+    shift: Tensor,
+    contract: Contract,
+    live: LiveKeys,
+) -> tuple[Tensor, Tensor]:
+    """How far independent changes of the weights move the mean, and the values' deviation.
+
+    ``sqrt(sum_j d_j^2 (v_j - o)^2)`` for changes d_j of the weights; none exceeds 1, as a weight
+    lies between 0 and 1. An error that exp makes for all keys alike adds linearly.
+    """
+    changes = (perturbed.excess * perturbed.inverse).clamp_max_(1.0).square_()
+    squares = from_centre.square()
+    both = changes @ torch.cat((squares, from_centre), dim=-1)
+    second, first = both.split(shift.shape[-1], dim=-1)
+    total = changes.sum(dim=-1, keepdim=True)
+    spread = torch.addcmul(second, shift, shift * total - 2.0 * first).clamp_min_(0.0)
+    average = attention.weights @ squares
+    deviation = torch.addcmul(average, shift, shift, value=-1.0).clamp_min_(0.0).sqrt_()
+    # The difference cancels: what float64 may have lost is added back.
+    lost = (live.key_length + 8) * model.UNIT_ROUNDOFF["float64"]
+    raw = spread.add_(second, alpha=lost).sqrt_()
+    common = contract.exp_error * contract.accumulator_roundoff
+    return raw.add_(deviation, alpha=common), deviation
+
+
+def _cap_by_hull(
+    error: Tensor, raw: Tensor, deviation: Tensor, attention: golden.Attention, live: LiveKeys
+) -> float:
+    """Cap squared errors by the squared hull, in place; return the fraction that is saturated.
+
+    The hull is at least the deviation, so it matters only in rows with an error above half of that.
+    """
+    near = deviation.mul_(model.SATURATION).square_()
+    far = (error > near).any(dim=-1)
+    if not bool(far.any()):
+        return 0.0
+    high, low = extremes(attention.value, live, far)
+    chosen = attention.output[far]
+    hull = torch.maximum(high - chosen, chosen - low).clamp_min_(0.0)
+    error[far] = torch.fmin(error[far], hull.square())
+    if live.key_length == 1:
+        return 0.0
+    saturated = raw[far] > model.SATURATION * hull
+    if live.table is not None:  # the only key of a row has weight 1, whatever its error
+        saturated &= (live.table.sum(dim=-1) > 1)[far].unsqueeze(-1)
+    return float(saturated.sum()) / raw.numel()
+
+
+def _sum_variance(
+    attention: golden.Attention,
+    weights: Tensor,
+    live: LiveKeys,
+    contract: Contract,
+    carried: Variances,
+) -> Tensor:
+    """The weighted sum, its division, and the errors that the values carry.
+
+    ``weights`` are the squares of the largest weights, ``[B, H, Lq, Lk]``.
+    """
+    unit, length = contract.accumulator_roundoff, live.key_length
+    blocks = math.ceil(length / contract.key_block)
+    terms = contract.weight_roundoff**2
+    terms += (model.WALK * length + blocks + model.NUMERATOR_ROUNDINGS) * unit**2
+    squares = attention.value.square()
+    ratio = (model.NORMALISED_DRIFT * length + blocks + model.RATIO_ROUNDINGS) * unit**2
+    partners = squares * terms
+    if carried.value is not None:
+        partners += carried.value
+    variance = weights @ partners
+    variance.addcmul_(attention.output, attention.output, value=ratio)
+    if contract.weight_underflow:
+        variance += weights.clamp_max(contract.weight_underflow**2) @ squares
+    return variance
+
+
+def _linear(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+    """Absorbed weights, and the rounding of a log-sum-exp: both have one sign in a row."""
+    weights = attention.weights
+    tail = weights.where(weights < model.ABSORBED * contract.accumulator_roundoff, 0.0)
+    magnitudes = weights * log_sum_exp_error(attention, live, contract)
+    linear = magnitudes.add_(tail) @ attention.value.abs()
+    return linear.addcmul_(tail.sum(dim=-1, keepdim=True), attention.output.abs())
+
+
+def _last_rounding(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+    last = attention.output.abs().mul_(contract.unit_roundoff).add_(contract.underflow)
+    flushed = attention.value.abs().sum(dim=-2, keepdim=True).add_(live.key_length)
+    return last.add_(flushed, alpha=contract.accumulator_underflow)
+
+
+def _empty_row_error(
+    attention: golden.Attention,
+    empty: Tensor,
+    contract: Contract,
+    deviations: float,
+    carried: Variances,
+) -> Tensor:
+    """A mean over values in place of attention, worst case: ``[B, H, Lq, Dv]``, 0 elsewhere."""
+    value_error = None if carried.value is None else carried.value.sqrt().mul_(deviations)
+    return torch.where(empty, mean_bound(attention, empty, contract, value_error), 0.0)
