@@ -1,0 +1,1 @@
+"""What ``benchmarks/tolerance.py`` is made of: problems, implementations, mistakes, rules, tables."""
