@@ -9,6 +9,7 @@ from ._golden import golden
 from .inputs import Inputs
 from .materialise import mask_sizes
 from .oracle import evaluate
+from .tolerance import model
 
 
 def single_key_inputs(
@@ -38,7 +39,7 @@ def lowered_key(drawn: Inputs, *, live: int, target: float) -> Inputs:
     if drawn.mode != "self":
         return _stretched(drawn, chosen, target, low=True)
     own = unmasked_scores(drawn)[..., live, live]
-    factor = (target / max(float(own.abs().max()), 1e-3)) ** 0.5
+    factor = (target / max(float(own.abs().max()), model.SMALLEST_OWN_LOGIT)) ** 0.5
     factors = torch.where(chosen, factor, 1.0).reshape(-1, 1)
     return drawn.with_tokens(key=(drawn.key.double() * factors).to(drawn.key.dtype))
 

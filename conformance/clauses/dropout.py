@@ -14,12 +14,11 @@ from ..problem import Problem
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject
+from ..tolerance import model
 
 PROBABILITIES = (0.5, 0.25, 0.1)
-# The chance that a correct implementation is flagged by one example.
-SIGNIFICANCE = 1e-12
 # Two calls keep equally many of a row's 8 or more keys with a chance of at most 0.36 (for a
-# probability of 0.1), and of all the keys of this many rows with one below SIGNIFICANCE.
+# probability of 0.1), and of all the keys of this many rows with one below DROPOUT_FALSE_ALARM.
 ROWS_THAT_DIFFER = 30
 
 
@@ -59,11 +58,11 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     keys = inputs.geometry.key_length
     counts = shares * keys * (1.0 - probability)
     slack = slack * keys * (1.0 - probability)
-    if bool((slack > 0.25).any()):  # kept keys could not be counted  # noqa: PLR2004
+    if bool((slack > model.COUNTABLE).any()):  # kept keys could not be counted
         return Finding(binding=False)
     violation = _judge(counts, slack, keys, probability)
     rows = counts[..., :1].numel() if counts.dim() == len("BHLD") else counts.numel()
-    seen = 2.0 * (1.0 - probability) ** (rows * keys) < SIGNIFICANCE
+    seen = 2.0 * (1.0 - probability) ** (rows * keys) < model.DROPOUT_FALSE_ALARM
     if violation is None and seen and rows >= ROWS_THAT_DIFFER and torch.equal(answer, again):
         message = "two calls drop exactly the same weights: nothing is drawn anew"
         violation = Violation(kind="value", message=message)
@@ -86,7 +85,7 @@ def _shares(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | N
     if not plain.is_layer:
         unit = known.output[..., :1, :]
         share = answer / unit
-        slack = 4.0 * known.bound / unit.abs() + torch.zeros_like(share)
+        slack = model.DROPOUT_SLACK * known.bound / unit.abs() + torch.zeros_like(share)
         return share, slack
     return _solved_shares(plain, known.core.value, known.bound, answer)
 
@@ -105,17 +104,21 @@ def _solved_shares(
     blocks = weights.o.double().reshape(-1, heads, size)
     columns = torch.einsum("ehd,bhd->beh", blocks, value[:, :, 0, :])
     singular = torch.linalg.svdvals(columns)
-    if singular.shape[-1] < heads or float(singular.min()) < 1e-3 * float(singular.max()):
+    if singular.shape[-1] < heads or _nearly_singular(singular):
         return None, bound
     offset = 0.0 if weights.o_bias is None else weights.o_bias.double()
     shares = torch.linalg.lstsq(columns, (answer - offset).transpose(1, 2)).solution
     reach = bound.square().sum(dim=-1).sqrt() / singular[..., -1].reshape(batch, 1)
-    slack = 4.0 * reach.unsqueeze(1).expand(shares.shape)
+    slack = model.DROPOUT_SLACK * reach.unsqueeze(1).expand(shares.shape)
     residual = (columns @ shares - (answer - offset).transpose(1, 2)).abs().amax()
-    if float(residual) > 4.0 * float(bound.amax()) * math.sqrt(heads):
+    if float(residual) > model.DROPOUT_SLACK * float(bound.amax()) * math.sqrt(heads):
         # No mixture of whole heads gives this answer: channels were dropped, not weights.
         return torch.full_like(shares, math.nan), slack
     return shares, slack
+
+
+def _nearly_singular(values: Tensor) -> bool:
+    return float(values.min()) < model.SMALLEST_SINGULAR_VALUE * float(values.max())
 
 
 def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Violation | None:
@@ -139,10 +142,10 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
         return Violation(kind="value", message=message, got=got)
     kept = int(apart.round().sum())
     total = apart.numel() * keys
-    if _tail(kept, total, 1.0 - probability) < SIGNIFICANCE:
+    if _tail(kept, total, 1.0 - probability) < model.DROPOUT_FALSE_ALARM:
         message = (
             f"{kept} of {total} weights were kept where {1.0 - probability:g} of them should be "
-            f"(chance below {SIGNIFICANCE:g})"
+            f"(chance below {model.DROPOUT_FALSE_ALARM:g})"
         )
         return Violation(
             kind="value", message=message, got=kept, expected=total * (1.0 - probability)
@@ -155,11 +158,11 @@ def _judge_independence(counts: Tensor, keys: int, probability: float) -> Violat
     rows = counts.numel()
     extreme = int(((counts == 0) | (counts == keys)).sum())
     chance = probability**keys + (1.0 - probability) ** keys
-    if extreme <= rows * chance or _tail(extreme, rows, chance) >= SIGNIFICANCE:
+    if extreme <= rows * chance or _tail(extreme, rows, chance) >= model.DROPOUT_FALSE_ALARM:
         return None
     message = (
         f"{extreme} of {rows} rows lost all of their {keys} weights or none (chance below "
-        f"{SIGNIFICANCE:g}): weights are not dropped one by one"
+        f"{model.DROPOUT_FALSE_ALARM:g}): weights are not dropped one by one"
     )
     return Violation(kind="value", message=message, got=extreme, expected=rows * chance)
 

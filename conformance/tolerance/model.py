@@ -146,3 +146,40 @@ DIFFERENCE_STEP: Final = 2.0**-18
 # Newton's method doubles the correct digits; a step changes the scale by half at most.
 NEWTON_STEPS: Final = 6
 LARGEST_STEP: Final = 0.5
+
+# Judging without a bound of an answer ------------------------------------------------------------
+
+# Dropout is a count. The chance that one example flags a correct implementation: as for a check of
+# numbers, and a thousand times less because there are some hundred examples in every run.
+DROPOUT_FALSE_ALARM: Final = 1e-12
+# A weight that is kept is divided by 1 - p >= 1/2, which doubles the answer and its error; the
+# common value that it is divided by errs as much again.
+DROPOUT_SLACK: Final = 4.0
+# Counts of kept keys are told apart while they are known to a quarter: half the distance from a
+# whole number to the point between two of them.
+COUNTABLE: Final = 0.25
+# Heads are solved for through the output projection unless that loses more than three digits: such
+# columns are no basis to count in.
+SMALLEST_SINGULAR_VALUE: Final = 1e-3
+# In self-attention a token is enlarged by the root of (target / its own logit). Smaller logits
+# count as this one: the factor then stays below 10^6 for every target, and the token finite.
+SMALLEST_OWN_LOGIT: Final = 1e-3
+# A mistake is named if its answers come a hundred times closer than the declared ones wherever
+# those are wrong: a point with a wide bound (fills at huge logits) would else explain anything.
+MUCH_CLOSER: Final = 0.01
+
+# Gradients ----------------------------------------------------------------------------------------
+# From weight gradient and row sum to the gradient of a score: their difference, the product with
+# the weight, and up to four steps of a softcap (1 - tanh^2 and the products with it).
+SCORE_GRADIENT_ROUNDINGS: Final = 6
+# The slope 1 - tanh^2 is off by twice tanh's own error, relative to 1 and not to the slope.
+SLOPE_ROUNDINGS: Final = 2 * SOFTCAP_ROUNDINGS
+# Gradients of scores are rounded to the working dtype before they meet query and key; computed line
+# by line (stored scores) also after softmax and after the scale, and thrice in a softcap.
+SCORE_GRADIENT_STORES: Final = 1
+EAGER_SCORE_GRADIENT_STORES: Final = 2
+# Torch's CPU flash kernel recomputes the weights with an exp of 20 bits (``exp_u20``, "vec512.h"):
+# 2^-20 relative in float32, 16 roundoffs; the backward pass of others is no coarser.
+BACKWARD_EXP_ERROR: Final = 16.0
+# Elements of the table (row, channel, channel) of coherent errors that is held at once.
+COHERENT_GRADIENT_CHUNK: Final = 2**22

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from candidates.eager import EagerLayer
 from conformance.clauses import dropout
-from conformance.clauses.dropout import SIGNIFICANCE, _judge, _solved_shares, _tail
+from conformance.clauses.dropout import _judge, _solved_shares, _tail
 from conformance.results import Violation
 from conformance.subject import Subject
+from conformance.tolerance import model
 
 EXAMPLE = problem(query_length=24, key_length=16, seed=0)
 GIVEN = {"masks": [], "causal": None, "features": ["dropout"], "empty_rows": "any"}
@@ -91,13 +92,13 @@ def test_tail_bounds_the_exact_probability(total: int, chance: float) -> None:
 def test_tail_is_certain_at_the_mean() -> None:
     """A count at its mean is never suspicious, all or nothing always is."""
     assert _tail(500, 1000, 0.5) == pytest.approx(2.0)
-    assert _tail(1000, 1000, 0.5) < SIGNIFICANCE
-    assert _tail(0, 1000, 0.5) < SIGNIFICANCE
+    assert _tail(1000, 1000, 0.5) < model.DROPOUT_FALSE_ALARM
+    assert _tail(0, 1000, 0.5) < model.DROPOUT_FALSE_ALARM
 
 
 def test_tail_survives_counts_beyond_the_total() -> None:
     """A wrong scale can count more keys than there are: that is suspicious, not a crash."""
-    assert _tail(2000, 1000, 0.5) < SIGNIFICANCE
+    assert _tail(2000, 1000, 0.5) < model.DROPOUT_FALSE_ALARM
 
 
 def test_counts_must_be_whole() -> None:
