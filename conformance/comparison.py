@@ -137,7 +137,7 @@ def _mostly(comparison: Comparison) -> str:
 def _scaled(comparison: Comparison) -> str:
     if comparison.scale_error is None:
         return ""
-    return f"; the errors fit logits scaled by {1.0 + comparison.scale_error:.6g} times the scale"
+    return f"; this fits a scale with a relative error of {comparison.scale_error:+.3g}"
 
 
 SPOKEN_STAGES: Final[Mapping[str, str]] = {

@@ -12,20 +12,25 @@ from torch import Tensor
 from ._golden import golden
 from .declaration import Declaration
 from .inputs import Inputs
-from .tolerance import contract_for, core_bound, layer_bound
+from .tolerance import Contract, contract_for, core_bound, layer_bound
 from .tolerance.layer import head_errors
+from .tolerance.parts import shares
 from .tolerance.returned_weights import weights_bound
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Golden:
-    """A golden answer: float64 output, its bound at the declared precision, weights, empty rows."""
+    """A golden answer: float64 output, its bound at the declared precision, weights, empty rows.
+
+    ``evaluation`` holds every intermediate value, ``core`` those of its attention proper.
+    """
 
     output: Tensor
     bound: Tensor
     weights: Tensor
     empty: Tensor
     core: golden.Attention
+    evaluation: golden.Attention | golden.MultiHeadAttention
 
     @property
     def judged(self) -> Tensor:
@@ -58,7 +63,7 @@ class Oracle:
     def weights_bound(self, inputs: Inputs) -> Tensor:
         """The bound of returned weights, ``[B, H, Lq, Lk]``."""
         core = self.answer(inputs).core
-        contract = contract_for(self.declaration, self.dtype, core.scale)
+        contract = self.contract(core.scale)
         if not inputs.is_layer or inputs.weights is None:
             return weights_bound(core, contract)
         query_error, key_error, _ = head_errors(
@@ -82,21 +87,36 @@ class Oracle:
         core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
         return Golden(
             output=evaluation.output,
-            bound=self._bound(inputs, evaluation, point),
+            bound=self._bound(inputs, evaluation, point, self.contract(core.scale)),
             weights=core.weights,
             empty=core.empty,
             core=core,
+            evaluation=evaluation,
         )
+
+    def contract(self, scale: float) -> Contract:
+        """The declared precision contract for a scale."""
+        return contract_for(self.declaration, self.dtype, scale)
+
+    def shares(self, inputs: Inputs, index: tuple[int, ...]) -> dict[str, float]:
+        """The part of each stage in the worst-case bound of one element, the largest first."""
+        known = self.answer(inputs)
+        point = self.declaration.semantics
+
+        def bound(contract: Contract) -> Tensor:
+            return self._bound(inputs, known.evaluation, point, contract)
+
+        return shares(bound, self.contract(known.core.scale), index)
 
     def _bound(
         self,
         inputs: Inputs,
         evaluation: golden.Attention | golden.MultiHeadAttention,
         point: golden.Semantics,
+        contract: Contract,
     ) -> Tensor:
-        """The bound of one evaluation at the declared precision."""
+        """The worst-case bound of one evaluation under a contract."""
         if isinstance(evaluation, golden.Attention):
-            contract = contract_for(self.declaration, self.dtype, evaluation.scale)
             return core_bound(evaluation, contract)
         return layer_bound(
             evaluation,
@@ -105,7 +125,7 @@ class Oracle:
             inputs.value,
             known_weights(inputs),
             point,
-            contract_for(self.declaration, self.dtype, evaluation.core.scale),
+            contract,
         )
 
 

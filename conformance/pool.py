@@ -27,13 +27,16 @@ class Pool:
         return self._known[key]
 
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
+        wanted = round(self._profile.examples * space.share)
         edges = edge_problems(self._candidate, space, dtype=dtype)
+        if space.share < 1.0:
+            edges = edges[:wanted]
         drawn = draw_problems(
             self._candidate,
             space,
             dtype=dtype,
             longest=self._profile.longest,
-            count=max(self._profile.examples - len(edges), 1),
+            count=max(wanted - len(edges), 1),
             seed_value=self._seed,
         )
         return edges + drawn

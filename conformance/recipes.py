@@ -83,7 +83,7 @@ def _integers(shape: Shape, generator: Generator) -> Tensor:
 
 def _lattice(shape: Shape, generator: Generator) -> Tensor:
     """Near one corner of a lattice: logits large, exact in half precision, and nearly tied."""
-    corner = torch.randint(2, 7, (*shape[:-2], 1, shape[-1]), generator=generator).double()
+    corner = 4.0 * torch.randint(2, 7, (*shape[:-2], 1, shape[-1]), generator=generator).double()
     steps = torch.rand(shape, generator=generator) < SPARSE
     signs = torch.randint(0, 2, shape, generator=generator).double() * 2.0 - 1.0
     return corner + steps * signs

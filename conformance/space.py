@@ -49,7 +49,9 @@ class Space:
     square
         Query and key length are equal ("always"), different ("never"), or either.
     least
-        The smallest sizes, by geometry field.
+        The smallest sizes, by geometry field; cores have no widths.
+    share
+        The part of a profile's examples that is drawn: less where they are large.
     kinds
         The kinds of candidates that it speaks of.
     """
@@ -64,6 +66,7 @@ class Space:
     extras: Literal["never", "maybe", "scale"] = "never"
     square: Often = "maybe"
     least: tuple[tuple[str, int], ...] = ()
+    share: float = 1.0
     kinds: tuple[str, ...] = ("core", "layer")
 
     def options(self, candidate: Candidate) -> list[tuple[str, str]]:
@@ -141,7 +144,8 @@ class Space:
     def admits(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether a problem (a reduced one) still belongs to the space."""
         sizes = problem.geometry
-        if any(getattr(sizes, name) < least for name, least in self.least):
+        absent = WIDTHS if candidate.kind == "core" else ()
+        if any(getattr(sizes, name) < least for name, least in self.least if name not in absent):
             return False
         equal = sizes.query_length == sizes.key_length
         if (self.square == "always" and not equal) or (self.square == "never" and equal):

@@ -9,6 +9,7 @@ from . import causal
 from . import equivariance
 from . import position
 from . import numerics
+from . import precision
 from . import algebra
 from . import state
 from . import modules
@@ -26,6 +27,7 @@ __all__ = [
     "modules",
     "numerics",
     "position",
+    "precision",
     "shape",
     "state",
 ]

@@ -14,7 +14,7 @@ from ..problem import Problem
 from ..recipes import LIVELY
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import matches_golden
+from ._measuring import measures_golden
 
 PAPER = "Vaswani et al. 2017, equation 1"
 # Every intermediate of the golden stays below this part of the largest finite number.
@@ -38,7 +38,7 @@ def golden_answer(subject: Subject, problem: Problem) -> Finding:
     """Every value recipe, with scale, softcap and window where declared."""
     inputs = subject.inputs(problem)
     wording = "the answer is not softmax(scale Q K^T) V"
-    return matches_golden(subject, inputs, wording, counterfactual=inputs.replace(scale=0.0))
+    return measures_golden(subject, inputs, wording, counterfactual=inputs.replace(scale=0.0))
 
 
 @clause(
@@ -59,7 +59,7 @@ def scale(subject: Subject, problem: Problem) -> Finding:
     used = subject.golden(inputs).core.scale
     larger = inputs.replace(scale=used * OTHER_SCALE)
     wording = f"the logits are not scaled by {used:.6g}"
-    return matches_golden(subject, inputs, wording, counterfactual=larger)
+    return measures_golden(subject, inputs, wording, counterfactual=larger)
 
 
 def _offers_scale(candidate: Candidate) -> str:
@@ -81,7 +81,9 @@ def odd_scale(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     odd = ODD_SCALES[problem.seed % len(ODD_SCALES)]
     wording = f"a scale of {odd:g} is not used"
-    return matches_golden(subject, inputs.replace(scale=odd), wording, counterfactual=inputs)
+    return measures_golden(
+        subject, inputs.replace(scale=odd, generic=False), wording, counterfactual=inputs
+    )
 
 
 @clause(
@@ -104,7 +106,7 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     target = LOGIT_TARGETS[problem.seed % len(LOGIT_TARGETS)]
     enlarged = _enlarge(subject, inputs, target)
-    finding = matches_golden(subject, enlarged, f"logits near {target:.0e} give a wrong answer")
+    finding = measures_golden(subject, enlarged, f"logits near {target:.0e} give a wrong answer")
     largest = subject.golden(enlarged).core.logits.amax(dim=-1).abs().amax()
     overflows = float(largest) > math.log(torch.finfo(inputs.query.dtype).max)
     return Finding(

@@ -23,14 +23,28 @@ class Fit:
         The relative error of the logit scale that explains the errors best, in least squares.
     scale_allowed
         How large that may be: what the contract allows, and the noise of the fit.
+    unexplained
+        The same root mean square of what the fitted scale error leaves.
     counted
         How many errors went in.
     """
 
     rms: float
+    unexplained: float
     scale_error: float
     scale_allowed: float
     counted: int
+
+    @property
+    def blames_scale(self) -> bool:
+        """Whether the scale is off: beyond what is allowed, and not just because all is wrong.
+
+        Errors that are far too large in any direction have a part along the scale, too.
+        """
+        if abs(self.scale_error) <= self.scale_allowed:
+            return False
+        explained = 1.0 - (self.unexplained / self.rms) ** 2
+        return self.unexplained <= 1.0 or explained >= model.EXPLAINED_BY_SCALE
 
 
 def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> Fit | None:
@@ -52,9 +66,12 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
     length = float(torch.linalg.vector_norm(direction))
     if length == 0.0 or not math.isfinite(length):
         return None
+    scale_error = float(relative @ direction) / length**2
+    left = torch.add(relative, direction, alpha=-scale_error)
     return Fit(
         rms=float(relative.square().mean().sqrt()),
-        scale_error=float(relative @ direction) / length**2,
+        unexplained=float(left.square().mean().sqrt()),
+        scale_error=scale_error,
         scale_allowed=statistics.scale_rounding
         + model.FIT_DEVIATIONS * statistics.deviations / length,
         counted=relative.numel(),

@@ -134,11 +134,13 @@ SATURATION: Final = 0.5
 # The fitted scale error of a correct candidate is noise of one deviation; twice the deviations of
 # the bound leave room for errors that are not independent.
 FIT_DEVIATIONS: Final = 2.0
+# A wrong scale is blamed for errors that are too large when it explains half of their squares.
+EXPLAINED_BY_SCALE: Final = 0.5
 
-# Fitting a scale to an answer ----------------------------------------------------------------------
+# Fitting a scale to an answer --------------------------------------------------------------------
 
-# Random errors of eight elements are explained to 99 % by one number in fewer than one of 10^6 cases
-# (the explained part of n is Beta(1/2, (n - 1)/2) distributed).
+# Random errors of eight elements are explained to 99 % by one number in fewer than one of 10^6
+# cases (the explained part of n is Beta(1/2, (n - 1)/2) distributed).
 FEWEST_FITTED: Final = 8
 LARGEST_UNEXPLAINED: Final = 0.01
 # The cube root of float64's unit roundoff: where a central difference is most accurate.
@@ -174,6 +176,8 @@ MUCH_CLOSER: Final = 0.01
 SCORE_GRADIENT_ROUNDINGS: Final = 6
 # The slope 1 - tanh^2 is off by twice tanh's own error, relative to 1 and not to the slope.
 SLOPE_ROUNDINGS: Final = 2 * SOFTCAP_ROUNDINGS
+# The steepest change of 1 - tanh(x)^2: 4 / (3 sqrt 3) at tanh(x)^2 = 1/3.
+STEEPEST_SLOPE: Final = 4.0 / (3.0 * 3.0**0.5)
 # Gradients of scores are rounded to the working dtype before they meet query and key; computed line
 # by line (stored scores) also after softmax and after the scale, and thrice in a softcap.
 SCORE_GRADIENT_STORES: Final = 1

@@ -1,0 +1,58 @@
+"""Clauses that measure with the sharpest bound there is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._golden import golden
+from ..clause import Finding
+from ..comparison import Comparison, compare, moves
+from ..inputs import Inputs
+from ..scale_error import fitted_scale_error
+from ..subject import Subject
+from ..yardstick import Yardstick
+from ._vocabulary import golden_at
+
+
+def measures_golden(
+    subject: Subject,
+    inputs: Inputs,
+    wording: str,
+    *,
+    counterfactual: Inputs | golden.Semantics | None = None,
+) -> Finding:
+    """The answer equals the golden one within the smallest bound that is known to hold.
+
+    ``counterfactual`` is what the example must be able to tell apart: other inputs or another
+    point.
+    """
+    known = subject.yardstick(inputs)
+    answer = subject.answer(inputs)
+    found = explained(subject, inputs, answer, measure(known, answer, wording))
+    binding = bool(known.judged.any())
+    if binding and counterfactual is not None:
+        other = golden_at(subject, inputs, counterfactual)
+        binding = moves(known.output, other, known.bound, known.judged)
+    return Finding(binding=binding, margin=found.margin, violation=found.violation)
+
+
+def measure(known: Yardstick, answer: Tensor, wording: str) -> Comparison:
+    """Hold an answer against a yardstick."""
+    return compare(
+        answer,
+        known.output,
+        known.bound,
+        judged=known.judged,
+        wording=wording,
+        remainder=known.remainder,
+    )
+
+
+def explained(subject: Subject, inputs: Inputs, answer: Tensor, found: Comparison) -> Comparison:
+    """A disagreement with the parts of its bound, and the scale that would explain it."""
+    if found.kind != "value":
+        return found
+    return found.replace(
+        parts=subject.oracle.shares(inputs, found.index),
+        scale_error=fitted_scale_error(subject.oracle, inputs, answer),
+    )

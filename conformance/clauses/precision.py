@@ -1,0 +1,127 @@
+"""numerics.scale-error, .typical-error, .near-ties: what only many elements together can show."""
+
+from __future__ import annotations
+
+from ..clause import Finding, clause
+from ..comparison import compare
+from ..problem import Problem
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+from ..tolerance.fit import Fit
+from ._measuring import measure, measures_golden
+
+NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
+# A scale that is off by this much must be seen for an example to count.
+OTHER_SCALE_ERROR = 0.1
+# Enough elements for the errors to average out, and a head size whose scale is a power of four:
+# multiplying operands by it is exact.
+MANY = (
+    ("query_length", 48),
+    ("key_length", 17),
+    ("head_size", 16),
+    ("value_head_size", 16),
+    ("query_size", 16),
+    ("key_size", 16),
+    ("value_size", 16),
+    ("output_size", 16),
+)
+AVERAGED = Space(values=("normal", "plain-projections"), least=MANY, share=0.25)
+NEARLY_TIED = Space(
+    values=("nearly-tied",), least=(("key_length", 5), ("head_size", 16)), share=0.25
+)
+
+
+@clause(
+    "numerics.scale-error",
+    level="MUST",
+    sentence=(
+        "The relative error of the logit scale, fitted to many independent elements, is not larger "
+        "than the declared precision explains."
+    ),
+    source=f"{NUMERICS}; Vaswani et al. 2017, equation 1",
+    space=AVERAGED,
+    needs_golden=True,
+    counterfactual="a scale ten percent larger",
+)
+def scale_error(subject: Subject, problem: Problem) -> Finding:
+    """Errors a thousandth of the rounding of one element, as long as all have them."""
+    fitted, broken = _fitted(subject, problem)
+    if fitted is None:
+        return Finding(binding=False, violation=broken)
+    margin = abs(fitted.scale_error) / fitted.scale_allowed
+    violation = None
+    if fitted.blames_scale:
+        message = (
+            f"the logit scale has a relative error of {fitted.scale_error:+.3g}, fitted to "
+            f"{fitted.counted} elements (allowed {fitted.scale_allowed:.3g})"
+        )
+        measured = {"scale_error": fitted.scale_error, "allowed": fitted.scale_allowed}
+        violation = Violation(
+            kind="value", message=message, expected=0.0, got=fitted.scale_error, measured=measured
+        )
+    binding = fitted.scale_allowed < OTHER_SCALE_ERROR
+    # Beyond 1 without blame: other clauses judge what is wrong then.
+    return Finding(
+        binding=binding, margin=margin if violation else min(margin, 1.0), violation=violation
+    )
+
+
+@clause(
+    "numerics.typical-error",
+    level="MUST",
+    sentence=(
+        "On independent inputs, the root mean square of all errors stays within that of the "
+        "roundings which the declared precision makes."
+    ),
+    source=NUMERICS,
+    space=AVERAGED,
+    needs_golden=True,
+)
+def typical_error(subject: Subject, problem: Problem) -> Finding:
+    """Each error in units of its own typical size; what a wrong scale explains is taken off."""
+    fitted, broken = _fitted(subject, problem)
+    if fitted is None:
+        return Finding(binding=False, violation=broken)
+    violation = None
+    if fitted.unexplained > 1.0:
+        message = (
+            f"the errors are {fitted.unexplained:.3g} times as large as the declared precision explains, "
+            f"over {fitted.counted} elements together"
+        )
+        violation = Violation(
+            kind="value",
+            message=message,
+            expected=1.0,
+            got=fitted.unexplained,
+            measured={"rms": fitted.rms, "unexplained": fitted.unexplained},
+        )
+    return Finding(margin=fitted.unexplained, violation=violation)
+
+
+def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation | None]:
+    """The fit, or else what kept it from being made if that is the candidate's fault."""
+    inputs = subject.inputs(problem)
+    known, answer = subject.yardstick(inputs), subject.answer(inputs)
+    found = measure(known, answer, "the answer to independent inputs is wrong")
+    if found.kind == "finite":
+        return None, found.violation
+    return known.fit(answer), None
+
+
+@clause(
+    "numerics.near-ties",
+    level="MUST",
+    sentence="Large logits that nearly tie are told apart as well as the declared precision can.",
+    source="docs/tolerance.md; scores stored in a coarser format than declared",
+    space=NEARLY_TIED,
+    needs_golden=True,
+    counterfactual="a scale ten percent larger",
+)
+def near_ties(subject: Subject, problem: Problem) -> Finding:
+    """Points of a lattice near one corner: their products are exact in every dtype."""
+    inputs = subject.inputs(problem)
+    used = subject.golden(inputs).core.scale
+    larger = inputs.replace(scale=used * (1.0 + OTHER_SCALE_ERROR))
+    wording = "large logits that nearly tie are not told apart"
+    return measures_golden(subject, inputs, wording, counterfactual=larger)
