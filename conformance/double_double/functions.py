@@ -1,8 +1,13 @@
 """The exponential and the hyperbolic tangent of double-double numbers.
 
 ``x = n ln 2 + r`` with ``|r| <= (ln 2) / 2``; ``exp(r / 64) - 1`` comes from Taylor's series, and
-six times ``e -> 2 e + e^2`` makes it ``exp(r) - 1`` without a cancellation. The relative error is a
-few 2^-104, and what an error of the argument makes of it.
+six times ``e -> 2 e + e^2`` makes it ``exp(r) - 1`` without a cancellation.
+
+With u = 2^-53 the series is off by 10 u^2 of itself (its last sum and product), each doubling adds
+3 u^2 and a little, and together they amplify by at most 1.2: ``exp(r) - 1`` is good to 36 u^2. Of
+``exp(r)`` that is at most 15 u^2, and with the reduction and the sum with 1 ``exp`` is good to
+20 u^2. ``tanh`` is good to 80 u^2: below n = 0, ``exp - 1`` is off by 50 u^2 at most, which the
+quotient amplifies by at most 1.2 and rounds. What an error of the argument does comes on top.
 """
 
 from __future__ import annotations

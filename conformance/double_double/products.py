@@ -2,9 +2,13 @@
 
 Every product of a dot product is split into its rounded value and its exact error, all terms at a
 time; then halves of the terms are added to each other, the rounding errors of these sums joining
-the low parts. The low parts, at most ``(2 + log2 n) u`` of the sum of magnitudes, are added in
-float64: the result is off by about ``(2 + log2 n)^2 u^2`` of that sum, u = 2^-53 (Ogita, Rump and
-Oishi, "Accurate sum and dot product", 2005, whose Dot2 is this with another order of the terms).
+the low parts, which are added in float64 (Ogita, Rump and Oishi, "Accurate sum and dot product",
+2005: their Dot2 with another order of the terms).
+
+With u = 2^-53, S the sum of the magnitudes of n products and L = ceil(log2 n), the result is off by
+at most ``(8 + 2 L (L + 3)) u^2 S``, to first order: the low part of a product is below 3 u of it
+and takes three roundings and the neglected product of low parts; a level adds rounding errors of u
+S, so that low parts are below (3 + L) u S in all, and rounds them twice.
 """
 
 from __future__ import annotations
