@@ -122,7 +122,11 @@ SAMPLED_ROWS: Final = 64
 # an edge are sampled.
 SMALLEST_ROW_BLOCK: Final = 16
 # Elements of the table (key, row, channel) that the coherent error of the query holds at once.
-COHERENT_CHUNK: Final = 2**21
+COHERENT_CHUNK: Final = 2**18
+# Up to this many elements a head that table stays in float64: float32 would not be faster.
+SMALL_TABLE: Final = 2**14
+# Weights below this add nothing to the coherent error beside roundings of a weight of 1/n.
+NEGLIGIBLE_WEIGHT: Final = 1e-30
 # A root mean square or a fitted scale error says something about many errors that behave alike:
 # not about fewer rows or channels than these, nor where one element in a hundred is saturated
 # (its error is bounded by the values rather than by its roundings).
@@ -169,6 +173,9 @@ SMALLEST_OWN_LOGIT: Final = 1e-3
 # A mistake is named if its answers come a hundred times closer than the declared ones wherever
 # those are wrong: a point with a wide bound (fills at huge logits) would else explain anything.
 MUCH_CLOSER: Final = 0.01
+# A loss of precision is named if the errors reach this part of what it allows: legitimate errors
+# reach a tenth of the worst case, and a loss that allows far more is not what was observed.
+LEAST_REACHED: Final = 2.0**-6
 
 # Gradients ----------------------------------------------------------------------------------------
 # From weight gradient and row sum to the gradient of a score: their difference, the product with

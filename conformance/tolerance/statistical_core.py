@@ -46,12 +46,13 @@ def core_spread(
     carried = _only_live(carried, live)
     moved = _moved_mean(clean, live, contract, deviations, carried)
     variance = moved.variance.add_(_sum_variance(clean, moved.weights, live, contract, carried))
-    linear = _linear(clean, live, contract)
+    size = clean.value.abs()
+    linear = _linear(clean, size, live, contract)
     slope = scale_slope(clean, moved.from_centre, moved.shift)
     if live.empty is not None and attention.semantics.empty_rows.startswith("mean"):
         linear += _empty_row_error(attention, live.empty, contract, deviations, carried)
     spread = Spread(
-        variance=variance, last=_last_rounding(clean, live, contract), linear=linear, slope=slope
+        variance=variance, last=_last_rounding(clean, size, contract), linear=linear, slope=slope
     )
     return spread, moved.saturated
 
@@ -100,7 +101,9 @@ def _moved_mean(
     from_centre, shift = live.only_seen(attention.value - centre), attention.output - centre
     raw, deviation = _raw_error(attention, perturbed, from_centre, shift, contract, live)
     error = raw.square()
-    coherent = coherent_variance(attention, live, contract, slope, carried.query)
+    coherent = coherent_variance(
+        attention, live, contract, slope, carried.query, (from_centre, shift)
+    )
     if coherent is not None:
         error.add_(coherent, alpha=deviations**2)
     saturated = _cap_by_hull(error, raw, deviation, attention, live)
@@ -191,18 +194,20 @@ def _sum_variance(
     return variance
 
 
-def _linear(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+def _linear(
+    attention: golden.Attention, size: Tensor, live: LiveKeys, contract: Contract
+) -> Tensor:
     """Absorbed weights, and the rounding of a log-sum-exp: both have one sign in a row."""
     weights = attention.weights
     tail = weights.where(weights < model.ABSORBED * contract.accumulator_roundoff, 0.0)
     magnitudes = weights * log_sum_exp_error(attention, live, contract)
-    linear = magnitudes.add_(tail) @ attention.value.abs()
+    linear = magnitudes.add_(tail) @ size
     return linear.addcmul_(tail.sum(dim=-1, keepdim=True), attention.output.abs())
 
 
-def _last_rounding(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+def _last_rounding(attention: golden.Attention, size: Tensor, contract: Contract) -> Tensor:
     last = attention.output.abs().mul_(contract.unit_roundoff).add_(contract.underflow)
-    flushed = attention.value.abs().sum(dim=-2, keepdim=True).add_(live.key_length)
+    flushed = size.sum(dim=-2, keepdim=True).add_(size.shape[-2])
     return last.add_(flushed, alpha=contract.accumulator_underflow)
 
 

@@ -110,7 +110,9 @@ def _output_spread(
     if weights.o is None:
         return merged
     bias = weights.o_bias if semantics.output_bias else None
-    tokens, result = layer.merged[:, rows], layer.output[:, rows]
+    tokens, result = layer.merged, layer.output
+    if rows.numel() < result.shape[1]:
+        tokens, result = tokens[:, rows], result[:, rows]
     if semantics.empty_rows == "nan":
         tokens, result = tokens.nan_to_num(nan=0.0), result.nan_to_num(nan=0.0)
     return projected_spread(
