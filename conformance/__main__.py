@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from .errors import UsageError
+from .printable import printable
 
 EXIT_USAGE = 2
 EXIT_HARNESS = 3
@@ -103,7 +104,7 @@ def _tolerate_encodings() -> None:
 
 def _say(sentence: str, code: int) -> int:
     with contextlib.suppress(OSError):  # nobody may be left to read it
-        sys.stderr.write(f"conformance: {' '.join(sentence.split())}\n")
+        sys.stderr.write(f"conformance: {printable(' '.join(sentence.split()))}\n")
         sys.stderr.flush()
     return code
 

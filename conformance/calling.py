@@ -15,6 +15,7 @@ from . import torch_state
 from .candidate import Candidate
 from .inputs import Inputs
 from .layouts import LAYOUTS
+from .printable import printable
 from .results import Violation
 
 Forward = Callable[..., Any]
@@ -155,7 +156,7 @@ def describe_error(error: BaseException, doing: str = "") -> str:
     ]
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{text}{where}" + (f" while {doing}" if doing else "")
+    return printable(f"{text}{where}") + (f" while {doing}" if doing else "")
 
 
 def _text(error: BaseException) -> str:

@@ -18,6 +18,7 @@ import click
 
 from .dtypes import DTYPES
 from .errors import UsageError
+from .printable import printable
 from .profile import PROFILES
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _progress() -> Iterator[Progress]:
         task = bar.add_task("starting", total=None)
 
         def tell(doing: str, done: int, total: int) -> None:
-            bar.update(task, description=doing, completed=done, total=total or None)
+            bar.update(task, description=printable(doing), completed=done, total=total or None)
 
         yield tell
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from .errors import UsageError
+from .printable import printable
 
 _LONGEST_MESSAGE: Final = 400
 _OWN_FOLDER: Final = str(Path(__file__).resolve().parent)
@@ -51,8 +52,8 @@ def one_line(error: BaseException) -> str:
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[:_LONGEST_MESSAGE]}…"
     place = _place(error)
-    return "".join(
-        (type(error).__name__, f": {text}" if text else "", f" ({place})" if place else "")
+    return printable(
+        "".join((type(error).__name__, f": {text}" if text else "", f" ({place})" if place else ""))
     )
 
 

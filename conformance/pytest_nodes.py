@@ -18,6 +18,7 @@ from .expected import ExpectedFailure, read_expected
 from .loaded import Plan, check_devices, plan_candidates
 from .messages import RunOptions
 from .outcomes import not_applicable, outcome
+from .printable import printable
 from .profile import PROFILES
 from .selection import check_selection, selected
 from .suites import SuiteOptions
@@ -73,7 +74,7 @@ def collect_suite(
     try:
         return _collect(config, options, whole=whole)
     except UsageError as error:
-        raise pytest.Collector.CollectError(str(error)) from None
+        raise pytest.Collector.CollectError(printable(str(error))) from None
 
 
 def _collect(config: pytest.Config, options: SuiteOptions, *, whole: bool) -> list[ClauseCase]:

@@ -163,6 +163,7 @@ class Unprintable(Exception):  # noqa: N818
         (GeneratorExit(), "raised GeneratorExit"),
         (AssertionError(), "raised AssertionError"),
         (StopIteration("x"), "raised StopIteration: x"),
+        (ValueError("\x1b[2J\x07gone"), r"raised ValueError: \x1b[2J\x07gone"),
         (Unprintable(), "raised Unprintable"),
     ],
 )

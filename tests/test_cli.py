@@ -112,6 +112,7 @@ USAGE: dict[str, tuple[list[str], str]] = {
         ["check", "x", "--jso", "f"],
         "No such option '--jso'. Did you mean '--json'?",
     ),
+    "an option that would clear the screen": (["check", "x", "--\x1b[2J"], r"--\x1b[2J"),
     "unknown profile": (["check", "x", "--profile", "fast"], "'fast' is not one of 'quick'"),
     "unknown dtype": (["check", "x", "--dtype", "float31"], "'float31' is not one of 'float32'"),
     "no seed": (

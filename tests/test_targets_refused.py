@@ -68,6 +68,11 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "attn.py",
         "attn.py cannot be imported: SystemExit: usage: attn (attn.py:2)",
     ),
+    "a message that would clear the screen": (
+        {"attn.py": "raise OSError('\x1b[2Jgone\x9b')"},
+        "attn.py",
+        r"attn.py cannot be imported: OSError: \x1b[2Jgone\x9b (attn.py:1)",
+    ),
     "not callable": ({"attn.py": "x = 3"}, "attn.py:x", "attn.py:x is 3, which is not callable"),
     "not declared": (
         {"attn.py": "def attend(query, key, value): ..."},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from .printing import indented, write
+from .printing import Fitting, indented, write
+
+_SENTENCE_WIDTH = 30
 
 _LABELS = {
     "sentence": "requires",
@@ -19,15 +21,18 @@ _LABELS = {
 }
 
 
-def show_list(entries: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
+def show_list(entries: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
     """One row a clause: slug, level, sentence."""
     table = Table(box=None, pad_edge=False)
     table.add_column("clause", no_wrap=True)
-    table.add_column("level")
+    table.add_column("level", no_wrap=True)
     table.add_column("requirement")
+    rows: list[Any] = []
     for entry in entries:
         table.add_row(entry["id"], entry["level"], entry["sentence"])
-    write([table], file)
+        rows.extend([Text(entry["id"]), indented(f"{entry['level']}: {entry['sentence']}", 2)])
+    before = sum(max(len(entry[name]) + 2 for entry in entries) for name in ("id", "level"))
+    write([Fitting(table, rows, least=before + _SENTENCE_WIDTH)], file)
 
 
 def show_clause(entry: Mapping[str, Any], file: IO[str]) -> None:

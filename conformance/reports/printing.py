@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterable
 from typing import IO, Any, Final
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH: Final = 10_000
@@ -31,6 +33,28 @@ def write(parts: Iterable[Any], file: IO[str]) -> None:
         for part in parts:
             plain.print(part)
     file.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+class Fitting:
+    """A table where it has the width it needs, else its rows below each other.
+
+    In a table that is squeezed slugs are cut or broken, and cannot be copied any more. A table
+    needs its natural width, or ``least`` where one of its columns may be wrapped.
+    """
+
+    def __init__(self, table: Table, rows: Iterable[Any], least: int | None = None) -> None:
+        self.table = table
+        self.rows = list(rows)
+        self.least = least
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich prints for it."""
+        unlimited = options.update_width(_PIPE_WIDTH)
+        natural = Measurement.get(console, unlimited, self.table).maximum
+        if min(natural, self.least or natural) <= options.max_width:
+            yield self.table
+        else:
+            yield from self.rows
 
 
 def indented(line: str | Text, by: int) -> Padding:

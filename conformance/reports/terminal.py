@@ -8,8 +8,9 @@ from typing import IO, Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from ..printable import printable_record
 from . import wording
-from .printing import indented, write
+from .printing import Fitting, indented, write
 
 _STYLES: Final = {
     "passed": "green",
@@ -50,7 +51,7 @@ Record = Mapping[str, Any]
 
 def show(report: Record, file: IO[str]) -> None:
     """Write the report; without colour, and lines never broken, where the file is no terminal."""
-    write(_parts(report), file)
+    write(_parts(printable_record(report)), file)
 
 
 def _parts(report: Record) -> Iterator[Any]:
@@ -68,7 +69,7 @@ def _parts(report: Record) -> Iterator[Any]:
     yield _last_line(report)
 
 
-def _overview(candidates: Sequence[Record]) -> Table:
+def _overview(candidates: Sequence[Record]) -> Fitting:
     """One row a candidate; columns that would be empty are left out."""
     columns = [
         name
@@ -76,11 +77,12 @@ def _overview(candidates: Sequence[Record]) -> Table:
         if name in _ALWAYS_SHOWN or any(_count(candidate, name) for candidate in candidates)
     ]
     table = Table(box=None, pad_edge=False)
-    table.add_column("candidate", overflow="fold")
+    table.add_column("candidate")
     table.add_column("verdict")
     for name in (*columns, "seconds"):
         table.add_column(name, justify="right")
-    table.add_column("worst margin", overflow="fold")
+    table.add_column("worst margin")
+    rows: list[Any] = []
     for candidate in candidates:
         table.add_row(
             candidate["name"],
@@ -89,7 +91,17 @@ def _overview(candidates: Sequence[Record]) -> Table:
             f"{candidate['seconds']:.1f}",
             _worst(candidate),
         )
-    return table
+        rows.extend(_overview_lines(candidate))
+    return Fitting(table, rows)
+
+
+def _overview_lines(candidate: Record) -> Iterator[Any]:
+    """A row of the overview below its candidate."""
+    yield Text(candidate["name"], style="bold")
+    counts = [f"{_count(candidate, name)} {name}" for name in _COLUMNS if _count(candidate, name)]
+    line = Text.assemble(_styled(candidate["verdict"]), ": ", ", ".join(counts))
+    line.append(f", {wording.seconds(candidate['seconds'])}, worst margin {_worst(candidate)}")
+    yield indented(line, 2)
 
 
 def _count(candidate: Record, column: str) -> int:
@@ -117,7 +129,7 @@ def _styled(word: str) -> Text:
     return Text(word, style=_STYLES.get(word, "bold magenta"))
 
 
-def _clause_table(candidate: Record) -> Table:
+def _clause_table(candidate: Record) -> Fitting:
     """Every clause that ran, in the order of the run."""
     table = Table(box=None, pad_edge=False)
     several = _several(candidate)
@@ -125,9 +137,11 @@ def _clause_table(candidate: Record) -> Table:
         table.add_column(name)
     for name in ("examples", "binding", "margin", "seconds"):
         table.add_column(name, justify="right")
+    rows: list[Any] = []
     for clause in candidate["clauses"]:
         if clause["status"] == "not-applicable":
             continue
+        rows.extend(_clause_lines(clause, several=several))
         table.add_row(
             clause["id"],
             clause["level"],
@@ -138,7 +152,19 @@ def _clause_table(candidate: Record) -> Table:
             wording.margin(clause["margin"]) or "-",
             f"{clause['seconds']:.2f}",
         )
-    return table
+    return Fitting(table, rows)
+
+
+def _clause_lines(clause: Record, *, several: bool) -> Iterator[Any]:
+    """A row of the table below its slug."""
+    yield Text(clause["id"])
+    where = f" {_where(clause)}" if several else ""
+    line = Text.assemble(clause["level"], where, " ", _styled(clause["status"]))
+    line.append(f", {clause['examples']} examples, {clause['binding']} binding")
+    if clause["margin"] is not None:
+        line.append(f", margin {wording.margin(clause['margin'])}")
+    line.append(f", {clause['seconds']:.2f} s")
+    yield indented(line, 2)
 
 
 def _where(clause: Record) -> str:

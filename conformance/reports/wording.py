@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ..printable import printable
+
 _SIZES: Final = {
     "batch": "batch",
     "num_heads": "heads",
@@ -69,9 +71,8 @@ def message(clause: Mapping[str, Any]) -> str:
     violation = clause.get("violation")
     reason = str(clause.get("reason") or "")
     said = "" if violation is None else str(violation["message"])
-    if said and reason and reason != said:
-        return f"{said} ({reason})"
-    return said or reason
+    both = bool(said and reason and reason != said)
+    return printable(f"{said} ({reason})" if both else said or reason)
 
 
 def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -82,7 +83,7 @@ def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("on", counterexample(clause["counterexample"]) if clause.get("counterexample") else ""),
         ("diagnosis", diagnosis(clause.get("diagnosis") or ())),
     ]
-    return [(label, text) for label, text in pairs if text]
+    return [(label, printable(text)) for label, text in pairs if text]
 
 
 def margin(value: Any) -> str:

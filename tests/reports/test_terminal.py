@@ -127,6 +127,53 @@ def test_columns_are_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(len(line) for line in shown([FAILED]).splitlines()) <= 60
 
 
+SLUGS = ("equivariance.batch-independent", "mask.no-leak-nonfinite")
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("candidates", [1, 3])
+@pytest.mark.parametrize("dtypes", [("float32",), ("float32", "float64")])
+def test_slugs_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, width: int, candidates: int, dtypes: tuple[str, ...]
+) -> None:
+    """A slug is never cut or broken, so that it can be copied, and no line is too wide."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    results = [
+        result(slug=slug, margin=0.125, examples=40, dtype=dtype)
+        for slug in SLUGS
+        for dtype in dtypes
+    ]
+    should = FAILED.replace(level="SHOULD")
+    lines = shown(*[[*results, should]] * candidates).splitlines()
+    words = " ".join(lines).split()
+    alone = candidates == 1
+    assert words.count(SLUGS[0]) == (len(dtypes) if alone else candidates)  # the worst margin
+    assert words.count(SLUGS[1]) == (len(dtypes) if alone else 0)
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+
+
+def test_narrow_rows_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below its slug, or its candidate, stands what the table has beside it."""
+    monkeypatch.setenv("COLUMNS", "60")
+    one = shown([result(margin=0.125, examples=40, binding=31)])
+    assert "mask.golden\n  MUST passed, 40 examples, 31 binding, margin 0.12, 0.50 s\n" in one
+    two = shown([result(margin=0.5)], [FAILED, result("not-applicable")])
+    assert "mine\n  conforms: 1 passed, 0.50 s, worst margin 0.5 mask.golden\n" in two
+    assert "yours\n  fails: 1 failed, 1 n/a, 1.0 s, worst margin -\n" in two
+
+
+def test_control_characters_are_escaped() -> None:
+    """No text of a candidate's moves the cursor, changes colours or hides what follows."""
+    evil = "\x1b[2J\x9b31m\x00\u202e"
+    violation = Violation(kind="raised", message=f"raised {evil}")
+    text = shown(
+        [result("failed", reason=evil, violation=violation)], [result("untestable", reason=evil)]
+    )
+    assert text.count(r"\x1b[2J\x9b31m\x00\u202e") == 3
+    assert text.replace("\n", "").isprintable()
+
+
 def test_markup_in_messages_stays_text() -> None:
     """Square brackets of a message are no markup."""
     violation = Violation(kind="value", message="at [bold] and [/x]")
