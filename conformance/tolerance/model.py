@@ -113,9 +113,6 @@ NUMERATOR_ROUNDINGS: Final = 2
 # A weight below this many roundoffs of the sum may be absorbed by it, always with the same sign:
 # it counts in full and linearly. Lost is what is below one roundoff of a sum that is growing still.
 ABSORBED: Final = 4.0
-# How often a scale is stored in the working dtype before it meets the scores: the rounding of one
-# number, which all scores have in common.
-SCALE_STORES: Final = 1
 # Query rows that a long problem is judged on: 64 keep the bound below the cost of the golden.
 SAMPLED_ROWS: Final = 64
 # Kernels work in blocks of at least this many rows, and of its doubles: the rows on either side of

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from conformance._golden import golden
 
-from . import model
 from .contract import Contract
 from .rows import restrict, sampled_rows
 from .spread import Spread, deviations_for
 from .statistical_core import core_spread
 from .statistical_layer import layer_spread
+from .stored_scale import scale_rounding
 from .unnormalised import is_normalised
 
 
@@ -69,9 +69,10 @@ def core_statistics(attention: golden.Attention, contract: Contract) -> Statisti
     chosen = restrict(attention, rows)
     deviations = deviations_for(chosen.output.numel())
     if chosen.weights.numel() == 0 or chosen.output.numel() == 0:
-        return _exact(rows, chosen.output, contract, deviations)
+        return _exact(rows, chosen.output, deviations)
     spread, saturated = core_spread(chosen, contract, deviations)
-    return _statistics(spread, rows, contract, deviations, saturated)
+    rounding = scale_rounding(attention.scale, contract)
+    return _statistics(spread, rows, contract.sides, deviations, (rounding, saturated))
 
 
 def layer_statistics(
@@ -93,41 +94,34 @@ def layer_statistics(
     batch, _, width = layer.output.shape
     deviations = deviations_for(batch * rows.numel() * width)
     if layer.core.weights.numel() == 0 or layer.output.numel() == 0:
-        return _exact(rows, layer.output[:, rows], contract, deviations)
+        return _exact(rows, layer.output[:, rows], deviations)
     tokens = (query, key, value)
     spread, saturated = layer_spread(layer, tokens, weights, semantics, contract, rows, deviations)
-    return _statistics(spread, rows, contract, deviations, saturated)
-
-
-def scale_rounding(contract: Contract) -> float:
-    """The relative error of the scale: stored in the working dtype, or exact but for its product.
-
-    A power of four is stored exactly, and so is its root.
-    """
-    if contract.pre_scaling_roundings:
-        return model.SCALE_STORES * contract.unit_roundoff
-    return contract.accumulator_roundoff
+    rounding = scale_rounding(layer.core.scale, contract)
+    return _statistics(spread, rows, contract.sides, deviations, (rounding, saturated))
 
 
 def _statistics(
-    spread: Spread, rows: Tensor, contract: Contract, deviations: float, saturated: float
+    spread: Spread, rows: Tensor, sides: int, deviations: float, found: tuple[float, float]
 ) -> Statistics:
-    """Add the scale's own rounding, which moves all results along the slope."""
-    rounding = scale_rounding(contract)
-    if contract.pre_scaling_roundings:
-        spread.linear.add_(spread.slope.abs(), alpha=rounding)
+    """Add the scale's own rounding, which moves all results along the slope.
+
+    ``found`` are that rounding and the fraction that is saturated.
+    """
+    rounding, saturated = found
+    spread.linear.add_(spread.slope.abs(), alpha=rounding)
     return Statistics(
         rows=rows,
-        bound=spread.bound(deviations).mul_(contract.sides),
-        scale=spread.scale().mul_(contract.sides),
+        bound=spread.bound(deviations).mul_(sides),
+        scale=spread.scale().mul_(sides),
         slope=spread.slope,
-        scale_rounding=rounding * contract.sides,
+        scale_rounding=rounding * sides,
         deviations=deviations,
         saturated=saturated,
     )
 
 
-def _exact(rows: Tensor, output: Tensor, contract: Contract, deviations: float) -> Statistics:
+def _exact(rows: Tensor, output: Tensor, deviations: float) -> Statistics:
     """Without keys or without elements there is nothing to round."""
     zeros = torch.zeros_like(output)
     return Statistics(
@@ -135,7 +129,7 @@ def _exact(rows: Tensor, output: Tensor, contract: Contract, deviations: float) 
         bound=zeros,
         scale=zeros,
         slope=zeros,
-        scale_rounding=scale_rounding(contract),
+        scale_rounding=0.0,
         deviations=deviations,
         saturated=0.0,
     )
