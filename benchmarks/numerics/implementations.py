@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from conformance.declaration import declare
 from conformance.tolerance import Contract, contract_for
 
-from .arithmetic import finish, largest, logits, stored, transposed, wide
+from .arithmetic import finish, largest, logits, stored, transposed, wide, wide_dtype
 from .inputs import Heads
 from .online import Online, split_and_merged
 
@@ -107,7 +107,7 @@ def baddbmm(heads: Heads) -> Tensor:
 
 def flex(heads: Heads) -> Tensor:
     """``flex_attention`` without compilation."""
-    added, softcap = heads.additive(torch.float32), heads.softcap
+    added, softcap = heads.additive(wide_dtype(heads.dtype)), heads.softcap
     shape = (heads.query.shape[0], heads.query.shape[1], heads.query.shape[2], heads.key.shape[2])
     added = None if added is None else added.expand(shape)
 
@@ -360,9 +360,7 @@ def _is_float32(heads: Heads) -> bool:
 
 
 IMPLEMENTATIONS: Final[dict[str, Implementation]] = {
-    "sdpa math": Implementation(
-        compute=sdpa(SDPBackend.MATH), promise=EAGER, takes=_uncapped
-    ),
+    "sdpa math": Implementation(compute=sdpa(SDPBackend.MATH), promise=EAGER, takes=_uncapped),
     "sdpa flash": Implementation(compute=sdpa(SDPBackend.FLASH_ATTENTION), takes=_flash_takes),
     "sdpa flash, is_causal": Implementation(
         compute=sdpa(SDPBackend.FLASH_ATTENTION, flag=True),
@@ -404,7 +402,5 @@ IMPLEMENTATIONS: Final[dict[str, Implementation]] = {
     "numpy": Implementation(compute=numpy_arrays),
     "float64, rounded once": Implementation(compute=wide_inside),
     "all native": Implementation(compute=all_native, promise=NATIVE),
-    "tf32 operands": Implementation(
-        compute=tensor_float_operands, promise=TF32, takes=_is_float32
-    ),
+    "tf32 operands": Implementation(compute=tensor_float_operands, promise=TF32, takes=_is_float32),
 }

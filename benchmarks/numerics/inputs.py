@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from conformance._golden import golden
 
@@ -110,6 +111,15 @@ class Tokens:
             scale=self.scale,
             softcap=self.softcap,
             causal=self.causal,
+        )
+
+    def projected(self) -> Heads:
+        """What the core is called with when the projections are torch's."""
+        weights = self.weights
+        return self.heads(
+            linear(self.query, weights.q, weights.q_bias),
+            linear(self.key, weights.k, weights.k_bias),
+            linear(self.value, weights.v, weights.v_bias),
         )
 
 

@@ -90,12 +90,7 @@ def packed(tokens: Tokens) -> Tensor:
 def summed_over_heads(tokens: Tokens) -> Tensor:
     """Each head meets its own block of the output matrix; their sum is wide."""
     weights = tokens.weights
-    heads = tokens.heads(
-        linear(tokens.query, weights.q, weights.q_bias),
-        linear(tokens.key, weights.k, weights.k_bias),
-        linear(tokens.value, weights.v, weights.v_bias),
-    )
-    answer = cores.upcast(heads)
+    answer = cores.upcast(tokens.projected())
     if weights.o is None:
         return golden.merge_heads(answer)
     blocks = weights.o.unflatten(1, (answer.shape[1], -1)).permute(1, 2, 0)
@@ -148,13 +143,7 @@ def _around(name: str, project: Projection = linear) -> LayerImplementation:
     core = IMPLEMENTATIONS[name]
 
     def takes(tokens: Tokens) -> bool:
-        weights = tokens.weights
-        parts = (
-            linear(tokens.query, weights.q, weights.q_bias),
-            linear(tokens.key, weights.k, weights.k_bias),
-            linear(tokens.value, weights.v, weights.v_bias),
-        )
-        return core.takes(tokens.heads(*parts))
+        return core.takes(tokens.projected())
 
     return LayerImplementation(
         compute=layered(core.compute, project), promise=core.promise, takes=takes
@@ -168,9 +157,7 @@ LAYERS: Final[dict[str, LayerImplementation]] = {
     "nn.MultiheadAttention, weights": LayerImplementation(
         compute=module(need_weights=True), promise=EAGER, takes=_fits_module
     ),
-    "packed projection": LayerImplementation(
-        compute=packed, takes=lambda tokens: tokens.alike
-    ),
+    "packed projection": LayerImplementation(compute=packed, takes=lambda tokens: tokens.alike),
     "summed over heads": LayerImplementation(compute=summed_over_heads),
     "eager, bias unfused": _around("eager", unfused),
     "upcast, upcast projections": _around("upcast", upcast),

@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from .exact import Margins, exact_answer
 from .implementations import IMPLEMENTATIONS, Promise
@@ -59,15 +58,8 @@ def _all(inputs: Inputs) -> Iterator[Candidate]:
 def _may_overflow(inputs: Inputs) -> bool:
     if inputs.dtype != torch.float16:
         return False
-    if isinstance(inputs, Heads):
-        heads = inputs.repeated()
-    else:
-        weights = inputs.weights
-        heads = inputs.heads(
-            linear(inputs.query, weights.q, weights.q_bias),
-            linear(inputs.key, weights.k, weights.k_bias),
-            linear(inputs.value, weights.v, weights.v_bias),
-        ).repeated()
+    heads = inputs if isinstance(inputs, Heads) else inputs.projected()
+    heads = heads.repeated()
     products = heads.query.double().abs() @ heads.key.double().abs().transpose(-1, -2)
     return not bool(products.max() < LARGEST_PRODUCT)
 

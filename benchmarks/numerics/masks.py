@@ -36,7 +36,9 @@ def make_mask(
     if name in ("causal", "window"):
         return _structure(name, queries, keys), None
     if name == "padding":
-        return mask_patterns.padding((batch, 1, 1, keys), generator).expand(-1, -1, queries, -1), None
+        return mask_patterns.padding((batch, 1, 1, keys), generator).expand(
+            -1, -1, queries, -1
+        ), None
     if name == "random":
         return mask_patterns.random(0.5)((batch, heads, queries, keys), generator), None
     if name == "alibi":
@@ -56,7 +58,9 @@ def make_mask(
 def _structure(name: str, queries: int, keys: int) -> Tensor:
     """The causal triangle, or a window over the last keys; row 0 of a tall table keeps key 0."""
     window = (max(1, keys // 4), 1) if name == "window" else None
-    kept = golden.structural_mask(queries, keys, causal=name == "causal", window=window, semantics=golden.STANDARD)
+    kept = golden.structural_mask(
+        queries, keys, causal=name == "causal", window=window, semantics=golden.STANDARD
+    )
     kept = kept.clone()
     kept[:, 0] |= ~kept.any(dim=-1)
     return kept[None, None]

@@ -212,7 +212,7 @@ LAYER_SIZES: Final = (
     "1,2,2,20,257,32,32",
 )
 LONG_LAYER_SIZES: Final = ("1,2,2,16,600,16,16", "1,2,2,16,1024,64,64", "1,1,1,16,4096,32,32")
-LONG_SHARE: Final = 1 / 16
+LONG_SHARE: Final = 1 / 10
 SOFTCAP_SHARE: Final = 1 / 8
 LAYER_SHARE: Final = 1 / 3
 SOFTCAPS: Final = (5.0, 20.0, 50.0)
