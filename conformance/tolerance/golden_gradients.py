@@ -1,0 +1,131 @@
+"""The golden gradients of attention, with their intermediate values, in float64.
+
+With dO the gradient of the output, P the weights and L the logits,
+
+    dV = P^T dO,  dP = dO V^T,  D = rowsum(P * dP),  dL = P * (dP - D),  dS = dL * dL/dS,
+    dQ = scale dS K,  dK = scale dS^T Q
+
+(Dao et al., arXiv:2205.14135, appendix B.2.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from .keys import LiveKeys, live_keys
+from .unnormalised import is_normalised
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GoldenGradients:
+    """Every intermediate value of the backward pass, per query head.
+
+    ``weights`` ``[B, H, Lq, Lk]`` are those that depend on the scores: zero in rows without a key.
+    ``slope`` is the derivative of a logit by its scaled score and ``curvature`` the derivative of
+    that; ``weight_gradient`` dP, ``row_sum`` D ``[B, H, Lq, 1]``, ``logit_gradient`` dL and
+    ``score_gradient`` dS (by the scaled score). ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]`` and
+    ``value [B, H, Lk, Dv]`` are the gradients; those of heads that share a key/value head are to be
+    added up. ``bias [B, H, Lq, Lk]`` is the gradient by a bias for each pair, None without a bias,
+    and ``bias_slope`` the derivative of a logit by it.
+    """
+
+    attention: golden.Attention
+    output_gradient: Tensor
+    live: LiveKeys
+    weights: Tensor
+    slope: Tensor
+    curvature: Tensor
+    weight_gradient: Tensor
+    row_sum: Tensor
+    logit_gradient: Tensor
+    score_gradient: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+    bias_slope: Tensor
+
+
+def supports(semantics: golden.Semantics) -> bool:
+    """Whether gradients have bounds at a point: the weights of a query sum to one."""
+    return is_normalised(semantics)
+
+
+def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> GoldenGradients:
+    """The gradients for ``output_gradient [B, H, Lq, Dv]``.
+
+    Raises ValueError at a point of the semantics that has no bound, for rows without a key whose
+    answer is NaN, and for an output gradient of another shape.
+    """
+    _check(attention, output_gradient)
+    live = live_keys(attention)
+    weights = attention.weights
+    if live.empty is not None:
+        weights = weights.masked_fill(live.empty, 0.0)
+    slope, bias_slope, curvature = _slopes(attention)
+    gradient = output_gradient.double()
+    weight_gradient = gradient @ attention.value.transpose(-1, -2)
+    row_sum = (weights * weight_gradient).sum(dim=-1, keepdim=True)
+    logit_gradient = weights * (weight_gradient - row_sum)
+    score_gradient = logit_gradient * slope
+    return GoldenGradients(
+        attention=attention,
+        output_gradient=gradient,
+        live=live,
+        weights=weights,
+        slope=slope,
+        curvature=curvature,
+        weight_gradient=weight_gradient,
+        row_sum=row_sum,
+        logit_gradient=logit_gradient,
+        score_gradient=score_gradient,
+        query=attention.scale * (score_gradient @ attention.key),
+        key=attention.scale * (score_gradient.transpose(-1, -2) @ attention.query),
+        value=attention.weights.transpose(-1, -2) @ gradient,
+        bias=None if attention.bias is None else logit_gradient * bias_slope,
+        bias_slope=bias_slope,
+    )
+
+
+def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
+    semantics = attention.semantics
+    if not supports(semantics):
+        msg = (
+            "gradients have bounds where the weights of a query sum to 1, not at softmax_axis="
+            f"{semantics.softmax_axis!r}, mask_operation={semantics.mask_operation!r}"
+        )
+        raise ValueError(msg)
+    if semantics.empty_rows == "nan" and bool(attention.output.isnan().any()):
+        msg = "gradients have no bounds at empty_rows='nan' where a row has no key"
+        raise ValueError(msg)
+    if output_gradient.shape != attention.output.shape:
+        msg = (
+            f"output_gradient has shape {list(output_gradient.shape)}, "
+            f"not the output's {list(attention.output.shape)}"
+        )
+        raise ValueError(msg)
+
+
+def _slopes(attention: golden.Attention) -> tuple[Tensor, Tensor, Tensor]:
+    """The derivatives of a logit by score and by bias, and the former's own derivative."""
+    passed = torch.ones_like(attention.scores)
+    if attention.semantics.mask_operation in ("replace", "multiply-logits"):
+        passed = attention.allowed.double()
+    slope, curvature = passed, torch.zeros_like(passed)
+    after = attention.semantics.softcap_order == "after-mask"
+    if attention.softcap is not None:
+        capped = attention.logits if after else attention.capped
+        ratio = capped / attention.softcap
+        slope = passed * (1.0 - ratio) * (1.0 + ratio)
+        curvature = slope * ratio * (-2.0 / attention.softcap)
+    by_bias = passed
+    if attention.semantics.bias_order == "before-scale":
+        by_bias = slope * attention.scale
+    elif after:
+        by_bias = slope
+    return slope, by_bias, curvature

@@ -1,0 +1,53 @@
+"""A gradient with its bounds, and the sum of several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .contract import Contract
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gradient:
+    """A golden gradient and how far a conforming one may be from it; float64, all of one shape.
+
+    ``worst`` bounds any order and sign of roundings, ``bound`` those of independent ones, and
+    ``scale`` is the typical size of the error.
+    """
+
+    value: Tensor
+    worst: Tensor
+    bound: Tensor
+    scale: Tensor
+
+    def allowed(self, *, generic: bool) -> Tensor:
+        """The bound that judges: for generic (independent) inputs the smaller of the two."""
+        return torch.minimum(self.worst, self.bound) if generic else self.worst
+
+
+def add_gradients(gradients: list[Gradient], contract: Contract) -> Gradient:
+    """The gradient of a tensor that was used several times: its gradients are added and rounded.
+
+    Each partial sum may be stored in the working dtype, in any order. The errors may be correlated,
+    so the bounds add up. Raises ValueError for an empty list.
+    """
+    if not gradients:
+        msg = "gradients is empty: there is nothing to add"
+        raise ValueError(msg)
+    sizes = sum((each.value.abs() for each in gradients[1:]), gradients[0].value.abs())
+    additions = contract.sides * (len(gradients) - 1)
+    rounding = additions * contract.unit_roundoff
+
+    def total(parts: list[Tensor]) -> Tensor:
+        grown = torch.stack(parts).sum(dim=0).mul_(1.0 + rounding)
+        return grown.add_(sizes, alpha=rounding).add_(additions * contract.underflow)
+
+    return Gradient(
+        value=torch.stack([each.value for each in gradients]).sum(dim=0),
+        worst=total([each.worst for each in gradients]),
+        bound=total([each.bound for each in gradients]),
+        scale=total([each.scale for each in gradients]),
+    )

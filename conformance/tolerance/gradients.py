@@ -1,0 +1,140 @@
+"""Bounds of the gradients of attention proper: from an output gradient to query, key and value."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from conformance._golden import golden
+
+from .contract import Contract
+from .golden_gradients import GoldenGradients, golden_gradients, supports
+from .gradient import Gradient, add_gradients
+from .heads import sum_groups
+from .incoming import Incoming
+from .spread import deviations_for
+from .statistical_gradients import Propagation, propagation
+from .storing import Errors, stored
+from .worst_gradients import WorstErrors, worst_errors
+
+__all__ = ["Gradient", "add_gradients", "core_gradients", "supports"]
+
+
+def core_gradients(
+    attention: golden.Attention,
+    output_gradient: Tensor,
+    contract: Contract,
+    *,
+    num_kv_heads: int | None = None,
+) -> dict[str, Gradient]:
+    """The gradients of query, key, value and (where there is one) bias, with their bounds.
+
+    ``output_gradient [B, H, Lq, Dv]`` is what the candidate is given too: exact, and for the
+    statistical bound independent in each element. The results have the shapes of what they belong
+    to: query ``[B, H, Lq, D]``, key ``[B, Hkv, Lk, D]``, value ``[B, Hkv, Lk, Dv]`` (one key/value
+    head per query head by default) and the bias's own.
+
+    Raises ValueError at a point of the semantics that has no bound (see :func:`supports`), for an
+    output gradient of another shape, and for heads that do not fit.
+
+    Derived in docs/tolerance.md.
+    """
+    gradients = golden_gradients(attention, output_gradient)
+    num_kv_heads = attention.query.shape[1] if num_kv_heads is None else num_kv_heads
+    count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
+    deviations = deviations_for(count)
+    worst = worst_errors(gradients, contract, Incoming())
+    spread = propagation(gradients, contract, Incoming(), deviations)
+    results = head_gradients(gradients, worst, spread, num_kv_heads)
+    found = {name: stored(errors, contract, deviations) for name, errors in results.items()}
+    if attention.bias is not None:
+        errors = _bias_errors(attention.bias, gradients, worst, spread)
+        found["bias"] = stored(errors, contract, deviations)
+    return found
+
+
+def head_gradients(
+    gradients: GoldenGradients, worst: WorstErrors, spread: Propagation, num_kv_heads: int
+) -> dict[str, Errors]:
+    """Gradients of the heads of query, key and value before they are stored."""
+    attention, incoming = gradients.attention, spread.incoming
+    square = attention.scale**2
+    query = Errors(
+        value=gradients.query,
+        worst=worst.query,
+        variance=square * spread.rows(attention.key, incoming.key),
+    )
+    key = Errors(
+        value=gradients.key,
+        worst=worst.key,
+        variance=square * spread.columns(attention.query, incoming.query),
+    )
+    value = Errors(
+        value=gradients.value,
+        worst=worst.value,
+        variance=spread.weight_columns(gradients.output_gradient, incoming.output_gradient),
+    )
+    return {
+        "query": query.rounded(spread.pre_scaled),
+        "key": _grouped(key.rounded(spread.pre_scaled), num_kv_heads, spread),
+        "value": _grouped(value, num_kv_heads, spread),
+    }
+
+
+def _grouped(errors: Errors, num_kv_heads: int, spread: Propagation) -> Errors:
+    """Add up the heads of a group; each may be stored, and every partial sum."""
+    heads = errors.value.shape[1]
+    if heads == num_kv_heads:
+        return errors
+    semantics, contract = spread.gradients.attention.semantics, spread.contract
+    group = heads // num_kv_heads
+
+    def total(tensor: Tensor) -> Tensor:
+        return sum_groups(tensor, num_kv_heads, semantics)
+
+    unit = contract.unit_roundoff
+    return Errors(
+        value=total(errors.value),
+        worst=grouped_worst(errors.value, errors.worst, num_kv_heads, semantics, contract),
+        variance=total(errors.variance) + group * unit**2 * total(errors.value.square()),
+        underflow=group * contract.underflow,
+    )
+
+
+def grouped_worst(
+    value: Tensor,
+    error: Tensor,
+    num_kv_heads: int,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Tensor:
+    """The worst error of the sum of a group's heads: each may be stored, and every partial sum."""
+    group = value.shape[1] // num_kv_heads
+    if group == 1:
+        return error
+    unit = contract.unit_roundoff
+    sizes = sum_groups(value.abs() + error, num_kv_heads, semantics)
+    total = sum_groups(error, num_kv_heads, semantics)
+    return total + group * (unit * (1.0 + unit) ** group * sizes + contract.underflow)
+
+
+def _bias_errors(
+    bias: Tensor, gradients: GoldenGradients, worst: WorstErrors, spread: Propagation
+) -> Errors:
+    """The gradient of a bias: the pairs that share one of its elements are added up."""
+    pairs = gradients.bias
+    if pairs is None:  # for the type checker: there is a bias
+        pairs = gradients.logit_gradient
+    scaled = gradients.attention.semantics.bias_order == "before-scale"
+    if scaled:
+        variance = spread.pair(gradients.slope) * gradients.attention.scale**2
+    else:
+        variance = spread.pair(gradients.bias_slope)
+    contract, terms = spread.contract, pairs.numel() // max(1, bias.numel())
+    sums = terms * contract.accumulator_roundoff
+    sizes = (pairs.abs() + worst.bias).sum_to_size(bias.shape)
+    walk = pairs.square().sum_to_size(bias.shape) * (terms * contract.accumulator_roundoff**2)
+    return Errors(
+        value=pairs.sum_to_size(bias.shape),
+        worst=worst.bias.sum_to_size(bias.shape) + sums * sizes,
+        variance=variance.sum_to_size(bias.shape) + walk,
+    )

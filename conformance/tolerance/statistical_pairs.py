@@ -1,0 +1,207 @@
+"""Variances of the independent errors of each query-key pair in the backward pass."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import model
+from .contract import Contract
+from .golden_gradients import GoldenGradients
+from .incoming import Incoming, score_gradient_stores
+from .keys import LiveKeys
+from .quadratic import walk
+from .statistical_scores import exponent_variance
+from .sums import log_sum_exp_error
+from .worst_pairs import uncapped
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairVariances:
+    """What errs independently, for pairs ``[B, H, Lq, Lk]`` and for rows ``[B, H, Lq, 1]``.
+
+    exponent
+        Each logit, by its own roundings.
+    slope
+        The slope of the softcap, by its own roundings and by those of its score.
+    product
+        dP, by its own roundings.
+    growth
+        The square by which the size of an error of the exponent grows: exp(x) - 1 over x.
+    common
+        The logarithm of all weights of a row: its log-sum-exp and its sum.
+    row_sum
+        D, but for what the exponents do to it.
+    weights
+        Weights as they meet the output gradient, by their rounding.
+    stored
+        The gradient of a score, by its roundings.
+    largest
+        The part of the error of a row's sum of dL that arrives at each key: at the largest logit,
+        and evenly at those that may be the largest.
+    """
+
+    exponent: Tensor
+    slope: Tensor
+    product: Tensor
+    growth: Tensor
+    common: Tensor
+    row_sum: Tensor
+    weights: Tensor
+    stored: Tensor
+    largest: Tensor
+
+
+def with_operand_roundings(
+    gradients: GoldenGradients, contract: Contract, incoming: Incoming
+) -> tuple[Incoming, Contract]:
+    """Count roundings of operands as errors that they carry: one error moves a whole row.
+
+    Query and key are rounded by pre-scaling and, as value and output gradient, on their way into a
+    product. Returns the variances and a contract without these roundings, but with those of weights
+    and score gradients as operands.
+    """
+    attention = gradients.attention
+    operand = contract.operand_roundoff**2
+    scaled = operand + contract.pre_scaling_roundings * contract.unit_roundoff**2
+
+    def total(tokens: Tensor, carried: Tensor | None, relative: float) -> Tensor | None:
+        if relative == 0.0:
+            return carried
+        own = tokens.square() * relative
+        return own if carried is None else own + carried
+
+    variances = Incoming(
+        query=total(attention.query, incoming.query, scaled),
+        key=total(attention.key, incoming.key, scaled),
+        value=total(attention.value, incoming.value, operand),
+        output_gradient=total(gradients.output_gradient, incoming.output_gradient, operand),
+    )
+    rounded = math.hypot(contract.weight_roundoff, contract.operand_roundoff)
+    exact = replace(
+        contract, pre_scaling_roundings=0, operand_roundoff=0.0, weight_roundoff=rounded
+    )
+    return variances.only_seen(gradients), exact
+
+
+def pair_variances(
+    gradients: GoldenGradients, contract: Contract, incoming: Incoming, deviations: float
+) -> PairVariances:
+    """The variances under a contract without roundings of operands; ``incoming`` are variances."""
+    attention, live = gradients.attention, gradients.live
+    own, _ = exponent_variance(attention, live, contract, deviations)
+    total, _ = exponent_variance(
+        attention,
+        live,
+        contract,
+        deviations,
+        query_variance=incoming.query,
+        key_variance=incoming.key,
+    )
+    growth = _growth(total, deviations)
+    product = _product_variance(gradients, contract)
+    return PairVariances(
+        exponent=own * growth,
+        slope=_slope_variance(gradients, contract, deviations),
+        product=product,
+        growth=growth,
+        common=_common_variance(gradients, contract),
+        row_sum=_row_sum_variance(gradients, product, contract),
+        weights=_weight_variance(gradients.weights, live, contract),
+        stored=_stored_variance(gradients, contract),
+        largest=_largest(gradients, deviations * total.sqrt()),
+    )
+
+
+def _growth(variance: Tensor, deviations: float) -> Tensor:
+    reach = (deviations * variance.sqrt()).clamp_(
+        model.SMALLEST_DENOMINATOR, model.LARGEST_EXPONENT
+    )
+    return (torch.expm1(reach) / reach).square_()
+
+
+def _product_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
+    """``dP = dO V^T`` and, for stored scores, its rounding."""
+    squares = gradients.output_gradient.square() @ gradients.attention.value.square().mT
+    size, unit = gradients.output_gradient.shape[-1], contract.accumulator_roundoff
+    variance = walk(squares, gradients.weight_gradient, size, unit)
+    if contract.score_roundoff:
+        variance += (contract.score_roundoff * gradients.weight_gradient).square()
+        variance += contract.underflow**2
+    return variance
+
+
+def _slope_variance(gradients: GoldenGradients, contract: Contract, deviations: float) -> Tensor:
+    """``1 - tanh^2`` of a score that errs itself; zero without a softcap."""
+    attention = gradients.attention
+    if attention.softcap is None:
+        return torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    scores, _ = exponent_variance(uncapped(attention), gradients.live, contract, deviations)
+    own = model.SLOPE_ROUNDINGS * math.hypot(contract.accumulator_roundoff, contract.score_roundoff)
+    return scores * gradients.curvature.square() + own**2
+
+
+def _common_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
+    """The rounded log-sum-exp, the sum of the weights, and the rescaling of blocks."""
+    length, unit = gradients.live.key_length, contract.accumulator_roundoff
+    logarithm = log_sum_exp_error(gradients.attention, gradients.live, contract)
+    blocks = math.ceil(length / contract.key_block)
+    rescaling = blocks * (contract.exp_error + model.RESCALE_ROUNDINGS) ** 2
+    sums = model.NORMALISED_DRIFT * length + model.RATIO_ROUNDINGS
+    return logarithm.nan_to_num(nan=0.0).square() + (rescaling + sums) * unit**2
+
+
+def _weight_variance(weights: Tensor, live: LiveKeys, contract: Contract) -> Tensor:
+    """Rounded to the working dtype: relative, or lost where they underflow."""
+    squares = weights.square()
+    variance = squares * contract.weight_roundoff**2
+    return live.only(variance + squares.clamp_max(contract.weight_underflow**2))
+
+
+def _row_sum_variance(gradients: GoldenGradients, product: Tensor, contract: Contract) -> Tensor:
+    """``rowsum(dO * O)`` with a rounded O, or ``sum p dP``, whichever: both count."""
+    attention, live, unit = gradients.attention, gradients.live, contract.accumulator_roundoff
+    length, size = live.key_length, gradients.output_gradient.shape[-1]
+    weights, squares = gradients.weights, gradients.output_gradient.square()
+    terms = gradients.weights * gradients.weight_gradient
+    rounded = _weight_variance(weights, live, contract)
+    blocks = math.ceil(length / contract.key_block)
+    sums = (model.WALK * length + blocks + model.NUMERATOR_ROUNDINGS) * unit**2
+    drift = (model.NORMALISED_DRIFT * length + blocks + model.RATIO_ROUNDINGS) * unit**2
+    output = (rounded + weights.square() * sums) @ attention.value.square()
+    output += attention.output.square() * (contract.unit_roundoff**2 + drift)
+    by_output = (squares * output).sum(dim=-1, keepdim=True)
+    products = (squares * attention.output.square()).sum(dim=-1, keepdim=True)
+    by_output += walk(products, gradients.row_sum, size, unit)
+    by_terms = weights.square() * product
+    if contract.score_roundoff:
+        by_terms += rounded * gradients.weight_gradient.square()
+    total = walk(terms.square().sum(dim=-1, keepdim=True), gradients.row_sum, length, unit)
+    return by_output + by_terms.sum(dim=-1, keepdim=True) + total
+
+
+def _stored_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
+    """Roundings between dP and the product with query or key."""
+    unit = contract.accumulator_roundoff
+    weights, slope = gradients.weights, gradients.slope
+    difference = gradients.weight_gradient - gradients.row_sum
+    sizes = gradients.weight_gradient.square() + gradients.row_sum.square()
+    variance = (weights * slope).square() * sizes * (model.SCORE_GRADIENT_ROUNDINGS * unit**2)
+    times = score_gradient_stores(gradients, contract)
+    variance += gradients.score_gradient.square() * (times * contract.weight_roundoff**2)
+    if contract.score_roundoff:
+        rounded = _weight_variance(weights, gradients.live, contract)
+        variance += rounded * (slope * difference).square()
+    variance += times * contract.weight_underflow**2
+    return gradients.live.only(variance)
+
+
+def _largest(gradients: GoldenGradients, reach: Tensor) -> Tensor:
+    logits, largest = gradients.attention.logits, gradients.live.largest
+    alone = (logits == largest) & (logits > -math.inf)
+    close = (logits + reach >= (logits - reach).amax(dim=-1, keepdim=True)) & (logits > -math.inf)
+    even = close / close.sum(dim=-1, keepdim=True).clamp_min(1)
+    return torch.maximum(alone.double(), even)
