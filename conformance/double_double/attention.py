@@ -65,11 +65,10 @@ def weighted_values(
     if not supports(attention.semantics):
         msg = f"attention at {attention.semantics} is not evaluated in double-double"
         raise ValueError(msg)
+    weights = _softmax(*_logits(attention, query, key))
     if not _excludes_exactly(attention):
-        return matmul(_softmax(*_logits(attention, query, key)), value)
-    read = attention.allowed
-    logits, live = _logits(attention, query, _zero_unread(key, read))
-    output = matmul(_softmax(logits, live), _zero_unread(value, read))
+        return matmul(weights, value)
+    output = matmul(weights, _zero_unread(value, attention.allowed))
     if not bool(attention.empty.any()):
         return output
     return select(attention.empty.unsqueeze(-1), _mean(attention, value), output)
@@ -82,10 +81,10 @@ def _excludes_exactly(attention: golden.Attention) -> bool:
     return point.mask_fill == -math.inf and not capped_late
 
 
-def _zero_unread(tokens: DoubleDouble, read: Tensor) -> DoubleDouble:
-    """Zero the keys or values that no query reads: 0 * NaN is NaN."""
+def _zero_unread(value: DoubleDouble, read: Tensor) -> DoubleDouble:
+    """Zero the values that no query reads: 0 * NaN is NaN."""
     unread = ~read.any(dim=2).unsqueeze(-1)
-    return DoubleDouble(tokens.high.masked_fill(unread, 0.0), tokens.low.masked_fill(unread, 0.0))
+    return DoubleDouble(value.high.masked_fill(unread, 0.0), value.low.masked_fill(unread, 0.0))
 
 
 def _logits(

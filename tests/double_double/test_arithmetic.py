@@ -42,7 +42,12 @@ def value_of(x: DoubleDouble) -> Fraction:
 def near(x: DoubleDouble) -> list[DoubleDouble]:
     """Partners with which x cancels all but completely."""
     step = abs(float(x.high)) * 2.0**-52
-    return [arithmetic.negate(x), DoubleDouble(-x.high + step, x.low), DoubleDouble(-x.high, x.low)]
+    return [
+        arithmetic.negate(x),
+        DoubleDouble(-x.high + step, x.low),
+        DoubleDouble(-x.high, x.low),
+        arithmetic.fast_two_sum(-x.high, 0.7 * x.low + 1e-24 * x.high),
+    ]
 
 
 @given(double_doubles(), double_doubles(), st.data())

@@ -62,6 +62,43 @@ def test_empty_rows_follow_their_rule(rule: Any) -> None:
         assert_near_exact(case, point)
 
 
+POINTS: tuple[dict[str, Any], ...] = (
+    {"bias_order": "before-scale"},
+    {"mask_operation": "add"},
+    {"mask_fill": -1e4},
+    {"mask_fill": -2.0},
+    {"mask_operation": "add", "mask_fill": -3.0},
+    {"softcap_order": "after-mask"},
+    {"softcap_order": "after-mask", "bias_order": "before-scale"},
+    {"scale": "none"},
+    {"scale": -0.7, "scale_factor": 1.01},
+    {"group_order": "tile"},
+)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("changes", POINTS, ids=str)
+def test_each_supported_choice_is_honoured(changes: dict[str, Any], softcap: float | None) -> None:
+    """Fills, orders and scales other than the standard ones, where mask and bias show them."""
+    point = STANDARD.replace(**changes)
+    masks = {"keep_axes": (True,) * 4, "bias_axes": (True,) * 4, "softcap": softcap}
+    assert_near_exact(family_case("normal", seed=5, **masks), point)
+
+
+def test_mean_of_valid_leaves_out_junk() -> None:
+    """A row without a key averages what causality admits; NaN beyond it changes nothing."""
+    point = STANDARD.replace(empty_rows="mean-of-valid")
+    case = family_case("normal", keep_axes=(True, False, True, True), causal=True)
+    case.tensors["keep"][..., -1] = False
+    case.tensors["keep"][:, :, 0] = False
+    clean = core_output(case.golden(point))
+    case.inputs[2][..., -1, :] = math.nan
+    dirty = core_output(case.golden(point))
+    assert bool(torch.isfinite(clean[0]).all())
+    assert torch.equal(clean[0], dirty[0])
+    assert torch.equal(clean[1], dirty[1])
+
+
 @pytest.mark.parametrize("keys", [0, 1])
 def test_few_keys(keys: int) -> None:
     """One key gives its value exactly; none gives zeros."""

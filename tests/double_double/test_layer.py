@@ -38,6 +38,30 @@ def test_layers_are_solved_to_double_double(
     assert_near_exact(layer_case(shape))
 
 
+POINTS: tuple[dict[str, Any], ...] = (
+    {"query_bias": False},
+    {"key_bias": False},
+    {"value_bias": False},
+    {"output_bias": False},
+    {"head_split": "interleaved"},
+    {"head_split": "reinterpret"},
+    {"head_merge": "interleaved"},
+    {"head_merge": "reinterpret"},
+    {"head_merge": "tokens"},
+    {"group_order": "tile"},
+    {"empty_rows": "mean-of-all"},
+)
+
+
+@pytest.mark.parametrize("changes", POINTS, ids=str)
+def test_each_choice_is_honoured(changes: dict[str, Any]) -> None:
+    """Left-out biases, and every way of splitting, merging and grouping."""
+    shape = SHAPE.changed(output_size=4, keep_axes=(True, False, True, True), softcap=2.0)
+    case = layer_case(shape)
+    case.tensors["keep"][:, :, 0] = False
+    assert_near_exact(case, STANDARD.replace(**changes))
+
+
 @pytest.mark.parametrize("magnitude", [1e-3, 1e2])
 def test_layers_of_other_magnitudes(magnitude: float) -> None:
     """Flat weights, and logits that let one key win."""
