@@ -10,19 +10,25 @@ from __future__ import annotations
 from .contract import Contract, contract_for
 from .core import core_bound
 from .fit import Fit, fit
+from .gradients import Gradient, add_gradients, core_gradients
 from .layer import layer_bound
+from .layer_gradients import layer_gradients
 from .projection import projection_bound
 from .statistical import Statistics, core_statistics, layer_statistics, supports
 
 __all__ = [
     "Contract",
     "Fit",
+    "Gradient",
     "Statistics",
+    "add_gradients",
     "contract_for",
     "core_bound",
+    "core_gradients",
     "core_statistics",
     "fit",
     "layer_bound",
+    "layer_gradients",
     "layer_statistics",
     "projection_bound",
     "supports",
