@@ -22,6 +22,7 @@ from .edges import edge_problems
 from .inputs import Inputs
 from .mistakes import MISTAKES, NamedMistake
 from .oracle import Golden
+from .precision_diagnosis import precision_entry, scale_entry
 from .problem import MaskPlan, Problem
 from .space import Space
 from .stretching import single_key_inputs
@@ -48,13 +49,17 @@ def diagnose(subject: Subject) -> list[dict[str, Any]]:
         return []
     observed = _observe(subject)
     declared = subject.declaration.semantics
+    pairs = [(seen.inputs, seen.output) for seen in observed]
     if not observed or _explains(subject, declared, observed):
-        return []
+        return list(filter(None, [scale_entry(subject, pairs)]))
     singles = [mistake for mistake in MISTAKES if mistake.at(declared) != declared]
     found: list[tuple[NamedMistake, ...]] = [
         (one,) for one in singles if _explains(subject, one.at(declared), observed)
     ]
     if not found:
+        entry = scale_entry(subject, pairs) or precision_entry(subject, pairs)
+        if entry is not None:
+            return [entry]
         found = [
             pair for pair in _pairs(singles) if _explains(subject, _both(pair, declared), observed)
         ]

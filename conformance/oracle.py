@@ -100,13 +100,13 @@ class Oracle:
 
     def shares(self, inputs: Inputs, index: tuple[int, ...]) -> dict[str, float]:
         """The part of each stage in the worst-case bound of one element, the largest first."""
-        known = self.answer(inputs)
-        point = self.declaration.semantics
+        contract = self.contract(self.answer(inputs).core.scale)
+        return shares(lambda other: self.bound(inputs, other), contract, index)
 
-        def bound(contract: Contract) -> Tensor:
-            return self._bound(inputs, known.evaluation, point, contract)
-
-        return shares(bound, self.contract(known.core.scale), index)
+    def bound(self, inputs: Inputs, contract: Contract) -> Tensor:
+        """The worst-case bound of the declared point's answer under another contract."""
+        evaluation = self.answer(inputs).evaluation
+        return self._bound(inputs, evaluation, self.declaration.semantics, contract)
 
     def _bound(
         self,

@@ -62,7 +62,17 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("clauses", ("clause", "clauses", "clauses.*", "subject")),
     (
         "runner",
-        ("counterexample", "diagnosis", "mistakes", "pool", "reduction", "runner", "specification"),
+        (
+            "counterexample",
+            "diagnosis",
+            "mistakes",
+            "pool",
+            "precision_diagnosis",
+            "precision_losses",
+            "reduction",
+            "runner",
+            "specification",
+        ),
     ),
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
     ("session", ("checking", "expectations", "report", "selection")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..clause import Finding, clause
-from ..comparison import compare
 from ..problem import Problem
 from ..results import Violation
 from ..space import Space
@@ -86,8 +85,8 @@ def typical_error(subject: Subject, problem: Problem) -> Finding:
     violation = None
     if fitted.unexplained > 1.0:
         message = (
-            f"the errors are {fitted.unexplained:.3g} times as large as the declared precision explains, "
-            f"over {fitted.counted} elements together"
+            f"the errors are {fitted.unexplained:.3g} times as large as the declared precision "
+            f"explains, over {fitted.counted} elements together"
         )
         violation = Violation(
             kind="value",

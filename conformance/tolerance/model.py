@@ -170,9 +170,9 @@ SMALLEST_OWN_LOGIT: Final = 1e-3
 # A mistake is named if its answers come a hundred times closer than the declared ones wherever
 # those are wrong: a point with a wide bound (fills at huge logits) would else explain anything.
 MUCH_CLOSER: Final = 0.01
-# A loss of precision is named if the errors reach this part of what it allows: legitimate errors
-# reach a tenth of the worst case, and a loss that allows far more is not what was observed.
-LEAST_REACHED: Final = 2.0**-6
+# A loss of precision that is acted out leaves a tenth of the squared errors at most: one rounding
+# in a thousand goes the other way, and then errs by as much as was to be explained.
+LARGEST_LEFT_BY_LOSS: Final = 0.1
 
 # Gradients ----------------------------------------------------------------------------------------
 # From weight gradient and row sum to the gradient of a score: their difference, the product with
