@@ -27,11 +27,9 @@ from .problem import MaskPlan, Problem
 from .space import Space
 from .stretching import single_key_inputs
 from .subject import Subject
+from .tolerance import model
 
 MOST_REPORTED = 3
-# Where the answer is not the declared one, a point must come this much closer to it. A point whose
-# bound is wide (fills at huge logits) would otherwise explain anything.
-MUCH_CLOSER = 0.01
 LIVELY = ("normal",)
 # Logits of the only kept key that show fills of -1e2 .. -1e7.
 STRETCHED = (1e3, 3e4, 3e5, 5e6, 9e7)
@@ -161,7 +159,7 @@ def _tells(subject: Subject, known: Golden, seen: _Observed) -> bool:
     apart = (seen.output - declared.output).abs()
     wrong = (apart > declared.bound) & torch.isfinite(apart)
     left = (seen.output - known.output).abs()
-    return bool((left[wrong] <= MUCH_CLOSER * apart[wrong]).all())
+    return bool((left[wrong] <= model.MUCH_CLOSER * apart[wrong]).all())
 
 
 __all__ = ["diagnose"]

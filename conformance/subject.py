@@ -25,14 +25,12 @@ from .inputs import Inputs
 from .materialise import materialise
 from .oracle import Golden, Oracle
 from .problem import Problem
+from .tolerance import model
 from .yardstick import Yardstick, yardstick
 
 REMEMBERED_PROBLEMS = 4096
 # Perturbed calls that measure the spread of a candidate whose weights nobody knows.
 SPREAD_CALLS = 4
-# A convention, not a derivation (no bound exists without weights): rounding in a candidate is like
-# nudging its inputs a few times over, and four random nudges miss the worst one by some factor.
-SPREAD_FACTOR = 32.0
 
 
 class Subject:
@@ -128,7 +126,7 @@ class Subject:
             apart = (self.call(forward, moved).output.double() - base).abs()
             widest = torch.maximum(widest, _finite(apart))
         largest = widest.amax() + unit * _finite(base.abs()).amax() if base.numel() else 0.0
-        return torch.zeros_like(base) + SPREAD_FACTOR * largest
+        return torch.zeros_like(base) + model.SPREAD_FACTOR * largest
 
 
 def _finite(sizes: Tensor) -> Tensor:

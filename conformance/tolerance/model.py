@@ -170,6 +170,9 @@ SMALLEST_OWN_LOGIT: Final = 1e-3
 # A mistake is named if its answers come a hundred times closer than the declared ones wherever
 # those are wrong: a point with a wide bound (fills at huge logits) would else explain anything.
 MUCH_CLOSER: Final = 0.01
+# Without known weights no bound exists. A convention: rounding in a candidate is like nudging its
+# inputs a few times over, and four random nudges miss the worst one by some factor.
+SPREAD_FACTOR: Final = 32.0
 # A loss of precision that is acted out leaves a tenth of the squared errors at most: one rounding
 # in a thousand goes the other way, and then errs by as much as was to be explained.
 LARGEST_LEFT_BY_LOSS: Final = 0.1
