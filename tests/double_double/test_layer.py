@@ -85,15 +85,18 @@ def test_projections_are_not_rounded_on_the_way() -> None:
     assert float(difference.abs().max()) > 2.0**-80
 
 
-def test_junk_tokens_that_nobody_reads_change_nothing() -> None:
+@pytest.mark.parametrize("rule", ["zeros", "mean-of-valid"])
+def test_junk_tokens_that_nobody_reads_change_nothing(rule: Any) -> None:
     """NaN and infinity in unread key and value tokens leave every bit as it was."""
-    case = layer_case(SHAPE.changed(keep_axes=(False, False, False, True), seed=3))
-    case.tensors["keep"][..., 2] = False
-    clean = output_of(case, STANDARD, case.golden(STANDARD))
+    point = STANDARD.replace(empty_rows=rule)
+    case = layer_case(SHAPE.changed(keep_axes=(True, False, True, True), causal=True, seed=3))
+    case.tensors["keep"][..., -1] = False
+    case.tensors["keep"][:, :, 0] = False  # causality admits all keys but the last to this row
+    clean = output_of(case, point, case.golden(point))
     query, key, value = (tokens.clone() for tokens in case.inputs)
-    key[:, 2], value[:, 2] = math.nan, math.inf
+    key[:, -1], value[:, -1] = math.nan, math.inf
     dirty_case = dataclasses.replace(case, inputs=(query, key, value))
-    dirty = output_of(dirty_case, STANDARD, dirty_case.golden(STANDARD))
+    dirty = output_of(dirty_case, point, dirty_case.golden(point))
     assert bool(torch.isfinite(clean[0]).all())
     assert torch.equal(clean[0], dirty[0])
     assert torch.equal(clean[1], dirty[1])
