@@ -2,8 +2,9 @@
 
 ``python benchmarks/tolerance.py [--quick | --runs N] [--seeds 0 1 2] [--dtypes float32 ...]
 [--processes 2] [--markdown FILE]`` runs legitimate implementations on generated problems and counts
-false alarms (part 1), then mistakes of the numerics kind under four rules (part 2), and exits 1
-when a legitimate run was accused. ``--problem TEXT`` repeats one problem of part 1.
+false alarms (part 1), then mistakes of the numerics kind under four rules (part 2), then backward
+passes (part 3), and exits 1 when a legitimate run was accused. ``--problem TEXT`` repeats one
+problem, as an accusation names it (``--problem-gradients TEXT`` one of part 3).
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from numerics.gradients import DTYPES as GRADIENT_DTYPES
+from numerics.gradients import judged
 from numerics.legitimate import Run, runs
+from numerics.power import Verdict
 from numerics.problems import DTYPES, Problem
 from numerics.schedule import (
+    gradient_judgements,
     interleaved,
     legitimate_runs,
     power_verdicts,
@@ -36,6 +41,7 @@ from rich.console import Console
 FULL, QUICK = 50_000, 10_000
 FULL_SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 SHOWN = 20
+WIDTH = 200  # of tables in a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,24 +58,58 @@ def measured(options: argparse.Namespace, console: Console) -> Outcome:
         stream = interleaved(options.seeds, options.dtypes)
         legitimate = legitimate_runs(pool, options.runs, stream, console)
         verdicts = power_verdicts(pool, options.seeds, options.dtypes, console)
-    accused = [str(run) for run in legitimate if run.margins.failed]
+        judgements = gradient_judgements(pool, options.seeds, options.dtypes, console)
+    backward = [run for judgement in judgements for run in judgement.runs]
+    wrong_backward = [verdict for judgement in judgements for verdict in judgement.verdicts]
+    accused = [str(run) for run in (*legitimate, *backward) if run.margins.failed]
     others = false_alarms(verdicts)
     if others:
         accused.append(f"{others} of the legitimate runs of the table of mistakes")
-    power = power_table("Mistakes", verdicts, options.dtypes)
-    return Outcome(tables=[*margins_tables(legitimate), power], accusations=accused)
+    tables = [
+        *margins_tables(legitimate),
+        power_table("Mistakes", verdicts, options.dtypes),
+        *gradient_tables(backward, wrong_backward, options.dtypes),
+    ]
+    return Outcome(tables=tables, accusations=accused)
+
+
+NOTE = "Margins are the largest figures over what is allowed; above 1 is a false alarm."
+
+
+def gradient_tables(
+    found: Sequence[Run], verdicts: Sequence[Verdict], dtypes: Sequence[str]
+) -> list[Table]:
+    """Legitimate gradients by implementation and dtype, and mistakes of the backward pass."""
+    if not found:
+        return []
+    note = f"{NOTE} Each is the largest over the gradients of query, key and value."
+
+    def key(run: Run) -> str:
+        return f"{run.implementation}, {run.problem.dtype}"
+
+    known = [dtype for dtype in dtypes if dtype in GRADIENT_DTYPES]
+    return [
+        margins_table(
+            "Gradients: false alarms", "backward pass", sorted(found, key=key), key, note
+        ),
+        power_table("Gradients: mistakes", verdicts, known),
+    ]
 
 
 def margins_tables(found: Sequence[Run]) -> list[Table]:
     """The legitimate runs by dtype, by length, by family and by implementation."""
-    note = "Margins are the largest figures over what is allowed; above 1 is a false alarm."
+    by_length = sorted(found, key=lambda run: (run.problem.size.keys, run.problem.dtype))
     kinds = [
         ("False alarms by dtype", "dtype", lambda run: run.problem.dtype),
-        ("by number of keys", "keys", _length),
-        ("by family", "family", lambda run: f"{run.problem.kind}: {run.problem.family}"),
-        ("by implementation", "implementation", lambda run: run.implementation),
+        ("False alarms by number of keys", "keys", _length),
+        (
+            "False alarms by family",
+            "family",
+            lambda run: f"{run.problem.kind}: {run.problem.family}",
+        ),
+        ("False alarms by implementation", "implementation", lambda run: run.implementation),
     ]
-    return [margins_table(title, what, found, key, note) for title, what, key in kinds]
+    return [margins_table(title, what, by_length, key, NOTE) for title, what, key in kinds]
 
 
 def _length(run: Run) -> str:
@@ -101,12 +141,12 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def repeat(text: str, console: Console) -> int:
-    """Run one problem again and say every implementation's margins."""
-    quieten()
-    found = runs(Problem.parse(text))
+def repeat(found: Sequence[Run], console: Console) -> int:
+    """Say every implementation's margins on one problem."""
     for run in found:
-        console.print(f"{'FALSE ALARM ' if run.margins.failed else ''}{run}", highlight=False)
+        console.print(
+            f"{'FALSE ALARM ' if run.margins.failed else ''}{run}", highlight=False, soft_wrap=True
+        )
     return int(any(run.margins.failed for run in found))
 
 
@@ -117,6 +157,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     amount.add_argument("--quick", action="store_true", help=f"{QUICK} legitimate runs, one seed")
     amount.add_argument("--runs", type=int, default=FULL, help="how many legitimate runs")
     amount.add_argument("--problem", help="repeat one problem, as an accusation names it")
+    amount.add_argument("--problem-gradients", help="the same for a problem of part 3")
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -130,9 +171,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print, write, and return 1 when a legitimate run was accused."""
-    options, console = parse(sys.argv[1:]), Console()
+    options, console = parse(sys.argv[1:]), Console(width=None if sys.stdout.isatty() else WIDTH)
+    quieten()
     if options.problem:
-        return repeat(options.problem, console)
+        return repeat(runs(Problem.parse(options.problem)), console)
+    if options.problem_gradients:
+        return repeat(judged(Problem.parse(options.problem_gradients)).runs, console)
     start = time.perf_counter()
     outcome = measured(options, console)
     head = header(options, time.perf_counter() - start)
@@ -140,7 +184,7 @@ def main() -> int:
         console.print(table.on_terminal())
     console.print(head, highlight=False)
     for line in outcome.accusations[:SHOWN]:
-        console.print(f"false alarm: {line}", highlight=False)
+        console.print(f"false alarm: {line}", highlight=False, soft_wrap=True)
     console.print(f"{len(outcome.accusations)} false alarms")
     if options.markdown:
         sections = chain([f"# The tolerance, measured\n\n{head}\n"], map(_section, outcome.tables))

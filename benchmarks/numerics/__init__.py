@@ -1,1 +1,1 @@
-"""What ``benchmarks/tolerance.py`` is made of: problems, implementations, mistakes, rules, tables."""
+"""The parts of ``benchmarks/tolerance.py``: problems, implementations, mistakes, rules, tables."""

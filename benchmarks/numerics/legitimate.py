@@ -38,7 +38,7 @@ Candidate = tuple[str, Callable[[], Tensor], Promise]
 
 def candidates(inputs: Inputs) -> Iterator[Candidate]:
     """The legitimate implementations of some inputs: name, computation, promise."""
-    overflowing = _may_overflow(inputs)
+    overflowing = may_overflow(inputs)
     for name, compute, promise in _all(inputs):
         if not (overflowing and promise.scores == "eager"):
             yield name, compute, promise
@@ -55,7 +55,8 @@ def _all(inputs: Inputs) -> Iterator[Candidate]:
             yield name, partial(layer.compute, inputs), layer.promise
 
 
-def _may_overflow(inputs: Inputs) -> bool:
+def may_overflow(inputs: Inputs) -> bool:
+    """Whether a float16 product could overflow before it is scaled."""
     if inputs.dtype != torch.float16:
         return False
     heads = inputs if isinstance(inputs, Heads) else inputs.projected()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -109,7 +110,7 @@ class Problem:
         return inputs if all(bool(t.isfinite().all()) for t in given) else None
 
     def _scale(self) -> float:
-        return self.size.head_size**-0.5
+        return 1.0 / math.sqrt(self.size.head_size)
 
     def _masking(self, generator: Generator) -> tuple[Tensor | None, Tensor | None]:
         table = (self.size.batch, self.size.heads, self.size.queries, self.size.keys)

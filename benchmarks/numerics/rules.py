@@ -37,8 +37,8 @@ class Judge:
         verdicts = {
             OURS: not self.exact.margins(answer, contract).failed,
             FLASH: self._within_twice(answer),
-            DEFAULTS: self._close(answer),
-            HUNDREDTH: self._close(answer, rtol=1e-2, atol=1e-2),
+            DEFAULTS: is_close(answer, self.exact.output),
+            HUNDREDTH: is_close(answer, self.exact.output, 1e-2),
         }
         return frozenset(rule for rule, passed in verdicts.items() if not passed)
 
@@ -47,9 +47,13 @@ class Judge:
         allowed = 2.0 * self.exact.error(self.plain).abs().max() + 1e-5
         return bool(self.exact.error(answer).abs().max() <= allowed)
 
-    def _close(self, answer: Tensor, **tolerances: float) -> bool:
-        try:
-            torch.testing.assert_close(answer, self.exact.output.to(answer.dtype), **tolerances)
-        except AssertionError:
-            return False
-        return True
+
+def is_close(answer: Tensor, expected: Tensor, tolerance: float | None = None) -> bool:
+    """``assert_close`` with a tolerance that is both, or the defaults of the answer's dtype."""
+    try:
+        torch.testing.assert_close(
+            answer, expected.to(answer.dtype), rtol=tolerance, atol=tolerance
+        )
+    except AssertionError:
+        return False
+    return True

@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .gradients import DTYPES as GRADIENT_DTYPES
+from .gradients import Judgement, gradient_problems, judged
 from .legitimate import Run, runs
 from .power import Verdict, power_problems, verdicts
 from .problems import Problem, problems
@@ -65,6 +67,15 @@ def power_verdicts(
     """Every mistake on the problems of every seed."""
     planned = [problem for seed in seeds for d in dtypes for problem in power_problems(d, seed)]
     return list(chain.from_iterable(mapped(pool, verdicts, planned, "mistakes", console)))
+
+
+def gradient_judgements(
+    pool: ProcessPoolExecutor, seeds: Sequence[int], dtypes: Sequence[str], console: Console
+) -> list[Judgement]:
+    """Every backward pass on the gradient problems of every seed."""
+    known = [dtype for dtype in dtypes if dtype in GRADIENT_DTYPES]
+    planned = [problem for seed in seeds for d in known for problem in gradient_problems(d, seed)]
+    return list(mapped(pool, judged, planned, "gradients", console))
 
 
 def mapped(

@@ -35,4 +35,4 @@ class Table:
 
 def figure(number: float | None) -> str:
     """Three significant digits; a dash where there is nothing to say."""
-    return "–" if number is None else f"{number:.3g}"
+    return "-" if number is None else f"{number:.3g}"

@@ -78,7 +78,7 @@ def power_table(title: str, verdicts: Sequence[Verdict], dtypes: Sequence[str]) 
     explained = "; ".join(f"{rule} ({EXPLAINED[rule]})" for rule in RULES)
     return Table(
         title=title,
-        note=f"Flagged by {explained} – of so many problems. The last row are false alarms.",
+        note=f"Flagged by {explained}, of so many problems. The last row are false alarms.",
         columns=["mistake", *dtypes],
         rows=rows,
     )
@@ -86,7 +86,7 @@ def power_table(title: str, verdicts: Sequence[Verdict], dtypes: Sequence[str]) 
 
 def _power_cell(counts: Sequence[int] | None) -> str:
     if counts is None:
-        return "–"
+        return "-"
     *flagged, tried = counts
     return f"{' / '.join(map(str, flagged))} of {tried}"
 
