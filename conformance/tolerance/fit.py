@@ -61,18 +61,32 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
     counts = scale > 0.0
     if judged is not None:
         counts &= judged.expand(error.shape).index_select(-2, rows)
-    relative = (error.double().index_select(-2, rows)[counts]).div_(scale[counts])
-    direction = slope[counts].div_(scale[counts])
+    divisor = scale.where(counts, torch.inf)
+    relative = error.double().index_select(-2, rows).where(counts, 0.0).div_(divisor)
+    direction = slope / divisor
     length = float(torch.linalg.vector_norm(direction))
     if length == 0.0 or not math.isfinite(length):
         return None
-    scale_error = float(relative @ direction) / length**2
+    counted = int(counts.sum())
+    scale_error = float((relative * direction).sum()) / length**2
     left = torch.add(relative, direction, alpha=-scale_error)
+    noise = max(length, _found_noise(left, direction)) / length**2
     return Fit(
-        rms=float(relative.square().mean().sqrt()),
-        unexplained=float(left.square().mean().sqrt()),
+        rms=float(torch.linalg.vector_norm(relative)) / math.sqrt(counted),
+        unexplained=float(torch.linalg.vector_norm(left)) / math.sqrt(counted),
         scale_error=scale_error,
         scale_allowed=statistics.scale_rounding
-        + model.FIT_DEVIATIONS * statistics.deviations / length,
-        counted=relative.numel(),
+        + model.FIT_DEVIATIONS * statistics.deviations * noise,
+        counted=counted,
     )
+
+
+def _found_noise(left: Tensor, direction: Tensor) -> float:
+    """One deviation of ``<errors, direction>`` by the errors that the fit has left unexplained.
+
+    Independent errors of unit size make it the length of the direction. Those of one row need not
+    be independent: a rounded weight moves all its channels. Rows are, so their sums show it (the
+    standard error for clusters of Liang and Zeger, "Longitudinal data analysis using generalized
+    linear models", 1986).
+    """
+    return float(torch.linalg.vector_norm((left * direction).sum(dim=-1)))

@@ -18,7 +18,7 @@ from .spread import Spread
 from .statistical_query import coherent_variance, scale_slope
 from .statistical_scores import exponent_variance
 from .sums import log_sum_exp_error, mean_bound
-from .weights import Perturbed, perturb
+from .weights import perturb
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,17 +34,28 @@ EXACT = Variances()
 
 
 def core_spread(
-    attention: golden.Attention, contract: Contract, deviations: float, carried: Variances = EXACT
+    attention: golden.Attention,
+    contract: Contract,
+    deviations: float,
+    carried: Variances = EXACT,
+    *,
+    mixed: bool = False,
 ) -> tuple[Spread, float]:
     """The error of ``attention.output`` and the fraction of it that is saturated.
 
     ``attention`` holds the judged rows only. A row without a key counts as exact, but where its
     rule is a mean: then with its worst case. Derived in docs/tolerance.md.
+
+    No weight changes by more than 1 and no mean leaves the hull of its values. For the output
+    itself that is the bound. If outputs are ``mixed`` by a projection afterwards, it is a
+    deviation: an error that is only known to be bounded by b is subgaussian with deviation b
+    (Hoeffding's lemma), not with a fraction of it.
     """
     live = live_keys(attention)
     clean = without_empty_rows(attention, live)
     carried = _only_live(carried, live)
-    moved = _moved_mean(clean, live, contract, deviations, carried)
+    cap = deviations if mixed else 1.0
+    moved = _moved_mean(clean, live, contract, carried, deviations, cap)
     variance = moved.variance.add_(_sum_variance(clean, moved.weights, live, contract, carried))
     size = clean.value.abs()
     linear = _linear(clean, size, live, contract)
@@ -81,12 +92,13 @@ def _moved_mean(
     attention: golden.Attention,
     live: LiveKeys,
     contract: Contract,
-    deviations: float,
     carried: Variances,
+    deviations: float,
+    cap: float,
 ) -> _Moved:
     """Independent errors of the scores, the common one of exp, and the coherent one of the query.
 
-    All are capped by the hull: a weighted mean stays among the values.
+    All are capped by the hull times ``cap``: a weighted mean stays among the values.
     """
     exponent, slope = exponent_variance(
         attention,
@@ -99,14 +111,18 @@ def _moved_mean(
     perturbed = perturb(attention, exponent.sqrt_().mul_(deviations), live)
     centre = live.mean(attention.value)
     from_centre, shift = live.only_seen(attention.value - centre), attention.output - centre
-    raw, deviation = _raw_error(attention, perturbed, from_centre, shift, contract, live)
+    changes = (perturbed.excess * perturbed.inverse).clamp_max_(cap).square_()
+    raw = _raw_error(changes, from_centre, shift, live)
+    deviation = _deviation(attention, from_centre, shift)
+    # An error that exp makes for all keys alike adds linearly.
+    raw.add_(deviation, alpha=contract.exp_error * contract.accumulator_roundoff)
     error = raw.square()
     coherent = coherent_variance(
         attention, live, contract, slope, carried.query, (from_centre, shift)
     )
     if coherent is not None:
         error.add_(coherent, alpha=deviations**2)
-    saturated = _cap_by_hull(error, raw, deviation, attention, live)
+    saturated = _cap_by_hull(error, raw, deviation, attention, live, cap)
     return _Moved(
         variance=error.div_(deviations**2),
         weights=(perturbed.upper * perturbed.inverse).clamp_max_(1.0).square_(),
@@ -116,38 +132,35 @@ def _moved_mean(
     )
 
 
-def _raw_error(
-    attention: golden.Attention,
-    perturbed: Perturbed,
-    from_centre: Tensor,
-    shift: Tensor,
-    contract: Contract,
-    live: LiveKeys,
-) -> tuple[Tensor, Tensor]:
-    """How far independent changes of the weights move the mean, and the values' deviation.
+def _raw_error(changes: Tensor, from_centre: Tensor, shift: Tensor, live: LiveKeys) -> Tensor:
+    """How far weights that change independently, by ``changes`` squared, move the mean.
 
-    ``sqrt(sum_j d_j^2 (v_j - o)^2)`` for changes d_j of the weights; none exceeds 1, as a weight
-    lies between 0 and 1. An error that exp makes for all keys alike adds linearly.
+    ``sqrt(sum_j d_j^2 (v_j - o)^2)``, with values and outputs from a common centre.
     """
-    changes = (perturbed.excess * perturbed.inverse).clamp_max_(1.0).square_()
-    squares = from_centre.square()
-    both = changes @ torch.cat((squares, from_centre), dim=-1)
+    both = changes @ torch.cat((from_centre.square(), from_centre), dim=-1)
     second, first = both.split(shift.shape[-1], dim=-1)
     total = changes.sum(dim=-1, keepdim=True)
     spread = torch.addcmul(second, shift, shift * total - 2.0 * first).clamp_min_(0.0)
-    average = attention.weights @ squares
-    deviation = torch.addcmul(average, shift, shift, value=-1.0).clamp_min_(0.0).sqrt_()
     # The difference cancels: what float64 may have lost is added back.
     lost = (live.key_length + 8) * model.UNIT_ROUNDOFF["float64"]
-    raw = spread.add_(second, alpha=lost).sqrt_()
-    common = contract.exp_error * contract.accumulator_roundoff
-    return raw.add_(deviation, alpha=common), deviation
+    return spread.add_(second, alpha=lost).sqrt_()
+
+
+def _deviation(attention: golden.Attention, from_centre: Tensor, shift: Tensor) -> Tensor:
+    """The standard deviation of the values under the weights: ``[B, H, Lq, Dv]``."""
+    average = attention.weights @ from_centre.square()
+    return torch.addcmul(average, shift, shift, value=-1.0).clamp_min_(0.0).sqrt_()
 
 
 def _cap_by_hull(
-    error: Tensor, raw: Tensor, deviation: Tensor, attention: golden.Attention, live: LiveKeys
+    error: Tensor,
+    raw: Tensor,
+    deviation: Tensor,
+    attention: golden.Attention,
+    live: LiveKeys,
+    cap: float,
 ) -> float:
-    """Cap squared errors by the squared hull, in place; return the fraction that is saturated.
+    """Cap squared errors by the hull times ``cap``, in place; return the saturated fraction.
 
     The hull is at least the deviation, so it matters only in rows with an error above half of that.
     """
@@ -158,7 +171,7 @@ def _cap_by_hull(
     high, low = extremes(attention.value, live, far)
     chosen = attention.output[far]
     hull = torch.maximum(high - chosen, chosen - low).clamp_min_(0.0)
-    error[far] = torch.fmin(error[far], hull.square())
+    error[far] = torch.fmin(error[far], (hull * cap).square_())
     if live.key_length == 1:
         return 0.0
     saturated = raw[far] > model.SATURATION * hull

@@ -34,7 +34,9 @@ def layer_spread(
     """
     core = restrict(layer.core, rows)
     carried = head_variances(core, tokens, weights, semantics, contract, rows)
-    spread, saturated = core_spread(core, contract, deviations, carried)
+    spread, saturated = core_spread(
+        core, contract, deviations, carried, mixed=weights.o is not None
+    )
     merged = Spread(
         variance=golden.merge_heads(spread.variance, semantics),
         last=golden.merge_heads(spread.last, semantics),
