@@ -10,9 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from . import implementations as cores
 from .arithmetic import blocks, logits, stored, transposed, wide
-from .implementations import EAGER, FUSED, Core, Promise
+from .implementations import EAGER, FUSED, IMPLEMENTATIONS, Core, Promise
+from .in_wide import reciprocal
 from .inputs import Heads
 
 Gradients = dict[str, Tensor]
@@ -73,7 +73,7 @@ class Blockwise:
         gradient = wide(output_gradient)
         scores = logits(repeated)
         sums = self.log_sum_exp(torch.logsumexp(scores, dim=-1, keepdim=True))
-        output = wide(cores.reciprocal(repeated))
+        output = wide(reciprocal(repeated))
         row_sum = self.row_sum((gradient * output).sum(dim=-1, keepdim=True))
         query, key, value = map(wide, (repeated.query, repeated.key, repeated.value))
         query_gradient, keys, values = torch.zeros_like(query), [], []
@@ -117,7 +117,7 @@ class BackwardImplementation:
 
 
 def _automatic(name: str, promise: Promise | None = None) -> BackwardImplementation:
-    core = cores.IMPLEMENTATIONS[name]
+    core = IMPLEMENTATIONS[name]
     return BackwardImplementation(
         compute=automatic(core.compute), promise=promise or core.promise, takes=core.takes
     )

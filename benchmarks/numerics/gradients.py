@@ -14,7 +14,8 @@ from conformance.tolerance.gradients import Gradient, core_gradients
 
 from .backward import BACKWARD_MISTAKES, BACKWARDS, ROLES, Gradients, automatic
 from .exact import Margins, ratio
-from .implementations import FUSED, eager
+from .implementations import FUSED
+from .in_dtype import eager
 from .inputs import Heads
 from .legitimate import Run, may_overflow
 from .power import LEGITIMATE, Verdict

@@ -12,9 +12,9 @@ from torch.nn.functional import linear
 
 from conformance._golden import golden
 
-from . import implementations as cores
+from . import in_wide
 from .arithmetic import wide
-from .implementations import EAGER, FUSED, IMPLEMENTATIONS, Promise
+from .implementations import EAGER, FUSED, IMPLEMENTATIONS, Core, Promise
 from .inputs import Tokens
 
 Projection = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -58,7 +58,7 @@ def bias_first(tokens: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias, rows, matrix.T).view(*tokens.shape[:2], -1)
 
 
-def layered(core: cores.Core, project: Projection = linear) -> Layer:
+def layered(core: Core, project: Projection = linear) -> Layer:
     """A layer around a core."""
 
     def layer(tokens: Tokens) -> Tensor:
@@ -83,14 +83,14 @@ def packed(tokens: Tokens) -> Tensor:
         bias = torch.cat([weights.q_bias, weights.k_bias, weights.v_bias])
     sizes = [weights.q.shape[0], weights.k.shape[0], weights.v.shape[0]]
     parts = linear(tokens.query, matrix, bias).split(sizes, dim=-1)
-    merged = golden.merge_heads(cores.upcast(tokens.heads(*parts)))
+    merged = golden.merge_heads(in_wide.upcast(tokens.heads(*parts)))
     return merged if weights.o is None else linear(merged, weights.o, weights.o_bias)
 
 
 def summed_over_heads(tokens: Tokens) -> Tensor:
     """Each head meets its own block of the output matrix; their sum is wide."""
     weights = tokens.weights
-    answer = cores.upcast(tokens.projected())
+    answer = in_wide.upcast(tokens.projected())
     if weights.o is None:
         return golden.merge_heads(answer)
     blocks = weights.o.unflatten(1, (answer.shape[1], -1)).permute(1, 2, 0)

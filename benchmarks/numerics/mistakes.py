@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .arithmetic import stored, transposed, wide
-from .implementations import Core, tensor_float
+from .implementations import Core
+from .in_wide import tensor_float
 from .inputs import Heads
 from .online import Online
 from .problems import DTYPES

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .exact import exact_answer
-from .implementations import EAGER, FUSED, Core, eager
+from .implementations import EAGER, FUSED, Core
+from .in_dtype import eager
 from .inputs import Heads, Inputs
 from .layers import layered
 from .legitimate import candidates
