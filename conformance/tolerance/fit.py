@@ -63,7 +63,7 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
         counts &= judged.expand(error.shape).index_select(-2, rows)
     divisor = scale.where(counts, torch.inf)
     relative = error.double().index_select(-2, rows).where(counts, 0.0).div_(divisor)
-    direction = slope / divisor
+    direction = _resolved(slope / divisor)
     length = float(torch.linalg.vector_norm(direction))
     if length == 0.0 or not math.isfinite(length):
         return None
@@ -79,6 +79,15 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
         + model.FIT_DEVIATIONS * statistics.deviations * noise,
         counted=counted,
     )
+
+
+def _resolved(direction: Tensor) -> Tensor:
+    """Zero where the scale hardly moves a result beside its error.
+
+    Rounding is independent of a signal that spans many roundings. One that spans none is rounded
+    away, which is an error of minus the signal and looks like a scale that is too small.
+    """
+    return direction.where(direction.abs() >= model.RESOLVED, 0.0)
 
 
 def _found_noise(left: Tensor, direction: Tensor) -> float:

@@ -132,6 +132,9 @@ NARROWEST: Final = 16
 MOST_SATURATED: Final = 0.01
 # A raw statistical error above this part of the hull is saturated.
 SATURATION: Final = 0.5
+# Results that the scale moves by fewer typical errors than this do not count in its fit. A typical
+# error is at least half the spacing of the results, so that counted ones span some roundings.
+RESOLVED: Final = 4.0
 # The fitted scale error of a correct candidate is noise of one deviation; twice the deviations of
 # the bound leave room for errors that are not independent.
 FIT_DEVIATIONS: Final = 2.0

@@ -107,6 +107,22 @@ def test_no_scale_error_where_the_scale_does_nothing() -> None:
     assert fit(torch.zeros_like(attention.output), statistics(attention, "float32")) is None
 
 
+def test_a_signal_that_is_rounded_away_blames_no_scale() -> None:
+    """Values of 300 in bfloat16 answer 300 whatever the weights: as if the scale were zero."""
+    generator = Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(8, 4, 64, 32, generator=generator).bfloat16() for _ in range(3)
+    )
+    value = value + 300
+    attention = golden.attend(0.3 * query, key, value)
+    expected = statistics(attention, "bfloat16")
+    error = attention.output.bfloat16().double() - attention.output
+    along = float((error * expected.slope).sum() / expected.slope.square().sum())
+    assert along < -0.1
+    assert bool((error.abs() <= expected.bound).all())
+    assert fit(error, expected) is None
+
+
 def test_the_fit_knows_what_the_scale_itself_may_err() -> None:
     """In half precision the rounding of a stored scale is allowed, and finite."""
     attention = golden.attend(*heads("bfloat16", width=48))
