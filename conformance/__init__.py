@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .expected import ExpectedFailure
     from .geometry import Geometry
     from .suites import parametrize, suite
+    from .tolerance.contract import Contract, contract_for
 
     ProjectionWeights = _golden.ProjectionWeights
     Semantics = _golden.Semantics
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Candidate": "candidate",
+    "Contract": "tolerance.contract",
     "DeclarationError": "errors",
     "ExpectedFailure": "expected",
     "Geometry": "geometry",
@@ -32,6 +34,7 @@ _HOME = {
     "STANDARD": "_golden:golden",
     "Semantics": "_golden:golden",
     "UsageError": "errors",
+    "contract_for": "tolerance.contract",
     "core": "declare",
     "fixed_layer": "declare",
     "layer": "declare",
@@ -44,12 +47,14 @@ _HOME = {
 __all__ = [
     "STANDARD",
     "Candidate",
+    "Contract",
     "DeclarationError",
     "ExpectedFailure",
     "Geometry",
     "ProjectionWeights",
     "Semantics",
     "UsageError",
+    "contract_for",
     "core",
     "fixed_layer",
     "layer",

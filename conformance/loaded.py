@@ -16,7 +16,11 @@ from .preflight import check_layer
 from .profile import PROFILES
 from .runner import CandidateRun, Planned
 from .targets import resolve_one, unique_names
+from .tolerance import contract_for
+from .tolerance.wording import describe
 
+# One that is no power of four: multiplying by it rounds.
+ANY_SCALE: Final = 0.3
 _ANYONES_CHOICE: Final = ("causal_alignment",)
 
 
@@ -36,12 +40,22 @@ class Plan:
             name=candidate.name,
             target=candidate.target,
             kind=candidate.kind,
-            declaration=candidate.declaration.as_json(),
+            declaration={
+                **candidate.declaration.as_json(),
+                "precision": _precision(candidate, self.run.dtypes),
+            },
             gauge=_gauge(candidate),
             deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
             expected=candidate.declaration.expected_failures,
             tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
         )
+
+
+def _precision(candidate: Candidate, dtypes: tuple[str, ...]) -> dict[str, list[str]]:
+    """What the declaration allows in each dtype, in words; any scale may be asked."""
+    return {
+        dtype: describe(contract_for(candidate.declaration, dtype, ANY_SCALE)) for dtype in dtypes
+    }
 
 
 def _gauge(candidate: Candidate) -> str:
