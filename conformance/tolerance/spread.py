@@ -41,6 +41,15 @@ class Spread:
         return squares.addcmul_(self.linear, self.linear).sqrt_()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variances:
+    """What query, key and value heads carry as errors; None where they are exact."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+
+
 def deviations_for(count: int) -> float:
     """How many deviations none of ``count`` subgaussian errors exceeds, but for one check in 1e9.
 

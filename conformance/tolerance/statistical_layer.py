@@ -8,8 +8,8 @@ from conformance._golden import golden
 
 from .contract import Contract
 from .rows import restrict
-from .spread import Spread
-from .statistical_core import Variances, core_spread
+from .spread import Spread, Variances
+from .statistical_core import core_spread
 from .statistical_projection import (
     moves_exactly,
     projected_spread,

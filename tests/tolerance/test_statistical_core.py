@@ -17,7 +17,8 @@ from conformance.declaration import declare
 from conformance.tolerance import Contract, contract_for, core_statistics, model
 from conformance.tolerance.keys import live_keys
 from conformance.tolerance.rows import restrict
-from conformance.tolerance.statistical_core import Variances, core_spread
+from conformance.tolerance.spread import Variances
+from conformance.tolerance.statistical_core import core_spread
 from conformance.tolerance.statistical_query import coherent_variance, scale_slope
 
 SIZE = (2, 2, 7, 9, 4)
