@@ -26,7 +26,8 @@ class Margins:
     """Each test of an answer as its figure over what is allowed: above 1 it fails.
 
     ``statistical``, ``rms`` and ``scale`` are None where they do not apply; ``worst`` is infinite
-    for an answer that is not finite. ``scale_error`` is the fitted relative error of the scale.
+    for an answer that is not finite. ``rms`` is what the fitted scale error leaves: together with
+    ``scale`` that is the rule of the clauses. ``scale_error`` is the fitted relative error of the scale.
     """
 
     worst: float
@@ -103,7 +104,7 @@ class Exact(ABC):
         return Margins(
             worst=worst,
             statistical=statistical,
-            rms=fitted.rms,
+            rms=fitted.unexplained,
             scale=abs(fitted.scale_error) / fitted.scale_allowed,
             scale_error=fitted.scale_error,
         )
