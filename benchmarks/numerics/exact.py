@@ -27,7 +27,7 @@ class Margins:
 
     ``statistical``, ``rms`` and ``scale`` are None where they do not apply; ``worst`` is infinite
     for an answer that is not finite. ``rms`` is what the fitted scale error leaves: together with
-    ``scale`` that is the rule of the clauses. ``scale_error`` is the fitted relative error of the scale.
+    ``scale`` that is the rule of the clauses. ``scale_error`` is the scale's fitted relative error.
     """
 
     worst: float
