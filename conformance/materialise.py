@@ -165,19 +165,26 @@ def _integer_projection(rows: int, columns: int, generator: Generator) -> tuple[
 
 
 def _selection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Each output is one input, perhaps with its sign changed; all inputs are used if they fit."""
+    """Each output is one input; all inputs are used if they fit."""
     order = torch.randperm(columns, generator=generator)
     chosen = order[torch.arange(rows).remainder(columns)]
     matrix = torch.zeros(rows, columns, dtype=torch.float64)
-    signs = torch.randint(0, 2, (rows,), generator=generator).double() * 2.0 - 1.0
-    matrix[torch.arange(rows), chosen] = signs
+    matrix[torch.arange(rows), chosen] = 1.0
     return matrix, torch.zeros(rows, dtype=torch.float64)
+
+
+def _signed_selection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """A selection that changes the sign of some of its outputs."""
+    matrix, bias = _selection(rows, columns, generator)
+    signs = torch.randint(0, 2, (rows, 1), generator=generator).double() * 2.0 - 1.0
+    return matrix * signs, bias
 
 
 PROJECTIONS: Final = {
     "normal": _normal_projection,
     "integers": _integer_projection,
     "selections": _selection,
+    "signed-selections": _signed_selection,
 }
 
 

@@ -27,15 +27,15 @@ class Recipe:
 
     ``generic`` means independent tokens whose logits tell them apart: errors may be taken for
     independent, so that statistical bounds apply. ``weights`` are "normal", "integers" or
-    "selections", whose rows each pick one input and perhaps change its sign: such projections do
-    not round, and what a layer's core rounds shows in its answer.
+    "selections", whose rows each pick one input, "signed" ones perhaps with its sign changed: such
+    projections do not round, and what a layer's core rounds shows in its answer.
     """
 
     query: Maker
     key: Maker
     value: Maker
     generic: bool
-    weights: Literal["normal", "integers", "selections"] = "normal"
+    weights: Literal["normal", "integers", "selections", "signed-selections"] = "normal"
 
 
 def normal(shape: Shape, generator: Generator) -> Tensor:
@@ -107,7 +107,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     "subnormal": Recipe(query=normal, key=normal, value=_times(1e-40), generic=False),
     "mixed-scales": Recipe(query=normal, key=normal, value=_mixed_scales, generic=True),
     "plain-projections": Recipe(
-        query=normal, key=normal, value=normal, generic=True, weights="selections"
+        query=normal, key=normal, value=normal, generic=True, weights="signed-selections"
     ),
     "nearly-tied": Recipe(
         query=_lattice, key=_lattice, value=normal, generic=False, weights="selections"
@@ -118,4 +118,4 @@ PROBES: Final = ("plain-projections", "nearly-tied")
 ORDINARY: Final = tuple(name for name in RECIPES if name not in PROBES)
 # Where a clause must see something move, values that hide every change are left out.
 LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")
-HALF_PRECISION: Final = ("normal", "integers", "tied-keys", "nearly-uniform")
+HALF_PRECISION: Final = ("normal", "integers", "tied-keys", "nearly-uniform", *PROBES)

@@ -9,7 +9,7 @@ from examples import core, layer, problem, sizes
 from conformance.draft import SCALES, SOFTCAPS
 from conformance.materialise import TORCH_DTYPES, materialise
 from conformance.oracle import evaluate
-from conformance.recipes import HALF_PRECISION, LIVELY, ORDINARY, RECIPES
+from conformance.recipes import HALF_PRECISION, LIVELY, ORDINARY, PROBES, RECIPES
 from conformance.strategies import HEAD_SIZES
 
 LARGEST_SCALE = max(scale for scale in SCALES if scale is not None)
@@ -22,7 +22,9 @@ def test_wanted_recipes_exist() -> None:
         "cancelling", "tiny", "subnormal", "mixed-scales", "integers",
     } <= set(ORDINARY)  # fmt: skip
     assert set(LIVELY) <= set(ORDINARY)
-    assert set(HALF_PRECISION) <= set(ORDINARY)
+    assert set(HALF_PRECISION) <= set(RECIPES)
+    assert set(PROBES) <= set(HALF_PRECISION)
+    assert not set(PROBES) & set(ORDINARY)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
