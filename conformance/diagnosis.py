@@ -49,7 +49,8 @@ def diagnose(subject: Subject) -> list[dict[str, Any]]:
     declared = subject.declaration.semantics
     pairs = [(seen.inputs, seen.output) for seen in observed]
     if not observed or _explains(subject, declared, observed):
-        return list(filter(None, [scale_entry(subject, pairs)]))
+        entry = scale_entry(subject, pairs) or precision_entry(subject, pairs)
+        return list(filter(None, [entry]))
     singles = [mistake for mistake in MISTAKES if mistake.at(declared) != declared]
     found: list[tuple[NamedMistake, ...]] = [
         (one,) for one in singles if _explains(subject, one.at(declared), observed)

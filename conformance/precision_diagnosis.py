@@ -26,25 +26,25 @@ Observed = Sequence[tuple[Inputs, Tensor]]
 
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The scale as the mistake, with its relative error, if it explains every wrong answer."""
-    errors = []
-    for inputs, output in observed:
-        if _agrees(subject, inputs, output):
-            continue
-        error = fitted_scale_error(subject.oracle, inputs, output)
-        if error is None:
-            return None
-        errors.append(error)
-    if not errors:
-        return _averaged_scale_entry(subject)
-    return _scale(min(errors), max(errors))
+    wrong = [pair for pair in observed if not _agrees(subject, *pair)]
+    errors = [fitted_scale_error(subject.oracle, *pair) for pair in wrong]
+    known = [error for error in errors if error is not None]
+    if known and len(known) == len(wrong):
+        return _scale(min(known), max(known))
+    averaged = _averaged_scale_error(subject)
+    if averaged is None or not all(
+        _agrees(subject, *pair, factor=1.0 + averaged) for pair in wrong
+    ):
+        return None
+    return _scale(averaged, averaged)
 
 
-def _averaged_scale_entry(subject: Subject) -> dict[str, Any] | None:
-    """The same for a scale that only many elements together show."""
+def _averaged_scale_error(subject: Subject) -> float | None:
+    """The same where single answers are too few or too coarse, and many elements together tell."""
     for inputs, output in _probed(subject):
         found = subject.yardstick(inputs).fit(output)
         if found is not None and found.blames_scale:
-            return _scale(found.scale_error, found.scale_error)
+            return found.scale_error
     return None
 
 
@@ -92,10 +92,13 @@ def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
                 continue
 
 
-def _agrees(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
+def _agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 1.0) -> bool:
+    """Whether an answer is the golden one, at a multiple of the scale."""
     known = subject.golden(inputs)
     if known.output.shape != output.shape:
         return False
+    if factor != 1.0:
+        known = subject.golden(inputs.replace(scale=known.core.scale * factor))
     return compare(output, known.output, known.bound, judged=known.judged).margin <= 1.0
 
 
@@ -119,11 +122,15 @@ def _coarse_format(subject: Subject, observed: Observed) -> str | None:
 
 
 def _unexplained(subject: Subject, loss: PrecisionLoss, wrong: Observed) -> float:
-    """What a loss leaves of the squared errors, each in units of its bound: 0 is all explained."""
+    """What a loss leaves of the squared errors, each in units of its bound: 0 is all explained.
+
+    Rows that are not finite do not count: formats differ in where they overflow.
+    """
     left = total = 0.0
     for inputs, output in wrong:
         known = subject.golden(inputs)
-        judged = known.judged.expand(known.output.shape)
+        judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
+        judged = judged.expand(known.output.shape)
         weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
         acted = _acted(subject, inputs, known.evaluation, loss)
         total += float(((output - known.output)[judged] * weight).square().sum())

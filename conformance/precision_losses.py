@@ -112,6 +112,28 @@ def _rounded_operands(rounding: Rounding, *, values: bool) -> Callable[[golden.A
     return output
 
 
+def _plain_softmax(working: torch.dtype) -> Callable[[golden.Attention], Tensor]:
+    """As most would write it: with torch's own softmax."""
+    return lambda core: _torch_softmax(core.logits, working).double() @ core.value
+
+
+def _plain_attention(working: torch.dtype) -> Callable[[golden.Attention], Tensor]:
+    """The textbook's three lines with every tensor converted first; softcap and bias exactly."""
+
+    def output(core: golden.Attention) -> Tensor:
+        query, key, value = (heads.to(working) for heads in (core.query, core.key, core.value))
+        scores = (query @ key.transpose(-1, -2)) * core.scale
+        logits = scores + (core.logits - core.scores).to(working)
+        return (_torch_softmax(logits, working) @ value).double()
+
+    return output
+
+
+def _torch_softmax(logits: Tensor, working: torch.dtype) -> Tensor:
+    """Zero in rows without keys, where torch makes NaN."""
+    return torch.softmax(logits.to(working), dim=-1).nan_to_num(nan=0.0)
+
+
 def _of_format(name: str) -> tuple[PrecisionLoss, ...]:
     rounding = to_format(name)
     return (
@@ -162,8 +184,21 @@ def _of_operands(
 
 
 _ALLOW_TF32: Final = "declare tf32=True if that is meant"
+_SINGLE: Final = (
+    PrecisionLoss(
+        name="softmax-in-float32",
+        text="the softmax is computed in float32: compute it in the dtype of the inputs",
+        output=_plain_softmax(torch.float32),
+    ),
+    PrecisionLoss(
+        name="computed-in-float32",
+        text="attention is computed in float32 inside: compute in the dtype of the inputs",
+        output=_plain_attention(torch.float32),
+    ),
+)
 LOSSES: Final[tuple[PrecisionLoss, ...]] = (
     *_of_format("float32"),
+    *_SINGLE,
     *_of_operands("tf32", "TensorFloat-32", to_tf32, _ALLOW_TF32),
     *_of_operands("tf32", "ten bits behind the leading one", to_cut_tf32, _ALLOW_TF32),
     *_of_format("float16"),
