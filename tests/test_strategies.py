@@ -11,7 +11,7 @@ from conformance.edges import edge_problems
 from conformance.materialise import materialise
 from conformance.problem import Problem
 from conformance.recipes import HALF_PRECISION
-from conformance.space import Space, can_cross
+from conformance.space import WIDTHS, Space, can_cross
 from conformance.strategies import TILE_EDGES, draw_problems
 
 SPACES = list(dict.fromkeys(clause.space for clause in CLAUSES.values()))
@@ -64,7 +64,11 @@ def outside(problem: Problem, candidate: Candidate, space: Space) -> str:
     plan = problem.mask
     wrong = {
         "admitted": not space.admits(problem, candidate),
-        "least": any(getattr(problem.geometry, name) < size for name, size in space.least),
+        "least": any(
+            getattr(problem.geometry, name) < size
+            for name, size in space.least
+            if candidate.kind != "core" or name not in WIDTHS
+        ),
         "no mask": plan is not None and space.mask == "never",
         "a mask": plan is None and space.mask == "always",
         "causal": problem.causal != (space.causal in ("always", "offered"))
