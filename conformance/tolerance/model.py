@@ -192,7 +192,7 @@ STEEPEST_SLOPE: Final = 4.0 / (3.0 * 3.0**0.5)
 # by line (stored scores) also after softmax and after the scale, and thrice in a softcap.
 SCORE_GRADIENT_STORES: Final = 1
 EAGER_SCORE_GRADIENT_STORES: Final = 2
-# Weights that are recomputed as exp(score - lse) keep the error of exp, for no sum of theirs divides
+# Weights recomputed as exp(score - lse) keep the error of exp, for no sum of theirs divides
 # it out. Torch's CPU flash kernel uses a fast one with 20 units in the last place (``exp_u20``,
 # pytorch pull request 115151); 7.6 roundoffs were measured in all (torch 2.13, AVX512).
 BACKWARD_EXP_ERROR: Final = 40.0
