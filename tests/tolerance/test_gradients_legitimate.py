@@ -1,0 +1,88 @@
+"""The bounds of gradients are never smaller than the error of a legitimate float32 computation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tolerance_cores import CORES, NO_SOFTCAP, UNDIVIDED, Core, naive
+from tolerance_inputs import FAMILIES, MASKS, SIZES, CoreInputs, make
+from torch import Generator, Tensor
+
+from conformance.declaration import declare
+from conformance.tolerance import contract_for, core_gradients
+
+DECLARATION = declare("core")
+# Tokens that are independent of each other, with logits that float32 still tells apart.
+GENERIC = ("normal", "logits to 30", "offset keys", "offset values", "wide scales")
+EVERY = {**CORES, **UNDIVIDED}
+# One answers out of torch's graph, the other is slow.
+DIFFERENTIABLE = [name for name in EVERY if name not in ("float64 inside", "row by row")]
+# A part without a key has the gradient NaN.
+SPLIT = ("split in 4", "split in 7, undivided")
+
+
+def backward(core: Core, inputs: CoreInputs, gradient: Tensor) -> dict[str, Tensor]:
+    """Torch's own gradients through a core."""
+    heads = [tensor.clone().requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value)]
+    query, key, value = heads
+    output = core(replace(inputs, query=query, key=key, value=value))
+    found = torch.autograd.grad(output, heads, gradient)
+    return dict(zip(("query", "key", "value"), found, strict=True))
+
+
+def margins(
+    core: Core, inputs: CoreInputs, *, generic: bool = False, wrong: CoreInputs | None = None
+) -> dict[str, float]:
+    """The largest error of each gradient over what is allowed."""
+    attention = inputs.golden()
+    generator = Generator().manual_seed(attention.output.numel())
+    gradient = torch.randn(attention.output.shape, generator=generator)
+    allowed = contract_for(DECLARATION, "float32", inputs.scale)
+    exact = core_gradients(attention, gradient, allowed)
+    found = backward(core, inputs if wrong is None else wrong, gradient)
+    return {
+        name: float(
+            ((each.double() - exact[name].value).abs() / exact[name].allowed(generic=generic)).max()
+        )
+        for name, each in found.items()
+    }
+
+
+def _masks(name: str, seed: int | None = None) -> tuple[str, ...]:
+    """All masks that a core can be differentiated under; one of them, in turn, for a seed."""
+    masks = ("none", "bias") if name in SPLIT else MASKS
+    return masks if seed is None else (masks[seed % len(masks)],)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_error_of_a_legitimate_core_is_within_the_bound(name: str, family: str) -> None:
+    """No size, mask or family makes a correct float32 backward pass leave the bound."""
+    for seed, size in enumerate(SIZES):
+        for mask in _masks(name, seed):
+            inputs = make(family, size, mask, seed)
+            found = margins(EVERY[name], inputs, generic=family in GENERIC)
+            assert max(found.values()) <= 1.0, (size, mask, found)
+
+
+@pytest.mark.parametrize("name", [name for name in DIFFERENTIABLE if name not in NO_SOFTCAP])
+def test_error_under_a_softcap_is_within_the_bound(name: str) -> None:
+    """The slope of the cap errs too: with offset keys and with saturated scores."""
+    for family in ("normal", "logits to 30", "logits to 1e3", "offset keys"):
+        for mask in _masks(name):
+            inputs = replace(make(family, (1, 2, 9, 17, 8), mask), softcap=20.0)
+            found = margins(EVERY[name], inputs, generic=family in GENERIC)
+            assert max(found.values()) <= 1.0, (family, mask, found)
+
+
+@pytest.mark.parametrize("size", SIZES[2:])
+def test_a_scale_off_by_one_permille_exceeds_the_bound(
+    size: tuple[int, int, int, int, int],
+) -> None:
+    """On ordinary float32 values a scale of 1.001 times the right one shows in dQ and dK."""
+    inputs = make("normal", size, "none")
+    found = margins(naive, inputs, generic=True, wrong=replace(inputs, scale=inputs.scale * 1.001))
+    assert found["query"] > 3.0
+    assert found["key"] > 3.0
