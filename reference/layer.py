@@ -41,9 +41,12 @@ class ProjectionWeights:
 class MultiHeadAttention:
     """One evaluation of the layer: the core with its intermediate values, and what surrounds it.
 
-    ``merged`` is ``[B, Lq, H*Dv]``, the heads side by side; ``output`` is ``[B, Lq, Eo]``.
+    ``projected`` are query, key and value behind their projections, before heads are cut:
+    ``[B, Lq, H*D]``, ``[B, Lk, Hkv*D]``, ``[B, Lk, Hkv*Dv]``. ``merged`` is ``[B, Lq, H*Dv]``, the
+    heads side by side; ``output`` is ``[B, Lq, Eo]``.
     """
 
+    projected: tuple[Tensor, Tensor, Tensor]
     core: Attention
     merged: Tensor
     output: Tensor
@@ -94,7 +97,7 @@ def multi_head_attention(
     )
     merged = merge_heads(core.output, semantics)
     output = _project_output(merged, weights, semantics)
-    return MultiHeadAttention(core=core, merged=merged, output=output)
+    return MultiHeadAttention(projected=(q, k, v), core=core, merged=merged, output=output)
 
 
 def project(tokens: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:

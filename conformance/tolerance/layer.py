@@ -31,7 +31,9 @@ def layer_bound(
     if layer.output.numel() == 0:
         return torch.zeros_like(layer.output)
     core = layer.core
-    errors = head_errors(core, (query, key, value), weights, semantics, contract)
+    errors = head_errors(
+        core, (query, key, value), weights, semantics, contract, projected=layer.projected
+    )
     bound = one_sided_bound(core, contract, *errors)
     merged = golden.merge_heads(bound, semantics)
     return _output_error(layer, merged, weights, semantics, contract).mul_(contract.sides)
@@ -43,16 +45,22 @@ def head_errors(
     weights: golden.ProjectionWeights,
     semantics: golden.Semantics,
     contract: Contract,
+    *,
+    projected: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """What projected query, key and value heads already carry; None means that they are exact."""
+    """What projected query, key and value heads already carry; None means that they are exact.
+
+    ``projected`` are the exact projections where they are known, before heads are cut.
+    """
     query, key, value = tokens
+    exact_query, exact_key, exact_value = projected or (None, None, None)
     query_bias = weights.q_bias if semantics.query_bias else None
     key_bias = weights.k_bias if semantics.key_bias else None
     value_bias = weights.v_bias if semantics.value_bias else None
     return (
-        _head_error(query, weights.q, query_bias, core.query, semantics, contract),
-        _head_error(key, weights.k, key_bias, core.key, semantics, contract),
-        _head_error(value, weights.v, value_bias, core.value, semantics, contract),
+        _head_error(query, weights.q, query_bias, core.query, semantics, contract, exact_query),
+        _head_error(key, weights.k, key_bias, core.key, semantics, contract, exact_key),
+        _head_error(value, weights.v, value_bias, core.value, semantics, contract, exact_value),
     )
 
 
@@ -63,10 +71,11 @@ def _head_error(
     heads: Tensor,
     semantics: golden.Semantics,
     contract: Contract,
+    exact: Tensor | None,
 ) -> Tensor | None:
     """The error of projected tokens as that of heads, repeated like ``heads [B, H, L, D]``."""
     bias = None if bias is None else bias.double()
-    error = projection_bound(tokens.double(), matrix.double(), bias, contract)
+    error = projection_bound(tokens.double(), matrix.double(), bias, contract, result=exact)
     if error is None:
         return None
     split = golden.split_heads(error, matrix.shape[0] // heads.shape[-1], semantics)
@@ -85,10 +94,12 @@ def _output_error(
     matrix = weights.o[:, : layer.merged.shape[-1]].double()
     bias = weights.o_bias if semantics.output_bias else None
     bias = None if bias is None else bias.double()
-    merged = layer.merged
+    merged, output = layer.merged, layer.output
     if semantics.empty_rows == "nan":
-        merged = merged.nan_to_num(nan=0.0)
-    error = projection_bound(merged, matrix, bias, contract, incoming=incoming, stored="rounding")
+        merged, output = merged.nan_to_num(nan=0.0), output.nan_to_num(nan=0.0)
+    error = projection_bound(
+        merged, matrix, bias, contract, incoming=incoming, result=output, stored="rounding"
+    )
     if error is None:  # for the type checker: with an incoming error there is always one
         return incoming
     return error

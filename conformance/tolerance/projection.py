@@ -16,13 +16,15 @@ def projection_bound(
     contract: Contract,
     *,
     incoming: Tensor | None = None,
+    result: Tensor | None = None,
     stored: str = "projection",
 ) -> Tensor | None:
     """Bound on the error of each output of a projection; None where there is no error at all.
 
     ``tokens`` is ``[B, L, in]``, ``matrix`` ``(out, in)`` and ``bias`` ``[out]``, all float64;
-    ``incoming`` bounds the error that ``tokens`` already carry, ``stored`` is the stage to which
-    the last rounding belongs. Returns float64 ``[B, L, out]``.
+    ``incoming`` bounds the error that ``tokens`` already carry, ``result`` is the exact output
+    where it is known, ``stored`` the stage to which the last rounding belongs. Returns float64
+    ``[B, L, out]``.
 
     The product of n terms and the addition of the bias make ``gamma(n + 1)`` of the sum of
     magnitudes (Higham 2002, section 3.1); the product and the sum are then rounded to the working
@@ -37,18 +39,16 @@ def projection_bound(
     relative = gamma(terms + 1, contract.accumulator_roundoff) + contract.operand_error
     # Operands that underflow cost an absolute error times their partners: it joins the magnitudes.
     lost = contract.accumulator_underflow / relative if relative else 0.0
-    magnitudes = matrix.abs().add_(lost)
-    sizes = linear(tokens.abs().add_(lost), magnitudes, None if bias is None else bias.abs())
-    stores = 1.0 if bias is None else 1.0 + unit
-    grown = stores * (1.0 + last.unit_roundoff)
-    error = sizes.mul_(relative * grown)
+    sizes = tokens.abs().add_(lost).mul_(relative)
     if incoming is not None:
-        error.add_(linear(incoming, magnitudes), alpha=(1.0 + relative) * grown)
-    product = linear(tokens, matrix)
+        sizes.add_(incoming, alpha=1.0 + relative)
+    magnitudes = matrix.abs().add_(lost)
+    error = linear(sizes, magnitudes, None if bias is None else bias.abs().mul_(relative))
+    if result is None:
+        result = linear(tokens, matrix, bias)
     if bias is not None:
-        error.add_(product.abs(), alpha=unit * (1.0 + last.unit_roundoff))
-        product.add_(bias)
-    error.add_(product.abs_(), alpha=last.unit_roundoff)
+        error.mul_(1.0 + unit).add_((result - bias).abs_(), alpha=unit)
+    error.mul_(1.0 + last.unit_roundoff).add_(result.abs(), alpha=last.unit_roundoff)
     underflow = contract.underflow + last.underflow
     return error.add_(terms * contract.accumulator_underflow + underflow)
 

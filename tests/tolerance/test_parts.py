@@ -47,9 +47,13 @@ def test_the_core_has_no_projection() -> None:
     assert parts_of("normal", "float32")["projection"] == 0.0
 
 
-def test_large_logits_make_the_scores_dominate() -> None:
+def test_larger_logits_give_the_scores_a_larger_part() -> None:
     """Larger logits are rounded absolutely more, the rest stays as it is."""
-    assert next(iter(parts_of("normal", "float32", factor=6.0))) == "score"
+    shares_of_scores = [
+        parts_of("normal", "float32", factor)["score"] for factor in (1.0, 3.0, 6.0)
+    ]
+    assert shares_of_scores == sorted(shares_of_scores)
+    assert shares_of_scores[-1] > 1.5 * shares_of_scores[0]
 
 
 def test_half_precision_is_dominated_by_what_is_stored() -> None:
