@@ -6,6 +6,7 @@ from torch import Tensor
 
 from conformance._golden import golden
 
+from .block_stores import key_store_variance, query_store_variance, value_store_variance
 from .contract import Contract
 from .golden_gradients import GoldenGradients, golden_gradients, supports
 from .gradient import Gradient, add_gradients
@@ -61,17 +62,20 @@ def head_gradients(
     query = Errors(
         value=gradients.query,
         worst=worst.query,
-        variance=square * spread.rows(attention.key, incoming.key),
+        variance=square * spread.rows(attention.key, incoming.key)
+        + query_store_variance(gradients, spread.contract),
     )
     key = Errors(
         value=gradients.key,
         worst=worst.key,
-        variance=square * spread.columns(attention.query, incoming.query),
+        variance=square * spread.columns(attention.query, incoming.query)
+        + key_store_variance(gradients, spread.contract),
     )
     value = Errors(
         value=gradients.value,
         worst=worst.value,
-        variance=spread.weight_columns(gradients.output_gradient, incoming.output_gradient),
+        variance=spread.weight_columns(gradients.output_gradient, incoming.output_gradient)
+        + value_store_variance(gradients, spread.contract),
     )
     return {
         "query": query.rounded(spread.pre_scaled),

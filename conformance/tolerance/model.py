@@ -192,9 +192,13 @@ STEEPEST_SLOPE: Final = 4.0 / (3.0 * 3.0**0.5)
 # by line (stored scores) also after softmax and after the scale, and thrice in a softcap.
 SCORE_GRADIENT_STORES: Final = 1
 EAGER_SCORE_GRADIENT_STORES: Final = 2
-# Weights recomputed as exp(score - lse) keep the error of exp, for no sum of theirs divides
-# it out. Torch's CPU flash kernel uses a fast one with 20 units in the last place (``exp_u20``,
-# pytorch pull request 115151); 7.6 roundoffs were measured in all (torch 2.13, AVX512).
+# Weights recomputed as exp(score - lse) keep the errors of exp and lse, for no sum of theirs
+# divides them out. Torch's CPU flash kernel takes the lse from an exp with 20 units in the last
+# place (``exp_u20``, pytorch pull request 115151); 7.6 roundoffs were measured in all (torch 2.13).
 BACKWARD_EXP_ERROR: Final = 40.0
+# Torch's CPU flash kernel adds each block to gradients in the working dtype (gemm with beta = 1 in
+# FlashAttentionKernel.cpp): blocks of so many queries from so many queries on, and of keys.
+GRADIENT_QUERY_BLOCKS: Final = ((0, 32), (192, 64), (768, 256))
+GRADIENT_KEY_BLOCK: Final = 256
 # Elements of the table (row, channel, channel) of coherent errors that is held at once.
 COHERENT_GRADIENT_CHUNK: Final = 2**22

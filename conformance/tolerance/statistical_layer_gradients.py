@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from conformance._golden import golden
 
+from .block_stores import key_store_variance, query_store_variance, value_store_variance
 from .contract import Contract
 from .heads import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
 from .incoming import Incoming
@@ -94,7 +95,9 @@ def _rounding(name: str, backward: LayerBackward) -> Tensor:
     group = heads.shape[1] // part.num_heads
     stores = contract.pre_scaling_roundings if name != "v" else 0
     stores += group if group > 1 else 0
-    each = sum_groups(heads.square(), part.num_heads, backward.semantics) * (stores * unit**2)
+    blocks = {"q": query_store_variance, "k": key_store_variance, "v": value_store_variance}
+    stored = heads.square() * (stores * unit**2) + blocks[name](exact, contract)
+    each = sum_groups(stored, part.num_heads, backward.semantics)
     own = (unit * part.gradient).square() + (1 + group) * contract.underflow**2
     return unsplit_heads(each, backward.semantics) + own
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .block_stores import key_block_stores, query_block_stores, worst_of_stores
 from .contract import Contract
 from .golden_gradients import GoldenGradients
 from .incoming import Incoming, backward_contract, score_gradient_stores
@@ -96,7 +97,9 @@ def _query_error(
     if incoming.key is not None:
         error += scale * (gradients.score_gradient.abs() @ incoming.key)
     upper = upper + moved * pairs.row_sum
-    error += scale * _product_error(live.key_length, contract) * (upper @ key)
+    sizes = scale * (upper @ key)
+    error += _product_error(live.key_length, contract) * sizes
+    error += worst_of_stores(sizes, key_block_stores(live.key_length, contract), contract)
     flushed = key.sum(dim=-2, keepdim=True)
     error += contract.accumulator_underflow * (live.key_length + scale * flushed)
     return error.add_(_lost(gradients, contract) * flushed)
@@ -120,7 +123,9 @@ def _key_error(
     total = scale * (error.mT @ query)
     if incoming.query is not None:
         total += scale * (exact.mT @ incoming.query)
-    total += scale * _product_error(terms, contract) * ((exact + error).mT @ query)
+    sizes = scale * ((exact + error).mT @ query)
+    total += _product_error(terms, contract) * sizes
+    total += worst_of_stores(sizes, query_block_stores(terms, contract), contract)
     flushed = query.sum(dim=-2, keepdim=True)
     total += contract.accumulator_underflow * (terms + scale * flushed)
     return gradients.live.only_seen(total.add_(_lost(gradients, contract) * flushed))
@@ -141,7 +146,9 @@ def _value_error(
     total = error.mT @ gradient
     if incoming.output_gradient is not None:
         total += weights.mT @ incoming.output_gradient
-    total += sum_error(terms, contract) * ((weights + error).mT @ gradient)
+    sizes = (weights + error).mT @ gradient
+    total += sum_error(terms, contract) * sizes
+    total += worst_of_stores(sizes, query_block_stores(terms, contract), contract)
     flushed = gradient.sum(dim=-2, keepdim=True) + terms
     return total.add_(contract.accumulator_underflow * flushed)
 

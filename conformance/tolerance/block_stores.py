@@ -1,0 +1,66 @@
+"""Gradients that are added up block by block in a tensor of the working dtype."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from . import model
+from .contract import Contract
+from .golden_gradients import GoldenGradients
+
+
+def query_block_stores(length: int, contract: Contract) -> int:
+    """How often gradients of key and value are stored between blocks of that many queries."""
+    if contract.unit_roundoff <= contract.accumulator_roundoff:
+        return 0  # the accumulator's own sum has counted it
+    sizes = [size for least, size in model.GRADIENT_QUERY_BLOCKS if length >= least]
+    return math.ceil(length / sizes[-1]) - 1
+
+
+def key_block_stores(length: int, contract: Contract) -> int:
+    """How often the gradient of the query is stored between blocks of that many keys."""
+    if contract.unit_roundoff <= contract.accumulator_roundoff:
+        return 0
+    return math.ceil(length / model.GRADIENT_KEY_BLOCK) - 1
+
+
+def worst_of_stores(sizes: Tensor, stores: int, contract: Contract) -> Tensor | float:
+    """Each store rounds a partial sum, which is at most the sum of magnitudes."""
+    if stores <= 0:
+        return 0.0
+    unit = contract.unit_roundoff
+    return stores * (unit * (1.0 + unit) ** stores * sizes + contract.underflow)
+
+
+def query_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+    """The variance of the query's gradient by these stores, per head."""
+    stores = key_block_stores(gradients.live.key_length, contract)
+    squares = gradients.score_gradient.square() @ gradients.attention.key.square()
+    squares = squares * gradients.attention.scale**2
+    return _variance(squares, gradients.query, stores, contract)
+
+
+def key_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+    """The variance of the key's gradient by these stores, per query head."""
+    stores = query_block_stores(gradients.query.shape[-2], contract)
+    squares = gradients.score_gradient.square().mT @ gradients.attention.query.square()
+    squares = squares * gradients.attention.scale**2
+    return _variance(squares, gradients.key, stores, contract)
+
+
+def value_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+    """The variance of the value's gradient by these stores, per query head."""
+    stores = query_block_stores(gradients.query.shape[-2], contract)
+    weights = gradients.attention.weights
+    squares = weights.square().mT @ gradients.output_gradient.square()
+    return _variance(squares, gradients.value, stores, contract)
+
+
+def _variance(squares: Tensor, result: Tensor, stores: int, contract: Contract) -> Tensor | float:
+    """The partial sums are a random walk that drifts to the result: see ``model.WALK``."""
+    if stores <= 0:
+        return 0.0
+    partial = model.WALK * squares + model.DRIFT * result.square()
+    return stores * (contract.unit_roundoff**2 * partial + contract.underflow**2)
