@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -187,13 +186,17 @@ def main() -> int:
         console.print(f"false alarm: {line}", highlight=False, soft_wrap=True)
     console.print(f"{len(outcome.accusations)} false alarms")
     if options.markdown:
-        sections = chain([f"# The tolerance, measured\n\n{head}\n"], map(_section, outcome.tables))
-        options.markdown.write_text("\n".join(sections), encoding="utf-8")
+        options.markdown.write_text(page(head, outcome), encoding="utf-8")
     return 1 if outcome.accusations else 0
 
 
-def _section(table: Table) -> str:
-    return table.as_markdown()
+def page(head: str, outcome: Outcome) -> str:
+    """The tables as a Markdown page, the accusations before them."""
+    count = f"**{len(outcome.accusations)} false alarms.**"
+    shown = [f"- `{line}`" for line in outcome.accusations[:SHOWN]]
+    first = [f"The first {len(shown)}:", "", *shown, ""] if shown else []
+    top = ["# The tolerance, measured", "", head, "", count, "", *first]
+    return "\n".join([*top, *(table.as_markdown() for table in outcome.tables)])
 
 
 if __name__ == "__main__":
