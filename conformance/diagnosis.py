@@ -132,7 +132,9 @@ def _stretched(subject: Subject) -> Iterator[Inputs]:
     for target in STRETCHED:
         for low in (True, False):
             drawn = subject.inputs(base.replace(mask=plan, values="normal"))
-            yield single_key_inputs(drawn, live=0, target=target, low=low)[0]
+            stretched = single_key_inputs(drawn, live=0, target=target, low=low)[0]
+            if all(bool(torch.isfinite(t).all()) for t in (stretched.query, stretched.key)):
+                yield stretched
 
 
 def _explains(subject: Subject, point: golden.Semantics, observed: list[_Observed]) -> bool:

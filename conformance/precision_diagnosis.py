@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from .subject import Subject
 from .tolerance import model
 
 Observed = Sequence[tuple[Inputs, Tensor]]
+# Edge problems of each space that the candidate is asked: one of each recipe.
+PROBED: Final = 2
 
 
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
@@ -73,7 +75,9 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
             "confidence": 1.0,
         }
     left = [(_unexplained(subject, loss, wrong), loss) for loss in LOSSES]
-    least, best = min(left, key=lambda pair: pair[0])
+    # Several may explain it, one that rounds more stages too: the simple ones come first.
+    enough = [pair for pair in left if pair[0] <= model.LARGEST_LEFT_BY_LOSS**2]
+    least, best = enough[0] if enough else min(left, key=lambda pair: pair[0])
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None
     return {"name": best.name, "text": best.text, "confidence": 1.0 - least}
@@ -84,7 +88,7 @@ def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
     for space in (AVERAGED, NEARLY_TIED):
         if space.not_applicable(subject.candidate):
             continue
-        for problem in edge_problems(subject.candidate, space, dtype=subject.dtype)[:1]:
+        for problem in edge_problems(subject.candidate, space, dtype=subject.dtype)[:PROBED]:
             inputs = subject.inputs(problem)
             try:
                 yield inputs, subject.answer(inputs).double()

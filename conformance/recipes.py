@@ -81,12 +81,19 @@ def _integers(shape: Shape, generator: Generator) -> Tensor:
     return torch.randint(-3, 4, shape, generator=generator).double()
 
 
-def _lattice(shape: Shape, generator: Generator) -> Tensor:
-    """Near one corner of a lattice: logits large, exact in half precision, and nearly tied."""
-    corner = 4.0 * torch.randint(2, 7, (*shape[:-2], 1, shape[-1]), generator=generator).double()
-    steps = torch.rand(shape, generator=generator) < SPARSE
-    signs = torch.randint(0, 2, shape, generator=generator).double() * 2.0 - 1.0
-    return corner + steps * signs
+def _lattice(apart: float) -> Maker:
+    """Near one corner of a lattice: logits are exact in half precision, and nearly tied.
+
+    Corners that lie far apart make large logits.
+    """
+
+    def make(shape: Shape, generator: Generator) -> Tensor:
+        corner = torch.randint(1, 5, (*shape[:-2], 1, shape[-1]), generator=generator).double()
+        steps = torch.rand(shape, generator=generator) < SPARSE
+        signs = torch.randint(0, 2, shape, generator=generator).double() * 2.0 - 1.0
+        return apart * corner + steps * signs
+
+    return make
 
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -110,11 +117,23 @@ RECIPES: Final[dict[str, Recipe]] = {
         query=normal, key=normal, value=normal, generic=True, weights="signed-selections"
     ),
     "nearly-tied": Recipe(
-        query=_lattice, key=_lattice, value=normal, generic=False, weights="selections"
+        query=_lattice(6.0),
+        key=_lattice(6.0),
+        value=normal,
+        generic=False,
+        weights="selections",
+    ),
+    # Where logits may be stored in half precision, only small ones can be told apart.
+    "small-near-ties": Recipe(
+        query=_lattice(0.5),
+        key=_lattice(0.5),
+        value=normal,
+        generic=False,
+        weights="selections",
     ),
 }
 # Recipes with a purpose of their own, asked by name.
-PROBES: Final = ("plain-projections", "nearly-tied")
+PROBES: Final = ("plain-projections", "nearly-tied", "small-near-ties")
 ORDINARY: Final = tuple(name for name in RECIPES if name not in PROBES)
 # Where a clause must see something move, values that hide every change are left out.
 LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")
