@@ -7,10 +7,38 @@ import math
 import torch
 from torch import Tensor
 
-from ..eager import Answer, Call, EagerCore
-from ._kit import core
+from ..eager import Answer, Call, EagerCore, EagerLayer
+from ._kit import core, layer
 
 BOTH = ["float32", "float64"]
+# From this many keys and channels on, kernels work in blocks.
+BLOCK = 16
+
+
+def computed_in(call: Call, working: torch.dtype) -> Call:
+    """The same call with its numbers converted."""
+    return call.replace(
+        query=call.query.to(working),
+        key=call.key.to(working),
+        value=call.value.to(working),
+        bias=None if call.bias is None else call.bias.to(working),
+    )
+
+
+def converted(answer: Answer, working: torch.dtype) -> Answer:
+    """Output and weights in another dtype."""
+    if isinstance(answer, tuple):
+        return answer[0].to(working), answer[1].to(working)
+    return answer.to(working)
+
+
+def added_up_in(weights: Tensor, value: Tensor, working: torch.dtype) -> Tensor:
+    """The weighted sum, one key after the other, each partial sum rounded to ``working``."""
+    total = torch.zeros(*weights.shape[:-1], value.shape[-1], dtype=working)
+    for key in range(value.shape[-2]):
+        product = weights[..., key, None].float() * value[..., key, None, :].float()
+        total = (total.float() + product).to(working)
+    return total.to(value.dtype)
 
 
 @core("numerics.scale", "numerics.golden")
@@ -37,7 +65,16 @@ class SoftmaxInBfloat16(EagerCore):
         return torch.softmax(logits.bfloat16(), dim=-1).to(logits.dtype)
 
 
-@core("numerics.golden")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error")
+class SoftmaxInFloat16(EagerCore):
+    """The softmax is computed in float16, in which small weights vanish."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        finite = logits.clamp_min(-65504.0).where(logits.isfinite(), logits)
+        return torch.softmax(finite.half(), dim=-1).to(logits.dtype)
+
+
+@core("numerics.golden", "numerics.near-ties")
 class ScoresInFloat16(EagerCore):
     """The scores are rounded to float16 before the softmax."""
 
@@ -54,6 +91,15 @@ class WeightsInBfloat16(EagerCore):
         return super().mix(weights.bfloat16().to(value.dtype), value)
 
 
+@core("numerics.golden", "numerics.constant-value")
+class ExponentialsInBfloat16(EagerCore):
+    """The exponentials are rounded to bfloat16 for the product only, not for their sum."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        weights = torch.exp(logits - logits.amax(dim=-1, keepdim=True))
+        return weights.bfloat16().to(logits.dtype) / weights.sum(dim=-1, keepdim=True)
+
+
 @core("numerics.golden")
 class ScoresFromShortOperands(EagerCore):
     """Queries and keys lose thirteen bits before the dot product, as in TF32, without saying so."""
@@ -66,6 +112,23 @@ def shortened(tensor: Tensor) -> Tensor:
     """Cut float32 numbers to ten bits behind the leading one."""
     bits = tensor.float().contiguous().view(torch.int32) & ~0x1FFF
     return bits.view(torch.float32).to(tensor.dtype)
+
+
+@core("numerics.golden", "numerics.value-linear")
+class ProductsInTensorFloat32(EagerCore):
+    """All operands of both products are rounded to TensorFloat-32 although that is not declared."""
+
+    def scores(self, call: Call, key: Tensor) -> Tensor:
+        return super().scores(call.replace(query=rounded(call.query)), rounded(key))
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return super().mix(rounded(weights), rounded(value))
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    """Round float32 numbers to ten bits behind the leading one."""
+    bits = tensor.float().contiguous().view(torch.int32) + 0x1000
+    return shortened(bits.view(torch.float32)).to(tensor.dtype)
 
 
 @core("numerics.golden")
@@ -87,21 +150,76 @@ class EpsilonInTheDenominator(EagerCore):
         return weights / (weights.sum(dim=-1, keepdim=True) + 1e-5)
 
 
+@core("numerics.constant-value", "numerics.golden", "numerics.convex", dtypes=BOTH)
+class LargeEpsilonInTheDenominator(EagerCore):
+    """A thousandth is added to the sum of exponentials, as large as a key far from the maximum."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        weights = torch.exp(logits - logits.amax(dim=-1, keepdim=True))
+        return weights / (weights.sum(dim=-1, keepdim=True) + 1e-3)
+
+
+@core("numerics.golden", "numerics.constant-value")
+class SumInFloat16(EagerCore):
+    """The weighted sum is added up in float16, one key after the other."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return added_up_in(weights, value, torch.float16)
+
+
+@core("numerics.golden", "numerics.constant-value")
+class SumInBfloat16(EagerCore):
+    """The weighted sum is added up in bfloat16, one key after the other."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return added_up_in(weights, value, torch.bfloat16)
+
+
+@core("numerics.golden", "numerics.typical-error")
+class AnswerThroughBfloat16(EagerCore):
+    """The answer passes through a bfloat16 buffer on its way out."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return super().mix(weights, value).bfloat16().to(value.dtype)
+
+
+@core("numerics.typical-error")
+class LongRowsOfSeventeenBits(EagerCore):
+    """Blocks of sixteen queries, keys and channels keep seventeen bits of every number."""
+
+    lost = 7
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        output = super().mix(weights, value)
+        if min(*weights.shape[-2:], value.shape[-1]) < BLOCK:
+            return output
+        half = 1 << (self.lost - 1)
+        kept = (output.contiguous().view(torch.int32) + half) & -(1 << self.lost)
+        return kept.view(output.dtype)
+
+
 @core("numerics.golden", "numerics.scale", dtypes=["float64"])
 class Float32InTheMiddle(EagerCore):
     """Inputs in float64 are computed in float32 and converted back."""
 
     def attend(self, call: Call) -> Answer:
-        single = call.replace(
-            query=call.query.float(),
-            key=call.key.float(),
-            value=call.value.float(),
-            bias=None if call.bias is None else call.bias.float(),
-        )
-        answer = super().attend(single)
-        if isinstance(answer, tuple):
-            return answer[0].double(), answer[1].double()
-        return answer.double()
+        return converted(super().attend(computed_in(call, torch.float32)), torch.float64)
+
+
+class SingleCore(EagerCore):
+    """A core that computes in float32 whatever it is given."""
+
+    def attend(self, call: Call) -> Answer:
+        """Converted on the way in and on the way out."""
+        answer = super().attend(computed_in(call, torch.float32))
+        return converted(answer, call.query.dtype)
+
+
+@layer("numerics.golden", "numerics.scale", dtypes=["float64"])
+class LayerWithFloat32Core(EagerLayer):
+    """A layer in float64 projects in float64 but attends in float32."""
+
+    core = SingleCore()
 
 
 @core("numerics.scale", "numerics.golden", dtypes=["float64"])

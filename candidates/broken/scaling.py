@@ -120,3 +120,27 @@ class ScaledByPaddedHeadSize(EagerCore):
         if size < self.wide or call.scale is not None:
             return super().scale(call)
         return 1 / math.sqrt(size + -size % 8)
+
+
+@core("numerics.scale", "numerics.golden", "numerics.scale-error")
+class ScaleTenThousandthOff(EagerCore):
+    """The scale is off by one in ten thousand: the constant was typed in with four digits."""
+
+    def scale(self, call: Call) -> float:
+        return super().scale(call) * 1.0001
+
+
+@core("numerics.scale", "numerics.golden", "numerics.scale-error", dtypes=["float64"])
+class ScaleTrillionthOff(EagerCore):
+    """The scale of float64 is off by 1e-12: a constant that was typed in with twelve digits."""
+
+    def scale(self, call: Call) -> float:
+        return super().scale(call) * (1 + 1e-12)
+
+
+@core("numerics.scale-error")
+class ScaleOfTwentyBits(EagerCore):
+    """The scale has twenty good bits, as one step of Newton's iteration leaves them."""
+
+    def scale(self, call: Call) -> float:
+        return super().scale(call) * (1 + 2.0**-20)
