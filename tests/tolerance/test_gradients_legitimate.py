@@ -77,6 +77,32 @@ def test_error_under_a_softcap_is_within_the_bound(name: str) -> None:
             assert max(found.values()) <= 1.0, (family, mask, found)
 
 
+def _half_margin(core: Core, inputs: CoreInputs, dtype: torch.dtype, *, eager: bool) -> float:
+    """The largest error of a gradient in a half-precision dtype over what is allowed."""
+    query, key, value = (each.to(dtype) for each in (inputs.query, inputs.key, inputs.value))
+    half = replace(inputs, query=query, key=key, value=value)
+    attention = half.golden()
+    generator = Generator().manual_seed(attention.output.numel())
+    gradient = torch.randn(attention.output.shape, generator=generator).to(dtype)
+    declaration = declare("core", scores="eager") if eager else DECLARATION
+    allowed = contract_for(declaration, str(dtype).removeprefix("torch."), inputs.scale)
+    exact = core_gradients(attention, gradient, allowed)
+    found = backward(core, half, gradient)
+    errors = {name: (each.double() - exact[name].value).abs() for name, each in found.items()}
+    return max(float((errors[name] / exact[name].allowed(generic=True)).max()) for name in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["naive", "sdpa math", "sdpa flash"])
+def test_error_in_half_precision_is_within_the_bound(name: str, dtype: torch.dtype) -> None:
+    """Stored scores, and gradients that a kernel adds up block by block in the dtype."""
+    for family in ("normal", "logits to 30"):
+        for seed, size in enumerate([(1, 2, 64, 64, 16), (1, 2, 100, 70, 8), (1, 1, 300, 33, 4)]):
+            inputs = make(family, size, "none", seed)
+            margin = _half_margin(CORES[name], inputs, dtype, eager=name != "sdpa flash")
+            assert margin <= 1.0, (family, size)
+
+
 @pytest.mark.parametrize("size", SIZES[2:])
 def test_a_scale_off_by_one_permille_exceeds_the_bound(
     size: tuple[int, int, int, int, int],
