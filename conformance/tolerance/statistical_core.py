@@ -78,7 +78,7 @@ def _sum_variance(
     """
     unit, length = contract.accumulator_roundoff, live.key_length
     blocks = math.ceil(length / contract.key_block)
-    terms = contract.weight_roundoff**2
+    terms = contract.weight_roundoff**2 + 2.0 * contract.operand_roundoff**2
     terms += (model.WALK * length + blocks + model.NUMERATOR_ROUNDINGS) * unit**2
     squares = attention.value.square()
     ratio = (model.NORMALISED_DRIFT * length + blocks + model.RATIO_ROUNDINGS) * unit**2

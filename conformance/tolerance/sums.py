@@ -79,8 +79,8 @@ def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
     """Relative errors of the sum of products, and of dividing by the sum of the weights."""
     unit = contract.accumulator_roundoff
     blocks = math.ceil(key_length / contract.key_block)
-    product = gamma(key_length + blocks + model.SUM_ROUNDINGS, unit) + contract.weight_roundoff
-    return product, product + model.DIVISION_ROUNDINGS * unit
+    total = gamma(key_length + blocks + model.SUM_ROUNDINGS, unit) + contract.weight_roundoff
+    return total + contract.operand_error, total + model.DIVISION_ROUNDINGS * unit
 
 
 def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:

@@ -43,6 +43,7 @@ def unnormalised_bound(
         2.0 * gamma(terms + blocks + model.SUM_ROUNDINGS, contract.accumulator_roundoff)
         + model.DIVISION_ROUNDINGS * contract.accumulator_roundoff
         + 2.0 * contract.weight_roundoff
+        + contract.operand_error
     )
     if attention.semantics.softmax_axis != "none":
         largest = float(error.amax())
