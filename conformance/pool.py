@@ -29,8 +29,8 @@ class Pool:
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
         wanted = round(self._profile.examples * space.share)
         edges = edge_problems(self._candidate, space, dtype=dtype)
-        if space.share < 1.0:
-            edges = edges[:wanted]
+        if space.share < 1.0:  # a part of each: edges alone would be the same in every run
+            edges = edges[: wanted // 2]
         drawn = draw_problems(
             self._candidate,
             space,

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance.comparison import compare, moves
+from conformance.comparison import (
+    SPOKEN_STAGES,
+    WEIGHT_AXES,
+    Comparison,
+    compare,
+    disagreement,
+    moves,
+)
+from conformance.results import ClauseResult, result_from_json
+from conformance.tolerance.contract import STAGES
 
 NAN, INF = math.nan, math.inf
 
@@ -153,3 +165,114 @@ def test_two_answers_of_nan_do_not_agree() -> None:
     assert agreement.violation.message == message
     unjudged = torch.tensor([False])
     assert compare(row(1), row(NAN), row(1), both_answers=True, judged=unjudged).violation is None
+
+
+def wrong_at(
+    *index: int, shape: tuple[int, ...], axes: tuple[str, ...] | None = None
+) -> Comparison:
+    """A comparison of zeros in which one element is off by 2, twice the bound."""
+    got = torch.zeros(shape)
+    got[index] = 2.0
+    return compare(got, torch.zeros(shape), torch.ones(shape, dtype=torch.float64), axes=axes)
+
+
+def test_where_names_the_axes() -> None:
+    """The worst element of heads, of tokens and of weights is given by the names of its axes."""
+    heads = wrong_at(1, 0, 2, 3, shape=(2, 1, 3, 4))
+    assert heads.where == {"batch": 1, "head": 0, "query": 2, "channel": 3}
+    assert "at batch 1, head 0, query 2, channel 3:" in disagreement(heads)
+    assert wrong_at(0, 2, 3, shape=(2, 3, 4)).where == {"batch": 0, "query": 2, "channel": 3}
+    weights = wrong_at(0, 0, 2, 3, shape=(2, 1, 3, 4), axes=WEIGHT_AXES)
+    assert weights.where == {"batch": 0, "head": 0, "query": 2, "key": 3}
+
+
+def test_where_is_empty_without_names() -> None:
+    """Other shapes have no names: the index is given instead."""
+    nameless = wrong_at(1, 2, shape=(2, 3))
+    assert nameless.where == {}
+    assert nameless.index == (1, 2)
+    assert "at [1, 2]:" in disagreement(nameless)
+
+
+def test_axes_that_do_not_fit_name_nothing() -> None:
+    """Names of another number of axes are not put to the wrong numbers."""
+    assert wrong_at(1, 2, shape=(2, 3), axes=WEIGHT_AXES).where == {}
+
+
+@given(error=st.floats(0.0, 1e30), bound=st.floats(0.0, 1e30), expected=st.floats(-1e3, 1e3))
+def test_reason_is_empty_exactly_within_the_bound(
+    error: float, bound: float, expected: float
+) -> None:
+    """disagreement() is "" exactly when the margin is at most 1, and then there is no violation."""
+    found = compare(row(expected + error), row(expected), row(bound))
+    assert (disagreement(found) == "") == (found.margin <= 1.0)
+    assert (found.violation is None) == (found.margin <= 1.0)
+
+
+def test_remainder_completes_what_is_expected() -> None:
+    """What float64 cannot hold of the exact answer counts: an error of 1e-20 is seen as such."""
+    expected, remainder, bound = row(1.0), row(1e-20), row(1e-21)
+    assert compare(row(1.0), expected, bound).margin == 0.0
+    found = compare(row(1.0), expected, bound, remainder=remainder)
+    assert found.error == pytest.approx(1e-20)
+    assert found.margin == pytest.approx(10.0)
+
+
+def test_sentence_tells_the_largest_part_and_the_scale() -> None:
+    """The stage that dominates the bound and the fitted scale error stand in the reason."""
+    found = wrong_at(0, 2, shape=(2, 3)).replace(
+        parts={"score": 0.75, "exp": 0.25}, scale_error=0.00123
+    )
+    told = disagreement(found)
+    assert "75% of it for rounding of the logits" in told
+    assert told.endswith("; this fits a scale with a relative error of +0.00123")
+
+
+def test_every_stage_can_be_said() -> None:
+    """Each stage that a bound can consist of has words."""
+    assert set(SPOKEN_STAGES) == set(STAGES)
+
+
+def test_measured_numbers_reach_the_report() -> None:
+    """Margin, error, bound, axes, parts and the scale error survive the report's JSON."""
+    found = wrong_at(1, 0, 2, 3, shape=(2, 1, 3, 4)).replace(
+        parts={"rounding": 1.0}, scale_error=-0.5
+    )
+    entry = ClauseResult(
+        id="numerics.golden",
+        family="numerics",
+        level="MUST",
+        status="failed",
+        violation=found.violation,
+    ).as_json()
+    read = result_from_json(json.loads(json.dumps(entry, allow_nan=False)))
+    assert read.violation is not None
+    assert read.violation.measured == {
+        "margin": 2.0,
+        "error": 2.0,
+        "bound": 1.0,
+        "batch": 1,
+        "head": 0,
+        "query": 2,
+        "channel": 3,
+        "parts": {"rounding": 1.0},
+        "scale_error": -0.5,
+    }
+
+
+def test_nothing_that_was_not_found_is_reported() -> None:
+    """Without parts and without a fitted scale the report has no such entries."""
+    violation = wrong_at(1, shape=(2,)).violation
+    assert violation is not None
+    assert set(violation.measured) == {"margin", "error", "bound"}
+
+
+def test_infinite_margins_can_be_written() -> None:
+    """An answer that is not finite has an infinite margin, which JSON holds as a text."""
+    violation = compare(row(INF), row(0.0), row(1.0)).violation
+    assert violation is not None
+    entry = ClauseResult(
+        id="a.b", family="a", level="MUST", status="failed", violation=violation
+    ).as_json()
+    assert entry["violation"]["measured"]["margin"] == "inf"
+    json.dumps(entry, allow_nan=False)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
+from declared import CANDIDATES
 from examples import core, layer, plan, problem
 
 from conformance.materialise import materialise
+from conformance.recipes import RECIPES
 
 STANDARD = core().declaration.semantics
 
@@ -54,3 +57,27 @@ def test_layers_are_told_from_cores() -> None:
     assert materialise(problem(), layer()).is_layer
     assert not materialise(problem(), core()).is_layer
     assert materialise(problem(), layer()).output_shape == (2, 5, 10)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_inputs_are_generic_as_their_recipe(name: str) -> None:
+    """Cores and layers that draw their weights are as independent as the recipe says."""
+    for candidate in (core(), layer()):
+        inputs = materialise(problem(values=name), candidate)
+        assert inputs.generic is RECIPES[name].generic
+
+
+def test_weights_that_a_candidate_brings_are_not_generic() -> None:
+    """Nobody knows whether weights that are not drawn here are independent."""
+    candidate = CANDIDATES["fixed layer"]
+    assert not candidate.draws_weights
+    assert not materialise(problem(values="normal"), candidate).generic
+
+
+def test_changed_tokens_are_not_generic() -> None:
+    """Whoever changes tokens may tie them: the result is never called independent."""
+    inputs = materialise(problem(values="normal"), core())
+    assert inputs.generic
+    for role in ("query", "key", "value"):
+        assert not inputs.with_tokens(**{role: getattr(inputs, role) * 2}).generic
+    assert inputs.without_mask().generic

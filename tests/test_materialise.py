@@ -6,7 +6,14 @@ from declared import CANDIDATES
 from examples import core, layer, plan, problem
 
 from conformance.geometry import Geometry
-from conformance.materialise import generator_for, mask_sizes, materialise, pattern_for
+from conformance.materialise import (
+    PROJECTIONS,
+    TORCH_DTYPES,
+    generator_for,
+    mask_sizes,
+    materialise,
+    pattern_for,
+)
 
 
 def test_problem_decides_its_tensors() -> None:
@@ -92,3 +99,40 @@ def test_lengths_turn_patterns_into_padding() -> None:
     assert pattern_for(plan("sparse", "lengths", "B")) == "padding"
     assert pattern_for(plan("empty-rows", "lengths", "B")) == "empty-lengths"
     assert pattern_for(plan("sparse", "keep")) == "sparse"
+
+
+@pytest.mark.parametrize("kind", ["selections", "signed-selections"])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 5), (3, 7), (8, 3), (2, 1)])
+def test_selections_pick_one_input_each(kind: str, rows: int, columns: int) -> None:
+    """Each row has one entry, 1 or with signs -1; no input is used twice while others are free."""
+    matrix, bias = PROJECTIONS[kind](rows, columns, torch.Generator().manual_seed(rows))
+    assert bool((matrix.abs().sum(dim=1) == 1).all())
+    assert bool((matrix.abs().amax(dim=1) == 1).all())
+    used = matrix.abs().sum(dim=0)
+    assert float(used.max() - used.min()) <= 1
+    assert not bias.any()
+    if kind == "selections":
+        assert float(matrix.min()) >= 0
+
+
+def test_signs_change() -> None:
+    """Among many signed selections both signs occur."""
+    matrix, _ = PROJECTIONS["signed-selections"](40, 40, torch.Generator().manual_seed(0))
+    assert {float(row.sum()) for row in matrix} == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("values", ["plain-projections", "nearly-tied", "small-near-ties"])
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_projections_of_probes_are_exact(values: str, dtype: str) -> None:
+    """In every dtype a projection only moves tokens: nothing of it is rounded."""
+    inputs = materialise(problem(values=values, dtype=dtype, num_heads=4), layer())
+    weights = inputs.weights
+    assert weights is not None
+    for tokens, matrix, bias in (
+        (inputs.query, weights.q, weights.q_bias),
+        (inputs.key, weights.k, weights.k_bias),
+        (inputs.value, weights.v, weights.v_bias),
+    ):
+        exact = tokens.double() @ matrix.double().T
+        assert torch.equal(torch.nn.functional.linear(tokens, matrix, bias).double(), exact)
+        assert set(exact.abs().unique().tolist()) <= set(tokens.double().abs().unique().tolist())

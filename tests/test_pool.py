@@ -9,6 +9,7 @@ from examples import SMALL
 from conformance.edges import edge_problems
 from conformance.geometry import Geometry
 from conformance.pool import Pool
+from conformance.problem import Problem
 from conformance.space import Space
 
 
@@ -55,3 +56,24 @@ def test_problems_outside_the_space_are_left_out() -> None:
     pool = Pool(core(geometry=build), SMALL, 0)
     assert pool.problems(Space(), "float32")
     assert pool.problems(Space(least=(("key_length", 2),)), "float32") == []
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.25, 10), (0.5, 20), (0.01, 1)])
+def test_share_limits_the_examples(share: float, wanted: int) -> None:
+    """A space with a share gets that part of the examples, and one at least."""
+    profile = dataclasses.replace(SMALL, examples=40)
+    pool = Pool(CANDIDATES["core"], profile, 0)
+    assert len(pool.problems(Space(share=share), "float32")) == wanted
+    assert len(pool.problems(Space(), "float32")) >= 40
+
+
+def test_share_leaves_both_edges_and_drawn_problems() -> None:
+    """Half of a share are edges, the same in every run; the other half differs with the seed."""
+
+    def found(seed: int) -> list[Problem]:
+        profile = dataclasses.replace(SMALL, examples=40)
+        return Pool(CANDIDATES["core"], profile, seed).problems(Space(share=0.25), "float32")
+
+    one, two = found(1), found(2)
+    assert one[:5] == two[:5]
+    assert len(set(one) & set(two)) <= len(one) - 3

@@ -134,3 +134,48 @@ def test_recipes_make_empty_tensors(name: str) -> None:
 def test_softcaps_do_not_hide_everything() -> None:
     """Most problems have no cap, so that ordinary logits are seen too."""
     assert SOFTCAPS.count(None) > len(SOFTCAPS) / 2
+
+
+NEAR_TIES = ("nearly-tied", "small-near-ties")
+
+
+@pytest.mark.parametrize("name", NEAR_TIES)
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_products_of_near_ties_are_exact(name: str, dtype: str) -> None:
+    """Points of the lattice survive every dtype, and their products float32."""
+    query, key = made(name, "query", (2, 3, 6, 64)), made(name, "key", (2, 3, 7, 64))
+    for tokens in (query, key):
+        assert torch.equal(tokens, tokens.to(TORCH_DTYPES[dtype]).double())
+    exact = query @ key.mT
+    assert torch.equal(exact, (query.float() @ key.float().mT).double())
+
+
+def test_near_ties_are_large_and_near() -> None:
+    """Logits lie in the hundreds, beyond what bfloat16 tells apart, and within a tenth of them."""
+    logits = (
+        made("nearly-tied", "query", (2, 3, 20, 16)) @ made("nearly-tied", "key", (2, 3, 20, 16)).mT
+    )
+    scaled = logits / 4.0
+    spread = scaled.amax(-1) - scaled.amin(-1)
+    assert float(scaled.min()) > 256
+    assert float((spread / scaled.amax(-1)).max()) < 0.1
+    assert float(spread.median()) > 1
+    rounded = scaled.bfloat16().double()
+    assert float((rounded - scaled).abs().max()) > 1
+
+
+def test_small_near_ties_survive_rounding() -> None:
+    """Small corners leave logits that bfloat16 still tells apart: its rounding changes little."""
+    logits = (
+        made("small-near-ties", "query", (2, 3, 20, 16))
+        @ made("small-near-ties", "key", (2, 3, 20, 16)).mT
+    )
+    scaled = logits / 4.0
+    assert float((scaled.amax(-1) - scaled.amin(-1)).median()) > 0.5
+    assert float((scaled.bfloat16().double() - scaled).abs().max()) < 0.1
+
+
+def test_independent_recipes_are_few() -> None:
+    """Only tokens drawn one by one count as independent: no ties, no lattices, no nearly equal."""
+    generic = {name for name, recipe in RECIPES.items() if recipe.generic}
+    assert generic == {"normal", "mixed-scales", "plain-projections"}

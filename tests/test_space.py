@@ -7,7 +7,8 @@ from declared import CANDIDATES, core, layer
 from examples import plan, problem
 
 from conformance.candidate import Candidate
-from conformance.space import Space, admits_lengths, can_cross, is_fixed
+from conformance.recipes import HALF_PRECISION, ORDINARY, PROBES
+from conformance.space import WIDTHS, Space, admits_lengths, can_cross, is_fixed
 
 
 @pytest.mark.parametrize(
@@ -154,3 +155,21 @@ def test_lengths_of_one_call() -> None:
     assert admits_lengths(core(), sizes.replace(batch=1))
     assert not admits_lengths(core(geometry={"batch": [2, 4]}), sizes.replace(batch=1))
     assert not admits_lengths(core(max_length=4), sizes.replace(query_length=5))
+
+
+def test_cores_have_no_least_widths() -> None:
+    """A core has no tokens: the least widths of a space are asked of layers alone."""
+    wide = Space(least=tuple((name, 64) for name in WIDTHS))
+    assert wide.admits(problem(), core())
+    assert not wide.admits(problem(), layer())
+    assert wide.admits(problem(**dict.fromkeys(WIDTHS, 64)), layer())
+    assert not Space(least=(("head_size", 64), *wide.least)).admits(problem(), core())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_gets_the_probes_it_is_asked(dtype: str) -> None:
+    """A space of probes keeps them in half precision; extreme recipes are left out."""
+    assert Space(values=PROBES).recipes(dtype) == PROBES
+    assert set(Space().recipes(dtype)) == set(HALF_PRECISION) & set(ORDINARY)
+    assert Space(values=("subnormal",)).recipes(dtype) == ("normal",)
+    assert Space(values=("subnormal",)).recipes("float32") == ("subnormal",)
