@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ..candidate import Candidate
 from ..clause import Finding, clause
 from ..problem import Problem
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject
 from ..tolerance.fit import Fit
+from ..tolerance.statistical import supports
 from ._measuring import measure, measures_golden
 
 NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
@@ -33,6 +35,15 @@ NEARLY_TIED = Space(
 )
 
 
+def _independent(candidate: Candidate) -> str:
+    """Why errors of a candidate cannot be taken for independent, or ""."""
+    if candidate.kind == "layer" and not candidate.draws_weights:
+        return "it brings its own weights: its errors may not be independent"
+    if not supports(candidate.declaration.semantics):
+        return "at its declared semantics errors may not be independent"
+    return ""
+
+
 @clause(
     "numerics.scale-error",
     level="MUST",
@@ -44,6 +55,7 @@ NEARLY_TIED = Space(
     space=AVERAGED,
     needs_golden=True,
     counterfactual="a scale ten percent larger",
+    applies=(_independent,),
 )
 def scale_error(subject: Subject, problem: Problem) -> Finding:
     """Errors a thousandth of the rounding of one element, as long as all have them."""
@@ -78,6 +90,7 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
     source=NUMERICS,
     space=AVERAGED,
     needs_golden=True,
+    applies=(_independent,),
 )
 def typical_error(subject: Subject, problem: Problem) -> Finding:
     """Each error in units of its own typical size; what a wrong scale explains is taken off."""
