@@ -1,0 +1,201 @@
+"""The sharpest measure of an answer that holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from declared import CANDIDATES
+from examples import core, layer, problem
+from torch import Tensor
+
+from conformance._golden import golden
+from conformance.candidate import Candidate
+from conformance.inputs import Inputs
+from conformance.recipes import RECIPES
+from conformance.subject import Subject
+from conformance.yardstick import Yardstick
+
+LARGE = {
+    "query_length": 20,
+    "key_length": 18,
+    "head_size": 16,
+    "value_head_size": 16,
+    "query_size": 16,
+    "key_size": 16,
+    "value_size": 16,
+    "output_size": 16,
+}
+EVERY_DTYPE = ["float32", "float64", "float16", "bfloat16"]
+ULP = 2.0**-52
+
+both_kinds = pytest.mark.parametrize("candidate", [core(), layer()], ids=["core", "layer"])
+
+
+def measured(
+    candidate: Candidate, dtype: str = "float32", **changes: object
+) -> tuple[Subject, Inputs, Yardstick]:
+    """A subject, its inputs and their yardstick on a problem large enough for statistics."""
+    subject = Subject(candidate, dtype)
+    inputs = subject.inputs(problem(dtype=dtype, **{**LARGE, **changes}))
+    return subject, inputs, subject.yardstick(inputs)
+
+
+def exactly(subject: Subject, inputs: Inputs) -> Tensor:
+    """The yardstick's answer as one float64 tensor."""
+    known = subject.yardstick(inputs)
+    return known.output if known.remainder is None else known.output + known.remainder
+
+
+@both_kinds
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("values", ["normal", "plain-projections", "nearly-tied", "integers"])
+def test_bound_is_never_above_the_worst_case(candidate: Candidate, dtype: str, values: str) -> None:
+    """Whatever else is known, nothing is allowed that the worst-case bound forbids."""
+    subject, inputs, known = measured(candidate, dtype, values=values)
+    assert bool((known.bound <= subject.golden(inputs).bound).all())
+    assert bool((known.bound >= 0).all())
+
+
+@both_kinds
+@pytest.mark.parametrize("values", RECIPES)
+def test_only_independent_inputs_are_judged_statistically(
+    candidate: Candidate, values: str
+) -> None:
+    """Without independence the bound is the worst case, all of it."""
+    subject, inputs, known = measured(candidate, values=values)
+    worst = subject.golden(inputs).bound
+    assert (known.statistics is not None) == RECIPES[values].generic
+    if known.statistics is None:
+        assert torch.equal(known.bound, worst)
+    elif values == "normal":
+        assert float((known.bound / worst).median()) < 0.7
+
+
+@both_kinds
+def test_changed_tokens_lose_the_statistical_bound(candidate: Candidate) -> None:
+    """Tokens that somebody else made may be tied: they are judged by the worst case."""
+    subject, inputs, known = measured(candidate)
+    assert known.statistics is not None
+    changed = subject.yardstick(inputs.with_tokens(key=inputs.key.clone()))
+    assert changed.statistics is None
+    assert torch.equal(changed.output, known.output)
+
+
+def test_own_weights_lose_the_statistical_bound() -> None:
+    """A layer that brings its weights is judged by the worst case."""
+    subject = Subject(CANDIDATES["fixed layer"], "float32")
+    sizes = {"num_heads": 4, "query_size": 5, "key_size": 6, "value_size": 7, "output_size": 4}
+    inputs = subject.inputs(problem(**{**LARGE, **sizes, "head_size": 3, "value_head_size": 2}))
+    assert subject.yardstick(inputs).statistics is None
+
+
+def test_unsupported_points_are_judged_by_the_worst_case() -> None:
+    """Where weights do not sum to one over the keys there is no statistical model."""
+    point = golden.STANDARD.replace(softmax_axis="query")
+    subject, inputs, known = measured(core(semantics=point))
+    assert known.statistics is None
+    assert torch.equal(known.bound, subject.golden(inputs).bound)
+
+
+@both_kinds
+def test_coarser_dtypes_need_no_remainder(candidate: Candidate) -> None:
+    """The golden's float64 is exact enough for anything coarser."""
+    for dtype in ("float32", "float16", "bfloat16"):
+        subject, inputs, known = measured(candidate, dtype)
+        assert known.remainder is None
+        assert known.output is subject.golden(inputs).output
+
+
+@both_kinds
+def test_float64_is_held_against_more_than_float64(candidate: Candidate) -> None:
+    """The exact answer has a remainder below the last place, and the golden errs by a few ulp."""
+    subject, inputs, known = measured(candidate, "float64")
+    assert known.remainder is not None
+    largest = float(known.output.abs().max())
+    assert 0 < float(known.remainder.abs().max()) <= ULP * largest
+    apart = known.error(subject.golden(inputs).output).abs()
+    assert 0 < float(apart.max()) < 64 * ULP * largest
+
+
+@both_kinds
+def test_float64_is_judged_by_half_the_distance_of_two(candidate: Candidate) -> None:
+    """Against the truth a candidate has its own errors alone, not the golden's as well."""
+    subject, inputs, known = measured(candidate, "float64", values="integers")
+    assert known.statistics is None
+    assert torch.equal(known.bound, subject.golden(inputs).bound / 2)
+
+
+@both_kinds
+def test_float64_sees_errors_that_the_golden_bound_allows(candidate: Candidate) -> None:
+    """An error of some ulp, everywhere within the golden's bound, lies outside the yardstick's."""
+    subject, inputs, known = measured(candidate, "float64")
+    loose = subject.golden(inputs)
+    answer = exactly(subject, inputs) + 1.5 * known.bound
+    assert bool(((answer - loose.output).abs() < loose.bound).all())
+    assert bool((known.error(answer).abs() > known.bound).all())
+    ulps = 1.5 * known.bound / (ULP * loose.output.abs().clamp_min(1e-3))
+    assert float(ulps.median()) < 200
+
+
+@both_kinds
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_fit_finds_an_answer_of_another_scale(candidate: Candidate, dtype: str) -> None:
+    """A golden answer at a scale two percent larger is fitted as just that, in every dtype."""
+    subject, inputs, known = measured(candidate, dtype)
+    scale = subject.golden(inputs).core.scale
+    other = subject.oracle.output(inputs.replace(scale=scale * 1.02))
+    found = known.fit(other)
+    assert found is not None
+    assert found.scale_error == pytest.approx(0.02, rel=0.1)
+
+
+@both_kinds
+def test_exact_answers_fit_without_error(candidate: Candidate) -> None:
+    """The exact answer has no error to be explained."""
+    subject, inputs, known = measured(candidate)
+    found = known.fit(exactly(subject, inputs))
+    assert found is not None
+    assert found.rms == found.scale_error == 0.0
+    assert not found.blames_scale
+
+
+def test_fit_needs_finite_answers_and_independent_inputs() -> None:
+    """NaN cannot be explained by a scale, nor ties by a statistic."""
+    subject, inputs, known = measured(core())
+    answer = exactly(subject, inputs)
+    answer[0, 0, 0, 0] = math.nan
+    assert known.fit(answer) is None
+    subject, inputs, known = measured(core(), values="tied-keys")
+    assert known.fit(exactly(subject, inputs)) is None
+
+
+def test_rows_that_are_not_sampled_keep_the_worst_case() -> None:
+    """In long problems the statistical bound speaks of some rows; the others keep theirs."""
+    subject, inputs, known = measured(core(), query_length=200, batch=1)
+    assert known.statistics is not None
+    sampled = torch.zeros(200, dtype=torch.bool)
+    sampled[known.statistics.rows] = True
+    assert 16 <= int(sampled.sum()) < 200
+    worst = subject.golden(inputs).bound
+    assert torch.equal(known.bound[..., ~sampled, :], worst[..., ~sampled, :])
+    assert bool((known.bound[..., sampled, :] < worst[..., sampled, :]).any())
+
+
+def test_empty_answers_have_a_yardstick() -> None:
+    """No query, no statistic, and no crash."""
+    subject = Subject(core(), "float32")
+    inputs = subject.inputs(problem())
+    none = inputs.with_tokens(query=inputs.query[:, :, :0])
+    known = subject.yardstick(dataclasses.replace(none, generic=True))
+    assert known.bound.numel() == 0
+    assert known.statistics is None
+
+
+def test_yardsticks_are_remembered() -> None:
+    """The same inputs are measured once."""
+    subject, inputs, known = measured(core())
+    assert subject.yardstick(inputs) is known
+    assert subject.yardstick(inputs.replace()) is not known
