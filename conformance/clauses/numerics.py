@@ -117,14 +117,14 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
 def _enlarge(subject: Subject, inputs: Inputs, target: float) -> Inputs:
     core = subject.golden(inputs).core
     largest = float(core.scores.abs().max())
-    room = HEADROOM * torch.finfo(inputs.query.dtype).max / max(_largest_product(core), 1.0)
+    room = HEADROOM * torch.finfo(inputs.query.dtype).max / max(largest_product(core), 1.0)
     factor = min(target / max(largest, torch.finfo(torch.float32).tiny), room)
     if inputs.mode != "self":
         return inputs.with_tokens(query=_times(inputs.query, factor))
     return inputs.with_tokens(key=_times(inputs.key, math.sqrt(max(factor, 1.0))))
 
 
-def _largest_product(core: object) -> float:
+def largest_product(core: object) -> float:
     """The largest sum |q||k| of the unscaled products, with what surrounds it."""
     query: Tensor = core.query  # type: ignore[attr-defined]  # golden.Attention
     key: Tensor = core.key  # type: ignore[attr-defined]  # golden.Attention

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
+
 from ..candidate import Candidate
 from ..clause import Finding, clause
+from ..inputs import Inputs
 from ..problem import Problem
 from ..results import Violation
 from ..space import Space
@@ -11,6 +16,7 @@ from ..subject import Subject
 from ..tolerance.fit import Fit
 from ..tolerance.statistical import supports
 from ._measuring import measure, measures_golden
+from .numerics import HEADROOM, largest_product
 
 NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
 # A scale that is off by this much must be seen for an example to count.
@@ -73,8 +79,8 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
         violation = Violation(
             kind="value", message=message, expected=0.0, got=fitted.scale_error, measured=measured
         )
-    binding = fitted.scale_allowed < OTHER_SCALE_ERROR
-    # Beyond 1 without blame: other clauses judge what is wrong then.
+    # Errors that are too large blur the fit and may feign a scale: other clauses judge them.
+    binding = fitted.scale_allowed < OTHER_SCALE_ERROR or fitted.unexplained > 1.0
     return Finding(
         binding=binding, margin=margin if violation else min(margin, 1.0), violation=violation
     )
@@ -134,6 +140,18 @@ def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation |
 )
 def near_ties(subject: Subject, problem: Problem) -> Finding:
     """Points of a lattice near one corner: their products are exact in every dtype."""
-    inputs = subject.inputs(problem)
+    inputs = _within_headroom(subject, subject.inputs(problem))
     wording = "logits that nearly tie are not told apart"
     return measures_golden(subject, inputs, wording, counterfactual=inputs.replace(scale=0.0))
+
+
+def _within_headroom(subject: Subject, inputs: Inputs) -> Inputs:
+    """Tokens divided by a power of two, which is exact, until no unscaled product can overflow."""
+    core = subject.golden(inputs).core
+    room = HEADROOM * torch.finfo(inputs.query.dtype).max
+    excess = largest_product(core) / room
+    if excess <= 1.0:
+        return inputs
+    if inputs.mode == "self":
+        return inputs.with_tokens(key=inputs.key * 2.0 ** -math.ceil(math.log2(excess) / 2.0))
+    return inputs.with_tokens(query=inputs.query * 2.0 ** -math.ceil(math.log2(excess)))
