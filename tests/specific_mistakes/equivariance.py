@@ -13,23 +13,23 @@ EQUIVARIANCE: Final[Specific] = {
             "equivariance.batch-independent mask.bias mask.causal-alignment "
             "mask.causal-and-mask mask.causal-combined mask.causal-first-key mask.golden "
             "mask.no-leak mask.no-leak-nonfinite mask.per-item numerics.golden "
-            "numerics.large-logits numerics.odd-scale numerics.scale numerics.value-linear "
-            "shape.weights state.no-memory"
+            "numerics.large-logits numerics.near-ties numerics.odd-scale numerics.scale "
+            "numerics.typical-error numerics.value-linear shape.weights state.no-memory"
         ),
     ),
     "equivariance.batch-independent": (
         "BatchTakenForTokens",
         also(
-            "numerics.golden numerics.large-logits numerics.scale shape.weights "
-            "state.inputs-unchanged"
+            "numerics.golden numerics.large-logits numerics.near-ties numerics.scale "
+            "numerics.typical-error shape.weights state.inputs-unchanged"
         ),
     ),
     "equivariance.heads": (
         "FirstHeadsKeys",
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
-            "mask.golden mask.per-head numerics.golden numerics.large-logits numerics.odd-scale "
-            "numerics.scale shape.weights"
+            "mask.golden mask.per-head numerics.golden numerics.large-logits numerics.near-ties "
+            "numerics.odd-scale numerics.scale numerics.typical-error shape.weights"
         ),
     ),
     "equivariance.keys": (
@@ -37,7 +37,8 @@ EQUIVARIANCE: Final[Specific] = {
         also(
             "equivariance.tokens mask.bias mask.bias-counts mask.causal-alignment "
             "mask.causal-combined mask.causal-first-key mask.golden numerics.golden "
-            "numerics.large-logits numerics.odd-scale numerics.scale shape.weights"
+            "numerics.large-logits numerics.near-ties numerics.odd-scale numerics.scale "
+            "numerics.typical-error shape.weights"
         ),
     ),
     "equivariance.queries": (
@@ -45,7 +46,8 @@ EQUIVARIANCE: Final[Specific] = {
         also(
             "equivariance.tokens mask.bias mask.causal-alignment mask.causal-combined "
             "mask.causal-first-key mask.golden numerics.golden numerics.large-logits "
-            "numerics.odd-scale numerics.scale shape.weights state.no-memory"
+            "numerics.near-ties numerics.odd-scale numerics.scale numerics.typical-error "
+            "shape.weights state.no-memory"
         ),
     ),
     "equivariance.tokens": (
@@ -53,7 +55,8 @@ EQUIVARIANCE: Final[Specific] = {
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
             "mask.empty-row mask.golden mask.single-key numerics.golden numerics.large-logits "
-            "numerics.scale shape.weights state.no-memory"
+            "numerics.near-ties numerics.scale numerics.typical-error shape.weights "
+            "state.no-memory"
         ),
     ),
 }

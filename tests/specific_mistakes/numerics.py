@@ -12,8 +12,8 @@ NUMERICS: Final[Specific] = {
         also(
             "mask.bias mask.bias-counts mask.causal-alignment mask.causal-combined "
             "mask.causal-first-key mask.golden mask.padding-is-absence mask.single-key "
-            "numerics.convex numerics.golden numerics.large-logits numerics.odd-scale "
-            "numerics.scale shape.weights"
+            "numerics.convex numerics.golden numerics.large-logits numerics.near-ties "
+            "numerics.odd-scale numerics.scale numerics.typical-error shape.weights"
         ),
     ),
     "numerics.convex": (
@@ -21,46 +21,53 @@ NUMERICS: Final[Specific] = {
         also(
             "mask.bias mask.bias-counts mask.causal-alignment mask.causal-combined "
             "mask.causal-first-key mask.golden mask.padding-is-absence mask.single-key "
-            "numerics.constant-value numerics.golden numerics.large-logits numerics.odd-scale "
-            "numerics.scale state.dropout"
+            "numerics.constant-value numerics.golden numerics.large-logits numerics.near-ties "
+            "numerics.odd-scale numerics.scale numerics.typical-error state.dropout"
         ),
     ),
     "numerics.golden": (
         "HeadSizeAndCountSwapped",
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
-            "mask.empty-row mask.golden numerics.large-logits numerics.scale shape.weights"
+            "mask.empty-row mask.golden numerics.large-logits numerics.near-ties numerics.scale "
+            "numerics.scale-error numerics.typical-error shape.weights"
         ),
     ),
     "numerics.key-shift": (
         "CosineScores",
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
-            "mask.golden numerics.golden numerics.large-logits numerics.odd-scale "
-            "numerics.scale shape.weights"
+            "mask.golden numerics.golden numerics.large-logits numerics.near-ties "
+            "numerics.odd-scale numerics.scale numerics.scale-error numerics.typical-error "
+            "shape.weights"
         ),
     ),
     "numerics.large-logits": (
         "LogitsClamped",
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
-            "mask.golden numerics.golden numerics.scale shape.weights"
+            "mask.golden numerics.golden numerics.near-ties numerics.scale shape.weights"
         ),
     ),
+    "numerics.near-ties": ("LayerScoresStoredThoughFused", also("numerics.key-shift")),
     "numerics.odd-scale": ("ScaleZeroTakenForUnset", NOTHING_ELSE),
     "numerics.scale": (
         "DividedByHeadSize",
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
-            "mask.golden numerics.golden numerics.large-logits shape.weights"
+            "mask.golden numerics.golden numerics.large-logits numerics.near-ties "
+            "numerics.scale-error numerics.typical-error shape.weights"
         ),
     ),
+    "numerics.scale-error": ("ScaleOfTwentyBits", NOTHING_ELSE),
+    "numerics.typical-error": ("LongRowsOfSeventeenBits", also("mask.causal-first-key")),
     "numerics.value-linear": (
         "OutputRectified",
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
             "mask.golden mask.single-key numerics.convex numerics.golden numerics.large-logits "
-            "numerics.odd-scale numerics.scale state.dropout"
+            "numerics.near-ties numerics.odd-scale numerics.scale numerics.typical-error "
+            "state.dropout"
         ),
     ),
 }

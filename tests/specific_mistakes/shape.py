@@ -21,8 +21,9 @@ SHAPE: Final[Specific] = {
             "mask.empty-row-isolated mask.forms-agree mask.golden mask.no-leak "
             "mask.no-leak-nonfinite mask.padding-is-absence mask.per-head mask.per-item "
             "mask.single-key numerics.constant-value numerics.golden numerics.key-shift "
-            "numerics.large-logits numerics.scale numerics.value-linear shape.dtype "
-            "shape.empty-batch shape.expanded shape.strided shape.weights state.answer-kept "
+            "numerics.large-logits numerics.near-ties numerics.scale numerics.scale-error "
+            "numerics.typical-error numerics.value-linear shape.dtype shape.empty-batch "
+            "shape.expanded shape.strided shape.weights state.answer-kept "
             "state.bitwise-repeatable state.inputs-unchanged state.no-memory state.repeatable"
         ),
     ),

@@ -1,0 +1,154 @@
+"""Losses of precision, acted out on golden evaluations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from examples import core, plan, problem
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conformance._golden import golden
+from conformance.materialise import TORCH_DTYPES, materialise
+from conformance.oracle import evaluate
+from conformance.precision_losses import (
+    COARSER,
+    LOSSES,
+    PrecisionLoss,
+    to_cut_tf32,
+    to_format,
+    to_tf32,
+)
+from conformance.tolerance.model import TENSOR_FLOAT_32, UNIT_ROUNDOFF
+
+each_loss = pytest.mark.parametrize(
+    "loss", LOSSES, ids=lambda loss: f"{loss.name}: {loss.text[:40]}"
+)
+HALVES = ("float16", "bfloat16")
+
+
+def attention(values: str = "normal", **changes: object) -> golden.Attention:
+    """A golden evaluation of a core."""
+    candidate = core()
+    inputs = materialise(problem(values=values, dtype="float64", **changes), candidate)
+    found = evaluate(inputs, candidate.declaration.semantics)
+    assert isinstance(found, golden.Attention)
+    return found
+
+
+def number(value: float) -> Tensor:
+    """A float64 tensor of one number."""
+    return torch.tensor([value], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+@given(value=st.floats(-1e3, 1e3))
+def test_formats_round_as_torch_does(name: str, value: float) -> None:
+    """A rounding is the conversion and back, in float64."""
+    once = to_format(name)(number(value))
+    assert once.dtype == torch.float64
+    assert torch.equal(once, number(value).to(TORCH_DTYPES[name]).double())
+    assert torch.equal(to_format(name)(once), once)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_what_is_too_large_becomes_the_largest(name: str) -> None:
+    """Finite numbers stay finite, so that an acted loss never overflows; infinities stay."""
+    largest = torch.finfo(TORCH_DTYPES[name]).max
+    assert float(to_format(name)(number(1e300))) == largest
+    assert float(to_format(name)(number(-1e300))) == -largest
+    assert float(to_format(name)(number(-math.inf))) == -math.inf
+    assert math.isnan(float(to_format(name)(number(math.nan))))
+
+
+@given(value=st.floats(1e-20, 1e20))
+def test_tensor_float_32_keeps_ten_bits(value: float) -> None:
+    """Rounding errs by half of a unit at most, cutting by one; both keep ten bits."""
+    single = number(value).float().double()
+    for rounding, units in ((to_tf32, 1.0), (to_cut_tf32, 2.0)):
+        found = rounding(single)
+        assert abs(float(found - single)) <= units * TENSOR_FLOAT_32 * float(found.abs())
+        assert torch.equal(rounding(found), found)
+        mantissa = torch.frexp(found).mantissa * 2.0**11
+        assert torch.equal(mantissa, mantissa.round())
+    assert float(to_cut_tf32(single)) <= float(single)
+
+
+def test_losses_tell_what_to_do() -> None:
+    """Names are slugs, texts are distinct; a name that occurs twice is one loss in two ways."""
+    assert len({loss.text for loss in LOSSES}) == len(LOSSES)
+    for loss in LOSSES:
+        assert loss.name == loss.name.lower().replace(" ", "-")
+        assert any(name in loss.name for name in ("float32", "float16", "bfloat16", "tf32"))
+
+
+@each_loss
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"mask": plan()}, {"causal": True}, {"softcap": 2.0}, {"num_kv_heads": 2}],
+    ids=str,
+)
+def test_loss_moves_the_answer_a_little(loss: PrecisionLoss, changes: dict[str, object]) -> None:
+    """An acted loss has the answer's shape, differs from it, and by rounding only."""
+    exact = attention(**changes)
+    acted = loss.output(exact)
+    assert acted.shape == exact.output.shape
+    assert acted.dtype == torch.float64
+    alive = ~exact.empty
+    apart = (acted - exact.output)[alive].abs()
+    assert 0 < float(apart.max()) < 0.1
+    assert bool(torch.isfinite(acted).all())
+
+
+@each_loss
+def test_scores_of_small_integers_are_exact(loss: PrecisionLoss) -> None:
+    """Integer operands and their logits are exact in every format: only weights are rounded."""
+    exact = attention("integers", head_size=16)
+    apart = float((loss.output(exact) - exact.output).abs().max())
+    if loss.name.startswith("scores-"):
+        assert apart < 1e-12
+    else:
+        assert apart > 0
+
+
+@pytest.mark.parametrize("stage", ["weights-in", "scores-in", "softmax-in", "scores-from"])
+def test_coarser_formats_lose_more(stage: str) -> None:
+    """bfloat16 loses more than float16, and that more than float32."""
+    exact = attention(query_length=20, key_length=20)
+    lost = {}
+    for name in ("bfloat16", "float16", "float32"):
+        (loss, *_) = (loss for loss in LOSSES if loss.name == f"{stage}-{name}")
+        error = loss.output(exact) - exact.output
+        lost[name] = float(error.square().mean().sqrt())
+    assert lost["bfloat16"] > 4 * lost["float16"] > 100 * lost["float32"] > 0
+
+
+@each_loss
+def test_masked_keys_stay_without_weight(loss: PrecisionLoss) -> None:
+    """A loss does not let ignored keys in: their values never reach the answer."""
+    candidate = core()
+    inputs = materialise(problem(dtype="float64", mask=plan("single")), candidate)
+    hidden = ~inputs.allowed(candidate.declaration.semantics)
+    never = hidden.all(dim=(1, 2))
+    assert bool(never.any())
+    changed = inputs.value.clone()
+    changed[never[:, None, :].expand(changed.shape[:3])] = 1e6
+    answers = []
+    for value in (inputs.value, changed):
+        found = evaluate(inputs.with_tokens(value=value), candidate.declaration.semantics)
+        assert isinstance(found, golden.Attention)
+        answers.append(loss.output(found)[~found.empty])
+    assert torch.equal(answers[0], answers[1])
+
+
+def test_coarser_formats_are_ordered() -> None:
+    """A format is among the coarser ones of another exactly when its unit roundoff is larger."""
+    assert set(COARSER) == set(UNIT_ROUNDOFF)
+    for name, coarser in COARSER.items():
+        roundoffs = [UNIT_ROUNDOFF[other] for other in coarser]
+        assert roundoffs == sorted(roundoffs, reverse=True)
+        assert all(roundoff > UNIT_ROUNDOFF[name] for roundoff in roundoffs)
+        assert name not in coarser
