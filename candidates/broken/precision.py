@@ -41,7 +41,7 @@ def added_up_in(weights: Tensor, value: Tensor, working: torch.dtype) -> Tensor:
     return total.to(value.dtype)
 
 
-@core("numerics.scale", "numerics.golden")
+@core("numerics.scale", "numerics.golden", "numerics.scale-error")
 class ScaleOnePercentOff(EagerCore):
     """The scale is one per cent too large, as a constant that was typed in is."""
 
@@ -49,7 +49,7 @@ class ScaleOnePercentOff(EagerCore):
         return super().scale(call) * 1.01
 
 
-@core("numerics.scale", "numerics.golden")
+@core("numerics.scale", "numerics.golden", "numerics.scale-error")
 class ScaleFromFastInverseRoot(EagerCore):
     """The scale comes from an approximate inverse root that is off by one in a thousand."""
 
@@ -57,7 +57,7 @@ class ScaleFromFastInverseRoot(EagerCore):
         return super().scale(call) * 1.001
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error", "numerics.near-ties")
 class SoftmaxInBfloat16(EagerCore):
     """The softmax is computed in bfloat16 whatever the dtype of the inputs."""
 
@@ -65,7 +65,7 @@ class SoftmaxInBfloat16(EagerCore):
         return torch.softmax(logits.bfloat16(), dim=-1).to(logits.dtype)
 
 
-@core("numerics.golden", "numerics.constant-value", "numerics.typical-error")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error", "numerics.near-ties")
 class SoftmaxInFloat16(EagerCore):
     """The softmax is computed in float16, in which small weights vanish."""
 
@@ -74,7 +74,7 @@ class SoftmaxInFloat16(EagerCore):
         return torch.softmax(finite.half(), dim=-1).to(logits.dtype)
 
 
-@core("numerics.golden", "numerics.near-ties")
+@core("numerics.golden", "numerics.near-ties", "numerics.typical-error")
 class ScoresInFloat16(EagerCore):
     """The scores are rounded to float16 before the softmax."""
 
@@ -83,7 +83,7 @@ class ScoresInFloat16(EagerCore):
         return scores.clamp(-65504.0, 65504.0).half().to(scores.dtype)
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error", "numerics.near-ties")
 class WeightsInBfloat16(EagerCore):
     """The weights are rounded to bfloat16 before they meet the values."""
 
@@ -91,7 +91,7 @@ class WeightsInBfloat16(EagerCore):
         return super().mix(weights.bfloat16().to(value.dtype), value)
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error", "numerics.near-ties")
 class ExponentialsInBfloat16(EagerCore):
     """The exponentials are rounded to bfloat16 for the product only, not for their sum."""
 
@@ -100,7 +100,7 @@ class ExponentialsInBfloat16(EagerCore):
         return weights.bfloat16().to(logits.dtype) / weights.sum(dim=-1, keepdim=True)
 
 
-@core("numerics.golden")
+@core("numerics.golden", "numerics.typical-error")
 class ScoresFromShortOperands(EagerCore):
     """Queries and keys lose thirteen bits before the dot product, as in TF32, without saying so."""
 
@@ -114,7 +114,7 @@ def shortened(tensor: Tensor) -> Tensor:
     return bits.view(torch.float32).to(tensor.dtype)
 
 
-@core("numerics.golden", "numerics.value-linear")
+@core("numerics.golden", "numerics.value-linear", "numerics.typical-error", "numerics.near-ties")
 class ProductsInTensorFloat32(EagerCore):
     """All operands of both products are rounded to TensorFloat-32 although that is not declared."""
 
@@ -131,7 +131,7 @@ def rounded(tensor: Tensor) -> Tensor:
     return shortened(bits.view(torch.float32)).to(tensor.dtype)
 
 
-@core("numerics.golden")
+@core("numerics.golden", "numerics.typical-error")
 class RoughExponentials(EagerCore):
     """The exponentials come from a rough polynomial that is off by up to one in a thousand."""
 
@@ -141,7 +141,13 @@ class RoughExponentials(EagerCore):
         return weights / weights.sum(dim=-1, keepdim=True)
 
 
-@core("numerics.constant-value", "numerics.golden", "numerics.convex", dtypes=BOTH)
+@core(
+    "numerics.constant-value",
+    "numerics.golden",
+    "numerics.convex",
+    "numerics.typical-error",
+    dtypes=BOTH,
+)
 class EpsilonInTheDenominator(EagerCore):
     """A small number is added to the sum of exponentials: every answer comes out too small."""
 
@@ -150,7 +156,14 @@ class EpsilonInTheDenominator(EagerCore):
         return weights / (weights.sum(dim=-1, keepdim=True) + 1e-5)
 
 
-@core("numerics.constant-value", "numerics.golden", "numerics.convex", dtypes=BOTH)
+@core(
+    "numerics.constant-value",
+    "numerics.golden",
+    "numerics.convex",
+    "numerics.typical-error",
+    "numerics.near-ties",
+    dtypes=BOTH,
+)
 class LargeEpsilonInTheDenominator(EagerCore):
     """A thousandth is added to the sum of exponentials, as large as a key far from the maximum."""
 
@@ -159,7 +172,7 @@ class LargeEpsilonInTheDenominator(EagerCore):
         return weights / (weights.sum(dim=-1, keepdim=True) + 1e-3)
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error")
 class SumInFloat16(EagerCore):
     """The weighted sum is added up in float16, one key after the other."""
 
@@ -167,7 +180,7 @@ class SumInFloat16(EagerCore):
         return added_up_in(weights, value, torch.float16)
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error", "numerics.near-ties")
 class SumInBfloat16(EagerCore):
     """The weighted sum is added up in bfloat16, one key after the other."""
 
@@ -198,7 +211,13 @@ class LongRowsOfSeventeenBits(EagerCore):
         return kept.view(output.dtype)
 
 
-@core("numerics.golden", "numerics.scale", dtypes=["float64"])
+@core(
+    "numerics.golden",
+    "numerics.scale",
+    "numerics.typical-error",
+    "numerics.near-ties",
+    dtypes=["float64"],
+)
 class Float32InTheMiddle(EagerCore):
     """Inputs in float64 are computed in float32 and converted back."""
 
@@ -215,14 +234,20 @@ class SingleCore(EagerCore):
         return converted(answer, call.query.dtype)
 
 
-@layer("numerics.golden", "numerics.scale", dtypes=["float64"])
+@layer(
+    "numerics.golden",
+    "numerics.scale",
+    "numerics.typical-error",
+    "numerics.near-ties",
+    dtypes=["float64"],
+)
 class LayerWithFloat32Core(EagerLayer):
     """A layer in float64 projects in float64 but attends in float32."""
 
     core = SingleCore()
 
 
-@core("numerics.scale", "numerics.golden", dtypes=["float64"])
+@core("numerics.scale", "numerics.golden", "numerics.scale-error", dtypes=["float64"])
 class ScaleInFloat32(EagerCore):
     """The scale is kept as a float32 number, too coarse for inputs in float64."""
 
@@ -230,7 +255,7 @@ class ScaleInFloat32(EagerCore):
         return float(torch.tensor(super().scale(call), dtype=torch.float32))
 
 
-@core("numerics.golden", "numerics.large-logits")
+@core("numerics.golden", "numerics.large-logits", "numerics.typical-error")
 class LogOfWeightsRounded(EagerCore):
     """The weights come from log-probabilities that were stored in bfloat16."""
 
@@ -239,7 +264,7 @@ class LogOfWeightsRounded(EagerCore):
         return torch.exp(logarithms.bfloat16().to(logits.dtype))
 
 
-@core("numerics.golden", "numerics.constant-value")
+@core("numerics.golden", "numerics.constant-value", "numerics.typical-error")
 class SmallWeightsCutOff(EagerCore):
     """Weights below one in ten thousand are cut off and the rest is not normalised again."""
 
