@@ -10,6 +10,7 @@ from __future__ import annotations
 from .contract import Contract, contract_for
 from .core import core_bound
 from .fit import Fit, fit
+from .gradient_fit import GradientFit, gradient_fit
 from .gradients import Gradient, add_gradients, core_gradients
 from .layer import layer_bound
 from .layer_gradients import layer_gradients
@@ -20,6 +21,7 @@ __all__ = [
     "Contract",
     "Fit",
     "Gradient",
+    "GradientFit",
     "Statistics",
     "add_gradients",
     "contract_for",
@@ -27,6 +29,7 @@ __all__ = [
     "core_gradients",
     "core_statistics",
     "fit",
+    "gradient_fit",
     "layer_bound",
     "layer_gradients",
     "layer_statistics",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +55,7 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
     do not add up to a statistic: few rows, narrow heads, saturated weights, results that the scale
     does not move.
     """
-    rows, scale, slope = statistics.rows, statistics.scale, statistics.slope
+    rows, scale = statistics.rows, statistics.scale
     wide = rows.numel() >= model.FEWEST_ROWS and scale.shape[-1] >= model.NARROWEST
     if not wide or statistics.saturated >= model.MOST_SATURATED:
         return None
@@ -63,25 +64,53 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
         counts &= judged.expand(error.shape).index_select(-2, rows)
     divisor = scale.where(counts, torch.inf)
     relative = error.double().index_select(-2, rows).where(counts, 0.0).div_(divisor)
-    direction = _resolved(slope / divisor)
+    return fit_along(
+        relative,
+        resolved(statistics.slope / divisor),
+        rounding=statistics.scale_rounding,
+        deviations=model.FIT_DEVIATIONS * statistics.deviations,
+        counted=int(counts.sum()),
+    )
+
+
+def fit_along(
+    relative: Tensor,
+    direction: Tensor,
+    *,
+    rounding: float,
+    deviations: float,
+    counted: int,
+    shared: Sequence[int] = (-1,),
+    coherent: float = 0.0,
+) -> Fit | None:
+    """Fit errors in units of their typical size by a multiple of a direction in the same units.
+
+    ``rounding`` is the multiple that the contract allows, ``deviations`` how much noise it may have
+    besides, ``counted`` how many errors are not left out as zeros. Along each of the dimensions
+    ``shared`` errors may go together; ``coherent`` is one deviation of ``<relative, direction>`` by
+    what is known to go together otherwise. None where the direction is zero.
+    """
     length = float(torch.linalg.vector_norm(direction))
     if length == 0.0 or not math.isfinite(length):
         return None
-    counted = int(counts.sum())
     scale_error = float((relative * direction).sum()) / length**2
     left = torch.add(relative, direction, alpha=-scale_error)
-    noise = max(length, _found_noise(left, direction)) / length**2
+    noise = max(length, _found_noise(left, direction, shared), coherent) / length**2
     return Fit(
-        rms=float(torch.linalg.vector_norm(relative)) / math.sqrt(counted),
-        unexplained=float(torch.linalg.vector_norm(left)) / math.sqrt(counted),
+        rms=root_mean_square(relative, counted),
+        unexplained=root_mean_square(left, counted),
         scale_error=scale_error,
-        scale_allowed=statistics.scale_rounding
-        + model.FIT_DEVIATIONS * statistics.deviations * noise,
+        scale_allowed=rounding + deviations * noise,
         counted=counted,
     )
 
 
-def _resolved(direction: Tensor) -> Tensor:
+def root_mean_square(relative: Tensor, counted: int) -> float:
+    """Of so many errors; those that do not count are zero."""
+    return float(torch.linalg.vector_norm(relative)) / math.sqrt(counted)
+
+
+def resolved(direction: Tensor) -> Tensor:
     """Zero where the scale hardly moves a result beside its error.
 
     Rounding is independent of a signal that spans many roundings. One that spans none is rounded
@@ -90,12 +119,13 @@ def _resolved(direction: Tensor) -> Tensor:
     return direction.where(direction.abs() >= model.RESOLVED, 0.0)
 
 
-def _found_noise(left: Tensor, direction: Tensor) -> float:
+def _found_noise(left: Tensor, direction: Tensor, shared: Sequence[int]) -> float:
     """One deviation of ``<errors, direction>`` by the errors that the fit has left unexplained.
 
     Independent errors of unit size make it the length of the direction. Those of one row need not
     be independent: a rounded weight moves all its channels. Rows are, so their sums show it (the
     standard error for clusters of Liang and Zeger, "Longitudinal data analysis using generalized
-    linear models", 1986).
+    linear models", 1986). Where rows and columns may both go together, both count.
     """
-    return float(torch.linalg.vector_norm((left * direction).sum(dim=-1)))
+    parts = left * direction
+    return math.hypot(*(float(torch.linalg.vector_norm(parts.sum(dim=dim))) for dim in shared))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,17 +12,44 @@ from .contract import Contract
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Scaling:
+    """What a relative error of the logit scale does to a gradient, and how large one is allowed.
+
+    direct
+        The derivative of the gradient by the logarithm of the scale that the backward pass applies:
+        the gradient itself for query and key, zero for the value.
+    indirect
+        Its derivative by the logarithm of the scale of the scores, through the weights.
+    scale_rounding
+        The relative error of the scale that the contract allows.
+    common_rounding
+        The relative error that all elements of the gradient may have in common besides.
+    noise
+        One deviation of the sum of the gradient's errors, each times a weight, by those roundings
+        of intermediate values that move many elements together; weights of the gradient's shape.
+    """
+
+    direct: Tensor
+    indirect: Tensor
+    scale_rounding: float
+    common_rounding: float
+    noise: Callable[[Tensor], float]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Gradient:
     """A golden gradient and how far a conforming one may be from it; float64, all of one shape.
 
     ``worst`` bounds any order and sign of roundings, ``bound`` those of independent ones, and
-    ``scale`` is the typical size of the error.
+    ``scale`` is the typical size of the error. ``scaling`` is None for the gradient of a bias, and
+    where there is no statistical bound.
     """
 
     value: Tensor
     worst: Tensor
     bound: Tensor
     scale: Tensor
+    scaling: Scaling | None = None
 
     def allowed(self, *, generic: bool) -> Tensor:
         """The bound that judges: for generic (independent) inputs the smaller of the two."""
@@ -50,4 +78,18 @@ def add_gradients(gradients: list[Gradient], contract: Contract) -> Gradient:
         worst=total([each.worst for each in gradients]),
         bound=total([each.bound for each in gradients]),
         scale=total([each.scale for each in gradients]),
+        scaling=_added([each.scaling for each in gradients]),
+    )
+
+
+def _added(scalings: list[Scaling | None]) -> Scaling | None:
+    known = [each for each in scalings if each is not None]
+    if len(known) < len(scalings):
+        return None
+    return Scaling(
+        direct=torch.stack([each.direct for each in known]).sum(dim=0),
+        indirect=torch.stack([each.indirect for each in known]).sum(dim=0),
+        scale_rounding=max(each.scale_rounding for each in known),
+        common_rounding=max(each.common_rounding for each in known),
+        noise=lambda weights: sum(each.noise(weights) for each in known),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from conformance._golden import golden
@@ -10,6 +12,7 @@ from .block_stores import key_store_variance, query_store_variance, value_store_
 from .contract import Contract
 from .golden_gradients import GoldenGradients, golden_gradients, supports
 from .gradient import Gradient, add_gradients
+from .gradient_scaling import core_scaling
 from .heads import sum_groups
 from .incoming import Incoming
 from .spread import deviations_for
@@ -46,7 +49,11 @@ def core_gradients(
     worst = worst_errors(gradients, contract, Incoming())
     spread = propagation(gradients, contract, Incoming(), deviations)
     results = head_gradients(gradients, worst, spread, num_kv_heads)
-    found = {name: stored(errors, contract, deviations) for name, errors in results.items()}
+    scaling = core_scaling(spread, contract, num_kv_heads)
+    found = {
+        name: replace(stored(errors, contract, deviations), scaling=scaling[name])
+        for name, errors in results.items()
+    }
     if attention.bias is not None:
         errors = _bias_errors(attention.bias, gradients, worst, spread)
         found["bias"] = stored(errors, contract, deviations)

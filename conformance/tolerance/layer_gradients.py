@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,10 +11,13 @@ from torch import Tensor
 from conformance._golden import golden
 
 from .contract import Contract
-from .gradient import Gradient
+from .gradient import Gradient, Scaling
+from .gradient_scaling import roundings, slopes
 from .layer_backward import LayerBackward, layer_backward
+from .layer_scaling import layer_noise, through_layer
 from .spread import deviations_for
-from .statistical_layer_gradients import layer_variances, supports_statistics
+from .statistical_gradients import Propagation
+from .statistical_layer_gradients import layer_propagation, layer_variances, supports_statistics
 from .storing import Errors, stored
 from .worst_layer_gradients import worst_layer_errors
 
@@ -58,9 +62,13 @@ def layer_gradients(
     worst = worst_layer_errors(backward)
     deviations = deviations_for(sum(each.numel() for each in values.values()))
     if supports_statistics(semantics):
-        variances = layer_variances(backward, deviations)
+        spread = layer_propagation(backward, deviations)
+        variances, scaling = layer_variances(backward, spread), _scaling(backward, spread)
         return {
-            name: _finished(exact, worst[name], variances[name], contract, deviations)
+            name: replace(
+                _finished(exact, worst[name], variances[name], contract, deviations),
+                scaling=scaling.get(name),
+            )
             for name, exact in values.items()
         }
     return {
@@ -75,6 +83,24 @@ def _finished(
     """The worst case has counted the last rounding already."""
     errors = Errors(value=exact, worst=worst, variance=variance)
     return replace(stored(errors, contract, deviations), worst=contract.sides * worst)
+
+
+def _scaling(backward: LayerBackward, spread: Propagation) -> dict[str, Scaling]:
+    """What an error of the logit scale does to each gradient that it may move."""
+    direct = _values(through_layer(backward, None))
+    indirect = _values(through_layer(backward, slopes(backward.gradients)))
+    scale, common = roundings(backward.gradients, backward.contract)
+    return {
+        name: Scaling(
+            direct=direct[name],
+            indirect=indirect[name],
+            scale_rounding=scale,
+            common_rounding=common,
+            noise=partial(layer_noise, name, backward, spread),
+        )
+        for name in direct
+        if not name.endswith("_bias")
+    }
 
 
 def _values(backward: LayerBackward) -> dict[str, Tensor]:

@@ -23,9 +23,8 @@ def supports_statistics(semantics: golden.Semantics) -> bool:
     return semantics.head_split != "reinterpret"
 
 
-def layer_variances(backward: LayerBackward, deviations: float) -> dict[str, Tensor]:
-    """The variance of each gradient, by its name."""
-    spread = _propagation(backward, deviations)
+def layer_variances(backward: LayerBackward, spread: Propagation) -> dict[str, Tensor]:
+    """The variance of each gradient, by its name; ``spread`` is that of the layer's core."""
     inputs = {
         "q": _query_inputs(backward, spread),
         "k": _key_inputs(backward, spread),
@@ -63,7 +62,8 @@ def projection_variance(
     return variance + stores * contract.unit_roundoff**2 + 2.0 * contract.underflow**2
 
 
-def _propagation(backward: LayerBackward, deviations: float) -> Propagation:
+def layer_propagation(backward: LayerBackward, deviations: float) -> Propagation:
+    """What the core of a layer propagates: projections and output matrix round before it."""
     weights, semantics, contract = backward.weights, backward.semantics, backward.contract
     core, carried = backward.layer.core, {}
     for name, part in backward.parts.items():

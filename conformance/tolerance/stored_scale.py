@@ -31,6 +31,11 @@ def scale_rounding(scale: float, contract: Contract) -> float:
 
 
 def rounded(number: float, unit_roundoff: float) -> float:
-    """A positive number to nearest even in a binary format without limits of its exponent."""
+    """A positive number to nearest even in a binary format without limits of its exponent.
+
+    A roundoff of zero stands for exact arithmetic.
+    """
+    if unit_roundoff == 0.0:
+        return number
     mantissa, exponent = math.frexp(number)
     return math.ldexp(round(mantissa / unit_roundoff) * unit_roundoff, exponent)
