@@ -57,6 +57,9 @@ class Clause:
         Each gives the reason why the clause does not apply to a candidate, or "".
     explained
         Whether another point of the semantics may explain a failure, so that it is diagnosed.
+    subtle
+        Whether a coarse precision may hide what it speaks of: then it does not apply, where other
+        clauses would be untestable.
     """
 
     id: str
@@ -69,6 +72,7 @@ class Clause:
     needs_golden: bool = False
     requirements: tuple[Applies, ...] = ()
     explained: bool = True
+    subtle: bool = False
 
     @property
     def family(self) -> str:
@@ -111,6 +115,7 @@ def clause(
     needs_golden: bool = False,
     applies: tuple[Applies, ...] = (),
     explained: bool = True,
+    subtle: bool = False,
 ) -> Callable[[Check], Check]:
     """Register the decorated check as a clause; raises ValueError for a slug that is taken.
 
@@ -132,6 +137,7 @@ def clause(
             needs_golden=needs_golden,
             requirements=applies,
             explained=explained,
+            subtle=subtle,
         )
         return check
 

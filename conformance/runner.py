@@ -165,6 +165,9 @@ class CandidateRun:
             return counted.replace(status="not-applicable", reason=reason)
         if tally.binding == 0:
             told = clause.counterfactual or "the case it speaks of"
+            if clause.subtle:
+                reason = f"at the declared precision no example could show it ({told})"
+                return counted.replace(status="not-applicable", reason=reason)
             reason = f"none of {tally.examples} examples could have shown it ({told})"
             return counted.replace(status="untestable", reason=reason)
         return counted.replace(status="passed")

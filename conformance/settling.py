@@ -6,7 +6,7 @@ import dataclasses
 
 from .candidate import Candidate
 from .geometry import Geometry, nearest_size
-from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields
+from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
 
 # How often a geometry function is applied before what it makes is taken as it is.
 BUILDS = 2
@@ -37,7 +37,7 @@ def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geo
     for group in tied_fields(candidate, space):
         lead = next((name for name in group if name in pinned), group[0])
         allowed = allowed_sizes(group, candidate)
-        nearest = nearest_size(sizes[lead], allowed, least_size(group, space))
+        nearest = nearest_size(sizes[lead], allowed, wanted_size(group, space))
         sizes |= dict.fromkeys(group, nearest)
     if space.square == "never" and sizes["query_length"] == sizes["key_length"]:
         sizes["query_length" if "key_length" in pinned else "key_length"] += 2

@@ -50,6 +50,8 @@ class Space:
         Query and key length are equal ("always"), different ("never"), or either.
     least
         The smallest sizes, by geometry field; cores have no widths.
+    preferred
+        Sizes to reach where the declaration leaves room for them.
     share
         The part of a profile's examples that is drawn: less where they are large.
     kinds
@@ -66,6 +68,7 @@ class Space:
     extras: Literal["never", "maybe", "scale"] = "never"
     square: Often = "maybe"
     least: tuple[tuple[str, int], ...] = ()
+    preferred: tuple[tuple[str, int], ...] = ()
     share: float = 1.0
     kinds: tuple[str, ...] = ("core", "layer")
 
@@ -184,6 +187,12 @@ def _pins_groups(candidate: Candidate) -> bool:
 def least_size(group: tuple[str, ...], space: Space) -> int:
     """The smallest size that a space leaves to fields of one size."""
     return max((least for name, least in space.least if name in group), default=1)
+
+
+def wanted_size(group: tuple[str, ...], space: Space) -> int:
+    """The size that fields of one size are to reach if they can."""
+    preferred = max((size for name, size in space.preferred if name in group), default=1)
+    return max(preferred, least_size(group, space))
 
 
 def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ...] | None:

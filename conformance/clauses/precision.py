@@ -14,6 +14,7 @@ from ..results import Violation
 from ..space import Space
 from ..subject import Subject
 from ..tolerance.fit import Fit
+from ..tolerance.model import FEWEST_ROWS, NARROWEST
 from ..tolerance.statistical import supports
 from ._measuring import measure, measures_golden
 from .numerics import HEADROOM, largest_product
@@ -21,22 +22,32 @@ from .numerics import HEADROOM, largest_product
 NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
 # A scale that is off by this much must be seen for an example to count.
 OTHER_SCALE_ERROR = 0.1
-# Enough elements for the errors to average out, and a head size whose scale is a power of four:
-# multiplying operands by it is exact.
+# Errors average out over many elements. A scale that is a power of four multiplies exactly.
 MANY = (
     ("query_length", 48),
     ("key_length", 17),
     ("head_size", 16),
-    ("value_head_size", 16),
+    ("value_head_size", NARROWEST),
     ("query_size", 16),
     ("key_size", 16),
     ("value_size", 16),
-    ("output_size", 16),
+    ("output_size", NARROWEST),
 )
-AVERAGED = Space(values=("normal", "plain-projections"), least=MANY, share=0.25)
+AVERAGED = Space(
+    values=("normal", "plain-projections"),
+    least=(("query_length", FEWEST_ROWS), ("key_length", 2)),
+    preferred=MANY,
+    share=0.25,
+)
+# Where a row of the answer is a head's, and where it is the layer's.
+WIDE = {
+    "core": Space(least=(("value_head_size", NARROWEST),)),
+    "layer": Space(least=(("output_size", NARROWEST),)),
+}
 NEARLY_TIED = Space(
     values=("nearly-tied", "small-near-ties"),
-    least=(("key_length", 5), ("head_size", 16)),
+    least=(("key_length", 2),),
+    preferred=(("key_length", 5), ("head_size", 16)),
     share=0.25,
 )
 
@@ -47,7 +58,7 @@ def _independent(candidate: Candidate) -> str:
         return "it brings its own weights: its errors may not be independent"
     if not supports(candidate.declaration.semantics):
         return "at its declared semantics errors may not be independent"
-    return ""
+    return WIDE[candidate.kind].not_applicable(candidate)
 
 
 @clause(
@@ -62,6 +73,7 @@ def _independent(candidate: Candidate) -> str:
     needs_golden=True,
     counterfactual="a scale ten percent larger",
     applies=(_independent,),
+    subtle=True,
 )
 def scale_error(subject: Subject, problem: Problem) -> Finding:
     """Errors a thousandth of the rounding of one element, as long as all have them."""
@@ -97,6 +109,7 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
     space=AVERAGED,
     needs_golden=True,
     applies=(_independent,),
+    subtle=True,
 )
 def typical_error(subject: Subject, problem: Problem) -> Finding:
     """Each error in units of its own typical size; what a wrong scale explains is taken off."""
@@ -137,6 +150,7 @@ def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation |
     space=NEARLY_TIED,
     needs_golden=True,
     counterfactual="equal weights, as if the logits tied",
+    subtle=True,
 )
 def near_ties(subject: Subject, problem: Problem) -> Finding:
     """Points of a lattice near one corner: their products are exact in every dtype."""

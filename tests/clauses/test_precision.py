@@ -218,3 +218,33 @@ def test_other_normalisations_are_not_judged_together(slug: str) -> None:
     point = conformance.STANDARD.replace(softmax_axis="query")
     result = ran(plain(bare, semantics=point), slug)
     assert result.status == "not-applicable"
+
+
+def test_what_the_precision_hides_does_not_apply() -> None:
+    """Scores of wide heads that may be stored in bfloat16 cannot be told apart: not inconclusive."""
+    wide = plain(bare, geometry={"head_size": 1024}, dtypes=["bfloat16"])
+    result = ran(wide, "numerics.near-ties", "bfloat16")
+    assert result.status == "not-applicable"
+    assert result.reason.startswith("at the declared precision no example could show it")
+    assert result.examples > 0
+
+
+@pytest.mark.parametrize("size", [1, 8, 20, 128])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_pinned_heads_show_a_scale_one_percent_off(size: int, dtype: str) -> None:
+    """Sizes that are only preferred give way to what a candidate pins."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return bare(query * 1.01, key, value)
+
+    pinned = plain(kernel, geometry={"head_size": size}, dtypes=[dtype])
+    assert ran(pinned, "numerics.scale-error", dtype).status == "failed"
+
+
+def test_narrow_values_have_no_statistics() -> None:
+    """Where a row has few channels the averages say nothing, and the reason is given."""
+    narrow = plain(bare, geometry={"value_head_size": 2})
+    for slug in ("numerics.scale-error", "numerics.typical-error"):
+        result = ran(narrow, slug)
+        assert result.status == "not-applicable"
+        assert result.reason == "its geometry pins value_head_size below 16"
