@@ -123,6 +123,12 @@ def _automatic(name: str, promise: Promise | None = None) -> BackwardImplementat
     )
 
 
+def _in_dtype(heads: Heads, output_gradient: Tensor) -> Gradients:
+    """With the scale itself stored in the working dtype."""
+    scale = float(torch.tensor(heads.scale, dtype=heads.dtype))
+    return Blockwise()(replace(heads, scale=scale), output_gradient)
+
+
 # Autograd rounds a stored step's gradient as well, which only the eager contract allows.
 BACKWARDS: Final[dict[str, BackwardImplementation]] = {
     **{
@@ -144,6 +150,7 @@ BACKWARDS: Final[dict[str, BackwardImplementation]] = {
         f"blockwise, {block} keys": BackwardImplementation(compute=Blockwise(block=block))
         for block in (16, 64, 512)
     },
+    "blockwise, scale stored": BackwardImplementation(compute=_in_dtype),
 }
 
 
@@ -154,6 +161,15 @@ class BackwardMistake:
     compute: Backward
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     shows: Callable[[Heads], bool] = lambda _: True
+
+
+def _scaled(factor: float) -> Backward:
+    """A scale that is off by a factor wherever it is used."""
+
+    def backward(heads: Heads, output_gradient: Tensor) -> Gradients:
+        return Blockwise()(replace(heads, scale=heads.scale * factor), output_gradient)
+
+    return backward
 
 
 def _is_masked(heads: Heads) -> bool:
@@ -177,6 +193,9 @@ BACKWARD_MISTAKES: Final[dict[str, BackwardMistake]] = {
     "dK without the scale": BackwardMistake(compute=Blockwise(key_scale=None)),
     "dQ with scale x 1.01": BackwardMistake(compute=Blockwise(query_scale=1.01)),
     "dQ with scale x 1.001": BackwardMistake(compute=Blockwise(query_scale=1.001)),
+    "dK with scale x 1.01": BackwardMistake(compute=Blockwise(key_scale=1.01)),
+    "both passes with scale x 1.01": BackwardMistake(compute=_scaled(1.01)),
+    "both passes with scale x 1.001": BackwardMistake(compute=_scaled(1.001)),
     "mask left out": BackwardMistake(compute=Blockwise(mask=False), shows=_is_masked),
     "last query left out of dK": BackwardMistake(compute=Blockwise(lose_query=True)),
 }

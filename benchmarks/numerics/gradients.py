@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import Generator, Tensor
 
-from conformance.tolerance import Contract
-from conformance.tolerance.gradients import Gradient, core_gradients
+from conformance.tolerance import (
+    Contract,
+    Gradient,
+    GradientFit,
+    core_gradients,
+    gradient_fit,
+)
 
 from .backward import BACKWARD_MISTAKES, BACKWARDS, ROLES, Gradients, automatic
 from .exact import Margins, ratio
@@ -103,7 +108,8 @@ class _Judge:
         if not self.generic:
             return Margins(worst=worst)
         bound = max(ratio(errors[role], known[role].bound) for role in ROLES)
-        return Margins(worst=worst, statistical=bound)
+        fitted = [gradient_fit(errors[role], known[role]) for role in ROLES]
+        return _with_fits(Margins(worst=worst, statistical=bound), fitted)
 
     def flagged(self, found: Gradients, contract: Contract) -> frozenset[str]:
         """The rules that reject some gradients; ours takes the smaller bound where both apply."""
@@ -121,6 +127,25 @@ class _Judge:
             return float((gradient.double() - known[role].value).abs().max())
 
         return largest(found[role]) <= 2.0 * largest(self.plain[role]) + 1e-5
+
+
+def _with_fits(margins: Margins, fitted: Iterable[GradientFit | None]) -> Margins:
+    """The largest typical error that the fits leave, and the largest fitted scale error."""
+    known = [each for each in fitted if each is not None]
+    if not known:
+        return margins
+    scales = [
+        (abs(each.scale_error) / each.scale_allowed, each.scale_error)
+        for gradient in known
+        for each in gradient.fits.values()
+    ]
+    scale, scale_error = max(scales, default=(None, None))
+    return replace(
+        margins,
+        rms=max(each.unexplained for each in known),
+        scale=scale,
+        scale_error=scale_error,
+    )
 
 
 def judged(problem: Problem) -> Judgement:
