@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,6 +54,19 @@ class Gradient:
     def allowed(self, *, generic: bool) -> Tensor:
         """The bound that judges: for generic (independent) inputs the smaller of the two."""
         return torch.minimum(self.worst, self.bound) if generic else self.worst
+
+    def with_scaling(self, scaling: Scaling) -> Gradient:
+        """The gradient with the rounding of the scale itself, which all elements have in common.
+
+        It is linear in the statistical bound; the worst case has counted it already.
+        """
+        moved = (scaling.direct.abs() + scaling.indirect.abs()).mul_(scaling.scale_rounding)
+        return replace(
+            self,
+            bound=self.bound + moved,
+            scale=torch.hypot(self.scale, moved),
+            scaling=scaling,
+        )
 
 
 def add_gradients(gradients: list[Gradient], contract: Contract) -> Gradient:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from conformance._golden import golden
@@ -51,7 +49,7 @@ def core_gradients(
     results = head_gradients(gradients, worst, spread, num_kv_heads)
     scaling = core_scaling(spread, contract, num_kv_heads)
     found = {
-        name: replace(stored(errors, contract, deviations), scaling=scaling[name])
+        name: stored(errors, contract, deviations).with_scaling(scaling[name])
         for name, errors in results.items()
     }
     if attention.bias is not None:

@@ -64,13 +64,11 @@ def layer_gradients(
     if supports_statistics(semantics):
         spread = layer_propagation(backward, deviations)
         variances, scaling = layer_variances(backward, spread), _scaling(backward, spread)
-        return {
-            name: replace(
-                _finished(exact, worst[name], variances[name], contract, deviations),
-                scaling=scaling.get(name),
-            )
+        found = {
+            name: _finished(exact, worst[name], variances[name], contract, deviations)
             for name, exact in values.items()
         }
+        return found | {name: found[name].with_scaling(each) for name, each in scaling.items()}
     return {
         name: Gradient(value=exact, worst=worst[name], bound=worst[name], scale=worst[name])
         for name, exact in values.items()
@@ -86,7 +84,7 @@ def _finished(
 
 
 def _scaling(backward: LayerBackward, spread: Propagation) -> dict[str, Scaling]:
-    """What an error of the logit scale does to each gradient that it may move."""
+    """What an error of the logit scale does to each gradient but that of the output bias."""
     direct = _values(through_layer(backward, None))
     indirect = _values(through_layer(backward, slopes(backward.gradients)))
     scale, common = roundings(backward.gradients, backward.contract)
@@ -99,7 +97,6 @@ def _scaling(backward: LayerBackward, spread: Propagation) -> dict[str, Scaling]
             noise=partial(layer_noise, name, backward, spread),
         )
         for name in direct
-        if not name.endswith("_bias")
     }
 
 

@@ -47,7 +47,7 @@ def through_layer(backward: LayerBackward, found: Slopes | None) -> LayerBackwar
 def layer_noise(name: str, backward: LayerBackward, spread: Propagation, weights: Tensor) -> float:
     """One deviation of the sum of one gradient's errors, each times a weight of its shape.
 
-    ``name`` is an input ("query" ...) or a matrix ("q" ..., "o"). Counts the roundings before the
+    ``name`` is an input ("query" ...), a matrix ("q" ..., "o") or a bias ("q_bias" ...). Counts the roundings before the
     products of the last projection.
     """
     return backward.contract.sides * noise(_through_projection(name, backward, weights), spread)
@@ -63,6 +63,8 @@ def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> 
             projected = weights @ part.matrix.mT
         elif name == matrix:
             projected = part.tokens @ weights.mT
+        elif name == f"{matrix}_bias":
+            projected = weights.expand_as(part.gradient)
         else:
             continue
         heads = golden.split_heads(projected, part.num_heads, semantics)

@@ -250,7 +250,8 @@ def test_slopes_of_a_layer_are_derivatives_by_the_scale() -> None:
         v=normal(10, 12, seed=5),
         o=normal(12, 20, seed=6),
         q_bias=normal(20, seed=7),
-        o_bias=normal(12, seed=8),
+        k_bias=normal(10, seed=8),
+        o_bias=normal(12, seed=9),
     )
 
     def found(factor: float) -> dict[str, Gradient]:
@@ -263,13 +264,13 @@ def test_slopes_of_a_layer_are_derivatives_by_the_scale() -> None:
             *tokens,
             weights,
             golden.STANDARD,
-            output_gradient=normal(2, 9, 12, seed=9),
+            output_gradient=normal(2, 9, 12, seed=10),
             contract=contract("float32", scale),
         )
 
-    names = (*ROLES, "q", "k", "v", "o")
+    names = (*ROLES, "q", "k", "v", "o", "q_bias")
     _check_difference(found(1.0), found(1.0 + STEP), found(1.0 - STEP), names)
-    assert found(1.0)["q_bias"].scaling is None
+    assert found(1.0)["o_bias"].scaling is None
 
 
 def _check_difference(
