@@ -47,8 +47,8 @@ def through_layer(backward: LayerBackward, found: Slopes | None) -> LayerBackwar
 def layer_noise(name: str, backward: LayerBackward, spread: Propagation, weights: Tensor) -> float:
     """One deviation of the sum of one gradient's errors, each times a weight of its shape.
 
-    ``name`` is an input ("query" ...), a matrix ("q" ..., "o") or a bias ("q_bias" ...). Counts the roundings before the
-    products of the last projection.
+    ``name`` is an input ("query" ...), a matrix ("q" ..., "o") or a bias ("q_bias" ...). Counts the
+    roundings before the products of the last projection.
     """
     return backward.contract.sides * noise(_through_projection(name, backward, weights), spread)
 
