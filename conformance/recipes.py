@@ -113,6 +113,8 @@ RECIPES: Final[dict[str, Recipe]] = {
     "tiny": Recipe(query=normal, key=normal, value=_times(1e-30), generic=False),
     "subnormal": Recipe(query=normal, key=normal, value=_times(1e-40), generic=False),
     "mixed-scales": Recipe(query=normal, key=normal, value=_mixed_scales, generic=True),
+    # Logits that decide, where weights that a candidate brings would keep them near zero.
+    "decisive": Recipe(query=_times(4.0), key=_times(4.0), value=normal, generic=False),
     "plain-projections": Recipe(
         query=normal, key=normal, value=normal, generic=True, weights="signed-selections"
     ),
@@ -133,7 +135,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     ),
 }
 # Recipes with a purpose of their own, asked by name.
-PROBES: Final = ("plain-projections", "nearly-tied", "small-near-ties")
+PROBES: Final = ("decisive", "plain-projections", "nearly-tied", "small-near-ties")
 ORDINARY: Final = tuple(name for name in RECIPES if name not in PROBES)
 # Where a clause must see something move, values that hide every change are left out.
 LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")

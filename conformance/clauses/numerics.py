@@ -19,8 +19,9 @@ from ._measuring import measures_golden
 PAPER = "Vaswani et al. 2017, equation 1"
 # Every intermediate of the golden stays below this part of the largest finite number.
 HEADROOM = 1.0 / 16.0
-# A scale that is off by this factor must be seen for an example to count.
-OTHER_SCALE = 1.1
+# A scale that is off by this factor must be seen for an example to count. Projections that a
+# candidate brings in half precision hide a smaller one from single elements.
+OTHER_SCALE = {"float32": 1.1, "float64": 1.1, "float16": 2.0, "bfloat16": 2.0}
 ODD_SCALES = (0.0, -0.5)
 LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
 
@@ -49,15 +50,19 @@ def golden_answer(subject: Subject, problem: Problem) -> Finding:
         "head size, unless another is declared or given."
     ),
     source=f"{PAPER}; vit-pytorch#65, mlc-llm#3426",
-    space=Space(extras="scale", values=LIVELY, least=(("key_length", 2), ("num_heads", 1))),
+    space=Space(
+        extras="scale",
+        values=(*LIVELY, "decisive"),
+        least=(("key_length", 2), ("num_heads", 1)),
+    ),
     needs_golden=True,
-    counterfactual="a scale ten percent larger",
+    counterfactual="a scale ten percent larger, in half precision twice as large",
 )
 def scale(subject: Subject, problem: Problem) -> Finding:
     """Values that show the scale, with an explicit one where the keyword is declared."""
     inputs = subject.inputs(problem)
     used = subject.golden(inputs).core.scale
-    larger = inputs.replace(scale=used * OTHER_SCALE)
+    larger = inputs.replace(scale=used * OTHER_SCALE[subject.dtype])
     wording = f"the logits are not scaled by {used:.6g}"
     return measures_golden(subject, inputs, wording, counterfactual=larger)
 
