@@ -15,10 +15,12 @@ from conformance._golden import golden
 
 from .arithmetic import (
     DoubleDouble,
+    add,
     add_number,
     divide,
     exact,
     multiply,
+    negate,
     select,
 )
 from .functions import exp, tanh
@@ -142,13 +144,23 @@ def _softmax(logits: DoubleDouble, live: Tensor) -> DoubleDouble:
     if 0 in live.shape:
         return exact(torch.zeros_like(logits.high))
     high = logits.high.masked_fill(~live, -math.inf)
-    largest = high.amax(dim=-1, keepdim=True)
-    largest = torch.where(torch.isneginf(largest), 0.0, largest)
-    exponents = add_number(DoubleDouble(high, logits.low.masked_fill(~live, 0.0)), -largest)
+    finite = DoubleDouble(logits.high.masked_fill(~live, 0.0), logits.low.masked_fill(~live, 0.0))
+    exponents = add(finite, negate(_largest(high, finite.low)))
     exponents = select(live, exponents, exact(high))
     exponentials = exp(exponents)
     whole = total(exponentials)
     return divide(exponentials, select(whole.high == 0, exact(1.0), whole))
+
+
+def _largest(high: Tensor, low: Tensor) -> DoubleDouble:
+    """The largest number of each row, whose low part counts: it may be far from zero itself.
+
+    ``high`` is minus infinity where a number does not take part; 0 for a row without any.
+    """
+    largest = high.amax(dim=-1, keepdim=True)
+    rest = low.where(high == largest, -math.inf).amax(dim=-1, keepdim=True)
+    empty = torch.isneginf(largest)
+    return DoubleDouble(largest.masked_fill(empty, 0.0), rest.masked_fill(empty, 0.0))
 
 
 def _mean(attention: golden.Attention, value: DoubleDouble) -> DoubleDouble:

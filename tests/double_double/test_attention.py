@@ -200,3 +200,15 @@ def test_gradients_are_left_out() -> None:
     high, low = core_output(attention)
     assert not high.requires_grad
     assert not low.requires_grad
+
+
+@pytest.mark.parametrize("scale", [1e17, 1e19, 1e22, 1e28])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_logits_of_any_size_leave_the_largest_its_weight(length: int, scale: float) -> None:
+    """Past 746 * 2^53 the low part of a logit is a large exponent itself: it is subtracted, too."""
+    query, key, value = heads(length)
+    attention = attend(query, key, value, scale=scale)
+    high, low = core_output(attention)
+    winner = attention.logits.argmax(dim=-1, keepdim=True).expand(high.shape)
+    assert torch.equal(high, value.gather(-2, winner))
+    assert not low.any()
