@@ -30,7 +30,8 @@ class Contract:
     weight_roundoff, weight_underflow
         Rounding of the softmax weights before they meet the values, else 0.
     pre_scaling_roundings
-        How often query and key together are rounded when the scale is applied to them, 0 or 2.
+        How often query and key together are rounded when the scale is applied to them: 2, or 1
+        where the scale is a power of four.
     exp_error
         Relative error of exp, in accumulator roundoffs.
     key_block
@@ -107,7 +108,7 @@ def contract_for(declaration: Declaration, dtype: str, scale: float) -> Contract
         score_roundoff=stored if declaration.scores == "eager" else 0.0,
         weight_roundoff=stored,
         weight_underflow=model.UNDERFLOW[dtype] if stored else 0.0,
-        pre_scaling_roundings=0 if scales_exactly(scale) else model.PRE_SCALING_ROUNDINGS,
+        pre_scaling_roundings=_pre_scaling_roundings(scale),
         sides=2 if accumulator == "float64" else 1,
     )
 
@@ -126,6 +127,11 @@ def gamma(count: int, roundoff: float) -> float:
     """
     logarithm = -count * math.log1p(-roundoff)
     return math.expm1(min(logarithm, model.LARGEST_LOGARITHM))
+
+
+def _pre_scaling_roundings(scale: float) -> int:
+    """An exact scale still rounds the query where log2(e) is folded into it."""
+    return model.FOLDED_SCALE_ROUNDINGS if scales_exactly(scale) else model.PRE_SCALING_ROUNDINGS
 
 
 def _accumulator(declaration: Declaration, dtype: str) -> str:

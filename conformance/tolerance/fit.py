@@ -64,9 +64,10 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
         counts &= judged.expand(error.shape).index_select(-2, rows)
     divisor = scale.where(counts, torch.inf)
     relative = error.double().index_select(-2, rows).where(counts, 0.0).div_(divisor)
+    slope = resolved(statistics.slope / divisor)
     return fit_along(
         relative,
-        resolved(statistics.slope / divisor),
+        apart_from(statistics.result / divisor, slope),
         rounding=statistics.scale_rounding,
         deviations=model.FIT_DEVIATIONS * statistics.deviations,
         counted=int(counts.sum()),
@@ -103,6 +104,18 @@ def fit_along(
         scale_allowed=rounding + deviations * noise,
         counted=counted,
     )
+
+
+def apart_from(other: Tensor, direction: Tensor) -> Tensor:
+    """What a direction has that another has not: its part at right angles to that.
+
+    Errors in proportion to the results (sums that truncate) must not pass for a wrong scale.
+    """
+    shared = other.where(direction != 0.0, 0.0)
+    length = float(shared.square().sum())
+    if length == 0.0 or not math.isfinite(length):
+        return direction
+    return torch.add(direction, shared, alpha=-float((direction * shared).sum()) / length)
 
 
 def root_mean_square(relative: Tensor, counted: int) -> float:

@@ -25,8 +25,9 @@ UNDERFLOW: Final = {
     "bfloat16": 2.0**-126,
     "float16": 2.0**-25,
 }
-# TensorFloat-32 keeps 10 explicit significant bits of a matrix operand (NVIDIA A100 whitepaper).
-TENSOR_FLOAT_32: Final = 2.0**-11
+# TensorFloat-32 keeps 10 explicit significant bits of a matrix operand (NVIDIA A100 whitepaper);
+# hardware that is handed float32 cuts the others off rather than rounding.
+TENSOR_FLOAT_32: Final = 2.0**-10
 # Tensor cores add in float32 but truncate: twice the unit roundoff (Fasi, Higham, Mikaitis and
 # Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021).
 TENSOR_CORE_ROUNDOFF: Final = 2.0**-23
@@ -39,6 +40,9 @@ TENSOR_CORE_ROUNDOFF: Final = 2.0**-23
 SCORE_ROUNDINGS: Final = 4
 # Multiplying query and key by the root of the scale before their product rounds both.
 PRE_SCALING_ROUNDINGS: Final = 2
+# Exponentials to the base 2 fold log2(e) into the scale, which then is no power of two; kernels
+# multiply the query by it (Triton's tutorial on fused attention, 2023). The root is not used so.
+FOLDED_SCALE_ROUNDINGS: Final = 1
 # tanh with its division and product (two units in the last place for the function itself), and,
 # where scores are stored in the working dtype, one store after each of the three steps.
 SOFTCAP_ROUNDINGS: Final = 8
@@ -135,6 +139,10 @@ SATURATION: Final = 0.5
 # Results that the scale moves by fewer typical errors than this do not count in its fit. A typical
 # error is at least half the spacing of the results, so that counted ones span some roundings.
 RESOLVED: Final = 4.0
+# The products behind a score and behind a result: query with key, weights with values; in a layer
+# also the projections of query and key, those of the values and of the output.
+PRODUCTS_OF_CORE: Final = (1, 1)
+PRODUCTS_OF_LAYER: Final = (3, 3)
 # The fitted scale error of a correct candidate is noise of one deviation; twice the deviations of
 # the bound leave room for errors that are not independent.
 FIT_DEVIATIONS: Final = 2.0

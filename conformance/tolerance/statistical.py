@@ -14,6 +14,7 @@ from torch import Tensor
 
 from conformance._golden import golden
 
+from . import model
 from .contract import Contract
 from .rows import restrict, sampled_rows
 from .spread import Spread, deviations_for
@@ -34,6 +35,8 @@ class Statistics:
         ``[B, R, Eo]`` for the layer.
     scale
         The typical size of each error, of that shape.
+    result
+        The exact results, without a bias that is added last, of that shape.
     slope
         The derivative of the result by the logarithm of the logit scale, of that shape.
     scale_rounding
@@ -48,6 +51,7 @@ class Statistics:
     rows: Tensor
     bound: Tensor
     scale: Tensor
+    result: Tensor
     slope: Tensor
     scale_rounding: float
     deviations: float
@@ -71,8 +75,10 @@ def core_statistics(attention: golden.Attention, contract: Contract) -> Statisti
     if chosen.weights.numel() == 0 or chosen.output.numel() == 0:
         return _exact(rows, chosen.output, deviations)
     spread, saturated = core_spread(chosen, contract, deviations)
+    result = chosen.output.nan_to_num(nan=0.0)
     rounding = scale_rounding(attention.scale, contract)
-    return _statistics(spread, rows, contract.sides, deviations, (rounding, saturated))
+    rounding += _cut_operands(spread, result, contract, products=model.PRODUCTS_OF_CORE)
+    return _statistics(spread, result, rows, contract.sides, deviations, (rounding, saturated))
 
 
 def layer_statistics(
@@ -97,12 +103,34 @@ def layer_statistics(
         return _exact(rows, layer.output[:, rows], deviations)
     tokens = (query, key, value)
     spread, saturated = layer_spread(layer, tokens, weights, semantics, contract, rows, deviations)
+    result = layer.output[:, rows].nan_to_num(nan=0.0)
+    if weights.o is not None and weights.o_bias is not None and semantics.output_bias:
+        result = result - weights.o_bias.double()
     rounding = scale_rounding(layer.core.scale, contract)
-    return _statistics(spread, rows, contract.sides, deviations, (rounding, saturated))
+    rounding += _cut_operands(spread, result, contract, products=model.PRODUCTS_OF_LAYER)
+    return _statistics(spread, result, rows, contract.sides, deviations, (rounding, saturated))
+
+
+def _cut_operands(
+    spread: Spread, result: Tensor, contract: Contract, *, products: tuple[int, int]
+) -> float:
+    """Operands that are cut off all shrink: by half of the largest error on average, both of them.
+
+    ``products`` are how many products stand behind a score and behind a result. What the results
+    shrink by is added to the certain part of their error; returned is what the scores shrink by.
+    """
+    to_scores, to_results = products
+    spread.linear.add_(result.abs(), alpha=to_results * contract.operand_roundoff)
+    return to_scores * contract.operand_roundoff
 
 
 def _statistics(
-    spread: Spread, rows: Tensor, sides: int, deviations: float, found: tuple[float, float]
+    spread: Spread,
+    result: Tensor,
+    rows: Tensor,
+    sides: int,
+    deviations: float,
+    found: tuple[float, float],
 ) -> Statistics:
     """Add the scale's own rounding, which moves all results along the slope.
 
@@ -114,6 +142,7 @@ def _statistics(
         rows=rows,
         bound=spread.bound(deviations).mul_(sides),
         scale=spread.scale().mul_(sides),
+        result=result,
         slope=spread.slope,
         scale_rounding=rounding * sides,
         deviations=deviations,
@@ -128,6 +157,7 @@ def _exact(rows: Tensor, output: Tensor, deviations: float) -> Statistics:
         rows=rows,
         bound=zeros,
         scale=zeros,
+        result=zeros,
         slope=zeros,
         scale_rounding=0.0,
         deviations=deviations,

@@ -16,11 +16,7 @@ def describe(contract: Contract) -> list[str]:
     ]
     if contract.operand_roundoff:
         told.append(f"operands of products are rounded to {_power(contract.operand_roundoff)}")
-    if contract.pre_scaling_roundings:
-        told.append(
-            "query and key may be scaled before their product, the scale being a number of the "
-            "tensors' dtype (exact for a power of four)"
-        )
+    told.append(_scaling(contract))
     told.append(_scores(contract))
     told.append(
         f"exp is accurate to {contract.exp_error:g} steps of the sum, in blocks of "
@@ -28,6 +24,15 @@ def describe(contract: Contract) -> list[str]:
     )
     told.append(_weights(contract))
     return told
+
+
+def _scaling(contract: Contract) -> str:
+    if contract.pre_scaling_roundings < model.PRE_SCALING_ROUNDINGS:
+        return "the query may be scaled before its product with the key"
+    return (
+        "query and key may be scaled before their product, the scale being a number of the "
+        "tensors' dtype (a power of four rounds the query only)"
+    )
 
 
 def _scores(contract: Contract) -> str:

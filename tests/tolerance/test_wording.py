@@ -22,6 +22,7 @@ def test_wording_of_the_plainest_contract() -> None:
     assert told("float32", 0.25).splitlines() == [
         "tensors are rounded to a relative error of 2^-24 (float32)",
         "products are added up with one of 2^-24 (float32) a step",
+        "the query may be scaled before its product with the key",
         "scores stay as precise as the sums",
         "exp is accurate to 4 steps of the sum, in blocks of 16 keys or more",
         "weights stay as precise as the sums",
@@ -31,7 +32,7 @@ def test_wording_of_the_plainest_contract() -> None:
 @pytest.mark.parametrize(
     ("dtype", "promises", "sentence"),
     [
-        ("float32", {"tf32": True}, "operands of products are rounded to 2^-11 (float16)"),
+        ("float32", {"tf32": True}, "operands of products are rounded to 2^-10"),
         ("bfloat16", {}, "scores are stored with a relative error of 2^-8 (bfloat16)"),
         ("bfloat16", {"scores": "fused"}, "scores stay as precise as the sums"),
         ("float16", {}, "weights are rounded to 2^-11 (float16) before they meet the values"),
