@@ -15,9 +15,17 @@ from ..recipes import LIVELY
 from ..results import Violation
 from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
+from ..tolerance.unnormalised import is_normalised
 from ._vocabulary import read_heads, same_answer
 
 SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),))
+
+
+def _sums_to_one(candidate: Candidate) -> str:
+    declared = candidate.declaration.semantics
+    if is_normalised(declared):
+        return ""
+    return "at its declared semantics the weights of a query do not sum to one"
 
 
 def _own_values(candidate: Candidate) -> str:
@@ -34,7 +42,7 @@ def _own_values(candidate: Candidate) -> str:
     source="softmax(s + c) = softmax(s): the shift adds the same number to every logit of a row",
     space=SEVERAL_KEYS,
     counterfactual="the vector added to one key only",
-    applies=(_own_values,),
+    applies=(_own_values, _sums_to_one),
 )
 def key_shift(subject: Subject, problem: Problem) -> Finding:
     """The inputs of the keys shifted by a vector that is the same for all of them."""
@@ -66,7 +74,7 @@ def _can_shorten(candidate: Candidate) -> str:
     source="the weights of a row sum to one: Vaswani et al. 2017, equation 1",
     space=SEVERAL_KEYS,
     counterfactual="weights that do not sum to one",
-    applies=(_can_shorten,),
+    applies=(_can_shorten, _sums_to_one),
 )
 def constant_value(subject: Subject, problem: Problem) -> Finding:
     """Equal values under many keys against the first key alone, whose weight can only be one."""
@@ -131,6 +139,7 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
     source="weights are positive and sum to one: Vaswani et al. 2017, equation 1",
     space=Space(kinds=("core",), mask="maybe", patterns=("random", "padding", "dense")),
     counterfactual="a factor of ten on the answer",
+    applies=(_sums_to_one,),
 )
 def convex(subject: Subject, problem: Problem) -> Finding:
     """The hull of the attended values, widened by the bound."""

@@ -9,6 +9,7 @@ from examples import SMALL, bare, core, layer, run_clause
 from torch import Tensor
 
 from candidates.eager import EagerLayer
+from conformance import Semantics
 from conformance.runner import CandidateRun
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
@@ -63,3 +64,34 @@ def test_missing_key_bias_breaks_nothing() -> None:
     assert set(statuses.values()) == {"passed", "not-applicable"}
     capped = layer(WithoutKeyBias, features=["softcap"])
     assert run_clause(capped, "numerics.golden").status == "failed"
+
+
+@pytest.mark.parametrize(
+    "slug", ["numerics.convex", "numerics.key-shift", "numerics.constant-value"]
+)
+@pytest.mark.parametrize(
+    "declared",
+    [{"softmax_axis": "query"}, {"softmax_axis": "none"}, {"mask_operation": "multiply-weights"}],
+    ids=str,
+)
+def test_weights_that_need_not_sum_to_one_are_not_held_to_it(
+    slug: str, declared: dict[str, str]
+) -> None:
+    """Laws of weights that sum to one say nothing of a candidate that declares other ones."""
+    result = run_clause(core(bare, **GIVEN, semantics=Semantics(**declared)), slug)
+    assert (result.status, result.reason) == (
+        "not-applicable",
+        "at its declared semantics the weights of a query do not sum to one",
+    )
+
+
+@pytest.mark.parametrize("axis", ["query", "none"])
+def test_linearity_holds_whatever_the_weights_sum_to(axis: str) -> None:
+    """Weights of any sum still weigh the values linearly."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        logits = weights(query, key)
+        return (logits if axis == "none" else logits.softmax(-2)) @ value
+
+    candidate = core(kernel, **GIVEN, semantics=Semantics(softmax_axis=axis))
+    assert run_clause(candidate, "numerics.value-linear").status == "passed"
