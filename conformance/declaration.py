@@ -167,8 +167,8 @@ def declare(
         features=_read_features(kind, features, without),
         inputs=inputs,
         batched=batched,
-        dtypes=_words("dtypes", dtypes, DTYPES),
-        devices=_texts("devices", devices),
+        dtypes=_some("dtypes", _words("dtypes", dtypes, DTYPES), "float32"),
+        devices=_some("devices", _texts("devices", devices), "cpu"),
         accumulate=accumulate,
         tf32=bool(tf32),
         scores=scores,
@@ -204,6 +204,14 @@ def _words(name: str, values: Iterable[str], known: Iterable[str]) -> tuple[str,
     for word in words:
         _choice(f"an entry of {name}", word, known)
     return tuple(dict.fromkeys(words))
+
+
+def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
+    """Require at least one value: without any, no clause would be run, and none would fail."""
+    if not values:
+        msg = f"{name} is empty, so nothing would be judged: give at least one, such as {example!r}"
+        raise DeclarationError(msg)
+    return values
 
 
 def _read_features(kind: str, added: Iterable[str], removed: Iterable[str]) -> frozenset[str]:

@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ._golden import golden
 from .candidate import Candidate
 from .declaration import Declaration, declare
@@ -117,6 +120,7 @@ def _pins_without_weights(num_heads: int | None, num_kv_heads: int | None, rule:
 def _pins_of(
     weights: golden.ProjectionWeights, num_heads: int | None, num_kv_heads: int | None
 ) -> dict[str, int]:
+    _check_numbers(weights)
     query_rows, key_rows, value_rows = (t.shape[0] for t in (weights.q, weights.k, weights.v))
     if not isinstance(num_heads, int) or num_heads < 1 or query_rows % num_heads:
         msg = f"num_heads is {num_heads!r}: it must divide the {query_rows} rows of weights.q"
@@ -151,6 +155,28 @@ def _pins_of(
         "value_size": weights.v.shape[1],
         "output_size": merged if weights.o is None else weights.o.shape[0],
     }
+
+
+def _check_numbers(weights: golden.ProjectionWeights) -> None:
+    """Require rows and columns in every matrix, and finite numbers in it and in every bias."""
+    for field in dataclasses.fields(weights):
+        tensor: Tensor | None = getattr(weights, field.name)
+        if tensor is None:
+            continue
+        if 0 in tensor.shape:
+            msg = (
+                f"weights.{field.name} has shape {list(tensor.shape)}: give a layer of at least "
+                "one row and one column"
+            )
+            raise DeclarationError(msg)
+        broken = (~torch.isfinite(tensor)).nonzero()
+        if len(broken):
+            where = broken[0].tolist()
+            msg = (
+                f"weights.{field.name} holds {float(tensor[tuple(where)])} at {where}: no answer "
+                "could be right; give finite weights"
+            )
+            raise DeclarationError(msg)
 
 
 def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_size: int) -> None:

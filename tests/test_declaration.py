@@ -56,6 +56,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"dtypes": "float32"}, "dtypes is the text 'float32': give a list, such as ['float32']"),
     ({"devices": "cpu"}, "devices is the text 'cpu': give a list, such as ['cpu']"),
+    (
+        {"dtypes": []},
+        "dtypes is empty, so nothing would be judged: give at least one, such as 'float32'",
+    ),
+    (
+        {"devices": ()},
+        "devices is empty, so nothing would be judged: give at least one, such as 'cpu'",
+    ),
     ({"devices": 7}, "devices is 7: give a list of texts"),
     ({"scores": "fusd"}, "scores is 'fusd', which is unknown; did you mean 'fused'?"),
     (

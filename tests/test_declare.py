@@ -317,6 +317,31 @@ def test_fixed_layer_keeps_further_pins() -> None:
             {"num_heads": 4},
             "weights.q_bias has shape [3] where weights.q has 12 rows",
         ),
+        (
+            {"q": torch.zeros(0, 7)},
+            {"num_heads": 4},
+            "weights.q has shape [0, 7]: give a layer of at least one row and one column",
+        ),
+        (
+            {"k": torch.zeros(0, 8), "v": torch.zeros(0, 9)},
+            {"num_heads": 4},
+            "weights.k has shape [0, 8]: give a layer of at least one row and one column",
+        ),
+        (
+            {"v": torch.zeros(10, 0)},
+            {"num_heads": 4},
+            "weights.v has shape [10, 0]: give a layer of at least one row and one column",
+        ),
+        (
+            {"k": torch.full((6, 8), math.nan)},
+            {"num_heads": 4},
+            "weights.k holds nan at [0, 0]: no answer could be right; give finite weights",
+        ),
+        (
+            {"o_bias": torch.tensor([0.0] * 10 + [-math.inf])},
+            {"num_heads": 4},
+            "weights.o_bias holds -inf at [10]: no answer could be right; give finite weights",
+        ),
     ],
 )
 def test_fixed_layer_whose_weights_contradict_its_heads(
