@@ -146,6 +146,8 @@ class Space:
 
     def admits(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether a problem (a reduced one) still belongs to the space."""
+        if problem.values not in self.recipes(problem.dtype):
+            return False
         sizes = problem.geometry
         absent = WIDTHS if candidate.kind == "core" else ()
         if any(getattr(sizes, name) < least for name, least in self.least if name not in absent):

@@ -143,6 +143,24 @@ def test_clause_keeps_its_space() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "start", "end"),
+    [
+        (("nearly-tied", "small-near-ties"), "float32", "nearly-tied", "nearly-tied"),
+        (("normal", "plain-projections"), "float16", "plain-projections", "plain-projections"),
+        (("tiny", "integers"), "float32", "tiny", "integers"),
+    ],
+)
+def test_clause_keeps_its_recipes(
+    values: tuple[str, ...], dtype: str, start: str, end: str
+) -> None:
+    """Plainer values are tried only where the clause asks for them."""
+    space = Space(mask="maybe", causal="maybe", extras="maybe", values=values)
+    failing = LARGE.replace(values=start, dtype=dtype)
+    found, _ = reduce_problem(failing, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert found.values == end
+
+
 def test_harness_faults_are_not_swallowed() -> None:
     """An exception of the predicate is the runner's to deal with."""
 
