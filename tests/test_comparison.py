@@ -68,7 +68,7 @@ def test_wording_of_a_value_that_is_not_finite() -> None:
     agreement = compare(row(NAN, 1.0, INF), row(0.0, 1.0, 2.0), row(1.0, 1.0, 1.0), wording="odd")
     assert agreement.violation is not None
     assert agreement.violation.message == (
-        "odd: not finite at [0]: expected 0, got nan (error nan, allowed 1; 2 of 3 elements are)"
+        "odd: not finite at [0]: expected 0, got nan (2 of 3 elements are)"
     )
 
 
@@ -226,6 +226,18 @@ def test_sentence_tells_the_largest_part_and_the_scale() -> None:
     told = disagreement(found)
     assert "75% of it for rounding of the logits" in told
     assert told.endswith("; this fits a scale with a relative error of +0.00123")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(9.9, ", 94% of it for rounding in the weighted sums)"), (10.0, ""), (1e6, "")],
+)
+def test_gross_errors_are_not_put_down_to_rounding(error: float, told: str) -> None:
+    """What dominates the bound is said of errors less than ten times as large, and of no others."""
+    found = compare(row(error), row(0.0), row(1.0)).replace(parts={"accumulation": 0.94})
+    assert disagreement(found).endswith(told or ", allowed 1)")
+    assert found.violation is not None
+    assert found.violation.measured["parts"] == {"accumulation": 0.94}
 
 
 def test_every_stage_can_be_said() -> None:
