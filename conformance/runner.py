@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from .pool import Pool
 from .problem import Problem
 from .profile import Profile
 from .reduction import reduce_problem
-from .results import ClauseResult
+from .results import ClauseResult, Violation
 from .subject import Subject
 
 OnExample = Callable[[dict[str, Any]], None]
@@ -203,11 +204,12 @@ class CandidateRun:
         final = examine(clause, subject, smallest)
         if final.violation is None:  # a failure that does not repeat is still a failure
             smallest, final = problem, finding
-        reason = "" if final.violation is None else final.violation.message
+        violation = _with_scale_error(final.violation, finding.violation)
+        reason = "" if violation is None else violation.message
         return result.replace(
             status="failed",
             reason=reason,
-            violation=final.violation,
+            violation=violation,
             counterexample=describe(subject, smallest),
             diagnosis=self._diagnosis(subject) if clause.explained and kind in DIAGNOSED else [],
         )
@@ -217,6 +219,19 @@ class CandidateRun:
         if subject.dtype not in self._diagnoses:
             self._diagnoses[subject.dtype] = diagnose(subject)
         return self._diagnoses[subject.dtype]
+
+
+def _with_scale_error(reduced: Violation | None, first: Violation | None) -> Violation | None:
+    """A reduced violation with the scale error of the first: few elements fit any scale."""
+    fitted = None if first is None else first.measured.get("scale_error")
+    if reduced is None or fitted is None or "scale_error" in reduced.measured:
+        return reduced
+    told = f"; the unreduced example fits a scale with a relative error of {fitted:+.3g}"
+    return dataclasses.replace(
+        reduced,
+        message=reduced.message + told,
+        measured={**reduced.measured, "scale_error": fitted},
+    )
 
 
 @contextmanager

@@ -71,6 +71,26 @@ def test_wrong_candidate_fails_with_everything_needed() -> None:
     assert result.counterexample is not None
 
 
+def test_scale_error_survives_the_reduction() -> None:
+    """A reduced example too small to fit a scale reports what the first one fits."""
+    result = run_clause(plain(wrong_scale), "numerics.scale")
+    violation = result.violation
+    assert violation is not None
+    assert violation.measured["scale_error"] == pytest.approx(0.5, rel=1e-3)
+    assert violation.message.endswith(
+        "; the unreduced example fits a scale with a relative error of +0.5"
+    )
+    assert result.reason == violation.message
+
+
+def test_scale_error_is_told_once() -> None:
+    """An example that cannot be reduced tells its own scale error, not another's as well."""
+    result = run_clause(plain(wrong_scale, geometry={"query_length": 9}), "numerics.scale")
+    assert result.violation is not None
+    told = result.violation.message.count("fits a scale with a relative error of +0.5")
+    assert (told, result.violation.measured["scale_error"]) == (1, pytest.approx(0.5, rel=1e-3))
+
+
 def test_counterexample_rebuilds_and_still_fails() -> None:
     """The counterexample of the JSON report is a small problem that fails again."""
     candidate = plain(wrong_scale)
