@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ._golden import golden
 from .declaration import Declaration
+from .headroom import finite_limit, representable_output, representable_rows
 from .inputs import Inputs
 from .tolerance import Contract, contract_for, core_bound, layer_bound
 from .tolerance.layer import head_errors
@@ -22,7 +24,8 @@ from .tolerance.returned_weights import weights_bound
 class Golden:
     """A golden answer: float64 output, its bound at the declared precision, weights, empty rows.
 
-    ``evaluation`` holds every intermediate value, ``core`` those of its attention proper.
+    ``evaluation`` holds every intermediate value, ``core`` those of its attention proper. ``limit``
+    is the largest number that a candidate can compute with.
     """
 
     output: Tensor
@@ -31,14 +34,36 @@ class Golden:
     empty: Tensor
     core: golden.Attention
     evaluation: golden.Attention | golden.MultiHeadAttention
+    limit: float
 
     @property
     def judged(self) -> Tensor:
-        """The rows that ordinary clauses judge: all but the empty ones, broadcastable to output."""
-        alive = ~self.empty
-        if self.output.dim() == len("BLE"):
-            return alive.all(dim=1).unsqueeze(-1)
-        return alive.unsqueeze(-1)
+        """The rows that ordinary clauses judge, broadcastable to output.
+
+        All but the empty ones and those that a correct candidate may fail to represent.
+        """
+        return ~self.empty_rows & self.representable
+
+    @property
+    def empty_rows(self) -> Tensor:
+        """The rows of the answer in which some head has no key, broadcastable to output."""
+        return self._of_answer(self.empty)
+
+    @property
+    def representable(self) -> Tensor:
+        """The rows whose intermediate values are all representable, broadcastable to output."""
+        rows = ~self._of_answer(~self.representable_core)
+        return rows & representable_output(self.output, self.limit).unsqueeze(-1)
+
+    @cached_property
+    def representable_core(self) -> Tensor:
+        """The same for each head of the attention proper: ``[B, H, Lq]``."""
+        return representable_rows(self.core, self.limit)
+
+    def _of_answer(self, heads: Tensor) -> Tensor:
+        """Whether some head of a row ``[B, H, Lq]`` is marked, as rows of the answer."""
+        is_layer = self.output.dim() == len("BLE")
+        return (heads.any(dim=1) if is_layer else heads).unsqueeze(-1)
 
 
 class Oracle:
@@ -92,6 +117,7 @@ class Oracle:
             empty=core.empty,
             core=core,
             evaluation=evaluation,
+            limit=finite_limit(self.declaration, self.dtype),
         )
 
     def contract(self, scale: float) -> Contract:

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "problem",
         (
             "draft",
+            "genericity",
             "inputs",
             "layouts",
             "mask_patterns",
@@ -51,6 +52,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "calling",
             "comparison",
             "edges",
+            "headroom",
             "oracle",
             "strategies",
             "stretching",

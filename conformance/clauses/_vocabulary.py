@@ -11,6 +11,7 @@ from .._golden import golden
 from ..candidate import Candidate
 from ..clause import Finding
 from ..comparison import compare, moves
+from ..headroom import finite_limit as largest_finite
 from ..inputs import Inputs
 from ..space import admits_lengths
 from ..subject import Subject
@@ -46,6 +47,17 @@ def matches_golden(
         other = golden_at(subject, inputs, counterfactual)
         binding = moves(known.output, other, known.bound, judged)
     return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def finite_limit(subject: Subject) -> float:
+    """The largest number that a candidate's tensors and its accumulator can both hold."""
+    return largest_finite(subject.declaration, subject.dtype)
+
+
+def wide_range(subject: Subject) -> bool:
+    """Whether a candidate is judged in float32 or wider, without an accumulator like float16."""
+    halves = subject.dtype in ("float16", "bfloat16")
+    return not halves and finite_limit(subject) > torch.finfo(torch.float16).max
 
 
 def golden_at(subject: Subject, inputs: Inputs, change: Inputs | golden.Semantics) -> Tensor:
@@ -225,7 +237,7 @@ def permuted_heads_view(inputs: Inputs, order: Tensor) -> View:
 
 
 def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
-    """The returned weights equal the golden ones; rows without keys are left out.
+    """The returned weights equal the golden ones; rows without keys or that overflow are left out.
 
     The weights are the output for values that are unit vectors, so the bound of the core for those
     values is the bound of the weights.
@@ -236,7 +248,7 @@ def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
     if answer.weights is None:
         msg = "weights were asked for, so reading the answer found them"
         raise LookupError(msg)
-    judged = ~known.empty.unsqueeze(-1)
+    judged = (~known.empty & known.representable_core).unsqueeze(-1)
     agreement = compare(
         answer.weights,
         known.weights,

@@ -118,15 +118,16 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
     if all(known is not None for known in goldens):
         one, two, both, none = (known for known in goldens if known is not None)
         bound = bound + torch.nan_to_num((one + two - both - none).abs())
+    judged = torch.stack(torch.broadcast_tensors(*(frame[2] for frame in frames))).all(dim=0)
     agreement = compare(
         answers[2] + answers[3],
         answers[0] + answers[1],
         bound,
-        judged=frames[0][2],
+        judged=judged,
         both_answers=True,
         wording="the answer for v + w and 0 is not the answer for v plus the answer for w",
     )
-    binding = bool((answers[2].abs() > bound).any())
+    binding = bool((judged & (answers[2].abs() > bound)).any())
     return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
 
 

@@ -53,7 +53,7 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
     """Only the empty rows are judged, by the declared rule."""
     inputs = subject.inputs(problem)
     known = subject.golden(inputs)
-    rows = known.empty.any(dim=1).unsqueeze(-1) if inputs.is_layer else known.empty.unsqueeze(-1)
+    rows = known.empty_rows & known.representable
     answer = subject.answer(inputs)
     rule = subject.declaration.empty_rows
     wording = f"a query without any key does not return what is declared ({rule})"

@@ -18,10 +18,11 @@ from ..problem import Problem
 from ..recipes import LIVELY
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import column
+from ._vocabulary import column, finite_limit, wide_range
 
 # Logits of junk stay below this, so that a finite fill fails mask.single-key and not everything.
 LARGEST_JUNK_LOGIT = 5e4
+HALF_JUNK_LOGIT = 1e2
 JUNK_VALUES = (1e2, 1e6, 1e12)
 HALF_JUNK_VALUES = (1e1, 1e2, 1e3)
 UNMEASURED_JUNK = 10.0
@@ -128,7 +129,7 @@ def _with_junk(
     if filler is not None:
         key, value = torch.full_like(key, filler), torch.full_like(value, filler)
     else:
-        limits = JUNK_VALUES if problem.dtype in ("float32", "float64") else HALF_JUNK_VALUES
+        limits = JUNK_VALUES if wide_range(subject) else HALF_JUNK_VALUES
         value = value * limits[problem.seed % len(limits)]
         key = key * _junk_factor(subject, inputs, key)
     return inputs.with_tokens(
@@ -146,5 +147,6 @@ def _junk_factor(subject: Subject, inputs: Inputs, key: Tensor) -> float:
     evaluation = evaluate(junk, golden.STANDARD)
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
     largest = float(core.scores.abs().max()) if core.scores.numel() else 0.0
-    limit = LARGEST_JUNK_LOGIT if inputs.query.dtype != torch.float16 else 1e2
+    narrow = finite_limit(subject) <= torch.finfo(torch.float16).max
+    limit = HALF_JUNK_LOGIT if narrow else LARGEST_JUNK_LOGIT
     return limit / largest if largest > 0.0 else 1.0

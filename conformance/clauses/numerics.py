@@ -14,11 +14,12 @@ from ..problem import Problem
 from ..recipes import LIVELY
 from ..space import Space
 from ..subject import Subject
+from ..tolerance import model
 from ._measuring import measures_golden
+from ._vocabulary import finite_limit
 
 PAPER = "Vaswani et al. 2017, equation 1"
-# Every intermediate of the golden stays below this part of the largest finite number.
-HEADROOM = 1.0 / 16.0
+HEADROOM = model.HEADROOM
 # A scale that is off by this factor must be seen for an example to count. Projections that a
 # candidate brings in half precision hide a smaller one from single elements.
 OTHER_SCALE = {"float32": 1.1, "float64": 1.1, "float16": 2.0, "bfloat16": 2.0}
@@ -113,7 +114,7 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     enlarged = _enlarge(subject, inputs, target)
     finding = measures_golden(subject, enlarged, f"logits near {target:.0e} give a wrong answer")
     largest = subject.golden(enlarged).core.logits.amax(dim=-1).abs().amax()
-    overflows = float(largest) > math.log(torch.finfo(inputs.query.dtype).max)
+    overflows = float(largest) > math.log(finite_limit(subject))
     return Finding(
         binding=finding.binding and overflows, margin=finding.margin, violation=finding.violation
     )
@@ -122,7 +123,8 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
 def _enlarge(subject: Subject, inputs: Inputs, target: float) -> Inputs:
     core = subject.golden(inputs).core
     largest = float(core.scores.abs().max())
-    room = HEADROOM * torch.finfo(inputs.query.dtype).max / max(largest_product(core), 1.0)
+    # Half of the room: rounding the enlarged tokens must not lead out of it.
+    room = HEADROOM / 2.0 * finite_limit(subject) / max(largest_product(core), 1.0)
     factor = min(target / max(largest, torch.finfo(torch.float32).tiny), room)
     if inputs.mode != "self":
         return inputs.with_tokens(query=_times(inputs.query, factor))

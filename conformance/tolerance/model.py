@@ -134,6 +134,11 @@ NEGLIGIBLE_WEIGHT: Final = 1e-30
 FEWEST_ROWS: Final = 16
 NARROWEST: Final = 16
 MOST_SATURATED: Final = 0.01
+# Weights that a candidate brings are varied if no number makes up more than an eighth of a matrix
+# (a format of eight bits repeats numbers, a constant or sparse matrix more), and if the mean
+# squared cosine between its rows is at most four times that of random ones, 1 / width.
+MOST_ALIKE: Final = 0.125
+MOST_ALIGNED: Final = 4.0
 # A raw statistical error above this part of the hull is saturated.
 SATURATION: Final = 0.5
 # Results that the scale moves by fewer typical errors than this do not count in its fit. A typical
@@ -210,3 +215,9 @@ GRADIENT_QUERY_BLOCKS: Final = ((0, 32), (192, 64), (768, 256))
 GRADIENT_KEY_BLOCK: Final = 256
 # Elements of the table (row, channel, channel) of coherent errors that is held at once.
 COHERENT_GRADIENT_CHUNK: Final = 2**22
+
+# Where judging ends -------------------------------------------------------------------------------
+
+# Every intermediate of the golden stays below this part of the largest finite number: beyond it a
+# correct implementation may overflow, by the order in which it adds up.
+HEADROOM: Final = 1.0 / 16.0
