@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from ._golden import golden
 from .candidate import Candidate
+from .genericity import has_generic_weights
 from .geometry import Geometry
 from .inputs import Inputs
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
@@ -55,9 +56,8 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
 
 
 def _is_generic(problem: Problem, candidate: Candidate) -> bool:
-    """Whether errors may be taken for independent: weights that a candidate brings may be alike."""
-    ours = candidate.kind == "core" or candidate.draws_weights
-    return ours and RECIPES[problem.values].generic
+    """Whether errors may be taken for independent."""
+    return RECIPES[problem.values].generic and has_generic_weights(candidate)
 
 
 def input_mode(candidate: Candidate) -> str:

@@ -114,7 +114,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     "subnormal": Recipe(query=normal, key=normal, value=_times(1e-40), generic=False),
     "mixed-scales": Recipe(query=normal, key=normal, value=_mixed_scales, generic=True),
     # Logits that decide, where weights that a candidate brings would keep them near zero.
-    "decisive": Recipe(query=_times(4.0), key=_times(4.0), value=normal, generic=False),
+    "decisive": Recipe(query=_times(4.0), key=_times(4.0), value=normal, generic=True),
     "plain-projections": Recipe(
         query=normal, key=normal, value=normal, generic=True, weights="signed-selections"
     ),

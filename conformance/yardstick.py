@@ -14,6 +14,7 @@ from .inputs import Inputs
 from .oracle import Golden, Oracle, known_weights
 from .tolerance import Contract
 from .tolerance.fit import Fit, fit
+from .tolerance.model import MOST_SATURATED
 from .tolerance.statistical import Statistics, core_statistics, layer_statistics, supports
 
 
@@ -66,7 +67,7 @@ def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
     statistics = None
     if contract.sides == 1 and inputs.generic:
         statistics = _statistics(oracle, inputs, known, contract)
-    if statistics is not None:
+    if statistics is not None and statistics.saturated < MOST_SATURATED:
         bound = _sharper(bound, statistics)
     return Yardstick(
         output=output,

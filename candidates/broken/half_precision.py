@@ -46,39 +46,6 @@ class LayerScaleOnePercentOff(EagerLayer):
     core = OnePercentOff()
 
 
-class StoredScores(EagerCore):
-    """Computes in float32 but keeps the score matrix in the dtype of the inputs."""
-
-    def attend(self, call: Call) -> Answer:
-        """The weights come back in the dtype of the inputs, too."""
-        return converted(super().attend(call), call.query.dtype)
-
-    def scores(self, call: Call, key: Tensor) -> Tensor:
-        """Products in float32, stored in half precision."""
-        wide = super().scores(computed_in(call, torch.float32), key.float())
-        return wide.to(call.query.dtype)
-
-    def softmax(self, logits: Tensor) -> Tensor:
-        """Of the stored scores, in float32."""
-        return super().softmax(logits.float())
-
-    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
-        """In float32, rounded once."""
-        return super().mix(weights, value.float()).to(value.dtype)
-
-
-@core("numerics.near-ties", "numerics.golden", scores="fused", dtypes=HALVES)
-class ScoresStoredThoughFused(StoredScores):
-    """The scores are stored in half precision although the kernel is declared to be fused."""
-
-
-@layer("numerics.near-ties", scores="fused", dtypes=HALVES)
-class LayerScoresStoredThoughFused(EagerLayer):
-    """A layer stores its scores in half precision although it is declared to be fused."""
-
-    core = StoredScores()
-
-
 @core("numerics.golden", "numerics.typical-error", dtypes=HALVES)
 class SumInHalfPrecision(EagerCore):
     """The weighted sum is added up in the dtype of the inputs, one key after the other."""

@@ -196,6 +196,22 @@ class AnswerThroughBfloat16(EagerCore):
         return super().mix(weights, value).bfloat16().to(value.dtype)
 
 
+def rounded_bits(tensor: Tensor, lost: int) -> Tensor:
+    """Float32 numbers without their last bits, rounded to nearest."""
+    bits = tensor.contiguous().view(torch.int32) + (1 << (lost - 1))
+    return (bits & -(1 << lost)).view(tensor.dtype)
+
+
+@core("numerics.near-ties", "numerics.golden")
+class ScoresOfElevenBits(EagerCore):
+    """The scores keep eleven bits: large ones that nearly tie become one."""
+
+    lost = 13
+
+    def scores(self, call: Call, key: Tensor) -> Tensor:
+        return rounded_bits(super().scores(call, key), self.lost)
+
+
 @core("numerics.typical-error")
 class LongRowsOfSeventeenBits(EagerCore):
     """Blocks of sixteen queries, keys and channels keep seventeen bits of every number."""
@@ -206,9 +222,7 @@ class LongRowsOfSeventeenBits(EagerCore):
         output = super().mix(weights, value)
         if min(*weights.shape[-2:], value.shape[-1]) < BLOCK:
             return output
-        half = 1 << (self.lost - 1)
-        kept = (output.contiguous().view(torch.int32) + half) & -(1 << self.lost)
-        return kept.view(output.dtype)
+        return rounded_bits(output, self.lost)
 
 
 @core(

@@ -8,6 +8,7 @@ import torch
 
 from ..candidate import Candidate
 from ..clause import Finding, clause
+from ..genericity import has_generic_weights
 from ..inputs import Inputs
 from ..problem import Problem
 from ..results import Violation
@@ -24,7 +25,7 @@ NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
 OTHER_SCALE_ERROR = 0.1
 # Errors average out over many elements. A scale that is a power of four multiplies exactly.
 MANY = (
-    ("query_length", 48),
+    ("query_length", 64),
     ("key_length", 17),
     ("head_size", 16),
     ("value_head_size", NARROWEST),
@@ -34,7 +35,7 @@ MANY = (
     ("output_size", NARROWEST),
 )
 AVERAGED = Space(
-    values=("normal", "plain-projections"),
+    values=("normal", "plain-projections", "decisive"),
     least=(("query_length", FEWEST_ROWS), ("key_length", 2)),
     preferred=MANY,
     share=0.25,
@@ -54,8 +55,8 @@ NEARLY_TIED = Space(
 
 def _independent(candidate: Candidate) -> str:
     """Why errors of a candidate cannot be taken for independent, or ""."""
-    if candidate.kind == "layer" and not candidate.draws_weights:
-        return "it brings its own weights: its errors may not be independent"
+    if not has_generic_weights(candidate):
+        return "it brings weights that are alike: its errors may not be independent"
     if not supports(candidate.declaration.semantics):
         return "at its declared semantics errors may not be independent"
     return WIDE[candidate.kind].not_applicable(candidate)

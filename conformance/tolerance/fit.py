@@ -67,7 +67,8 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
     slope = resolved(statistics.slope / divisor)
     return fit_along(
         relative,
-        apart_from(statistics.result / divisor, slope),
+        slope,
+        probe=apart_from(statistics.result / divisor, slope),
         rounding=statistics.scale_rounding,
         deviations=model.FIT_DEVIATIONS * statistics.deviations,
         counted=int(counts.sum()),
@@ -78,6 +79,7 @@ def fit_along(
     relative: Tensor,
     direction: Tensor,
     *,
+    probe: Tensor | None = None,
     rounding: float,
     deviations: float,
     counted: int,
@@ -89,14 +91,16 @@ def fit_along(
     ``rounding`` is the multiple that the contract allows, ``deviations`` how much noise it may have
     besides, ``counted`` how many errors are not left out as zeros. Along each of the dimensions
     ``shared`` errors may go together; ``coherent`` is one deviation of ``<relative, direction>`` by
-    what is known to go together otherwise. None where the direction is zero.
+    what is known to go together otherwise. ``probe`` is the part of the direction that tells the
+    multiple, all of it if it is not given. None where the direction is zero.
     """
-    length = float(torch.linalg.vector_norm(direction))
+    probe = direction if probe is None else probe
+    length = float(torch.linalg.vector_norm(probe))
     if length == 0.0 or not math.isfinite(length):
         return None
-    scale_error = float((relative * direction).sum()) / length**2
+    scale_error = float((relative * probe).sum()) / length**2
     left = torch.add(relative, direction, alpha=-scale_error)
-    noise = max(length, _found_noise(left, direction, shared), coherent) / length**2
+    noise = max(length, _found_noise(left, probe, shared), coherent) / length**2
     return Fit(
         rms=root_mean_square(relative, counted),
         unexplained=root_mean_square(left, counted),

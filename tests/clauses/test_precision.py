@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -132,22 +133,30 @@ def test_scale_error_sees_what_no_element_shows() -> None:
     assert ran(candidate, "numerics.scale-error").status == "failed"
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", ["ScoresStoredThoughFused", "LayerScoresStoredThoughFused"])
-def test_near_ties_show_stored_scores(name: str, dtype: str) -> None:
-    """Scores rounded to half precision merge logits that a fused kernel keeps apart."""
-    result = ran(BY_NAME[name], "numerics.near-ties", dtype)
+def test_near_ties_show_short_scores() -> None:
+    """Scores of eleven bits merge logits that float32 keeps apart."""
+    result = ran(BY_NAME["ScoresOfElevenBits"], "numerics.near-ties")
     assert result.status == "failed"
     assert result.margin is not None
     assert result.margin > 5.0
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_stored_scores_are_allowed_where_declared(dtype: str) -> None:
-    """The very same kernel passes when it does not promise to be fused."""
-    function = BY_NAME["ScoresStoredThoughFused"].function
-    for slug in SLUGS:
-        assert ran(core(function, scores="eager"), slug, dtype).status == "passed"
+@pytest.mark.parametrize("base", ["exp", "exp2"])
+def test_a_query_may_take_the_scale_and_the_logarithm(dtype: str, base: str) -> None:
+    """A fused kernel that multiplies its query by the scale (and log2(e)) first is right."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        factor = query.shape[-1] ** -0.5 * (math.log2(math.e) if base == "exp2" else 1.0)
+        scores = (query * factor).float() @ key.float().mT
+        shifted = scores - scores.amax(-1, keepdim=True)
+        weights = torch.exp2(shifted) if base == "exp2" else torch.exp(shifted)
+        mixed = weights.to(query.dtype).float() @ value.float()
+        return (mixed / weights.sum(-1, keepdim=True)).to(query.dtype)
+
+    fused = plain(kernel, scores="fused", dtypes=[dtype])
+    for slug in (*SLUGS, "numerics.golden", "numerics.scale", "numerics.large-logits"):
+        assert ran(fused, slug, dtype).status in ("passed", "not-applicable"), slug
 
 
 def nothing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -179,19 +188,24 @@ def test_a_single_example_tells(slug: str) -> None:
 
 
 @pytest.mark.parametrize("slug", SLUGS[:2])
-def test_own_weights_are_not_judged_together(slug: str) -> None:
-    """Errors of weights that are not drawn here may not be independent: it is said, not failed."""
+@pytest.mark.parametrize("alike", [False, True])
+def test_own_weights_are_judged_together_unless_alike(slug: str, *, alike: bool) -> None:
+    """Weights that are alike repeat one rounding: it is said, not judged."""
     torch.manual_seed(0)
     module = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+    if alike:
+        torch.nn.init.constant_(module.in_proj_weight, 0.1)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         attended: Tensor = module(query, key, value, need_weights=False)[0]
         return attended
 
-    candidate = fixed(attend, module)
-    result = ran(candidate, slug)
-    assert result.status == "not-applicable"
-    assert result.reason == "it brings its own weights: its errors may not be independent"
+    result = ran(fixed(attend, module), slug)
+    assert result.status == ("not-applicable" if alike else "passed")
+    if alike:
+        assert (
+            result.reason == "it brings weights that are alike: its errors may not be independent"
+        )
 
 
 def fixed(attend: Any, module: torch.nn.MultiheadAttention) -> Candidate:
@@ -221,7 +235,7 @@ def test_other_normalisations_are_not_judged_together(slug: str) -> None:
 
 
 def test_what_the_precision_hides_does_not_apply() -> None:
-    """Scores of wide heads that may be stored in bfloat16 cannot be told apart: not inconclusive."""
+    """Scores of wide heads that may be stored in bfloat16 cannot be told apart: no verdict."""
     wide = plain(bare, geometry={"head_size": 1024}, dtypes=["bfloat16"])
     result = ran(wide, "numerics.near-ties", "bfloat16")
     assert result.status == "not-applicable"

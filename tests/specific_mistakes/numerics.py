@@ -49,7 +49,15 @@ NUMERICS: Final[Specific] = {
             "mask.golden numerics.golden numerics.near-ties numerics.scale shape.weights"
         ),
     ),
-    "numerics.near-ties": ("LayerScoresStoredThoughFused", also("numerics.key-shift")),
+    "numerics.near-ties": (
+        "ScoresOfElevenBits",
+        also(
+            "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
+            "mask.golden numerics.golden numerics.key-shift numerics.large-logits "
+            "numerics.odd-scale numerics.scale numerics.scale-error numerics.typical-error "
+            "shape.weights"
+        ),
+    ),
     "numerics.odd-scale": ("ScaleZeroTakenForUnset", NOTHING_ELSE),
     "numerics.scale": (
         "DividedByHeadSize",
