@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -16,14 +16,25 @@ from .comparison import compare
 from .edges import edge_problems
 from .inputs import Inputs
 from .oracle import known_weights
-from .precision_losses import COARSER, LOSSES, PrecisionLoss, to_format
+from .precision_losses import COARSER, LOSSES, ROUNDINGS, SHORT_FORMATS, SPOKEN, TEN_BITS
 from .scale_error import fitted_scale_error
 from .subject import Subject
 from .tolerance import model
+from .tolerance.fit import Fit
 
 Observed = Sequence[tuple[Inputs, Tensor]]
+Acted = Callable[[golden.Attention], Tensor]
 # Edge problems of each space that the candidate is asked: one of each recipe.
 PROBED: Final = 2
+# A loss beats simpler ones if it leaves at most this part of what they leave: many elements speak,
+# so the squared errors that two right explanations leave do not differ by ten.
+CLEARLY_LESS: Final = 0.1
+# Half of normally distributed numbers, made smaller by this, are below float16's normal ones.
+SHRUNK: Final = 2.0**-13
+# Mantissas of zero and of powers of two.
+EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
+# Dtypes that TensorFloat-32 cuts.
+ROUNDED_SHORT: Final = ("float32", "float64")
 
 
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
@@ -32,30 +43,59 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     errors = [fitted_scale_error(subject.oracle, *pair) for pair in wrong]
     known = [error for error in errors if error is not None]
     if known and len(known) == len(wrong):
-        return _scale(min(known), max(known))
+        if not all(_answers_again(subject, *pair) for pair in wrong):
+            return None
+        return _scale(min(known), max(known), _head_sizes(subject, [pair[0] for pair in wrong]))
     averaged = _averaged_scale_error(subject)
     if averaged is None or not all(
-        _agrees(subject, *pair, factor=1.0 + averaged) for pair in wrong
+        _agrees(subject, *pair, factor=1.0 + averaged[1].scale_error) for pair in wrong
     ):
         return None
-    return _scale(averaged, averaged)
+    inputs, found = averaged
+    entry = _scale(found.scale_error, found.scale_error, _head_sizes(subject, [inputs]))
+    # Another mistake may lean the same way: the number explains this part of the squared errors.
+    return {**entry, "confidence": 1.0 - (found.unexplained / found.rms) ** 2}
 
 
-def _averaged_scale_error(subject: Subject) -> float | None:
+def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
+    """Whether a second call errs as the first did: else the scale is not one number."""
+    try:
+        again = subject.answer(inputs).double()
+    except CandidateFailure:
+        return False
+    known = subject.golden(inputs)
+    judged = known.judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    apart = float(((again - output)[judged] * weight).square().sum())
+    error = float(((output - known.output)[judged] * weight).square().sum())
+    return apart <= model.LARGEST_UNEXPLAINED * error
+
+
+def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
     """The same where single answers are too few or too coarse, and many elements together tell."""
     for inputs, output in _probed(subject):
-        found = subject.yardstick(inputs).fit(output)
-        if found is not None and found.blames_scale:
-            return found.scale_error
+        measured = subject.yardstick(inputs)
+        found = measured.fit(output)
+        if found is None or not found.blames_scale:
+            continue
+        again = measured.fit(subject.answer(inputs).double())
+        if again is None or abs(again.scale_error - found.scale_error) > found.scale_allowed:
+            return None
+        return inputs, found
     return None
 
 
-def _scale(least: float, most: float) -> dict[str, Any]:
+def _head_sizes(subject: Subject, spoken: Sequence[Inputs]) -> set[int]:
+    return {subject.golden(inputs).core.query.shape[-1] for inputs in spoken}
+
+
+def _scale(least: float, most: float, head_sizes: set[int]) -> dict[str, Any]:
     one, other = f"{least:+.3g}", f"{most:+.3g}"
     told = one if one == other else f"between {one} and {other}"
+    where = f" (seen at head size {min(head_sizes)} only)" if len(head_sizes) == 1 else ""
     return {
         "name": "scale-off",
-        "text": f"the logits are multiplied by a scale whose relative error is {told}",
+        "text": f"the logits are multiplied by a scale whose relative error is {told}{where}",
         "confidence": 1.0,
         "scale_error": most if abs(most) >= abs(least) else least,
     }
@@ -67,20 +107,85 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
     wrong = [pair for pair in every if not _agrees(subject, *pair)]
     if not wrong or any(output.shape != inputs.output_shape for inputs, output in wrong):
         return None
-    coarse = _coarse_format(subject, every)
-    if coarse is not None:
-        return {
-            "name": f"computed-in-{coarse}",
-            "text": f"it computes in {coarse} inside: its answers are all {coarse} numbers",
-            "confidence": 1.0,
-        }
-    left = [(_unexplained(subject, loss, wrong), loss) for loss in LOSSES]
-    # Several may explain it, one that rounds more stages too: the simple ones come first.
-    enough = [pair for pair in left if pair[0] <= model.LARGEST_LEFT_BY_LOSS**2]
-    least, best = enough[0] if enough else min(left, key=lambda pair: pair[0])
+    small = list(_small(subject))
+    return (
+        _coarse_entry(subject, [*every, *small])
+        or _epsilon_entry(subject, wrong)
+        or _loss_entry(subject, [*wrong, *small])
+    )
+
+
+def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
+    """The simplest of the losses that leave the least; others that leave as little are doubts."""
+    left = [(_unexplained(subject, loss.output, wrong), loss) for loss in LOSSES]
+    least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None
-    return {"name": best.name, "text": best.text, "confidence": 1.0 - least}
+    equals = [loss for part, loss in left if part * CLEARLY_LESS <= least]
+    best = equals[0]
+    # Float16 and tf32 round ties apart: one element may leave a hundredth and proves neither.
+    formats = {
+        loss.number_format
+        for part, loss in left
+        if loss.stage == best.stage and part <= max(least / CLEARLY_LESS, model.MUCH_CLOSER)
+    }
+    either = best.number_format in SHORT_FORMATS and formats.issuperset(SHORT_FORMATS)
+    text = best.in_ten_bits() if either else best.text
+    doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
+    return {"name": best.name, "text": text, "confidence": (1.0 - least) / doubt}
+
+
+def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
+    """A number added to the sum of the exponentials, if that explains every wrong answer."""
+    epsilon = 0.0
+    for _ in range(model.NEWTON_STEPS):
+        move = _newton_step(subject, wrong, epsilon)
+        if not math.isfinite(move):
+            return None
+        epsilon += max(-model.LARGEST_STEP, min(move, model.LARGEST_STEP))
+    if epsilon <= 0.0 or not _one_number_explains(subject, wrong, _with_epsilon(epsilon)):
+        return None
+    return {
+        "name": "epsilon-in-the-denominator",
+        "text": f"about {epsilon:.2g} is added to the sum of the exponentials",
+        "confidence": 1.0,
+        "epsilon": epsilon,
+    }
+
+
+def _newton_step(subject: Subject, wrong: Observed, epsilon: float) -> float:
+    """Gauss and Newton's step to the epsilon that leaves the least; infinite if none matters."""
+    step, along, steepness = model.DIFFERENCE_STEP, 0.0, 0.0
+    for inputs, output in wrong:
+        here, below, above = (
+            _lacking(subject, inputs, output, _with_epsilon(epsilon + change))
+            for change in (0.0, -step, step)
+        )
+        slope = (below - above) / (2.0 * step)
+        along += float((here * slope).sum())
+        steepness += float(slope.square().sum())
+    return along / steepness if steepness > 0.0 else math.inf
+
+
+def _with_epsilon(epsilon: float) -> Acted:
+    """Divided by a sum that is too large; the exponentials are those of logits less the largest."""
+
+    def output(core: golden.Attention) -> Tensor:
+        # The exponential of the largest is one, so its weight is one over the sum.
+        largest = golden.softmax(core.logits).amax(dim=-1, keepdim=True)
+        return core.output / (1.0 + epsilon * largest)
+
+    return output
+
+
+def _one_number_explains(subject: Subject, wrong: Observed, acted: Acted) -> bool:
+    """Whether next to nothing is left of any wrong answer, and enough elements speak."""
+    elements = 0
+    for inputs, output in wrong:
+        elements += output.numel()
+        if _unexplained(subject, acted, [(inputs, output)]) > model.LARGEST_UNEXPLAINED:
+            return False
+    return elements >= model.FEWEST_FITTED
 
 
 def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
@@ -96,6 +201,23 @@ def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
                 continue
 
 
+def _small(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
+    """Wrong answers where float16 loses more than TensorFloat-32: to small numbers."""
+    for inputs, _ in _probed(subject):
+        if inputs.is_layer or inputs.mode != "separate" or subject.dtype not in ROUNDED_SHORT:
+            return
+        for factor in (SHRUNK, 1.0 / SHRUNK):
+            small = inputs.with_tokens(
+                query=inputs.query * factor, key=inputs.key / factor, value=inputs.value * SHRUNK
+            )
+            try:
+                output = subject.answer(small).double()
+            except CandidateFailure:
+                continue
+            if not _agrees(subject, small, output):
+                yield small, output
+
+
 def _agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 1.0) -> bool:
     """Whether an answer is the golden one, at a multiple of the scale."""
     known = subject.golden(inputs)
@@ -106,54 +228,83 @@ def _agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float =
     return compare(output, known.output, known.bound, judged=known.judged).margin <= 1.0
 
 
-def _coarse_format(subject: Subject, observed: Observed) -> str | None:
+def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The coarsest format that holds every answer, of formats coarser than the tensors'.
 
     Correct answers are numbers of a format that drops 13 bits or more once in thousands of cases.
     """
+    telling = _telling(subject, observed)
+    if telling.numel() < model.FEWEST_FITTED:
+        return None
+    for name in COARSER[subject.dtype]:
+        if bool((ROUNDINGS[name](telling) == telling).all()):
+            return _coarse(name, telling)
+    return None
+
+
+def _telling(subject: Subject, observed: Observed) -> Tensor:
+    """The judged finite answers but zeros and powers of two, which every format has."""
     judged = []
     for inputs, output in observed:
         rows = subject.golden(inputs).judged.expand(inputs.output_shape)
         judged.append(output[rows] if output.shape == rows.shape else output.flatten())
     answers = torch.cat(judged)
-    telling = answers[torch.frexp(answers).mantissa.abs() != 0.5]  # noqa: PLR2004 (powers of two)
-    if telling.numel() < model.FEWEST_FITTED:
-        return None
-    for name in COARSER[subject.dtype]:
-        if bool((to_format(name)(telling) == telling).all()):
-            return name
-    return None
+    answers = answers[torch.isfinite(answers)]
+    return answers[~torch.isin(torch.frexp(answers).mantissa.abs(), EVERYWHERE)]
 
 
-def _unexplained(subject: Subject, loss: PrecisionLoss, wrong: Observed) -> float:
-    """What a loss leaves of the squared errors, each in units of its bound: 0 is all explained.
+def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
+    spoken, confidence = SPOKEN.get(name, name), 1.0
+    below = answers.abs() < torch.finfo(torch.float16).smallest_normal
+    if name == "float16" and int(below.sum()) < model.FEWEST_FITTED:
+        spoken, confidence = TEN_BITS, 1.0 / len(SHORT_FORMATS)
+    return {
+        "name": f"computed-in-{name}",
+        "text": (
+            f"its answers are all numbers of {spoken}: "
+            "it computes in that inside, or rounds its answer to it"
+        ),
+        "confidence": confidence,
+    }
+
+
+def _unexplained(subject: Subject, acted: Acted, wrong: Observed) -> float:
+    """What a loss leaves of the squared errors, each in units of its bound: 0 is all explained."""
+    left = total = 0.0
+    for inputs, output in wrong:
+        total += float(_lacking(subject, inputs, output, _nothing_lost).square().sum())
+        left += float(_lacking(subject, inputs, output, acted).square().sum())
+    part = left / total if total > 0.0 else math.inf
+    return part if math.isfinite(part) else math.inf
+
+
+def _nothing_lost(core: golden.Attention) -> Tensor:
+    return core.output
+
+
+def _lacking(subject: Subject, inputs: Inputs, output: Tensor, acted: Acted) -> Tensor:
+    """How far an answer is from that of an acted loss, in bounds, element by element.
 
     Rows that are not finite do not count: formats differ in where they overflow.
     """
-    left = total = 0.0
-    for inputs, output in wrong:
-        known = subject.golden(inputs)
-        judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
-        judged = judged.expand(known.output.shape)
-        weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
-        acted = _acted(subject, inputs, known.evaluation, loss)
-        total += float(((output - known.output)[judged] * weight).square().sum())
-        left += float(((output - acted)[judged] * weight).square().sum())
-    part = left / total if total > 0.0 else math.inf
-    return part if math.isfinite(part) else math.inf
+    known = subject.golden(inputs)
+    judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
+    judged = judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    return (output - _acted(subject, inputs, known.evaluation, acted))[judged] * weight
 
 
 def _acted(
     subject: Subject,
     inputs: Inputs,
     evaluation: golden.Attention | golden.MultiHeadAttention,
-    loss: PrecisionLoss,
+    loss: Acted,
 ) -> Tensor:
     """The whole answer of a candidate that loses precision in its attention proper."""
     if isinstance(evaluation, golden.Attention):
-        return loss.output(evaluation)
+        return loss(evaluation)
     semantics = subject.declaration.semantics
-    merged = golden.merge_heads(loss.output(evaluation.core), semantics)
+    merged = golden.merge_heads(loss(evaluation.core), semantics)
     weights = known_weights(inputs)
     if weights.o is None:
         return merged

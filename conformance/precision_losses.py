@@ -15,21 +15,48 @@ from .materialise import TORCH_DTYPES
 Rounding = Callable[[Tensor], Tensor]
 # TensorFloat-32 keeps 10 of float32's 23 explicit bits: these are cut off.
 SHORT_BITS: Final = 13
+SPOKEN: Final = {"tf32": "TensorFloat-32"}
+# Numbers of both are the same as long as none leaves float16's range.
+SHORT_FORMATS: Final = ("float16", "tf32")
+TEN_BITS: Final = "ten bits (float16 or TensorFloat-32)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionLoss:
     """A rounding that no declaration allows unless it says so.
 
-    name, text
-        A stable slug, and what the candidate does with the remedy, in the user's terms.
+    stage, number_format
+        What is rounded and to what, as parts of the name.
+    what, remedy
+        What the candidate does, in the user's terms, with "{}" for the format; what to do instead.
     output
         The answer ``[B, H, Lq, Dv]`` of attention that loses this, from the golden evaluation.
+    manner
+        How it is rounded, where that is not to the nearest number.
     """
 
-    name: str
-    text: str
+    stage: str
+    number_format: str
+    what: str
     output: Callable[[golden.Attention], Tensor]
+    remedy: str = ""
+    manner: str = ""
+
+    @property
+    def name(self) -> str:
+        """A stable slug."""
+        return f"{self.stage}-{self.number_format}"
+
+    @property
+    def text(self) -> str:
+        """What happens, and the remedy if there is one."""
+        spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
+        told = self.what.format(spoken)
+        return f"{told}: {self.remedy}" if self.remedy else told
+
+    def in_ten_bits(self) -> str:
+        """The text where float16 and TensorFloat-32 explain the answers alike: no safe remedy."""
+        return self.what.format(TEN_BITS)
 
 
 def to_format(name: str) -> Rounding:
@@ -98,18 +125,25 @@ def _rounded_softmax(rounding: Rounding) -> Callable[[golden.Attention], Tensor]
     return lambda core: rounding(_weights_of(rounding(core.logits))) @ core.value
 
 
-def _rounded_operands(rounding: Rounding, *, values: bool) -> Callable[[golden.Attention], Tensor]:
-    """Query and key rounded before their product; with ``values`` weights and values, too."""
+def _rounded_operands(
+    rounding: Rounding, *, query: bool = False, key: bool = False, values: bool = False
+) -> Callable[[golden.Attention], Tensor]:
+    """Query, key or both rounded before their product; with ``values`` weights and values, too."""
 
     def output(core: golden.Attention) -> Tensor:
-        products = rounding(core.query) @ rounding(core.key).transpose(-1, -2)
-        exact = core.query @ core.key.transpose(-1, -2)
-        weights = _weights_of(core.logits + core.scale * (products - exact))
+        left = rounding(core.query) if query else core.query
+        right = rounding(core.key) if key else core.key
+        apart = left @ right.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
+        weights = _weights_of(core.logits + core.scale * apart)
         if not values:
             return weights @ core.value
         return rounding(weights) @ rounding(core.value)
 
     return output
+
+
+def _rounded_values(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
+    return lambda core: core.weights @ rounding(core.value)
 
 
 def _plain_softmax(working: torch.dtype) -> Callable[[golden.Attention], Tensor]:
@@ -134,80 +168,118 @@ def _torch_softmax(logits: Tensor, working: torch.dtype) -> Tensor:
     return torch.softmax(logits.to(working), dim=-1).nan_to_num(nan=0.0)
 
 
-def _of_format(name: str) -> tuple[PrecisionLoss, ...]:
-    rounding = to_format(name)
-    return (
-        PrecisionLoss(
-            name=f"weights-in-{name}",
-            text=f"the softmax weights are rounded to {name} before they meet the values",
-            output=_rounded_weights(rounding),
-        ),
-        PrecisionLoss(
-            name=f"weights-in-{name}",
-            text=f"the exponentials are rounded to {name} before they meet the values",
-            output=_rounded_exponentials(rounding),
-        ),
-        PrecisionLoss(
-            name=f"scores-in-{name}",
-            text=f"the scores are rounded to {name} before the softmax",
-            output=_rounded_scores(rounding),
-        ),
-        PrecisionLoss(
-            name=f"scores-in-{name}",
-            text=f"the logits, bias included, are rounded to {name} before the softmax",
-            output=_rounded_logits(rounding),
-        ),
-        PrecisionLoss(
-            name=f"softmax-in-{name}",
-            text=f"the softmax is computed in {name}: scores and weights are rounded to it",
-            output=_rounded_softmax(rounding),
-        ),
-        *_of_operands(name, name, rounding, f"compute in the dtype of the inputs, not in {name}"),
-    )
-
-
-def _of_operands(
-    name: str, spoken: str, rounding: Rounding, remedy: str
+def _of_format(
+    name: str, rounding: Rounding, remedy: str, *, manner: str = ""
 ) -> tuple[PrecisionLoss, ...]:
+    """Every stage rounded to a format, those that round the least first."""
+
+    def loss(
+        stage: str, what: str, output: Callable[[golden.Attention], Tensor], remedy: str = ""
+    ) -> PrecisionLoss:
+        return PrecisionLoss(
+            stage=stage,
+            number_format=name,
+            what=what,
+            output=output,
+            remedy=remedy,
+            manner=manner,
+        )
+
     return (
-        PrecisionLoss(
-            name=f"scores-from-{name}",
-            text=f"query and key are rounded to {spoken} before their product: {remedy}",
-            output=_rounded_operands(rounding, values=False),
+        loss(
+            "weights-in",
+            "the softmax weights are rounded to {} before they meet the values",
+            _rounded_weights(rounding),
         ),
-        PrecisionLoss(
-            name=f"products-in-{name}",
-            text=f"the operands of both products are rounded to {spoken}: {remedy}",
-            output=_rounded_operands(rounding, values=True),
+        loss(
+            "weights-in",
+            "the exponentials are rounded to {} before they meet the values",
+            _rounded_exponentials(rounding),
+        ),
+        loss(
+            "values-in",
+            "the values are rounded to {} before they meet the weights",
+            _rounded_values(rounding),
+        ),
+        loss(
+            "weights-and-values-in",
+            "weights and values are rounded to {} before their product",
+            _rounded_operands(rounding, values=True),
+        ),
+        loss(
+            "scores-in",
+            "the scores are rounded to {} before the softmax",
+            _rounded_scores(rounding),
+        ),
+        loss(
+            "scores-in",
+            "the logits, bias included, are rounded to {} before the softmax",
+            _rounded_logits(rounding),
+        ),
+        loss(
+            "softmax-in",
+            "the softmax is computed in {}: scores and weights are rounded to it",
+            _rounded_softmax(rounding),
+        ),
+        loss(
+            "query-in",
+            "the query is rounded to {} before it meets the key",
+            _rounded_operands(rounding, query=True),
+        ),
+        loss(
+            "key-in",
+            "the key is rounded to {} before it meets the query",
+            _rounded_operands(rounding, key=True),
+        ),
+        loss(
+            "scores-from",
+            "query and key are rounded to {} before their product",
+            _rounded_operands(rounding, query=True, key=True),
+            remedy,
+        ),
+        loss(
+            "products-in",
+            "the operands of both products are rounded to {}",
+            _rounded_operands(rounding, query=True, key=True, values=True),
+            remedy,
         ),
     )
 
 
 _ALLOW_TF32: Final = "declare tf32=True if that is meant"
+_AS_INPUTS: Final = "compute in the dtype of the inputs"
 _SINGLE: Final = (
     PrecisionLoss(
-        name="softmax-in-float32",
-        text="the softmax is computed in float32: compute it in the dtype of the inputs",
+        stage="softmax-in",
+        number_format="float32",
+        what="the softmax is computed in {} by torch",
         output=_plain_softmax(torch.float32),
+        remedy="compute it in the dtype of the inputs",
     ),
     PrecisionLoss(
-        name="computed-in-float32",
-        text="attention is computed in float32 inside: compute in the dtype of the inputs",
+        stage="computed-in",
+        number_format="float32",
+        what="attention is computed in {} inside",
         output=_plain_attention(torch.float32),
+        remedy=_AS_INPUTS,
     ),
 )
 LOSSES: Final[tuple[PrecisionLoss, ...]] = (
-    *_of_format("float32"),
+    *_of_format("float32", to_format("float32"), _AS_INPUTS),
     *_SINGLE,
-    *_of_operands("tf32", "TensorFloat-32", to_tf32, _ALLOW_TF32),
-    *_of_operands("tf32", "ten bits behind the leading one", to_cut_tf32, _ALLOW_TF32),
-    *_of_format("float16"),
-    *_of_format("bfloat16"),
+    *_of_format("float16", to_format("float16"), _AS_INPUTS),
+    *_of_format("tf32", to_tf32, _ALLOW_TF32),
+    *_of_format("tf32", to_cut_tf32, _ALLOW_TF32, manner=" (cut off, not rounded)"),
+    *_of_format("bfloat16", to_format("bfloat16"), _AS_INPUTS),
 )
-# From the finest on: a coarser format holds fewer numbers.
+ROUNDINGS: Final[dict[str, Rounding]] = {
+    **{name: to_format(name) for name in ("bfloat16", "float16", "float32")},
+    "tf32": to_tf32,
+}
+# From the coarsest on: it holds the fewest numbers.
 COARSER: Final = {
-    "float64": ("bfloat16", "float16", "float32"),
-    "float32": ("bfloat16", "float16"),
+    "float64": ("bfloat16", "float16", "tf32", "float32"),
+    "float32": ("bfloat16", "float16", "tf32"),
     "float16": (),
     "bfloat16": (),
 }

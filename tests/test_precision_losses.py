@@ -17,6 +17,7 @@ from conformance.oracle import evaluate
 from conformance.precision_losses import (
     COARSER,
     LOSSES,
+    ROUNDINGS,
     PrecisionLoss,
     to_cut_tf32,
     to_format,
@@ -82,7 +83,12 @@ def test_losses_tell_what_to_do() -> None:
     assert len({loss.text for loss in LOSSES}) == len(LOSSES)
     for loss in LOSSES:
         assert loss.name == loss.name.lower().replace(" ", "-")
-        assert any(name in loss.name for name in ("float32", "float16", "bfloat16", "tf32"))
+        assert loss.number_format in ("float32", "float16", "bfloat16", "tf32")
+        assert "{" not in loss.text + loss.in_ten_bits()
+        assert "ten bits (float16 or TensorFloat-32)" in loss.in_ten_bits()
+        advised = loss.number_format == "tf32" and loss.stage in {"scores-from", "products-in"}
+        assert ("declare tf32" in loss.text) == advised
+        assert "declare" not in loss.in_ten_bits()
 
 
 @each_loss
@@ -105,10 +111,10 @@ def test_loss_moves_the_answer_a_little(loss: PrecisionLoss, changes: dict[str, 
 
 @each_loss
 def test_scores_of_small_integers_are_exact(loss: PrecisionLoss) -> None:
-    """Integer operands and their logits are exact in every format: only weights are rounded."""
+    """Integers are exact in every format: only weights, and what is computed of them, are not."""
     exact = attention("integers", head_size=16)
     apart = float((loss.output(exact) - exact.output).abs().max())
-    if loss.name.startswith("scores-"):
+    if loss.stage in {"scores-in", "scores-from", "query-in", "key-in", "values-in"}:
         assert apart < 1e-12
     else:
         assert apart > 0
@@ -147,8 +153,10 @@ def test_masked_keys_stay_without_weight(loss: PrecisionLoss) -> None:
 def test_coarser_formats_are_ordered() -> None:
     """A format is among the coarser ones of another exactly when its unit roundoff is larger."""
     assert set(COARSER) == set(UNIT_ROUNDOFF)
+    known = {**UNIT_ROUNDOFF, "tf32": TENSOR_FLOAT_32 / 2.0}
     for name, coarser in COARSER.items():
-        roundoffs = [UNIT_ROUNDOFF[other] for other in coarser]
+        roundoffs = [known[other] for other in coarser]
         assert roundoffs == sorted(roundoffs, reverse=True)
-        assert all(roundoff > UNIT_ROUNDOFF[name] for roundoff in roundoffs)
+        assert all(roundoff > known[name] for roundoff in roundoffs)
+        assert set(coarser) <= set(ROUNDINGS)
         assert name not in coarser
