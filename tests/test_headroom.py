@@ -178,19 +178,17 @@ def test_weights_of_ordinary_size_are_judged() -> None:
 def in_half(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
     """A core that computes in float16 what it is given in float32."""
     q, k, v = query.half(), key.half(), value.half()
-    logits = (q * q.shape[-1] ** -0.5) @ k.mT
+    logits = (q @ k.mT) * q.shape[-1] ** -0.5
     if keep is not None:
         logits = logits.masked_fill(~keep, -math.inf)
-    weights = torch.softmax(logits, -1).nan_to_num(nan=0.0)
+    weights = torch.softmax(logits, -1)
     return (weights @ v).float()
 
 
-@pytest.mark.parametrize(
-    "slug", ["numerics.large-logits", "mask.single-key", "mask.no-leak", "numerics.odd-scale"]
-)
+@pytest.mark.parametrize("slug", ["numerics.large-logits", "mask.single-key", "mask.no-leak"])
 def test_narrow_accumulator_sets_the_headroom(slug: str) -> None:
     """A core that is declared to accumulate in float16 is asked for nothing beyond float16."""
     candidate = core(
         in_half, masks=["keep"], causal=None, features=[], empty_rows="any", accumulate="float16"
     )
-    assert run_clause(candidate, slug, examples=20).status in ("passed", "not-applicable")
+    assert run_clause(candidate, slug, examples=20).status == "passed"
