@@ -24,6 +24,7 @@ NAMED = {
     ("WeightsInBfloat16", "float32"): "weights-in-bfloat16",
     ("ExponentialsInBfloat16", "float32"): "weights-in-bfloat16",
     ("ScoresInFloat16", "float32"): "scores-in-float16",
+    ("ScoresOfElevenBits", "float32"): "scores-in-tf32",
     ("ScoresFromShortOperands", "float32"): "scores-from-tf32",
     ("ProductsInTensorFloat32", "float32"): "products-in-tf32",
     ("SoftmaxInBfloat16", "float32"): "softmax-in-bfloat16",
@@ -31,10 +32,6 @@ NAMED = {
     ("AnswerThroughBfloat16", "float32"): "computed-in-bfloat16",
     ("Float32InTheMiddle", "float64"): "computed-in-float32",
     ("LayerWithFloat32Core", "float64"): "computed-in-float32",
-    ("ScoresStoredThoughFused", "bfloat16"): "scores-in-bfloat16",
-    ("ScoresStoredThoughFused", "float16"): "scores-in-float16",
-    ("LayerScoresStoredThoughFused", "bfloat16"): "scores-in-bfloat16",
-    ("LayerScoresStoredThoughFused", "float16"): "scores-in-float16",
 }
 SCALES = {
     ("ScaleOnePercentOff", "float32"): 0.01,
