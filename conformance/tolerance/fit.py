@@ -101,9 +101,11 @@ def fit_along(
     scale_error = float((relative * probe).sum()) / length**2
     left = torch.add(relative, direction, alpha=-scale_error)
     noise = max(length, _found_noise(left, probe, shared), coherent) / length**2
+    rms = root_mean_square(relative, counted)
     return Fit(
-        rms=root_mean_square(relative, counted),
-        unexplained=root_mean_square(left, counted),
+        rms=rms,
+        # A probe that is a small part of its direction finds a multiple that is mostly noise.
+        unexplained=min(root_mean_square(left, counted), rms),
         scale_error=scale_error,
         scale_allowed=rounding + deviations * noise,
         counted=counted,

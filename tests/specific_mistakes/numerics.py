@@ -46,7 +46,8 @@ NUMERICS: Final[Specific] = {
         "LogitsClamped",
         also(
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
-            "mask.golden numerics.golden numerics.near-ties numerics.scale shape.weights"
+            "mask.golden numerics.golden numerics.near-ties numerics.scale "
+            "numerics.scale-error numerics.typical-error shape.weights"
         ),
     ),
     "numerics.near-ties": (

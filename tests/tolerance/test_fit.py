@@ -129,3 +129,27 @@ def test_the_fit_knows_what_the_scale_itself_may_err() -> None:
     found = fit(torch.zeros_like(attention.output), statistics(attention, "bfloat16"))
     assert found is not None
     assert 2.0**-10 < found.scale_allowed < math.inf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_errors_in_proportion_to_the_results_are_no_wrong_scale(dtype: str) -> None:
+    """A result that is too large by a factor has a part along the scale, which is not blamed."""
+    inputs = heads(dtype, length=64)
+    attention = golden.attend(*inputs)
+    judged = statistics(attention, dtype)
+    slope = float((judged.slope * judged.result).sum() / judged.result.square().sum())
+    assert abs(slope) > 0.01  # the two directions do share a part
+    for factor in (-1.0, 1.0):
+        error = factor * 3.0 * float((judged.scale / judged.result.abs()).median()) * judged.result
+        found = fit(error, judged)
+        assert found is not None
+        assert not found.blames_scale
+
+
+def test_a_scale_that_moves_results_along_themselves_is_not_fitted() -> None:
+    """Where the slope is the result up to a factor nobody can tell them apart, and nobody does."""
+    inputs = heads("float32")
+    attention = golden.attend(*inputs)
+    alike = replace(statistics(attention, "float32"), slope=0.5 * attention.output)
+    found = fit(answer(*inputs, 1.0).double() - attention.output, alike)
+    assert found is None or (found.unexplained <= found.rms <= 1.0 and not found.blames_scale)
