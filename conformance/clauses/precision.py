@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from ..candidate import Candidate
 from ..clause import Finding, clause
 from ..genericity import has_generic_weights
@@ -18,6 +16,7 @@ from ..tolerance.fit import Fit
 from ..tolerance.model import FEWEST_ROWS, NARROWEST
 from ..tolerance.statistical import supports
 from ._measuring import measure, measures_golden
+from ._vocabulary import finite_limit
 from .numerics import HEADROOM, largest_product
 
 NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
@@ -163,7 +162,7 @@ def near_ties(subject: Subject, problem: Problem) -> Finding:
 def _within_headroom(subject: Subject, inputs: Inputs) -> Inputs:
     """Tokens divided by a power of two, which is exact, until no unscaled product can overflow."""
     core = subject.golden(inputs).core
-    room = HEADROOM * torch.finfo(inputs.query.dtype).max
+    room = HEADROOM * finite_limit(subject)
     excess = largest_product(core) / room
     if excess <= 1.0:
         return inputs
