@@ -178,4 +178,4 @@ def test_small_near_ties_survive_rounding() -> None:
 def test_independent_recipes_are_few() -> None:
     """Only tokens drawn one by one count as independent: no ties, no lattices, no nearly equal."""
     generic = {name for name, recipe in RECIPES.items() if recipe.generic}
-    assert generic == {"normal", "mixed-scales", "plain-projections"}
+    assert generic == {"normal", "decisive", "mixed-scales", "plain-projections"}

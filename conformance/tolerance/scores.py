@@ -122,13 +122,19 @@ def _capped_error(
     return error.add_(attention.capped.abs(), alpha=own)
 
 
+def finite_size(bias: Tensor) -> Tensor:
+    """The magnitudes of a bias; minus infinity is exact, and stays live where a cap follows it."""
+    return bias.abs().masked_fill_(torch.isinf(bias), 0.0)
+
+
 def _add_bias_error(
     error: Tensor, attention: golden.Attention, bias: Tensor, contract: Contract
 ) -> None:
     rounding = model.BIAS_ROUNDINGS * contract.accumulator_roundoff
     before = attention.semantics.bias_order == "before-scale"
     error.add_(attention.capped.abs(), alpha=rounding)
-    error.add_(bias.abs(), alpha=rounding * (abs(attention.scale) if before else 1.0))
+    factor = rounding * (abs(attention.scale) if before else 1.0)
+    error.add_(finite_size(bias), alpha=factor)
     if contract.score_roundoff:
         _add_rounding(error, attention.logits, contract.score_roundoff, times=1)
 

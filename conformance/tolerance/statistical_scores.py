@@ -12,7 +12,7 @@ from conformance._golden import golden
 from . import model
 from .contract import Contract
 from .keys import LiveKeys
-from .scores import fills, partners_of_query_error
+from .scores import fills, finite_size, partners_of_query_error
 
 
 def exponent_variance(
@@ -100,7 +100,7 @@ def _add_bias_variance(
     before = attention.semantics.bias_order == "before-scale"
     factor = attention.scale if before else 1.0
     variance.addcmul_(attention.capped, attention.capped, value=rounding)
-    variance.add_(bias.square().mul_(rounding * factor**2))
+    variance.add_(finite_size(bias).square_().mul_(rounding * factor**2))
     if contract.score_roundoff:
         store = contract.score_roundoff**2
         variance.addcmul_(attention.logits, attention.logits, value=store)

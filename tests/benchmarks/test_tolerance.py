@@ -56,9 +56,6 @@ def test_many_implementations_are_legitimate_on_an_ordinary_problem(dtype: str) 
     assert not [str(run) for run in found if run.margins.failed]
 
 
-@pytest.mark.xfail(
-    reason="the contract has no rounding of the weights and values that meet in tf32", strict=True
-)
 def test_tensor_float_operands_are_legitimate_where_declared() -> None:
     """With ``tf32=True`` both matrix products may round their operands to ten bits."""
     found = {run.implementation: run for run in runs(Problem.parse(PLAIN.format("float32")))}

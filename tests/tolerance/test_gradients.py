@@ -235,3 +235,15 @@ def test_added_gradients_round_once_more() -> None:
         assert bool((getattr(total, name) > sum(getattr(each, name) for each in parts)).all())
     with pytest.raises(ValueError, match="gradients is empty"):
         add_gradients([], contract("float32"))
+
+
+def test_a_bias_of_minus_infinity_under_a_late_cap_is_exact() -> None:
+    """The cap makes it a number that stays live: no bound is infinite or not a number for it."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, 1, 4, 3, generator=generator, dtype=torch.float64)
+    bias = torch.zeros(1, 1, 4, 4).masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf)
+    late = golden.STANDARD.replace(softcap_order="after-mask")
+    attention = golden.attend(query, key, value, bias=bias, softcap=0.5, semantics=late)
+    for found in core_gradients(attention, query, contract()).values():
+        for part in PARTS:
+            assert bool(getattr(found, part).isfinite().all())
