@@ -36,7 +36,7 @@ class Golden:
     evaluation: golden.Attention | golden.MultiHeadAttention
     limit: float
 
-    @property
+    @cached_property
     def judged(self) -> Tensor:
         """The rows that ordinary clauses judge, broadcastable to output.
 

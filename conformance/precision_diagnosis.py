@@ -26,11 +26,6 @@ Observed = Sequence[tuple[Inputs, Tensor]]
 Acted = Callable[[golden.Attention], Tensor]
 # Edge problems of each space that the candidate is asked: one of each recipe.
 PROBED: Final = 2
-# A loss beats simpler ones if it leaves at most this part of what they leave: many elements speak,
-# so the squared errors that two right explanations leave do not differ by ten.
-CLEARLY_LESS: Final = 0.1
-# Half of normally distributed numbers, made smaller by this, are below float16's normal ones.
-SHRUNK: Final = 2.0**-13
 # Mantissas of zero and of powers of two.
 EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
 # Dtypes that TensorFloat-32 cuts.
@@ -121,13 +116,13 @@ def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None
-    equals = [loss for part, loss in left if part * CLEARLY_LESS <= least]
+    equals = [loss for part, loss in left if part * model.CLEARLY_LESS <= least]
     best = equals[0]
     # Float16 and tf32 round ties apart: one element may leave a hundredth and proves neither.
     formats = {
         loss.number_format
         for part, loss in left
-        if loss.stage == best.stage and part <= max(least / CLEARLY_LESS, model.MUCH_CLOSER)
+        if loss.stage == best.stage and part <= max(least / model.CLEARLY_LESS, model.MUCH_CLOSER)
     }
     either = best.number_format in SHORT_FORMATS and formats.issuperset(SHORT_FORMATS)
     text = best.in_ten_bits() if either else best.text
@@ -206,9 +201,11 @@ def _small(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
     for inputs, _ in _probed(subject):
         if inputs.is_layer or inputs.mode != "separate" or subject.dtype not in ROUNDED_SHORT:
             return
-        for factor in (SHRUNK, 1.0 / SHRUNK):
+        for factor in (model.SHRUNK, 1.0 / model.SHRUNK):
             small = inputs.with_tokens(
-                query=inputs.query * factor, key=inputs.key / factor, value=inputs.value * SHRUNK
+                query=inputs.query * factor,
+                key=inputs.key / factor,
+                value=inputs.value * model.SHRUNK,
             )
             try:
                 output = subject.answer(small).double()
