@@ -44,6 +44,13 @@ def guarded(what: str, action: Callable[[], Any]) -> Any:
         raise UsageError(msg) from None
 
 
+def named(name: str) -> Callable[..., Any]:
+    """A function of the harness by its dotted name, ``conformance.module:function``."""
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return function
+
+
 def one_line(error: BaseException) -> str:
     """``NameError: name 'x' is not defined (attn.py:3)``: an error with where it was raised."""
     text = " ".join(str(error).split())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from .expected import ExpectedFailure
+
+PLAN_TARGETS: Final = "conformance.loaded:plan_targets"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """What to check and how hard; everything a worker needs to start over.
+
+    ``loader`` names the function (``conformance.module:function``) that makes plans of the options
+    in the worker: it is called like ``plan_targets``, and each of its plans has ``loaded()``.
 
     ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
     slugs. Without ``preflight`` layers are not built while loading (their builder killed a worker).
@@ -24,6 +29,7 @@ class RunOptions:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     preflight: bool = True
+    loader: str = PLAN_TARGETS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -158,6 +158,31 @@ class Supervisor:
             )
         except (UsageError, HarnessError) as error:
             return outcome(task, "untestable", f"the candidate could not be loaded again: {error}")
+
+    def perform(
+        self,
+        index: int,
+        job: str,
+        argument: Any = None,
+        on_event: Callable[[str, Any], None] = lambda _step, _what: None,
+    ) -> Any:
+        """What ``job(plan, argument, tell)`` returns in the worker, for a loaded candidate's plan.
+
+        ``job`` is ``conformance.module:function``; argument and result are plain data. Each
+        ``tell`` in the job is an event, which gives it a new time limit. Raises WorkerLost when the
+        candidate hangs or dies, UsageError for what the job refuses, HarnessError when it fails.
+        """
+        self._revive()
+        self._send("perform", (index, job, argument))
+        while True:
+            tag, payload = self._event(self._timeout)
+            if tag == "performed":
+                return payload
+            if tag == "refused":
+                raise UsageError(payload)
+            if tag == "broken":
+                raise HarnessError(payload)
+            on_event(tag, payload)
 
     def _revive(self) -> None:
         """Have a worker with the candidates loaded; the last one may have been stopped."""

@@ -84,6 +84,9 @@ def _serve(connection: Connection) -> None:
         elif command == "run":
             candidate, task = payload
             _tell(connection, "result", _run(connection, plans[candidate], task).as_json())
+        elif command == "perform":
+            candidate, job, argument = payload
+            _perform(connection, plans[candidate], job, argument)
         else:
             return
 
@@ -109,8 +112,7 @@ def _ready() -> Any:
 
 def _load(connection: Connection, options: RunOptions) -> list[Plan]:
     from .errors import UsageError  # noqa: PLC0415
-    from .loaded import plan_targets  # noqa: PLC0415
-    from .loading import one_line  # noqa: PLC0415
+    from .loading import named, one_line  # noqa: PLC0415
 
     last = ("loading", "")
 
@@ -120,7 +122,7 @@ def _load(connection: Connection, options: RunOptions) -> list[Plan]:
         connection.send((step, name))
 
     try:
-        plans = plan_targets(options, tell)
+        plans: list[Plan] = named(options.loader)(options, tell)
         loaded = [plan.loaded() for plan in plans]
     except UsageError as error:
         connection.send(("refused", str(error)))
@@ -153,3 +155,21 @@ def _run(connection: Connection, plan: Plan, index: int) -> ClauseResult:
 
         seconds = time.perf_counter() - started
         return from_exception(task, error, last, examples=examples, seconds=seconds)
+
+
+def _perform(connection: Connection, plan: Plan, job: str, argument: Any) -> None:
+    """Call ``job(plan, argument, tell)``, a function of the harness, and send what it returns."""
+    from .errors import UsageError  # noqa: PLC0415
+    from .loading import named, one_line  # noqa: PLC0415
+
+    def tell(step: str, name: str) -> None:
+        _tell(connection, step, name)
+
+    try:
+        done = named(job)(plan, argument, tell)
+    except UsageError as error:
+        _tell(connection, "refused", str(error))
+    except BaseException as error:  # noqa: BLE001 (the worker stays; the supervisor says what it was)
+        _tell(connection, "broken", f"{job} raised {one_line(error)}")
+    else:
+        _tell(connection, "performed", done)

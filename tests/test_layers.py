@@ -79,7 +79,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
     ("session", ("checking", "expectations", "report", "selection")),
     ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suites")),
-    ("command", ("__init__", "__main__", "cli")),
+    ("command", ("__init__", "__main__", "cli", "commands", "commands.*")),
 )
 
 # What each package may import besides the standard library and itself.

@@ -1,0 +1,109 @@
+"""``conformance check``: every clause on every candidate of the targets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ..dtypes import DTYPES
+from ..profile import PROFILES
+from ._output import printing, progress_bar
+
+
+@click.command(name="check")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option(
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    default="default",
+    show_default=True,
+    help="How hard to try.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    help="Judge in this dtype instead of the declared ones; may be repeated.",
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="DEVICE",
+    help="Run on this device (cpu, cuda, cuda:1) instead of the declared ones; may be repeated.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@click.option("--only", multiple=True, metavar="GLOB", help="Run only these clauses.")
+@click.option("--skip", multiple=True, metavar="GLOB", help="Leave these clauses out.")
+@click.option(
+    "--expected-failures",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML: [[expected]] tables with clause and reason, and kind, candidate, dtype as needed.",
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 when a SHOULD clause failed, too.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop a candidate that gives no answer for so long; loading may take twice as long.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the record of the run there.",
+)
+def check_command(
+    *,
+    targets: tuple[str, ...],
+    profile: str,
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    seed: int,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    expected_failures: Path | None,
+    strict: bool,
+    timeout: float,
+    json_path: Path | None,
+) -> int:
+    """Check every candidate of the targets.
+
+    A TARGET is package.module:object, path/to/file.py:object, a package, module, file or folder
+    alone (every candidate declared in it), or the name of a registered candidate. Candidates run in
+    a process of their own; what they print is not shown.
+    """
+    from ..checking import check  # noqa: PLC0415 (--help must not pay for it)
+    from ..messages import RunOptions  # noqa: PLC0415
+    from ..report import check_writable, exit_code, write_report  # noqa: PLC0415
+    from ..reports.terminal import show  # noqa: PLC0415
+
+    if json_path is not None:
+        check_writable(json_path, "--json")
+    options = RunOptions(
+        targets=targets,
+        profile=profile,
+        seed=seed,
+        dtypes=tuple(dict.fromkeys(dtypes)) or None,
+        devices=tuple(dict.fromkeys(devices)) or None,
+        only=only,
+        skip=skip,
+    )
+    with progress_bar() as progress:
+        report = check(
+            options, expected_failures=expected_failures, timeout=timeout, progress=progress
+        )
+    try:
+        if json_path is not None:
+            write_report(report, json_path)
+    finally:  # what was found is not lost because a disk is full
+        with printing():
+            show(report, sys.stdout)
+    return exit_code(report, strict=strict)
