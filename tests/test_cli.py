@@ -378,3 +378,29 @@ def test_selection_that_leaves_nothing() -> None:
     """Selecting every clause away is refused: nothing would be checked."""
     with pytest.raises(UsageError, match="leave no clause to run"):
         check_selection(["shape.output"], only=[], skip=["*"])
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--dtype", "float32,float31"], "'float31' is not one of"),
+        (["--dtype", " , "], "names nothing"),
+        (["--device", "cpu,warp"], "the device 'warp' cannot be used here"),
+    ],
+)
+def test_words_of_an_option_are_checked_one_by_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: list[str], said: str
+) -> None:
+    """Dtypes and devices come separated by commas; one that is unknown ends with exit code 2."""
+    write(folder, {"attn.py": KERNEL})
+    assert run(["check", "attn.py", *option]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_dtypes_come_separated_by_commas(folder: Path) -> None:
+    """``--dtype float32,bfloat16 --dtype float32`` judges in both, once each."""
+    write(folder, {"attn.py": KERNEL})
+    options = ["--dtype", "float32,bfloat16", "--dtype", "float32", "--only", "shape.dtype"]
+    assert run(["check", "attn.py", "--profile", "quick", "--json", "r.json", *options]) == 0
+    (candidate,) = json.loads(Path("r.json").read_text())["candidates"]
+    assert [clause["dtype"] for clause in candidate["clauses"]] == ["float32", "bfloat16"]

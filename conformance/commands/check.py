@@ -9,6 +9,7 @@ import click
 
 from ..dtypes import DTYPES
 from ..profile import PROFILES
+from ._options import separated
 from ._output import printing, progress_bar
 
 
@@ -25,15 +26,17 @@ from ._output import printing, progress_bar
     "--dtype",
     "dtypes",
     multiple=True,
-    type=click.Choice(DTYPES),
-    help="Judge in this dtype instead of the declared ones; may be repeated.",
+    callback=separated(DTYPES),
+    metavar=f"[{'|'.join(DTYPES)}],...",
+    help="Judge in these dtypes (float32,bfloat16) instead of the declared ones; may be repeated.",
 )
 @click.option(
     "--device",
     "devices",
     multiple=True,
-    metavar="DEVICE",
-    help="Run on this device (cpu, cuda, cuda:1) instead of the declared ones; may be repeated.",
+    callback=separated(),
+    metavar="DEVICE,...",
+    help="Run on these devices (cpu,cuda:1) instead of the declared ones; may be repeated.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
 @click.option("--only", multiple=True, metavar="GLOB", help="Run only these clauses.")
@@ -91,8 +94,8 @@ def check_command(
         targets=targets,
         profile=profile,
         seed=seed,
-        dtypes=tuple(dict.fromkeys(dtypes)) or None,
-        devices=tuple(dict.fromkeys(devices)) or None,
+        dtypes=dtypes or None,
+        devices=devices or None,
         only=only,
         skip=skip,
     )

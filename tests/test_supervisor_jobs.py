@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from workspaces import KERNEL, write
+
+from conformance.errors import UsageError
+from conformance.messages import RunOptions
+from conformance.supervisor import HarnessError, Supervisor, WorkerLost
+
+JOBS = """
+import os
+import time
+from conformance.errors import UsageError
+
+
+def name_twice(plan, argument, tell):
+    tell("naming", plan.candidate.name)
+    return [plan.candidate.name] * argument
+
+
+def refuse(plan, argument, tell):
+    raise UsageError(f"{argument} cannot be done")
+
+
+def fail(plan, argument, tell):
+    raise ZeroDivisionError("by the harness")
+
+
+def die(plan, argument, tell):
+    os._exit(7)
+
+
+def hang(plan, argument, tell):
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    """A supervisor with one candidate loaded, whose worker can import ``jobs``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write(tmp_path, {"attn.py": KERNEL, "jobs.py": JOBS})
+    with Supervisor(RunOptions(targets=("attn.py",), profile="quick"), timeout=15.0) as made:
+        made.start()
+        made.load()
+        yield made
+
+
+def test_a_job_returns_its_answer_and_tells_on_the_way(supervisor: Supervisor) -> None:
+    """A job sees the plan and its argument; what it tells arrives before what it returns."""
+    told: list[tuple[str, str]] = []
+    answer = supervisor.perform(0, "jobs:name_twice", 2, lambda *event: told.append(event))
+    assert answer == ["my_kernel", "my_kernel"]
+    assert told == [("naming", "my_kernel")]
+
+
+def test_what_a_job_refuses_is_bad_input(supervisor: Supervisor) -> None:
+    """A UsageError in the worker is a UsageError here, in the same words."""
+    with pytest.raises(UsageError, match=r"^this cannot be done$"):
+        supervisor.perform(0, "jobs:refuse", "this")
+
+
+def test_a_job_that_fails_is_the_harness_own_fault(supervisor: Supervisor) -> None:
+    """Any other error of a job names the job and the error in one sentence."""
+    with pytest.raises(HarnessError, match=r"^jobs:fail raised ZeroDivisionError: by the harness"):
+        supervisor.perform(0, "jobs:fail")
+
+
+@pytest.mark.parametrize(("job", "kind"), [("die", "crashed"), ("hang", "hung")])
+def test_a_job_that_takes_the_worker_along(supervisor: Supervisor, job: str, kind: str) -> None:
+    """A crash or a hang is told as one, and the next job meets a new worker."""
+    supervisor._timeout = 3.0
+    with pytest.raises(WorkerLost) as lost:
+        supervisor.perform(0, f"jobs:{job}")
+    assert lost.value.kind == kind
+    supervisor._timeout = 15.0
+    assert supervisor.perform(0, "jobs:name_twice", 1) == ["my_kernel"]
