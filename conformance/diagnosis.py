@@ -70,6 +70,7 @@ def _entry(mistakes: tuple[NamedMistake, ...]) -> dict[str, Any]:
     return {
         "name": "+".join(mistake.name for mistake in mistakes),
         "text": "; ".join(mistake.text for mistake in mistakes),
+        "fix": "; ".join(mistake.fix for mistake in mistakes),
         "confidence": 1.0 / len(mistakes),
     }
 

@@ -14,12 +14,16 @@ class NamedMistake:
 
     name
         A stable slug.
-    text
-        What the candidate does, and the fix, in the user's terms.
+    text, fix
+        What the candidate does, and what to do instead, in the user's terms.
+    clause
+        The slug of the clause that names it best.
     """
 
     name: str
     text: str
+    fix: str
+    clause: str
     changes: dict[str, Any]
 
     def at(self, point: golden.Semantics) -> golden.Semantics:
@@ -27,87 +31,125 @@ class NamedMistake:
         return point.replace(**self.changes)
 
 
-def _mistake(name: str, text: str, **changes: Any) -> NamedMistake:
-    return NamedMistake(name=name, text=text, changes=changes)
+def _mistake(name: str, clause: str, text: str, fix: str, **changes: Any) -> NamedMistake:
+    return NamedMistake(name=name, text=text, fix=fix, clause=clause, changes=changes)
 
 
 MISTAKES: Final[tuple[NamedMistake, ...]] = (
     _mistake(
         "scale-missing",
-        "the scores are not scaled: divide them by the square root of the head size",
+        "numerics.scale",
+        "the scores are not scaled",
+        "divide them by the square root of the head size",
         scale="none",
     ),
     _mistake(
         "scale-not-rooted",
+        "numerics.scale",
         "the scores are divided by the head size instead of its square root",
+        "divide by the square root of the head size",
         scale="inverse-head-size",
     ),
     _mistake(
         "scale-inverted",
-        "the scores are multiplied by the square root of the head size instead of divided",
+        "numerics.scale",
+        "the scores are multiplied by the square root of the head size",
+        "divide by it: head_size ** -0.5 as a factor, not as a divisor",
         scale="sqrt-head-size",
     ),
     _mistake(
         "scale-of-full-width",
-        "the scale uses the width of all heads together: use the size of one head",
+        "numerics.scale",
+        "the scale uses the width of all heads together",
+        "use the size of one head: width / number of heads",
         scale="inverse-sqrt-model-width",
     ),
     _mistake(
         "scale-of-head-count",
-        "the scale uses the number of heads: use the head size",
+        "numerics.scale",
+        "the scale uses the number of heads",
+        "use the head size",
         scale="inverse-sqrt-num-heads",
     ),
     _mistake(
         "scale-of-value-size",
-        "the scale uses the value head size: use the query and key head size",
+        "numerics.scale",
+        "the scale uses the value head size",
+        "use the query and key head size",
         scale="inverse-sqrt-value-head-size",
     ),
     _mistake(
         "softmax-over-queries",
-        "the softmax runs over the queries: it must run over the keys (the last axis)",
+        "equivariance.queries",
+        "the softmax runs over the queries",
+        "run it over the keys, the last axis of the scores",
         softmax_axis="query",
     ),
     _mistake(
         "softmax-over-heads",
-        "the softmax runs over the heads: it must run over the keys (the last axis)",
+        "equivariance.heads",
+        "the softmax runs over the heads",
+        "run it over the keys, the last axis of the scores",
         softmax_axis="head",
     ),
     _mistake(
         "softmax-over-batch",
-        "the softmax runs over the batch: it must run over the keys (the last axis)",
+        "equivariance.batch-independent",
+        "the softmax runs over the batch",
+        "run it over the keys, the last axis of the scores",
         softmax_axis="batch",
     ),
     _mistake(
-        "softmax-missing", "there is no softmax: the scores weigh the values", softmax_axis="none"
+        "softmax-missing",
+        "numerics.convex",
+        "there is no softmax: the scores weigh the values",
+        "apply a softmax over the keys to the scores",
+        softmax_axis="none",
     ),
     _mistake(
         "mask-inverted",
+        "mask.golden",
         "the mask is read with the opposite polarity: what it hides is attended",
+        "invert the mask where it is applied",
         mask_polarity="drop",
     ),
-    _mistake("mask-ignored", "the mask is ignored", mask_operation="ignore"),
+    _mistake(
+        "mask-ignored",
+        "mask.no-leak",
+        "the mask is ignored",
+        "apply it before the softmax, and keep what masked_fill returns",
+        mask_operation="ignore",
+    ),
     _mistake(
         "mask-added-to-kept",
+        "mask.no-leak",
         "1 is added to the kept logits instead of minus infinity to the hidden ones",
+        "fill the hidden logits with minus infinity: a boolean mask is not an additive one",
         mask_operation="add-to-kept",
     ),
     _mistake(
         "mask-multiplies-logits",
+        "mask.no-leak",
         "the logits are multiplied by the 0/1 mask: a hidden key keeps a logit of 0",
+        "fill the hidden logits with minus infinity instead",
         mask_operation="multiply-logits",
     ),
     _mistake(
         "mask-multiplies-weights",
+        "mask.padding-is-absence",
         "the weights are masked after the softmax: the rows no longer sum to one",
+        "mask the logits before the softmax",
         mask_operation="multiply-weights",
     ),
     *(
         _mistake(
             f"mask-fill-{text}",
+            "mask.single-key",
             (
                 f"hidden logits are filled with -{text} instead of minus infinity: they win over "
                 "lower ones"
             ),
+            "fill them with minus infinity",
             mask_fill=fill,
         )
         for text, fill in (
@@ -121,7 +163,9 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *(
         _mistake(
             f"mask-adds-{text}",
+            "mask.no-leak",
             f"-{text} is added to hidden logits instead of minus infinity: high ones stay visible",
+            "add minus infinity, or fill with it",
             mask_operation="add",
             mask_fill=fill,
         )
@@ -129,87 +173,142 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     ),
     _mistake(
         "causal-top-left",
-        (
-            "the causal diagonal starts at the first query and key (top-left): bottom-right is "
-            "declared"
-        ),
+        "mask.causal-alignment",
+        "the causal diagonal starts at the first query and key (top-left)",
+        "align it at the last query and key (bottom-right), as declared: diagonal=Lk - Lq",
         causal_alignment="top-left",
     ),
     _mistake(
         "causal-bottom-right",
-        "the causal diagonal ends at the last query and key (bottom-right): top-left is declared",
+        "mask.causal-alignment",
+        "the causal diagonal ends at the last query and key (bottom-right)",
+        "align it at the first query and key (top-left), as declared: diagonal=0",
         causal_alignment="bottom-right",
     ),
     _mistake(
         "causal-sees-next",
+        "mask.causal",
         "the causal diagonal is one too far: the next key is seen",
+        "shift it back by one",
         causal_offset=1,
     ),
     _mistake(
         "causal-hides-own",
+        "mask.causal",
         "the causal diagonal is one short: a query does not see its own position",
+        "shift it by one: a query sees its own position",
         causal_offset=-1,
     ),
-    _mistake("causal-ignored", "the causal flag is ignored", causal_combination="mask-only"),
+    _mistake(
+        "causal-ignored",
+        "mask.causal",
+        "the causal flag is ignored",
+        "hide the keys after each query when it is set, whether a mask is given or not",
+        causal_combination="mask-only",
+    ),
     _mistake(
         "mask-lost-to-causal",
+        "mask.causal-and-mask",
         "the mask is dropped when the causal flag is set",
+        "apply both: a key must be admitted by the mask and by causality",
         causal_combination="causal-only",
     ),
     _mistake(
         "causal-or-mask",
-        "a key is attended when causality or the mask admits it: both must",
+        "mask.causal-and-mask",
+        "a key is attended when causality or the mask admits it",
+        "combine the two with and, not or",
         causal_combination="either",
     ),
-    _mistake("empty-rows-zeros", "a row without keys returns zeros", empty_rows="zeros"),
-    _mistake("empty-rows-nan", "a row without keys returns NaN", empty_rows="nan"),
+    _mistake(
+        "empty-rows-zeros",
+        "mask.empty-row",
+        "a row without keys returns zeros, which is not what is declared",
+        "return what empty_rows= declares, or declare zeros",
+        empty_rows="zeros",
+    ),
+    _mistake(
+        "empty-rows-nan",
+        "mask.empty-row",
+        "a row without keys returns NaN",
+        "set the weights of such a row to zero after the softmax",
+        empty_rows="nan",
+    ),
     _mistake(
         "empty-rows-mean",
+        "mask.empty-row",
         "a row without keys returns the mean of all values, as a finite fill does",
+        "fill with minus infinity and set the weights of such a row to zero",
         empty_rows="mean-of-all",
     ),
     _mistake(
         "bias-before-scale",
+        "mask.bias-counts",
         "the bias is added before the scaling and is scaled too",
+        "scale the scores first, then add the bias",
         bias_order="before-scale",
     ),
     _mistake(
         "heads-split-interleaved",
+        "numerics.golden",
         "head h takes every H-th channel instead of its own block of channels",
+        "view the width as (heads, head size), not as (head size, heads)",
         head_split="interleaved",
     ),
     _mistake(
         "heads-split-without-transpose",
+        "numerics.golden",
         "the heads are split by a view without the transpose: tokens and heads are mixed",
+        "view as (batch, length, heads, head size), then transpose(1, 2)",
         head_split="reinterpret",
     ),
     _mistake(
         "heads-merged-interleaved",
+        "numerics.golden",
         "the heads are merged channel by channel instead of side by side",
+        "transpose to (batch, length, heads, head size) before the reshape",
         head_merge="interleaved",
     ),
     _mistake(
         "heads-merged-without-transpose",
+        "numerics.golden",
         "the heads are merged by a view without the transpose: tokens and heads are mixed",
+        "transpose(1, 2) before the reshape to (batch, length, width)",
         head_merge="reinterpret",
     ),
     _mistake(
         "heads-concatenated-along-tokens",
-        "the heads are concatenated along the token axis: concatenate them along the channels",
+        "shape.output",
+        "the heads are concatenated along the token axis",
+        "concatenate them along the channels",
         head_merge="tokens",
     ),
     _mistake(
         "groups-tiled",
-        "query head h reads key/value head h modulo their number: it must read h // group",
+        "numerics.golden",
+        "query head h reads key/value head h modulo their number",
+        "read head h // group: repeat_interleave, not repeat",
         group_order="tile",
     ),
     _mistake(
-        "query-bias-missing", "the bias of the query projection is left out", query_bias=False
+        "query-bias-missing",
+        "numerics.golden",
+        "the bias of the query projection is left out",
+        "add it",
+        query_bias=False,
     ),
     _mistake(
-        "value-bias-missing", "the bias of the value projection is left out", value_bias=False
+        "value-bias-missing",
+        "numerics.golden",
+        "the bias of the value projection is left out",
+        "add it",
+        value_bias=False,
     ),
     _mistake(
-        "output-bias-missing", "the bias of the output projection is left out", output_bias=False
+        "output-bias-missing",
+        "numerics.golden",
+        "the bias of the output projection is left out",
+        "add it",
+        output_bias=False,
     ),
 )
