@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .clause import Clause, all_clauses
 from .errors import UsageError
+from .registry import Clause, all_clauses
 from .selection import suggestion
 
 _KINDS: Final = ("core", "layer", "positions")

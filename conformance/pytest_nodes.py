@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from .cases import ClauseCase
-from .clause import all_clauses
 from .dtypes import DTYPES
 from .errors import UsageError, did_you_mean
 from .expectations import Selection, check_clause, read_file, stale
@@ -20,6 +19,7 @@ from .messages import RunOptions
 from .outcomes import not_applicable, outcome
 from .printable import printable
 from .profile import PROFILES
+from .registry import all_clauses
 from .selection import check_selection, selected
 from .suites import SuiteOptions
 from .targets import candidates_of, resolve_one, unique_names

@@ -17,13 +17,13 @@ import torch
 from . import torch_state
 from .calling import CandidateFailure, RowWithoutKeysRefused
 from .candidate import Candidate
-from .clause import Clause, Finding, all_clauses
 from .counterexample import describe
 from .diagnosis import diagnose
 from .pool import Pool
 from .problem import Problem
 from .profile import Profile
 from .reduction import reduce_problem
+from .registry import Clause, Finding, all_clauses
 from .results import ClauseResult, Violation
 from .subject import Subject
 

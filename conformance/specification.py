@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .clause import Clause, all_clauses, specification_hash
+from .registry import Clause, all_clauses, specification_hash
 
 HEADER = """# The specification
 

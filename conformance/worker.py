@@ -99,9 +99,9 @@ def _tell(connection: Connection, tag: str, payload: Any) -> None:
 
 
 def _ready() -> Any:
-    from .clause import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
     from .environment import environment  # noqa: PLC0415
     from .messages import Ready  # noqa: PLC0415
+    from .registry import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
 
     return Ready(
         environment=environment(None),

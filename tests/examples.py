@@ -12,10 +12,10 @@ from torch import Tensor
 import conformance
 from candidates.eager import PROMISES, EagerCore, EagerLayer
 from conformance.candidate import Candidate
-from conformance.clause import Finding, all_clauses
 from conformance.geometry import Geometry
 from conformance.problem import MaskPlan, Problem
 from conformance.profile import PROFILES, Profile
+from conformance.registry import Finding, all_clauses
 from conformance.results import ClauseResult
 from conformance.runner import CandidateRun, examine
 from conformance.subject import Subject

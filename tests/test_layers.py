@@ -61,7 +61,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "yardstick",
         ),
     ),
-    ("clauses", ("clause", "clauses", "clauses.*", "subject")),
+    ("clauses", ("clauses", "clauses.*", "registry", "subject")),
     (
         "runner",
         (

@@ -11,11 +11,11 @@ from examples import SMALL, bare, core, run_clause
 from torch import Tensor
 
 import conformance
-import conformance.clause as registry
+from conformance import registry
 from conformance.candidate import Candidate
-from conformance.clause import Finding, clause
 from conformance.geometry import Geometry
 from conformance.problem import Problem, problem_from_json
+from conformance.registry import Finding, clause
 from conformance.results import ClauseResult, Violation
 from conformance.runner import CandidateRun, examine
 from conformance.space import Space

@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 from _paths import CHECKOUT
 
-from conformance.clause import Clause, all_clauses, specification_hash
+from conformance.registry import Clause, all_clauses, specification_hash
 from conformance.specification import level_text, render
 
 DOCUMENT = (CHECKOUT / "docs" / "specification.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import conformance
 from conformance.candidate import Candidate
-from conformance.clause import all_clauses
 from conformance.comparison import compare
+from conformance.registry import all_clauses
 from conformance.runner import CandidateRun
 from conformance.subject import Subject
 

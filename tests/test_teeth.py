@@ -8,8 +8,8 @@ import pytest
 from specific_mistakes import ANYTHING, SPECIFIC
 
 from candidates.broken import MISTAKES, Mistake
-from conformance.clause import all_clauses
 from conformance.profile import PROFILES
+from conformance.registry import all_clauses
 from conformance.results import ClauseResult
 from conformance.runner import CandidateRun
 

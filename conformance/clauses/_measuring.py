@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._golden import golden
-from ..clause import Finding
 from ..comparison import Comparison, compare, moves
 from ..inputs import Inputs
+from ..registry import Finding
 from ..scale_error import fitted_scale_error
 from ..subject import Subject
 from ..yardstick import Yardstick

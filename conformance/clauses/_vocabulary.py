@@ -9,10 +9,10 @@ from torch import Tensor
 
 from .._golden import golden
 from ..candidate import Candidate
-from ..clause import Finding
 from ..comparison import compare, moves
 from ..headroom import finite_limit as largest_finite
 from ..inputs import Inputs
+from ..registry import Finding
 from ..space import admits_lengths
 from ..subject import Subject
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..comparison import compare
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject

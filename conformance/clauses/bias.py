@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
 from ._vocabulary import matches_golden, same_answer

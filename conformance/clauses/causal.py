@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..space import Space, can_cross
 from ..stretching import lowered_key
 from ..subject import Subject

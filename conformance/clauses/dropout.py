@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..inputs import Inputs
 from ..problem import Problem
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject

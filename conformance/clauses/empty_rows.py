@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..comparison import compare, moves
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject

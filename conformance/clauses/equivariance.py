@@ -7,11 +7,11 @@ import dataclasses
 from torch import Tensor
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..space import KEY_FORMS, Space
 from ..subject import Subject
 from ._vocabulary import (

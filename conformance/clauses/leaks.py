@@ -9,13 +9,13 @@ from torch import Tensor
 
 from .._golden import golden
 from ..calling import CandidateFailure
-from ..clause import Finding, clause
 from ..comparison import compare, moves
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..oracle import evaluate
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..space import Space
 from ..subject import Subject
 from ._vocabulary import column, finite_limit, wide_range

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..materialise import generator_for, mask_sizes
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..stretching import single_key_inputs
 from ..subject import Subject

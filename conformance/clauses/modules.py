@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..calling import CandidateFailure, build_forward, guarded
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..comparison import compare, moves
 from ..edges import edge_problems
 from ..inputs import Inputs
@@ -17,6 +16,7 @@ from ..materialise import draw_weights, generator_for, in_dtype, materialise
 from ..oracle import Oracle
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject

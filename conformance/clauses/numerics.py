@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..inputs import Inputs
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..space import Space
 from ..subject import Subject
 from ..tolerance import model

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from .._golden import golden
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..comparison import compare, moves
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..genericity import has_generic_weights
 from ..inputs import Inputs
 from ..problem import Problem
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject

@@ -6,10 +6,10 @@ import torch
 
 from ..calling import CandidateFailure
 from ..candidate import Candidate
-from ..clause import Finding, clause
 from ..inputs import Inputs
 from ..layouts import STRIDED
 from ..problem import Problem
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import KEY_FORMS, LENGTHS, Space, can_cross, is_fixed
 from ..subject import Subject

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..calling import arguments, guarded, read_answer
-from ..clause import Finding, clause
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
+from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject

@@ -7,7 +7,7 @@ import torch
 
 from candidates import broken
 from candidates.broken import MISTAKES, Mistake
-from conformance.clause import all_clauses
+from conformance.registry import all_clauses
 
 # Every clause must have been seen to fail.
 CLAUSES = frozenset(clause.id for clause in all_clauses())

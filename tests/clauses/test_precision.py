@@ -14,9 +14,9 @@ import conformance
 from candidates.broken import MISTAKES
 from candidates.broken.half_precision import FusedCore
 from conformance.candidate import Candidate
-from conformance.clause import Finding
 from conformance.clauses.precision import AVERAGED, NEARLY_TIED
 from conformance.edges import edge_problems
+from conformance.registry import Finding
 from conformance.results import ClauseResult
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}

@@ -9,10 +9,10 @@ import pytest
 from examples import CLAUSES, core, layer
 from refusals import refused
 
-import conformance.clause as module
+import conformance.registry as module
 from conformance import clauses
-from conformance.clause import Clause, Finding, all_clauses, clause, specification_hash
 from conformance.declare import positions
+from conformance.registry import Clause, Finding, all_clauses, clause, specification_hash
 from conformance.space import Space
 
 BY_FAMILY = {
