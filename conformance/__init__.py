@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .errors import DeclarationError, UsageError
     from .expected import ExpectedFailure
     from .geometry import Geometry
+    from .mistake import Mistake
     from .suites import parametrize, suite
     from .tolerance.contract import Contract, contract_for
 
@@ -30,6 +31,7 @@ _HOME = {
     "DeclarationError": "errors",
     "ExpectedFailure": "expected",
     "Geometry": "geometry",
+    "Mistake": "mistake",
     "ProjectionWeights": "_golden:golden",
     "STANDARD": "_golden:golden",
     "Semantics": "_golden:golden",
@@ -51,6 +53,7 @@ __all__ = [
     "DeclarationError",
     "ExpectedFailure",
     "Geometry",
+    "Mistake",
     "ProjectionWeights",
     "Semantics",
     "UsageError",

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "errors",
             "expected",
             "geometry",
+            "mistake",
             "printable",
             "profile",
             "results",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 import conformance
+from conformance import Mistake
 
 from ..eager import EagerCore
 
@@ -27,27 +27,6 @@ LAYER: Final[dict[str, Any]] = {
     "features": ["gqa", "weights"],
 }
 MAX_LENGTH: Final = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """One broken candidate of the catalogue.
-
-    name, sentence
-        The name of its class, and what is wrong, in one sentence.
-    primary
-        The clause that must fail: the one that names this mistake best.
-    also
-        Clauses that see it too. The list is not complete: gross mistakes break nearly everything.
-    candidate
-        The declared candidate.
-    """
-
-    name: str
-    sentence: str
-    primary: str
-    also: tuple[str, ...]
-    candidate: Any
 
 
 DECLARED: Final[list[Mistake]] = []
