@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .results import Violation
+from .tables import MOST_ELEMENTS, table
 
 # What the axes of an answer are called, by their number: heads, tokens.
 AXES: Final[Mapping[int, tuple[str, ...]]] = {
@@ -45,6 +46,8 @@ class Comparison:
     scale_error
         The relative error of the logit scale that explains the errors best, None if none was
         fitted.
+    tables
+        The tensors that were compared, as plain data; empty where they are large.
     """
 
     margin: float
@@ -61,6 +64,7 @@ class Comparison:
     both_answers: bool = False
     parts: Mapping[str, float] = field(default_factory=dict)
     scale_error: float | None = None
+    tables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def where(self) -> dict[str, int]:
@@ -86,6 +90,7 @@ class Comparison:
             got=self.got,
             where=list(self.index),
             measured=self._measured(),
+            compared=dict(self.tables),
         )
 
     def _measured(self) -> dict[str, Any]:
@@ -169,14 +174,14 @@ def compare(
     """
     got, expected = got.double(), expected.double()
     judged = torch.ones_like(got, dtype=torch.bool) if judged is None else judged.expand(got.shape)
-    found = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording)
+    found = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording, judged)
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
         return found.at(broken, kind="finite", margin=math.inf)
     if both_answers and not bool((torch.isfinite(expected) | ~judged).all()):
         unknown = judged & ~torch.isfinite(expected)
         swapped = dataclasses.replace(found, got=expected, both_answers=True)
-        return swapped.at(unknown, kind="finite", margin=math.inf)
+        return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=found.tables())
     error = (got - expected).abs() if remainder is None else (got - expected - remainder).abs()
     # A bound that is not a number allows nothing.
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
@@ -197,8 +202,18 @@ class _Pair:
     bound: Tensor
     axes: tuple[str, ...]
     wording: str
+    judged: Tensor
     both_answers: bool = False
     error: Tensor | None = None
+
+    def tables(self) -> dict[str, Any]:
+        """What was compared, if a person can read it; ``judged`` where not all of it counts."""
+        if self.got.numel() > MOST_ELEMENTS:
+            return {}
+        shown = {"expected": self.expected, "got": self.got, "bound": self.bound}
+        if not bool(self.judged.all()):
+            shown["judged"] = self.judged
+        return {name: table(tensor.expand(self.got.shape)) for name, tensor in shown.items()}
 
     def at(self, chosen: Tensor, *, kind: str, margin: float) -> Comparison:
         """What is wrong at the first chosen element."""
@@ -217,6 +232,7 @@ class _Pair:
             counted=int(chosen.sum()),
             compared=self.got.numel(),
             both_answers=self.both_answers,
+            tables=self.tables(),
         )
 
 

@@ -13,6 +13,7 @@ from .genericity import has_generic_weights
 from .geometry import Geometry
 from .inputs import Inputs
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
+from .overriding import overridden
 from .problem import MaskPlan, Problem
 from .recipes import RECIPES, normal
 
@@ -35,7 +36,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
     query, key, value = _tokens(problem, candidate, generator)
     keep, bias = _mask(problem, generator)
     plan = problem.mask
-    return Inputs(
+    drawn = Inputs(
         geometry=problem.geometry,
         mode=input_mode(candidate),  # type: ignore[arg-type]  # checked by declare()
         batched=candidate.declaration.batched,
@@ -53,6 +54,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         window=problem.window,
         generic=_is_generic(problem, candidate),
     )
+    return overridden(drawn, problem)
 
 
 def _is_generic(problem: Problem, candidate: Candidate) -> bool:

@@ -28,11 +28,34 @@ class MaskPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Values that replace drawn ones, in the problem of one seed.
+
+    ``tensors`` are pairs of a name and its values in row-major order: ``query``, ``key``,
+    ``value``, ``keep``, ``bias``, or a role of the weights such as ``q`` or ``o_bias``. A tensor of
+    another size is left as it is drawn: a clause may ask further problems that it makes of this
+    one.
+    """
+
+    seed: int
+    tensors: tuple[tuple[str, tuple[float, ...]], ...] = ()
+
+    def value(self, name: str) -> tuple[float, ...] | None:
+        """The values of one tensor, None where it is as drawn."""
+        return dict(self.tensors).get(name)
+
+    def replace(self, name: str, values: tuple[float, ...]) -> Overrides:
+        """The same with the values of one tensor given."""
+        return Overrides(seed=self.seed, tensors=tuple({**dict(self.tensors), name: values}.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """Everything needed to rebuild the tensors of one example.
 
     Values are not drawn element by element: ``values`` names a recipe and ``seed`` feeds its
-    generator, so a problem shrinks to tiny sizes and rebuilds anywhere.
+    generator, so a problem shrinks to tiny sizes and rebuilds anywhere. ``overrides`` are simpler
+    values that a failing problem was reduced to.
     """
 
     geometry: Geometry
@@ -46,6 +69,7 @@ class Problem:
     window: tuple[int, int] | None = None
     biases: bool = True
     device: str = "cpu"
+    overrides: Overrides | None = None
 
     def replace(self, **changes: Any) -> Problem:
         """The same problem with some fields changed."""
@@ -58,12 +82,18 @@ class Problem:
 
 def problem_from_json(data: dict[str, Any]) -> Problem:
     """The inverse of :meth:`Problem.as_json`; raises TypeError for missing or unknown fields."""
-    mask, window = data.get("mask"), data.get("window")
+    mask, window, overrides = (data.get(name) for name in ("mask", "window", "overrides"))
     return Problem(
         **{
             **data,
             "geometry": Geometry(**data["geometry"]),
             "mask": None if mask is None else MaskPlan(**mask),
             "window": None if window is None else tuple(window),
+            "overrides": None if overrides is None else _overrides_from_json(overrides),
         }
     )
+
+
+def _overrides_from_json(data: dict[str, Any]) -> Overrides:
+    tensors = [(name, tuple(float(value) for value in values)) for name, values in data["tensors"]]
+    return Overrides(seed=data["seed"], tensors=tuple(tensors))

@@ -52,6 +52,10 @@ class Violation:
     measured
         What a numerical comparison found there: margin, error, bound, the element by its axes
         (batch, head, query, channel), the part of each stage in the bound, the fitted scale error.
+    compared
+        The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
+        ``judged`` as tables (see :mod:`conformance.tables`); ``relation`` says how expected and got
+        are made of the candidate's answers (see :mod:`conformance.relation`).
     """
 
     kind: str
@@ -60,6 +64,7 @@ class Violation:
     got: Any = None
     where: list[int] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
+    compared: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

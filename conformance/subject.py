@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
@@ -25,6 +28,7 @@ from .inputs import Inputs
 from .materialise import materialise
 from .oracle import Golden, Oracle
 from .problem import Problem
+from .recording import Call, Recording, copied, kept
 from .tolerance import model
 from .yardstick import Yardstick, yardstick
 
@@ -42,19 +46,32 @@ class Subject:
         self.dtype = dtype
         self.oracle = Oracle(candidate.declaration, dtype)
         self.candidate_seconds = 0.0
+        self.recording: Recording | None = None
         self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
 
     def _materialise(self, problem: Problem) -> Inputs:
         return materialise(problem, self.candidate)
 
+    @contextmanager
+    def recorded(self, into: Recording | None) -> Iterator[None]:
+        """Keep the calls that are made meanwhile in a recording; None keeps none."""
+        before, self.recording = self.recording, into
+        try:
+            yield
+        finally:
+            self.recording = before
+
     def forward(self, inputs: Inputs) -> Forward:
         """The callable for some inputs; a layer is built anew."""
         start = time.perf_counter()
         try:
-            return build_forward(self.candidate, inputs)
+            forward = build_forward(self.candidate, inputs)
         finally:
             self.candidate_seconds += time.perf_counter() - start
+        if self.recording is not None and self.candidate.kind == "layer":
+            self.recording.built.append((forward, inputs))
+        return forward
 
     def call(self, forward: Forward, inputs: Inputs) -> Answer:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
@@ -69,12 +86,32 @@ class Subject:
 
         Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it.
         """
+        answer_of = self._answered if self.recording is None else self._recorded
         try:
-            return read_answer(guarded(forward, *given), inputs)
+            return answer_of(forward, given, inputs)
         except CandidateFailure as failure:
             if failure.violation.kind == "raised" and self._may_refuse(inputs):
                 raise RowWithoutKeysRefused(failure.violation) from failure
             raise
+
+    def _answered(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+        return read_answer(guarded(forward, *given), inputs)
+
+    def _recorded(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+        """The same, kept with its arguments as they were before the call."""
+        made = Call(inputs=inputs, forward=forward, given=given, before=copied(given))
+        calls = [] if self.recording is None else self.recording.calls
+        try:
+            answer = self._answered(forward, given, inputs)
+        except CandidateFailure as failure:
+            calls.append(dataclasses.replace(made, refused=failure.violation))
+            raise
+        calls.append(
+            dataclasses.replace(
+                made, answer=answer, output=kept(answer.output), weights=kept(answer.weights)
+            )
+        )
+        return answer
 
     def _may_refuse(self, inputs: Inputs) -> bool:
         """Whether some query has no key and the candidate promises nothing about such rows."""
@@ -112,6 +149,10 @@ class Subject:
 
     def _spread(self, inputs: Inputs) -> Tensor:
         """How far the candidate's own answers lie apart when its inputs change by one unit each."""
+        with self.recorded(None):
+            return self._measured_spread(inputs)
+
+    def _measured_spread(self, inputs: Inputs) -> Tensor:
         forward = self.forward(inputs)
         base = self.call(forward, inputs).output.double()
         unit = torch.finfo(inputs.query.dtype).eps

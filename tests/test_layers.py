@@ -26,12 +26,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "printable",
             "profile",
             "results",
+            "tables",
         ),
     ),
     ("declaration", ("candidate", "declaration", "declare")),
     ("tolerance", ("double_double*", "tolerance*")),
     ("adapters", ("adapters", "adapters.*")),
-    ("targets", ("loading", "preflight", "targets")),
+    ("targets", ("loading", "preflight", "registered", "targets")),
     (
         "problem",
         (
@@ -41,6 +42,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "layouts",
             "mask_patterns",
             "materialise",
+            "overriding",
             "problem",
             "recipes",
             "settling",
@@ -55,6 +57,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "edges",
             "headroom",
             "oracle",
+            "recording",
+            "relation",
             "strategies",
             "stretching",
             "scale_error",
@@ -62,7 +66,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "yardstick",
         ),
     ),
-    ("clauses", ("clauses", "clauses.*", "registry", "subject")),
+    ("clauses", ("clause_checks", "clauses", "clauses.*", "registry", "subject")),
     (
         "runner",
         (

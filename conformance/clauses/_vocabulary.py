@@ -13,6 +13,7 @@ from ..comparison import compare, moves
 from ..headroom import finite_limit as largest_finite
 from ..inputs import Inputs
 from ..registry import Finding
+from ..relation import with_relation
 from ..space import admits_lengths
 from ..subject import Subject
 
@@ -121,7 +122,31 @@ def relate(
     binding = bool(judged.any())
     if binding and counterfactual is not None and golden_two is not None:
         binding = moves(golden_two, counterfactual(), allowed, judged)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    violation = with_relation(
+        agreement.violation, subject.recording, expected=[(first[1], view)], got=[(second[1], None)]
+    )
+    return Finding(binding=binding, margin=agreement.margin, violation=violation)
+
+
+def same_unless_identical(
+    subject: Subject, first: tuple[Inputs, Tensor], second: tuple[Inputs, Tensor], wording: str
+) -> Finding:
+    """Like :func:`relate` for equal inputs, without asking for a bound where the bits agree."""
+    if identical(first[1], second[1]):
+        return Finding(margin=0.0)
+    return relate(subject, first, second, wording)
+
+
+def identical(tensor: Tensor, before: Tensor) -> bool:
+    """Whether two tensors hold the same bits, every NaN equal to every other."""
+    if tensor.shape != before.shape or tensor.dtype != before.dtype:
+        return False
+    nan = tensor.isnan()
+    return (
+        torch.equal(nan, before.isnan())
+        and torch.equal(tensor.masked_fill(nan, 0), before.masked_fill(nan, 0))
+        and torch.equal(tensor.signbit() | nan, before.signbit() | nan)
+    )
 
 
 def column(bound: Tensor) -> Tensor:

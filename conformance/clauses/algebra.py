@@ -12,6 +12,7 @@ from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
+from ..relation import with_relation
 from ..results import Violation
 from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
@@ -111,7 +112,8 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
     other = other.to(inputs.value.dtype)
     values = (inputs.value, other, inputs.value + other, torch.zeros_like(other))
     parts = [inputs.with_tokens(value=value) for value in values]
-    answers = [subject.answer(part).double() for part in parts]
+    returned = [subject.answer(part) for part in parts]
+    answers = [answer.double() for answer in returned]
     frames = [subject.frame(part) for part in parts]
     bound = sum((frame[1] for frame in frames), torch.zeros_like(frames[0][1]))
     goldens = [frame[0] for frame in frames]
@@ -128,7 +130,13 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
         wording="the answer for v + w and 0 is not the answer for v plus the answer for w",
     )
     binding = bool((judged & (answers[2].abs() > bound)).any())
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    violation = with_relation(
+        agreement.violation,
+        subject.recording,
+        expected=[(answer, None) for answer in returned[:2]],
+        got=[(answer, None) for answer in returned[2:]],
+    )
+    return Finding(binding=binding, margin=agreement.margin, violation=violation)
 
 
 @clause(

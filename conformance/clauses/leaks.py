@@ -16,6 +16,7 @@ from ..oracle import evaluate
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
+from ..relation import with_relation
 from ..space import Space
 from ..subject import Subject
 from ._vocabulary import column, finite_limit, wide_range
@@ -107,7 +108,13 @@ def unaffected(
         free = dirty.without_mask() if counterfactual is None else counterfactual
         junked = free.with_tokens(query=dirty.query, key=dirty.key, value=dirty.value)
         binding = moves(known, subject.oracle.output(junked), allowed, judged)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    violation = with_relation(
+        agreement.violation,
+        subject.recording,
+        expected=[(clean_answer, None)],
+        got=[(dirty_answer, None)],
+    )
+    return Finding(binding=binding, margin=agreement.margin, violation=violation)
 
 
 def _rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calling import arguments, guarded, read_answer
+from ..calling import arguments
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
@@ -14,7 +14,15 @@ from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import View, as_given, permutation, relate, take
+from ._vocabulary import (
+    View,
+    as_given,
+    identical,
+    permutation,
+    relate,
+    same_unless_identical,
+    take,
+)
 
 ANY = Space(mask="maybe", causal="maybe")
 LIVELY_ANY = Space(mask="maybe", causal="maybe", values=LIVELY)
@@ -38,7 +46,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     given |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
     before = {name: tensor.clone() for name, tensor in given.items()}
     subject.ask(forward, (positional, keywords), inputs)
-    changed = [name for name, tensor in given.items() if not _identical(tensor, before[name])]
+    changed = [name for name, tensor in given.items() if not identical(tensor, before[name])]
     if not changed:
         return Finding()
     message = f"the call changed its {' and '.join(changed)} in place"
@@ -47,18 +55,6 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
 
 def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
     return list(subject.declaration.positional)[: len(positional)]
-
-
-def _identical(tensor: Tensor, before: Tensor) -> bool:
-    """Whether two tensors hold the same bits, every NaN equal to every other."""
-    if tensor.shape != before.shape or tensor.dtype != before.dtype:
-        return False
-    nan = tensor.isnan()
-    return (
-        torch.equal(nan, before.isnan())
-        and torch.equal(tensor.masked_fill(nan, 0), before.masked_fill(nan, 0))
-        and torch.equal(tensor.signbit() | nan, before.signbit() | nan)
-    )
 
 
 @clause(
@@ -76,7 +72,7 @@ def repeatable(subject: Subject, problem: Problem) -> Finding:
     first = subject.call(forward, inputs).output
     second = subject.call(forward, inputs).output
     wording = "the same call made twice gives two answers"
-    return relate(subject, (inputs, first), (inputs, second), wording)
+    return same_unless_identical(subject, (inputs, first), (inputs, second), wording)
 
 
 @clause(
@@ -93,7 +89,7 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     forward = subject.forward(inputs)
     first = subject.call(forward, inputs).output
     second = subject.call(forward, inputs).output
-    if _identical(first, second):
+    if identical(first, second):
         return Finding()
     largest = float((first.double() - second.double()).abs().nan_to_num().max())
     message = f"two equal calls differ in bits (by up to {largest:.3g})"
@@ -173,11 +169,10 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
     forward = subject.forward(inputs)
-    positional, keywords = arguments(inputs)
-    returned = guarded(forward, positional, keywords)
-    before = read_answer(returned, inputs).output.clone()
+    answer = subject.call(forward, inputs).output
+    before = answer.clone()
     subject.call(forward, other)
-    if _identical(read_answer(returned, inputs).output, before):
+    if identical(answer, before):
         return Finding()
     message = "a later call overwrote an earlier answer: the output buffer is used again"
     return Finding(violation=Violation(kind="mutated", message=message))

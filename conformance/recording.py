@@ -1,0 +1,68 @@
+"""The calls of one example as they were made: what was given, what came back."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .calling import Answer, Arguments, Forward
+from .inputs import Inputs
+from .results import Violation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One call of the candidate.
+
+    inputs
+        What the arguments were made of; they may lie in memory in another way.
+    forward
+        What was called: the core itself, or a layer that was built.
+    given, before
+        The arguments themselves, and copies from before the call in the same memory layout.
+    answer, output, weights
+        What was returned, and copies from right after the call; None when it was refused.
+    refused
+        How the answer could not be judged: an exception, a wrong shape or type.
+    """
+
+    inputs: Inputs
+    forward: Forward
+    given: Arguments
+    before: Arguments
+    answer: Answer | None = None
+    output: Tensor | None = None
+    weights: Tensor | None = None
+    refused: Violation | None = None
+
+
+@dataclass
+class Recording:
+    """The calls of an example in their order, and the inputs each layer was built for."""
+
+    calls: list[Call] = field(default_factory=list)
+    built: list[tuple[Forward, Inputs]] = field(default_factory=list)
+
+    def number(self, output: Tensor) -> int | None:
+        """The number of the call that returned a tensor."""
+        for number, call in enumerate(self.calls):
+            if call.answer is not None and output is call.answer.output:
+                return number
+        return None
+
+    def builder_inputs(self, forward: Forward) -> Inputs | None:
+        """What a layer was built for; None for a core."""
+        return next((inputs for made, inputs in self.built if made is forward), None)
+
+
+def copied(given: Arguments) -> Arguments:
+    """The same tensors in new storages: strides, offsets and shared storages stay as they are."""
+    positional, keywords = copy.deepcopy(given)
+    return positional, keywords
+
+
+def kept(tensor: Tensor | None) -> Tensor | None:
+    """A copy that later calls cannot change."""
+    return None if tensor is None else tensor.detach().clone()
