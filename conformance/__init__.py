@@ -13,11 +13,19 @@ if TYPE_CHECKING:
     from ._golden import golden as _golden
     from .adapters.module import module
     from .candidate import Candidate
+    from .clauses._vocabulary import matches_golden, same_answer
+    from .comparison import compare
     from .declare import core, fixed_layer, layer, positions
     from .errors import DeclarationError, UsageError
     from .expected import ExpectedFailure
     from .geometry import Geometry
+    from .inputs import Inputs
     from .mistake import Mistake
+    from .problem import Problem
+    from .registry import Clause, Finding, clause
+    from .results import Violation
+    from .space import Space
+    from .subject import Subject
     from .suites import parametrize, suite
     from .tolerance.contract import Contract, contract_for
 
@@ -27,43 +35,65 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Candidate": "candidate",
+    "Clause": "registry",
     "Contract": "tolerance.contract",
     "DeclarationError": "errors",
     "ExpectedFailure": "expected",
+    "Finding": "registry",
     "Geometry": "geometry",
+    "Inputs": "inputs",
     "Mistake": "mistake",
+    "Problem": "problem",
     "ProjectionWeights": "_golden:golden",
     "STANDARD": "_golden:golden",
     "Semantics": "_golden:golden",
+    "Space": "space",
+    "Subject": "subject",
     "UsageError": "errors",
+    "Violation": "results",
+    "clause": "registry",
+    "compare": "comparison",
     "contract_for": "tolerance.contract",
     "core": "declare",
     "fixed_layer": "declare",
     "layer": "declare",
+    "matches_golden": "clauses._vocabulary",
     "module": "adapters.module",
     "parametrize": "suites",
     "positions": "declare",
+    "same_answer": "clauses._vocabulary",
     "suite": "suites",
 }
 
 __all__ = [
     "STANDARD",
     "Candidate",
+    "Clause",
     "Contract",
     "DeclarationError",
     "ExpectedFailure",
+    "Finding",
     "Geometry",
+    "Inputs",
     "Mistake",
+    "Problem",
     "ProjectionWeights",
     "Semantics",
+    "Space",
+    "Subject",
     "UsageError",
+    "Violation",
+    "clause",
+    "compare",
     "contract_for",
     "core",
     "fixed_layer",
     "layer",
+    "matches_golden",
     "module",
     "parametrize",
     "positions",
+    "same_answer",
     "suite",
 ]
 

@@ -33,6 +33,7 @@ def _entry(clause: Clause) -> dict[str, Any]:
         "sentence": clause.sentence,
         "source": clause.source,
         "applies": _applies(clause),
+        "origin": clause.origin,
         "counterfactual": clause.counterfactual,
     }
 

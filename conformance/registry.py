@@ -7,9 +7,13 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .candidate import Candidate
+from .clause_checks import why_not
+from .errors import DeclarationError, UsageError
+from .registered import CLAUSES, registered, taking_in
 from .space import Space
 
 if TYPE_CHECKING:
@@ -60,6 +64,8 @@ class Clause:
     subtle
         Whether a coarse precision may hide what it speaks of: then it does not apply, where other
         clauses would be untestable.
+
+    Raises DeclarationError (a ValueError) for a field that no clause can have.
     """
 
     id: str
@@ -73,6 +79,18 @@ class Clause:
     requirements: tuple[Applies, ...] = ()
     explained: bool = True
     subtle: bool = False
+
+    def __post_init__(self) -> None:
+        reason = why_not(self)
+        if reason:
+            msg = f"the clause {self.id!r} {reason}"
+            raise DeclarationError(msg)
+
+    @property
+    def origin(self) -> str:
+        """The package that brings the clause along, "" for the specification's own."""
+        package = self.check.__module__.partition(".")[0]
+        return "" if package == _OWN else package
 
     @property
     def family(self) -> str:
@@ -102,6 +120,9 @@ class Clause:
 
 
 REGISTRY: Final[dict[str, Clause]] = {}
+_OWN: Final = str(__package__)
+_FAMILIES: Final = f"{__package__}.clauses"
+_taken_in: Final[set[str]] = set()
 
 
 def clause(
@@ -117,31 +138,47 @@ def clause(
     explained: bool = True,
     subtle: bool = False,
 ) -> Callable[[Check], Check]:
-    """Register the decorated check as a clause; raises ValueError for a slug that is taken.
+    """Register the decorated check as a clause of the specification.
 
+    The check is called as ``check(subject, problem)`` and returns a :class:`Finding`. The other
+    arguments are the fields of :class:`Clause`. Every list, report and run then has the clause:
+    installed distributions register theirs under the entry point ``attention_conformance.clauses``.
     A family's file that is imported afresh registers its clauses anew.
+
+    Raises DeclarationError (a ValueError) for a slug that is taken or an argument that no clause
+    can have.
     """
 
     def register(check: Check) -> Check:
-        if slug in REGISTRY and _still_imported(REGISTRY[slug].check):
-            msg = f"two clauses are called {slug}"
-            raise ValueError(msg)
-        REGISTRY[slug] = Clause(
-            id=slug,
-            level=level,
-            sentence=sentence,
-            source=source,
-            check=check,
-            space=space,
-            counterfactual=counterfactual,
-            needs_golden=needs_golden,
-            requirements=applies,
-            explained=explained,
-            subtle=subtle,
+        add(
+            Clause(
+                id=slug,
+                level=level,
+                sentence=sentence,
+                source=source,
+                check=check,
+                space=space,
+                counterfactual=counterfactual,
+                needs_golden=needs_golden,
+                requirements=applies,
+                explained=explained,
+                subtle=subtle,
+            )
         )
         return check
 
     return register
+
+
+def add(new: Clause) -> None:
+    """Register a clause; raises DeclarationError for a slug that is taken."""
+    if new.origin:  # the specification's own come first, and keep their slugs
+        importlib.import_module(_FAMILIES)
+    taken = REGISTRY.get(new.id)
+    if taken is not None and taken is not new and _still_imported(taken.check):
+        msg = f"two clauses are called {new.id}"
+        raise DeclarationError(msg)
+    REGISTRY[new.id] = new
 
 
 def _still_imported(check: Check) -> bool:
@@ -155,10 +192,45 @@ def _still_imported(check: Check) -> bool:
 
 
 def all_clauses() -> list[Clause]:
-    """Every clause of the specification, in the order of the families' files."""
+    """Every clause: the specification's, in the order of the families' files, then the others.
+
+    Raises UsageError when an installed distribution registers what cannot be used.
+    """
     # The families register their clauses when they are imported, and they import this module.
-    importlib.import_module(f"{__package__}.clauses")
+    importlib.import_module(_FAMILIES)
+    for entry in registered(CLAUSES) if not _taken_in else ():
+        taking_in(entry, "clauses", _take)
+    _taken_in.add(CLAUSES)  # looking for distributions takes as long as a clause
     return list(REGISTRY.values())
+
+
+def _take(given: Any) -> None:
+    """Register what an entry point holds: a module has done so when it was imported."""
+    if isinstance(given, Clause):
+        add(given)
+    elif isinstance(given, (list, tuple)):
+        for entry in given:
+            _take(entry)
+    elif not isinstance(given, ModuleType) and not _is_registered(given):
+        if not callable(given):
+            msg = (
+                f"it is {given!r:.60}: name a module, a clause, a list of clauses or a function "
+                "without arguments"
+            )
+            raise UsageError(msg)
+        _take_returned(given())
+
+
+def _take_returned(given: Any) -> None:
+    if given is not None:
+        if callable(given) and not _is_registered(given):
+            msg = f"it returns {given!r:.60}, which is no clause"
+            raise UsageError(msg)
+        _take(given)
+
+
+def _is_registered(check: Any) -> bool:
+    return any(clause.check is check for clause in REGISTRY.values())
 
 
 def specification_hash() -> str:

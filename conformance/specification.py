@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import Final
 
+from .errors import UsageError
 from .registry import Clause, all_clauses, specification_hash
 
+EXIT_USAGE: Final = 2
 HEADER = """# The specification
 
 Generated from the clauses by `python -m conformance.specification`; a test fails when it is stale.
@@ -39,6 +43,7 @@ def _entry(clause: Clause) -> str:
         f"### `{clause.id}`: {level_text(clause)}\n",
         f"{clause.sentence}\n",
         f"- Source: {clause.source}",
+        *([f"- Comes from: {clause.origin}"] if clause.origin else []),
         f"- Speaks of: {', '.join(clause.space.kinds)}",
         f"- Binds when it tells apart: {clause.counterfactual or 'every example binds by running'}",
         f"- Oracle: {'the golden reference' if clause.needs_golden else 'the candidate itself'}\n",
@@ -46,5 +51,15 @@ def _entry(clause: Clause) -> str:
     return "\n".join(lines)
 
 
+def main() -> int:
+    """Print the document; 2 when an installed distribution brings clauses that cannot be used."""
+    try:
+        sys.stdout.write(render())
+    except UsageError as error:
+        sys.stderr.write(f"conformance: {error}\n")
+        return EXIT_USAGE
+    return 0
+
+
 if __name__ == "__main__":
-    print(render(), end="")  # noqa: T201 (this module's output is the document)
+    sys.exit(main())

@@ -30,6 +30,7 @@ _SLICE: Final = 0.5
 _FAREWELL: Final = 2.0
 _IN_A_ROW: Final = 3
 _LAST_WORDS: Final = 2000
+_STARTING: Final = threading.Lock()  # a process inherits what is set for all threads
 
 
 class HarnessError(Exception):
@@ -69,12 +70,12 @@ class Supervisor:
         self._kill()
 
     def start(self) -> Ready:
-        """Start the worker; raises HarnessError when it cannot."""
+        """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         listen, output = context.Pipe(duplex=False)
         process = context.Process(target=serve, args=(theirs, output), name="conformance-worker")
-        with _no_interrupt(), _safe_path():  # the worker is born deaf to Ctrl-C
+        with _STARTING, _no_interrupt(), _safe_path():  # the worker is born deaf to Ctrl-C
             process.start()
             self._process, self._connection = process, ours
         theirs.close()
@@ -86,6 +87,8 @@ class Supervisor:
         except WorkerLost as lost:
             msg = f"the worker process could not start: {lost}"
             raise HarnessError(msg) from None
+        if tag == "refused":
+            raise UsageError(str(payload))
         if tag != "ready":
             raise HarnessError(str(payload))
         ready: Ready = payload
@@ -230,6 +233,13 @@ class Supervisor:
         status = None if process is None else process.exitcode
         self._kill()
         return WorkerLost(f"{_cause(status)}{_quoted(self._last_words)}", kind="crashed")
+
+    def abandon(self) -> None:
+        """End the worker at once, from any thread: who waits for its answer gets WorkerLost."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ValueError):  # it has ended by itself meanwhile
+                _kill_group(process)
 
     def _say_stop(self) -> None:
         if self._connection is not None and self._process is not None:

@@ -71,8 +71,13 @@ def _follow_parent() -> None:
 
 
 def _serve(connection: Connection) -> None:
+    from .errors import UsageError  # noqa: PLC0415
+
     try:
         connection.send(("ready", _ready()))
+    except UsageError as error:  # an installed distribution brings clauses that cannot be used
+        connection.send(("refused", str(error)))
+        return
     except ImportError as error:
         connection.send(("broken", f"the harness cannot start: {error}"))
         return

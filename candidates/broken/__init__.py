@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from conformance import Mistake
+
 from . import (  # importing a file declares its mistakes
     bias,
     causal,
@@ -30,7 +32,7 @@ from . import (  # importing a file declares its mistakes
     softmax,
     state,
 )
-from ._kit import CORRECT, DECLARED, Mistake
+from ._kit import CORRECT, DECLARED
 
 MISTAKES: Final[tuple[Mistake, ...]] = tuple(sorted(DECLARED, key=lambda mistake: mistake.name))
 

@@ -16,6 +16,7 @@ _LABELS = {
     "sentence": "requires",
     "level": "level",
     "source": "source",
+    "origin": "comes from",
     "applies": "applies",
     "counterfactual": "counts when it can tell apart",
 }
