@@ -58,6 +58,23 @@ def resolve_one(target: str) -> list[Candidate]:
     return found
 
 
+def object_of(target: str) -> Any:
+    """The object or the module that a target names, None where it names neither.
+
+    Raises UsageError with one sentence for a target that is missing or that fails on import.
+    """
+    where, name = split_target(target)
+    if not is_path(where):
+        put_on_path(Path.cwd())
+        module = import_dotted(_checked_name(where))
+    else:
+        path = Path(where).expanduser()
+        if not (path / "__init__.py").is_file() and (path.suffix != ".py" or not path.is_file()):
+            return None
+        module = import_path(path)
+    return module if name is None else attribute(module, name, where)
+
+
 def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Each candidate once, the second of a name called ``name-2`` and so on."""
     taken: set[str] = set()
@@ -85,11 +102,11 @@ def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
 
 
 def _find(target: str) -> Iterable[tuple[Candidate, str]]:
-    where, name = _split(target)
+    where, name = split_target(target)
     if where.lower().endswith(".onnx"):
         msg = f"{where} is an ONNX graph, which this version cannot check yet"
         raise UsageError(msg)
-    if _is_path(where):
+    if is_path(where):
         return _from_path(Path(where).expanduser(), where, name)
     if name is None:
         registered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
@@ -99,7 +116,7 @@ def _find(target: str) -> Iterable[tuple[Candidate, str]]:
     return _from_module(import_dotted(_checked_name(where)), where, name)
 
 
-def _split(target: str) -> tuple[str, str | None]:
+def split_target(target: str) -> tuple[str, str | None]:
     """``where:object`` in its two parts; a drive letter is no separator."""
     where, colon, name = target.rpartition(":")
     if not colon or (len(where) == 1 and name[:1] in ("/", "\\")):
@@ -110,7 +127,7 @@ def _split(target: str) -> tuple[str, str | None]:
     return where, name or None
 
 
-def _is_path(where: str) -> bool:
+def is_path(where: str) -> bool:
     return "/" in where or "\\" in where or where.endswith(".py") or Path(where).exists()
 
 
@@ -194,7 +211,7 @@ def _submodules(module: ModuleType, where: str) -> Iterator[tuple[ModuleType, st
 
 def _below(where: str, name: str) -> str:
     """The target of a submodule, a path for a path and a dotted name for a dotted name."""
-    if not _is_path(where):
+    if not is_path(where):
         return f"{where}.{name}"
     inside = Path(where) / name
     return str(inside) if inside.is_dir() else f"{inside}.py"
