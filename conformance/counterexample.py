@@ -1,41 +1,134 @@
-"""A failing problem as plain data: what rebuilds it, and its tensors when they are small."""
+"""A failing problem as plain data: what rebuilds it, and the calls that show the failure."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
-from .calling import CandidateFailure
-from .problem import Problem
+from ._golden import golden
+from .calling import Forward
+from .comparison import compare
+from .inputs import Inputs
+from .overriding import PROJECTIONS
+from .recording import Call, Recording
+from .smallest import Smallest
 from .subject import Subject
+from .tables import table
 
-MOST_ELEMENTS = 64
+# Calls of one example that are shown; the clauses make one to four that matter.
+MOST_CALLS: Final = 8
+# Elements of a storage that is written out with the gaps between a tensor's elements.
+LARGEST_STORAGE: Final = 256
 
 
-def describe(subject: Subject, problem: Problem) -> dict[str, Any]:
-    """The problem and its inputs; tensors of up to 64 elements are written out."""
-    inputs = subject.inputs(problem)
-    tensors: dict[str, Tensor | None] = {
-        "query": inputs.query,
-        "key": inputs.key,
-        "value": inputs.value,
-        "keep": inputs.keep,
-        "bias": inputs.bias,
+def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any]:
+    """Everything that rebuilds a failure, and its tensors where they have up to 64 elements.
+
+    ``problem`` rebuilds the tensors; ``inputs`` are they. ``calls`` are those that the clause made,
+    with their arguments and answers, and ``layers`` what was built for them. ``expected``, ``got``
+    and ``bound`` are what the clause compared, ``relation`` which answers they are made of.
+    """
+    problem, violation = smallest.problem, smallest.violation
+    data: dict[str, Any] = {
+        "clause": clause,
+        "candidate": subject.candidate.name,
+        "target": subject.candidate.target,
+        "problem": problem.as_json(),
+        "repeated": smallest.repeated,
+        "inputs": _inputs(subject.inputs(problem)),
+        **_calls(subject, smallest.recording),
+        "expected": violation.expected,
+        "got": violation.got,
+        **violation.compared,
     }
-    shown = {name: _show(tensor) for name, tensor in tensors.items() if tensor is not None}
-    data: dict[str, Any] = {"problem": problem.as_json(), "inputs": shown}
-    if subject.candidate.golden_known and subject.candidate.kind != "positions":
-        data["expected"] = _show(subject.golden(inputs).output)
-    try:
-        data["got"] = _show(subject.answer(inputs))
-    except CandidateFailure as failure:
-        data["got"] = failure.violation.message
+    if "relation" in data:
+        for call, shown in zip(smallest.recording.calls, data["calls"], strict=False):
+            shown["agrees"] = _agrees(subject, call)
     return data
 
 
-def _show(tensor: Tensor) -> dict[str, Any]:
-    shown: dict[str, Any] = {"shape": list(tensor.shape)}
-    if tensor.numel() <= MOST_ELEMENTS:
-        shown["values"] = tensor.tolist()
+def _inputs(inputs: Inputs) -> dict[str, Any]:
+    names = ("query", "key", "value", "keep", "bias")
+    tensors = {name: getattr(inputs, name) for name in names}
+    shown = {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
+    if inputs.weights is not None:
+        shown["weights"] = _weights(inputs.weights)
     return shown
+
+
+def _weights(weights: golden.ProjectionWeights) -> dict[str, Any]:
+    tensors = {name: getattr(weights, name) for name in PROJECTIONS}
+    return {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _calls(subject: Subject, recording: Recording) -> dict[str, Any]:
+    """The calls in their order, and the layers that were called."""
+    forwards = [forward for forward, _ in recording.built]
+    names = subject.declaration.positional
+    seen: dict[int, list[Any]] = {}
+    calls = [
+        _call(call, number, names, forwards, seen)
+        for number, call in enumerate(recording.calls[:MOST_CALLS])
+    ]
+    layers = [_layer(inputs) for _, inputs in recording.built] if calls else []
+    return {"calls": calls, **({"layers": layers} if layers else {})}
+
+
+def _layer(inputs: Inputs) -> dict[str, Any]:
+    weights = None if inputs.weights is None else _weights(inputs.weights)
+    sizes = inputs.geometry
+    return {"geometry": {name: getattr(sizes, name) for name in vars(sizes)}, "weights": weights}
+
+
+def _call(
+    call: Call,
+    number: int,
+    names: tuple[str, ...],
+    forwards: list[Forward],
+    seen: dict[int, list[Any]],
+) -> dict[str, Any]:
+    """One call; ``seen`` are the tensor objects of earlier calls with where they were given."""
+    arguments: dict[str, Any] = {}
+    for name, given, before in zip(names, call.given[0], call.before[0], strict=False):
+        arguments[name] = _argument(before)
+        if id(given) in seen:
+            arguments[name]["same_as"] = seen[id(given)]
+        seen.setdefault(id(given), [number, name])
+    keywords = {
+        name: table(value) if isinstance(value, Tensor) else value
+        for name, value in call.before[1].items()
+    }
+    shown: dict[str, Any] = {"arguments": arguments, "keywords": keywords}
+    layer = next((n for n, forward in enumerate(forwards) if forward is call.forward), None)
+    if layer is not None:
+        shown["layer"] = layer
+    if call.refused is not None:
+        shown["refused"] = {"kind": call.refused.kind, "message": call.refused.message}
+    for name, answer in (("output", call.output), ("weights", call.weights)):
+        if answer is not None:
+            shown[name] = table(answer)
+    return shown
+
+
+def _argument(before: Tensor) -> dict[str, Any]:
+    """A tensor as it was given, with its layout in memory where it is no plain one."""
+    shown = table(before)
+    if not before.is_contiguous() or before.storage_offset():
+        shown |= {"stride": list(before.stride()), "offset": before.storage_offset()}
+        storage = torch.empty(0, dtype=before.dtype).set_(before.untyped_storage())
+        if storage.numel() <= LARGEST_STORAGE:
+            shown["storage"] = storage.tolist()
+    return shown
+
+
+def _agrees(subject: Subject, call: Call) -> bool | None:
+    """Whether an answer is the golden one within its bound; None where there is no golden."""
+    if call.output is None or not subject.candidate.golden_known:
+        return None
+    if subject.candidate.kind == "positions":
+        return None
+    known = subject.golden(call.inputs)
+    found = compare(call.output, known.output, known.bound, judged=known.judged)
+    return found.kind == ""

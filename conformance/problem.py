@@ -46,7 +46,8 @@ class Overrides:
 
     def replace(self, name: str, values: tuple[float, ...]) -> Overrides:
         """The same with the values of one tensor given."""
-        return Overrides(seed=self.seed, tensors=tuple({**dict(self.tensors), name: values}.items()))
+        changed = {**dict(self.tensors), name: values}
+        return Overrides(seed=self.seed, tensors=tuple(changed.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

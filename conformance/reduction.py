@@ -1,22 +1,26 @@
-"""Makes a failing problem smaller: a greedy search that keeps the clause and the kind of failure.
+"""Makes a failing problem smaller: sizes and options, for as long as the same failure is seen.
 
 Hypothesis shrinks neither explicit examples nor, without slipping to another bug, failures of a
-pool that many clauses share; a problem is a handful of integers and names, so a short list of
-simpler values for each field, tried in turn, ends at tiny sizes in a few dozen calls.
+pool that many clauses share. A problem is a handful of integers and names, so two searches end at
+tiny sizes in a few dozen calls: a ladder of the smallest sizes that can show anything, from below,
+and a greedy descent from what fails already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 from .candidate import Candidate
 from .geometry import FIELDS, Geometry
 from .problem import Problem
 from .settling import settle
-from .space import Space
+from .space import WIDTHS, Space
 
 StillFails = Callable[[Problem], bool]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)
+SEEDS = 4
 # Lengths and heads first: they make the largest difference to a reader.
 ORDER = (
     "batch",
@@ -32,64 +36,167 @@ ORDER = (
     "output_size",
 )
 assert set(ORDER) == set(FIELDS)  # noqa: S101 (a field added to Geometry must be reduced too)
+# Axes that many mistakes need at more than one together; the rest stays at one.
+RUNGS: tuple[tuple[str, ...], ...] = (
+    (),
+    *((name,) for name in ORDER),
+    ("query_length", "key_length"),
+    ("key_length", "head_size"),
+    ("key_length", "value_head_size"),
+    ("num_heads", "num_kv_heads"),
+    ("num_heads", "key_length"),
+    ("num_heads", "num_kv_heads", "key_length"),
+    ("batch", "key_length"),
+    ("batch", "num_heads", "num_kv_heads"),
+    WIDTHS,
+    ("key_length", *WIDTHS),
+    ("query_length", "key_length", *WIDTHS),
+    ("query_length", "key_length", "head_size", "value_head_size"),
+    tuple(FIELDS),
+)
+TOGETHER = (
+    ("num_heads", "num_kv_heads"),
+    ("query_length", "key_length"),
+    ("head_size", "value_head_size"),
+    WIDTHS,
+)
 
 
 def reduce_problem(
-    problem: Problem, candidate: Candidate, space: Space, still_fails: StillFails, *, tries: int
+    problem: Problem,
+    candidate: Candidate,
+    space: Space,
+    still_fails: StillFails,
+    *,
+    tries: int,
+    known: Iterable[Problem] = (),
 ) -> tuple[Problem, int]:
-    """The smallest failing problem found within some tries, and how many were made."""
-    used = 0
-    improved = True
-    while improved:
-        improved = False
-        for simpler in _simpler(problem, candidate, space):
-            if used >= tries:
-                return problem, used
-            used += 1
-            if still_fails(simpler):
-                problem, improved = simpler, True
-                break
-    return problem, used
+    """The smallest failing problem found within some tries, and how many were made.
+
+    ``known`` are problems that other clauses were reduced to: what shows one failure of a candidate
+    mostly shows the next. Sizes that a clause only prefers, for its power, bind no reduction.
+    """
+    search = _Search(
+        candidate, dataclasses.replace(space, preferred=()), still_fails, tries, problem
+    )
+    search.take_first(_alike(problem, known))
+    search.take_first(_ladder(search.best, candidate, seeds=()))
+    search.descend()
+    search.take_first(_ladder(search.best, candidate, seeds=range(SEEDS)))
+    search.descend()
+    return search.best, search.used
 
 
-def _simpler(problem: Problem, candidate: Candidate, space: Space) -> Iterator[Problem]:
-    """Simpler problems of the same space, the boldest first."""
-    seen = {problem}
-    for proposal in _proposals(problem):
-        geometry = settle(proposal.geometry, candidate, space)
+class _Search:
+    """The smallest failing problem so far, and what was tried."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        space: Space,
+        still_fails: StillFails,
+        tries: int,
+        problem: Problem,
+    ) -> None:
+        self.candidate = candidate
+        self.space = space
+        self.best = problem
+        self.used = 0
+        self._still_fails = still_fails
+        self._tries = tries
+        self._seen = {problem}
+
+    def take_first(self, proposals: Iterable[Problem]) -> bool:
+        """Go on with the first proposal that fails and is no larger; whether there was one."""
+        for proposal in proposals:
+            smaller = self._settled(proposal)
+            if smaller is None:
+                continue
+            if self.used >= self._tries:
+                return False
+            self.used += 1
+            self._seen.add(smaller)
+            if self._still_fails(smaller):
+                self.best = smaller
+                return True
+        return False
+
+    def descend(self) -> None:
+        """Go on with simpler problems until none of them fails."""
+        while self.take_first(_simpler(self.best, self.space, self.candidate)):
+            pass
+
+    def _settled(self, proposal: Problem) -> Problem | None:
+        """The proposal as it can be asked; None when it was, may not be, or is larger."""
+        geometry = settle(proposal.geometry, self.candidate, self.space)
         settled = proposal.replace(geometry=geometry)
-        grew = _volume(geometry) > _volume(problem.geometry)
-        if settled in seen or grew or not space.admits(settled, candidate):
-            continue
-        seen.add(settled)
-        yield settled
+        kind = self.candidate.kind
+        if settled in self._seen or not self.space.admits(settled, self.candidate):
+            return None
+        return None if volume(geometry, kind) > volume(self.best.geometry, kind) else settled
 
 
-def _volume(geometry: Geometry) -> tuple[int, int]:
-    """Elements of query, key and value, and the widths: what a reader must look at."""
-    heads = geometry.num_heads * geometry.query_length * geometry.head_size
-    key_value = geometry.key_length * (geometry.head_size + geometry.value_head_size)
-    total = geometry.batch * (heads + geometry.num_kv_heads * key_value)
-    return total, sum(getattr(geometry, name) for name in FIELDS)
+def elements(geometry: Geometry, kind: str) -> int:
+    """How many elements query, key and value have together."""
+    sizes = geometry
+    if kind == "core":
+        queries = sizes.num_heads * sizes.query_length * sizes.head_size
+        keys = sizes.num_kv_heads * sizes.key_length * (sizes.head_size + sizes.value_head_size)
+    else:
+        queries = sizes.query_length * sizes.query_size
+        keys = sizes.key_length * (sizes.key_size + sizes.value_size)
+    return sizes.batch * (queries + keys)
 
 
-def _proposals(problem: Problem) -> Iterator[Problem]:
+def volume(geometry: Geometry, kind: str) -> tuple[int, int]:
+    """What a reader must look at: elements of the inputs, then all sizes, weights and output."""
+    return elements(geometry, kind), sum(getattr(geometry, name) for name in FIELDS)
+
+
+def _alike(problem: Problem, known: Iterable[Problem]) -> Iterator[Problem]:
+    """The sizes and values of other clauses' counterexamples, with this problem's options."""
+    for other in known:
+        yield problem.replace(geometry=other.geometry, values=other.values, seed=other.seed)
+
+
+def _ladder(problem: Problem, candidate: Candidate, *, seeds: Iterable[int]) -> Iterator[Problem]:
+    """Tiny sizes from the smallest up, below those of a problem; under other seeds if given."""
+    kind = candidate.kind
+    rungs = [Geometry(**{name: 1 + (name in rung) for name in FIELDS}) for rung in RUNGS]
+    rungs.append(Geometry(**{**dict.fromkeys(FIELDS, 1), "query_length": 2, "key_length": 3}))
+    rungs.append(Geometry(**{**dict.fromkeys(FIELDS, 1), "key_length": 3}))
+    rungs.sort(key=lambda rung: volume(rung, kind))
+    limit = volume(problem.geometry, kind)
+    for rung in takewhile(lambda rung: volume(rung, kind) < limit, rungs):
+        for seed in tuple(seeds) or (problem.seed,):
+            yield problem.replace(geometry=rung, seed=seed)
+
+
+def _simpler(problem: Problem, space: Space, candidate: Candidate) -> Iterator[Problem]:
+    """Problems with a size or an option less, the boldest first."""
     geometry = problem.geometry
-    yield problem.replace(geometry=Geometry(**dict.fromkeys(FIELDS, 1)))
-    yield problem.replace(geometry=Geometry(**dict.fromkeys(FIELDS, 2)))
     for name in ORDER:
-        have = getattr(geometry, name)
-        sizes = [size for size in SIMPLER_SIZES if size < have]
-        if have > 2 * SIMPLER_SIZES[-1]:
-            sizes.append(have // 2)
+        sizes = _smaller_sizes(getattr(geometry, name))
         for size in sizes:
             yield problem.replace(geometry=geometry.replace(**{name: size}))
-        if sizes and name in ("num_heads", "key_length"):
-            together = {"num_heads": "num_kv_heads", "key_length": "query_length"}[name]
+        for names in TOGETHER:
+            if names[0] != name:
+                continue
             for size in sizes:
-                both = geometry.replace(**{name: size, together: size})
-                yield problem.replace(geometry=both)
+                least = {other: min(size, getattr(geometry, other)) for other in names}
+                yield problem.replace(geometry=geometry.replace(**least))
     yield from _plainer(problem)
+    yield from _plainer_mask(problem, space, candidate)
+
+
+def _smaller_sizes(have: int) -> list[int]:
+    """A few tiny sizes, then half of what there is, and ever less off it."""
+    sizes = [size for size in SIMPLER_SIZES if size < have]
+    step = have // 2
+    while step:
+        sizes.append(have - step)
+        step //= 2
+    return list(dict.fromkeys(size for size in sizes if 0 < size < have))
 
 
 def _plainer(problem: Problem) -> Iterator[Problem]:
@@ -103,6 +210,26 @@ def _plainer(problem: Problem) -> Iterator[Problem]:
         yield problem.replace(biases=False)
     if problem.values != "integers":
         yield problem.replace(values="integers")
-    for seed in range(4):
+    for seed in range(SEEDS):
         if problem.seed > seed:
             yield problem.replace(seed=seed)
+
+
+def _plainer_mask(problem: Problem, space: Space, candidate: Candidate) -> Iterator[Problem]:
+    """A mask without numbers, in a shape with fewer axes that vary, of a plainer pattern."""
+    plan = problem.mask
+    if plan is None:
+        return
+    if plan.finite_bias:
+        yield problem.replace(mask=plan.replace(finite_bias=False))
+    options = [shape for form, shape in space.options(candidate) if form == plan.form]
+    for shape in sorted(options, key=_varying):
+        if _varying(shape) < _varying(plan.shape):
+            yield problem.replace(mask=plan.replace(shape=shape))
+    for pattern in takewhile(lambda pattern: pattern != plan.pattern, ("full", "padding")):
+        if pattern in space.patterns:
+            yield problem.replace(mask=plan.replace(pattern=pattern))
+
+
+def _varying(shape: str) -> int:
+    return sum(letter != "1" for letter in shape)

@@ -15,20 +15,19 @@ from typing import Any
 import torch
 
 from . import torch_state
-from .calling import CandidateFailure, RowWithoutKeysRefused
 from .candidate import Candidate
 from .counterexample import describe
 from .diagnosis import diagnose
 from .pool import Pool
 from .problem import Problem
 from .profile import Profile
-from .reduction import reduce_problem
 from .registry import Clause, Finding, all_clauses
 from .results import ClauseResult, Violation
+from .smallest import examine, smallest_failure
 from .subject import Subject
 
 OnExample = Callable[[dict[str, Any]], None]
-# Of the reductions a profile allows, the part that a single failing clause may use.
+# Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
 # The kinds of failure that another point of the semantics may explain.
 DIAGNOSED = ("value", "shape", "finite")
@@ -87,6 +86,7 @@ class CandidateRun:
         self.skip = skip
         self.pool = Pool(candidate, profile, seed)
         self.reductions_left = profile.reductions
+        self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[str, Subject] = {}
         self._diagnoses: dict[str, list[dict[str, Any]]] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
@@ -159,7 +159,8 @@ class CandidateRun:
             tally.add(finding)
             if finding.violation is not None:
                 counted = self._counted(result, tally)
-                return self._failed(clause, subject, problem, finding, counted, on_example)
+                broken = finding.violation
+                return self._failed(clause, subject, problem, broken, counted, on_example)
         counted = self._counted(result, tally)
         if tally.refused and tally.refused == tally.examples:
             reason = "it refuses rows without keys, about which it promises nothing"
@@ -183,34 +184,29 @@ class CandidateRun:
         clause: Clause,
         subject: Subject,
         problem: Problem,
-        finding: Finding,
+        broken: Violation,
         result: ClauseResult,
         on_example: OnExample | None,
     ) -> ClauseResult:
         """Reduce the failing problem and report the smallest one found."""
-        kind = finding.violation.kind if finding.violation else ""
-
-        def still_fails(smaller: Problem) -> bool:
-            if on_example is not None:
-                on_example(smaller.as_json())
-            violation = examine(clause, subject, smaller).violation
-            return violation is not None and violation.kind == kind
-
-        tries = min(self.reductions_left, int(self.profile.reductions * SHARE_OF_ONE_CLAUSE))
-        smallest, used = reduce_problem(
-            problem, self.candidate, clause.space, still_fails, tries=tries
+        kind = broken.kind
+        smallest = smallest_failure(
+            clause,
+            subject,
+            problem,
+            broken,
+            tries=int(self.reductions_left * SHARE_OF_ONE_CLAUSE),
+            known=tuple(self._reduced),
+            on_example=on_example,
         )
-        self.reductions_left -= used
-        final = examine(clause, subject, smallest)
-        if final.violation is None:  # a failure that does not repeat is still a failure
-            smallest, final = problem, finding
-        violation = _with_scale_error(final.violation, finding.violation)
-        reason = "" if violation is None else violation.message
+        self.reductions_left -= smallest.tries
+        self._reduced[smallest.problem.replace(overrides=None)] = None
+        violation = _with_scale_error(smallest.violation, broken)
         return result.replace(
             status="failed",
-            reason=reason,
+            reason=violation.message,
             violation=violation,
-            counterexample=describe(subject, smallest),
+            counterexample=describe(clause.id, subject, smallest),
             diagnosis=self._diagnosis(subject) if clause.explained and kind in DIAGNOSED else [],
         )
 
@@ -221,10 +217,10 @@ class CandidateRun:
         return self._diagnoses[subject.dtype]
 
 
-def _with_scale_error(reduced: Violation | None, first: Violation | None) -> Violation | None:
+def _with_scale_error(reduced: Violation, first: Violation) -> Violation:
     """A reduced violation with the scale error of the first: few elements fit any scale."""
-    fitted = None if first is None else first.measured.get("scale_error")
-    if reduced is None or fitted is None or "scale_error" in reduced.measured:
+    fitted = first.measured.get("scale_error")
+    if fitted is None or "scale_error" in reduced.measured:
         return reduced
     told = f"; the unreduced example fits a scale with a relative error of {fitted:+.3g}"
     return dataclasses.replace(
@@ -243,16 +239,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
-    """One example of a clause; what the candidate raises or returns wrongly is a violation."""
-    try:
-        return clause.check(subject, problem)
-    except RowWithoutKeysRefused:
-        return Finding(binding=False, refused=True)
-    except CandidateFailure as failure:
-        return Finding(violation=failure.violation)
 
 
 def _own_fault(error: Exception) -> str:

@@ -1,33 +1,132 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from examples import core, plan, problem
+import torch
+from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
 
-from conformance.counterexample import MOST_ELEMENTS, describe
-from conformance.problem import problem_from_json
-from conformance.results import plain
+from conformance.candidate import Candidate
+from conformance.counterexample import describe
+from conformance.problem import Problem, problem_from_json
+from conformance.recording import Recording
+from conformance.results import Violation, plain
+from conformance.smallest import Smallest, examine_recorded
 from conformance.subject import Subject
+
+TINY = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 2, "key_length": 2}
+
+
+def described(candidate: Candidate, slug: str, example: Problem) -> dict[str, Any]:
+    """What a report holds about one example that breaks a clause."""
+    subject = Subject(candidate, example.dtype)
+    finding, recording = examine_recorded(CLAUSES[slug], subject, example)
+    assert finding.violation is not None
+    smallest = Smallest(
+        problem=example,
+        violation=finding.violation,
+        recording=recording,
+        tries=0,
+        repeated=True,
+    )
+    found: dict[str, Any] = json.loads(json.dumps(plain(describe(slug, subject, smallest))))
+    return found
+
+
+def first_row_doubled(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Tensor:
+    """A core that is right but for its first row."""
+    answer: Tensor = core()(query, key, value, **keywords)
+    return torch.cat([2.0 * answer[..., :1, :], answer[..., 1:, :]], dim=-2)
 
 
 def test_small_tensors_are_written_out() -> None:
-    """A small problem shows its tensors, what was expected and what came."""
-    example = problem(
-        batch=1, num_heads=1, num_kv_heads=1, query_length=1, key_length=2, mask=plan()
-    )
-    shown = describe(Subject(core(), "float32"), example)
+    """A small problem shows its tensors, what was expected, what came and the bound."""
+    example = problem(**TINY, mask=plan())
+    shown = described(core(first_row_doubled), "mask.golden", example)
     assert set(shown["inputs"]) == {"query", "key", "value", "keep"}
-    assert shown["inputs"]["query"]["shape"] == [1, 1, 1, 3]
-    assert len(shown["got"]["values"][0][0][0]) == len(shown["expected"]["values"][0][0][0]) == 6
-    assert problem_from_json(json.loads(json.dumps(plain(shown)))["problem"]) == example
+    assert shown["inputs"]["query"]["shape"] == [1, 1, 2, 3]
+    for name in ("expected", "got", "bound"):
+        assert len(shown[name]["values"][0][0][0]) == 6
+    assert shown["got"]["values"][0][0][0] != shown["expected"]["values"][0][0][0]
+    assert problem_from_json(shown["problem"]) == example
+
+
+def test_calls_show_arguments_keywords_and_answer() -> None:
+    """The one call of a golden clause is there as it was made."""
+    shown = described(core(first_row_doubled), "mask.golden", problem(**TINY, mask=plan()))
+    (call,) = shown["calls"]
+    assert list(call["arguments"]) == ["query", "key", "value"]
+    assert list(call["keywords"]) == ["keep"]
+    assert call["keywords"]["keep"]["dtype"] == "bool"
+    assert call["output"]["values"] == shown["got"]["values"]
+    assert "layers" not in shown
+
+
+def test_law_shows_both_calls_and_how_they_relate() -> None:
+    """Of two answers compared with each other, the report says which element is which."""
+    shown = described(core(first_row_doubled), "equivariance.queries", problem(**TINY))
+    assert len(shown["calls"]) == 2
+    size = 6
+    second, first = list(range(size, 2 * size)), list(range(size))
+    assert shown["relation"] == {
+        "expected": [{"call": 0, "elements": second + first}],
+        "got": [{"call": 1}],
+    }
+    assert [call["agrees"] for call in shown["calls"]] == [False, False]
+    assert shown["got"]["values"] == shown["calls"][1]["output"]["values"]
+
+
+def test_layer_shows_what_it_was_built_of() -> None:
+    """A layer's calls name the layer, whose sizes and weights are there."""
+
+    def builder(_geometry: Any, weights: Any) -> Any:
+        return lambda query, _key, value: (value @ weights.v.T).sum(-2, keepdim=True) + 0 * query
+
+    example = problem(
+        **TINY,
+        head_size=1,
+        value_head_size=1,
+        query_size=1,
+        key_size=1,
+        value_size=1,
+        output_size=1,
+    )
+    shown = described(
+        layer(builder, masks=[], causal=None, empty_rows="any", features=[]),
+        "numerics.golden",
+        example,
+    )
+    assert shown["calls"][0]["layer"] == 0
+    assert shown["layers"][0]["geometry"]["key_length"] == 2
+    assert set(shown["layers"][0]["weights"]) >= {"q", "k", "v", "o"}
+
+
+def test_strides_are_shown() -> None:
+    """A tensor with gaps shows its strides and its storage."""
+
+    def blind(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer: Tensor = core()(query, key, value)
+        return answer if query.is_contiguous() else answer + 1.0
+
+    candidate = core(blind, masks=[], causal=None, features=[])
+    sizes = TINY | {"num_heads": 2, "num_kv_heads": 2}
+    examples = [problem(**sizes, seed=seed) for seed in range(8)]
+    shown = [described(candidate, "shape.strided", example) for example in examples]
+    strided = [call["arguments"]["query"] for found in shown for call in found["calls"]]
+    told = [argument for argument in strided if "storage" in argument]
+    assert told
+    for argument in told:
+        storage = torch.tensor(argument["storage"])
+        rebuilt = storage.as_strided(argument["shape"], argument["stride"], argument["offset"])
+        assert rebuilt.tolist() == argument["values"]
 
 
 def test_large_tensors_show_their_shape_alone() -> None:
     """More than 64 elements are not written out; the problem rebuilds them."""
-    shown = describe(Subject(core(), "float32"), problem())
-    assert shown["inputs"]["query"] == {"shape": [2, 4, 5, 3]}
-    assert MOST_ELEMENTS == 64
+    shown = described(core(first_row_doubled), "numerics.golden", problem())
+    assert shown["inputs"]["query"] == {"shape": [2, 4, 5, 3], "dtype": "float32"}
+    assert "values" not in shown["calls"][0]["arguments"]["query"]
 
 
 def test_exceptions_are_shown_instead_of_an_answer() -> None:
@@ -37,5 +136,19 @@ def test_exceptions_are_shown_instead_of_an_answer() -> None:
         raise ZeroDivisionError
 
     candidate = core(kernel, masks=[], causal=None, features=[])
-    shown = describe(Subject(candidate, "float32"), problem())
-    assert shown["got"].startswith("raised ZeroDivisionError (test_counterexample.py:")
+    shown = described(candidate, "shape.output", problem())
+    assert shown["got"] == "ZeroDivisionError"
+    refused = shown["calls"][0]["refused"]
+    assert refused["kind"] == "raised"
+    assert refused["message"].startswith("raised ZeroDivisionError (test_counterexample.py:")
+
+
+def test_failure_that_did_not_repeat_has_no_calls() -> None:
+    """Without calls the problem is all that is known."""
+    subject = Subject(core(), "float32")
+    violation = Violation(kind="value", message="once", expected=1.0, got=2.0)
+    smallest = Smallest(
+        problem=problem(), violation=violation, recording=Recording(), tries=0, repeated=False
+    )
+    shown = describe("numerics.golden", subject, smallest)
+    assert (shown["calls"], shown["repeated"], shown["got"]) == ([], False, 2.0)

@@ -78,6 +78,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "precision_losses",
             "reduction",
             "runner",
+            "simplification",
+            "smallest",
             "specification",
         ),
     ),
@@ -103,7 +105,7 @@ MAY_IMPORT = {
         "torch",
         "xdist",
     },
-    "candidates": {"conformance", "torch", "onnx"},
+    "candidates": {"conformance", "numpy", "torch", "onnx"},
 }
 
 

@@ -1,0 +1,143 @@
+"""From a failing example to the smallest one that shows the same failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .calling import CandidateFailure, RowWithoutKeysRefused
+from .comparison import GROSS
+from .overriding import changeable
+from .problem import Problem
+from .recording import Recording
+from .reduction import reduce_problem
+from .registry import Clause, Finding
+from .results import Violation
+from .simplification import simplify_values
+from .subject import Subject
+
+# Of the tries of a reduction, the part that is kept for plainer numbers.
+SHARE_OF_VALUES = 0.4
+_NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE)
+_PLACE = re.compile(r"\([^()]*:\d+\)")
+
+OnExample = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smallest:
+    """The smallest problem found, what it showed in which calls, and how many were tried.
+
+    ``repeated`` says whether the failure was seen again; if not, there are no calls to show.
+    """
+
+    problem: Problem
+    violation: Violation
+    recording: Recording
+    tries: int
+    repeated: bool
+
+
+def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
+    """One example of a clause; what the candidate raises or returns wrongly is a violation."""
+    try:
+        return clause.check(subject, problem)
+    except RowWithoutKeysRefused:
+        return Finding(binding=False, refused=True)
+    except CandidateFailure as failure:
+        return Finding(violation=failure.violation)
+
+
+def examine_recorded(
+    clause: Clause, subject: Subject, problem: Problem
+) -> tuple[Finding, Recording]:
+    """The same with the calls that were made."""
+    recording = Recording()
+    with subject.recorded(recording):
+        return examine(clause, subject, problem), recording
+
+
+def smallest_failure(
+    clause: Clause,
+    subject: Subject,
+    problem: Problem,
+    violation: Violation,
+    *,
+    tries: int,
+    known: Iterable[Problem] = (),
+    on_example: OnExample | None = None,
+) -> Smallest:
+    """The smallest problem that shows the same failure, the given one if it does not show again.
+
+    A smaller problem shows the same failure when the violation is of one kind, says the same but
+    for numbers and names the same line of an exception, and when what was far beyond its bound
+    still is.
+    """
+
+    def still_fails(smaller: Problem) -> bool:
+        if on_example is not None:
+            on_example(smaller.as_json())
+        found = examine(clause, subject, smaller).violation
+        return found is not None and same_failure(violation, found)
+
+    for_values = int(tries * SHARE_OF_VALUES)
+    reduced, used = reduce_problem(
+        problem,
+        subject.candidate,
+        clause.space,
+        still_fails,
+        tries=tries - for_values,
+        known=known,
+    )
+    plain, more = simplify_values(
+        reduced, drawn_values(subject, reduced), still_fails, tries=tries - used
+    )
+    for final in dict.fromkeys((plain, problem)):
+        finding, recording = examine_recorded(clause, subject, final)
+        if finding.violation is not None:
+            return Smallest(
+                problem=final,
+                violation=finding.violation,
+                recording=recording,
+                tries=used + more,
+                repeated=True,
+            )
+    return Smallest(
+        problem=problem,
+        violation=violation,
+        recording=Recording(),
+        tries=used + more,
+        repeated=False,
+    )
+
+
+def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, ...]]:
+    """The values of the tensors that a problem of this candidate may override."""
+    found = changeable(subject.inputs(problem), weights=subject.candidate.draws_weights)
+    return {
+        name: tuple(float(value) for value in tensor.flatten().tolist())
+        for name, tensor in found.items()
+    }
+
+
+def same_failure(first: Violation, other: Violation) -> bool:
+    """Whether two violations of one clause are of one kind and tell the same."""
+    if (first.kind, _told(first)) != (other.kind, _told(other)):
+        return False
+    return _gross(other) or not _gross(first)
+
+
+def _told(violation: Violation) -> str:
+    """A violation without its numbers; of an exception its type and the line that raised it."""
+    if violation.kind == "raised":
+        place = _PLACE.search(violation.message)
+        return f"{violation.got} {place.group() if place else ''}"
+    sentence, _, _ = violation.message.partition(" at ")
+    return _NUMBER.sub("#", sentence)
+
+
+def _gross(violation: Violation) -> bool:
+    margin = violation.measured.get("margin")
+    return margin is None or float(margin) >= GROSS
