@@ -1,0 +1,56 @@
+"""Correct attentions in many styles, none of which may ever be flagged.
+
+``conformance check candidates/legitimate`` checks them; ``candidates`` does not, to stay fast.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conformance import Candidate
+
+from . import (
+    by_torch,
+    by_torch_layers,
+    empty_rows,
+    exponentials,
+    features,
+    gathered,
+    layers,
+    loops,
+    masks,
+    modules,
+    online,
+    precision,
+    products,
+    projections,
+    scaling,
+    split_keys,
+    sums,
+    transformed,
+)
+
+MODULES: Final = (
+    by_torch,
+    by_torch_layers,
+    empty_rows,
+    exponentials,
+    features,
+    gathered,
+    layers,
+    loops,
+    masks,
+    modules,
+    online,
+    precision,
+    products,
+    projections,
+    scaling,
+    split_keys,
+    sums,
+    transformed,
+)
+
+CANDIDATES: Final[list[Candidate]] = [
+    value for module in MODULES for value in vars(module).values() if isinstance(value, Candidate)
+]

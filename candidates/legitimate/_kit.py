@@ -1,0 +1,71 @@
+"""What the cores of this folder share: their promises, the table of admitted keys, the scale.
+
+Nothing else: how scores, softmax and weighted sum are computed is what each file is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+import conformance
+from conformance import Candidate, ExpectedFailure
+
+# A weight of exactly zero does not hide a NaN, since 0 * NaN is NaN. Nearly every implementation
+# multiplies all values by their weights; the clause is a SHOULD for that reason.
+NAN_SPREADS: Final = ExpectedFailure(
+    clause="mask.no-leak-nonfinite",
+    reason="hidden values meet a weight of zero, and 0 * NaN is NaN",
+)
+CORE: Final[dict[str, Any]] = {
+    "masks": ["keep"],
+    "causal": "bottom-right",
+    "empty_rows": "zeros",
+    "features": ["scale"],
+    "expected_failures": [NAN_SPREADS],
+}
+
+
+def core(**promises: Any) -> Callable[[Callable[..., Any]], Candidate]:
+    """``conformance.core`` with the usual promises, where no others are given."""
+    return conformance.core(**{**CORE, **promises})
+
+
+def factor(query: Tensor, scale: float | None) -> float:
+    """What the dot products are multiplied by."""
+    return float(query.shape[-1] ** -0.5) if scale is None else scale
+
+
+def admitted(query: Tensor, key: Tensor, keep: Tensor | None, *, causal: bool) -> Tensor:
+    """Which key each query attends, bool ``[..., Lq, Lk]``, causality ending at the last of both.
+
+    Raises ValueError for a mask of another number of keys.
+    """
+    query_length, key_length = query.shape[-2], key.shape[-2]
+    table = torch.ones(query_length, key_length, dtype=torch.bool)
+    if causal:
+        table = table.tril(key_length - query_length)
+    if keep is None:
+        return table
+    if keep.shape[-1] != key_length:
+        msg = f"the mask is for {keep.shape[-1]} keys, but there are {key_length}"
+        raise ValueError(msg)
+    return table & keep
+
+
+def check(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse what a product would broadcast or a loop would pass over; raises ValueError."""
+    if query.shape[-1] != key.shape[-1]:
+        msg = f"queries have size {query.shape[-1]}, keys {key.shape[-1]}"
+        raise ValueError(msg)
+    if key.shape[-2] != value.shape[-2]:
+        msg = f"there are {key.shape[-2]} keys, but {value.shape[-2]} values"
+        raise ValueError(msg)
+
+
+def soften(logits: Tensor, table: Tensor) -> Tensor:
+    """The softmax over the admitted keys; a row without any is zeros."""
+    return logits.masked_fill(~table, -torch.inf).softmax(dim=-1).masked_fill(~table, 0.0)

@@ -1,0 +1,131 @@
+"""Other formats inside than outside, each as it is declared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._kit import admitted, core, factor, soften
+
+HALVES = ["float16", "bfloat16"]
+
+
+@core(dtypes=["float32", "float64"])
+def float64_inside(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Everything in double precision, rounded once: better than is asked for."""
+    scores = query.double() @ key.double().mT * factor(query, scale)
+    weights = soften(scores, admitted(query, key, keep, causal=causal))
+    return (weights @ value.double()).to(query.dtype)
+
+
+@core(dtypes=HALVES, scores="fused", accumulate="float32")
+def halves_widened_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Half precision in and out, single precision in between."""
+    scores = query.float() @ key.float().mT * factor(query, scale)
+    weights = soften(scores, admitted(query, key, keep, causal=causal))
+    return (weights @ value.float()).to(query.dtype)
+
+
+@core(dtypes=HALVES, scores="fused", accumulate="float32")
+def halves_with_rounded_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The weights go back to half precision for their product, as on tensor cores."""
+    scores = query.float() @ key.float().mT * factor(query, scale)
+    weights = soften(scores, admitted(query, key, keep, causal=causal)).to(value.dtype)
+    return (weights.float() @ value.float()).to(query.dtype)
+
+
+@core(dtypes=[*HALVES, "float32"])
+def softmax_in_single(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Products in the dtype of the inputs, softmax in single precision: LLaMA in transformers."""
+    scores = query @ key.mT * factor(query, scale)
+    table = admitted(query, key, keep, causal=causal)
+    return soften(scores.float(), table).to(query.dtype) @ value
+
+
+@core(dtypes=HALVES)
+def halves_throughout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Torch's own operations in half precision, each of which adds in single precision."""
+    scores = (query * factor(query, scale)) @ key.mT
+    return soften(scores, admitted(query, key, keep, causal=causal)) @ value
+
+
+@core(dtypes=["bfloat16"], accumulate="native")
+def sums_in_bfloat16(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Exponentials and their sum rounded to bfloat16 at each step, as declared."""
+    table = admitted(query, key, keep, causal=causal)
+    logits = (query @ key.mT * factor(query, scale)).masked_fill(~table, -torch.inf)
+    largest = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+    weights = torch.exp(logits - largest)
+    total = torch.zeros_like(largest)
+    for weight in weights.unbind(dim=-1):
+        total = total + weight.unsqueeze(-1)
+    return (weights / torch.where(total == 0, 1.0, total)) @ value
+
+
+@core(dtypes=["float32"], tf32=True)
+def operands_cut_to_tensor_float_32(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Operands of products lose their last 13 bits, as on tensor cores with ``tf32`` allowed."""
+    scores = _cut(query) @ _cut(key).mT * factor(query, scale)
+    weights = soften(scores, admitted(query, key, keep, causal=causal))
+    return _cut(weights) @ _cut(value)
+
+
+def _cut(operand: Tensor) -> Tensor:
+    bits = operand.contiguous().view(torch.int32)
+    return (bits & -(2**13)).view(torch.float32)
