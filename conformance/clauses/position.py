@@ -13,12 +13,26 @@ from ..materialise import generator_for
 from ..problem import Problem
 from ..registry import Finding, clause
 from ..results import Violation
-from ..space import Space
+from ..space import WIDTHS, Space
 from ..subject import Subject
 from ..tolerance.position import position_bound
 from ._vocabulary import permutation
 
 SOURCE = "Vaswani et al. 2017, section 3.5; document 002"
+# The length and the width that a problem is extended to, by its seed; 0 leaves it as it is. Tables
+# wrap, end or lose precision at powers of two; few channels are enough to see it.
+EXTENDED = (
+    (0, 0),
+    (0, 0),
+    (0, 0),
+    (0, 0),
+    (513, 2),
+    (65, 4),
+    (3, 64),
+    (257, 2),
+    (2049, 2),
+    (2, 514),
+)
 ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
 
 
@@ -34,8 +48,8 @@ ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
     counterfactual="the input without positions",
 )
 def formula(subject: Subject, problem: Problem) -> Finding:
-    """Input plus table, against the float64 table."""
-    inputs = subject.inputs(problem)
+    """Input plus table, against the float64 table: every other time far, or wide."""
+    inputs = subject.inputs(_extended(subject, problem))
     tokens = inputs.key
     table = golden.sinusoidal_positions(tokens.shape[-2], tokens.shape[-1])
     expected = tokens.double() + table
@@ -45,6 +59,19 @@ def formula(subject: Subject, problem: Problem) -> Finding:
     )
     binding = moves(expected, tokens.double(), bound)
     return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def _extended(subject: Subject, problem: Problem) -> Problem:
+    """The same with more positions or channels, by its seed; reduced problems stay as they are."""
+    length, width = EXTENDED[problem.seed % len(EXTENDED)]
+    longest = subject.declaration.max_length or length
+    sizes = problem.geometry
+    if length:
+        lengths = dict.fromkeys(("query_length", "key_length"), min(length, longest))
+        sizes = sizes.replace(**lengths)
+    if width:
+        sizes = sizes.replace(**dict.fromkeys(WIDTHS, width))
+    return problem.replace(geometry=sizes)
 
 
 @clause(
