@@ -1,0 +1,1 @@
+"""What something undeclared computes, found by calling it: ``conformance identify``."""

@@ -1,0 +1,117 @@
+"""The facts about the causal flag, alone, beside a mask, and where it leaves a query no key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from . import empty_rows
+from .asking_masks import empty_words
+from .causality import Causality, find_causality, find_combination
+from .record import LIKELY
+from .wording import placed
+
+if TYPE_CHECKING:
+    from .investigation import Case
+
+_OFFSETS: Final = {
+    0: "",
+    1: "; one too far: the next key is seen",
+    -1: "; one short: a query does not see its own key",
+}
+_COMBINATIONS: Final = {
+    "both": "a key must be admitted by both",
+    "causal-only": "the mask is dropped when the flag is set",
+    "mask-only": "the flag is dropped when a mask is given",
+    "either": "a key admitted by either is attended",
+    "refused": "refused: the adapter puts both into one mask",
+}
+
+
+def ask(case: Case) -> None:
+    """Find the flag that works; then its company."""
+    parameters = [one for one in case.parameters.meaning("causal") if one.by_keyword]
+    tried = [find_causality(case.box, one, case.point, case.judge) for one in parameters]
+    working = next((one for one in tried if one.works), None)
+    if working is None:
+        words = "; ".join(f"{placed(one.parameter)}: {one.why}" for one in tried)
+        case.found.add(
+            "causal",
+            words or "no flag",
+            "calls with the flag alone" if tried else "no parameter sounds like one",
+            {"flag": None, "alignment": None},
+        )
+    else:
+        _take(case, working)
+    _settle_empty_rows(case)
+
+
+def _take(case: Case, found: Causality) -> None:
+    first = found.readings[0]
+    alignments = list(dict.fromkeys(one.causal_alignment for one in found.readings))
+    known = len(alignments) == 1
+    where = alignments[0] if known else "top-left or bottom-right: lengths are always equal"
+    case.found.add(
+        "causal",
+        f"{placed(found.parameter)}: {where}{_OFFSETS[first.causal_offset]}",
+        found.evidence,
+        {
+            "flag": found.parameter.name,
+            "alignment": found.alignment if known else None,
+            "offset": first.causal_offset,
+        },
+        *(() if known else (LIKELY,)),
+    )
+    case.point = case.point.replace(
+        causal_alignment=found.alignment, causal_offset=first.causal_offset
+    )
+    case.promises["causal"] = found.alignment
+    _combine(case, found)
+    case.box = case.box.under(causal=found.parameter.name, alignment=found.alignment)
+
+
+def _combine(case: Case, found: Causality) -> None:
+    words = {}
+    for use in {use.form: use for use in reversed(case.box.convention.masks)}.values():
+        combination = find_combination(case.box, found.parameter.name, use, case.point, case.judge)
+        words[use.form] = combination
+    if not words:
+        return
+    values = set(words.values())
+    if "refused" in values:
+        case.box = case.box.under(merges_causal=True)
+    elif len(values) == 1 and None not in values:
+        case.point = case.point.replace(causal_combination=values.pop())
+    text = {form: _COMBINATIONS.get(str(one), "in no known way") for form, one in words.items()}
+    same = len(set(text.values())) == 1
+    case.found.add(
+        "causal and mask",
+        next(iter(text.values())) if same else "; ".join(f"{f}: {t}" for f, t in text.items()),
+        f"both at once ({', '.join(words)})",
+        next(iter(words.values())) if same else words,
+    )
+
+
+def _settle_empty_rows(case: Case) -> None:
+    """One rule for rows that a mask, causality or both leave empty; "any" where they disagree."""
+    rules = [tuple(rule) for rule in case.promises.pop("empty_by_mask", [])]
+    convention = case.box.convention
+    if convention.causal and case.point.mask_operation in ("replace", "add"):
+        by_flag = empty_rows.by_causality(case.box, case.point, case.judge)
+        if by_flag:
+            rules.append(by_flag)
+            case.found.add(
+                "empty rows by causality",
+                empty_words(by_flag),
+                "more queries than keys",
+                by_flag[0],
+            )
+        if convention.masks:
+            both = empty_rows.by_both(case.box, convention.masks[0], case.point, case.judge)
+            rules.append(both)
+    if not rules:
+        return
+    common = [rule for rule in rules[0] if all(rule in other for other in rules)]
+    declarable = [rule for rule in common if rule in empty_rows.RULES]
+    case.promises["empty_rows"] = declarable[0] if declarable else "any"
+    if declarable:
+        case.point = case.point.replace(empty_rows=declarable[0])

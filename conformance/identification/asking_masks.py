@@ -1,0 +1,220 @@
+"""The facts about masks: parameters, forms, shapes, empty rows, leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from . import empty_rows
+from .convention import MaskUse
+from .leaks import MUST_UP_TO, Leak, find_leak, largest_asked
+from .masks import MaskFound, chosen_uses, find_masks
+from .wording import placed
+
+if TYPE_CHECKING:
+    from .investigation import Case
+
+_POLARITY: Final = {
+    "keep": "True attends",
+    "drop": "True ignores",
+    "keep_int": "0 ignores",
+    "bias": "added to the logits, minus infinity ignores",
+    "lengths": "keys at or past the length are ignored",
+}
+_OPERATIONS: Final = {
+    "multiply-weights": "the weights are multiplied after the softmax, rows no longer sum to one",
+    "multiply-logits": "the logits are multiplied by it: a hidden key keeps a logit of 0",
+    "add-to-kept": "it is added to the logits: kept keys gain 1, hidden ones stay",
+}
+# Below this, finite fills show in ordinary problems, not only where one logit is driven far down.
+_ORDINARY: Final = 1e5
+
+
+def ask(case: Case) -> None:
+    """Find the masks, then what empty rows return and how far hidden keys leak."""
+    parameters = case.parameters.meaning("mask")
+    found = find_masks(case.box, parameters, case.point, case.judge)
+    for one in found:
+        name = f"mask {one.parameter.name} ({one.kind})"
+        if isinstance(one, MaskFound):
+            shapes = ", ".join(dict.fromkeys(use.native for use in one.uses))
+            case.found.add(
+                name,
+                f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}",
+                f"golden within bound in {len(one.uses)} shapes, and not with the other polarity",
+                {
+                    "parameter": one.parameter.name,
+                    "form": one.form,
+                    "shapes": [use.shape for use in one.uses],
+                    "operation": one.point.mask_operation,
+                },
+            )
+        else:
+            case.found.add(
+                name,
+                f"{placed(one.parameter)}: {one.why}",
+                "calls with and without it",
+                {"parameter": one.parameter.name, "form": None},
+            )
+    _declare(case, found)
+    if not parameters:
+        case.found.add("mask", "none", "no parameter sounds like one", None)
+    elif not case.box.convention.masks:
+        case.found.add("mask", "none that works", "calls with each mask-like parameter", None)
+
+
+def _polarity(one: MaskFound) -> str:
+    """Which value ignores a key."""
+    if one.kind in ("int", "0/1 float"):
+        return "1 ignores" if one.form == "drop" else "0 ignores"
+    return _POLARITY[one.form]
+
+
+def _operation(one: MaskFound) -> str:
+    operation = one.point.mask_operation
+    if operation in _OPERATIONS:
+        return f"; {_OPERATIONS[operation]}"
+    if operation == "replace" and one.point.mask_fill > -MUST_UP_TO:
+        return f"; hidden logits become {one.point.mask_fill:g}"
+    if operation == "add" and one.point.mask_fill > -MUST_UP_TO:
+        return f"; {one.point.mask_fill:g} is added to hidden logits"
+    if one.point.bias_order == "before-scale":
+        return "; it joins before the scaling and is scaled too"
+    return ""
+
+
+def _declare(case: Case, found: Sequence[object]) -> None:
+    understood = [one for one in found if isinstance(one, MaskFound)]
+    exact = [one for one in understood if one.exact and one.point.mask_fill < -MUST_UP_TO]
+    alike = exact or [one for one in understood if one.point == understood[0].point]
+    uses = chosen_uses(alike)
+    if not uses:
+        return
+    for one in alike:
+        case.point = case.point.replace(
+            mask_operation=one.point.mask_operation,
+            mask_fill=one.point.mask_fill,
+        )
+        if one.form == "bias":
+            case.point = case.point.replace(bias_order=one.point.bias_order)
+    case.box = case.box.under(masks=_in_common(uses))
+    if not exact:
+        case.found.add(
+            "empty rows",
+            "what the arithmetic gives: hidden keys are never gone",
+            "the mask leaves them some weight",
+            "any",
+        )
+        return
+    _empty_rows(case, _firsts(case.box.convention.masks))
+    _leaks(case, _firsts(case.box.convention.masks))
+
+
+def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
+    """The uses whose shapes every form takes (lengths have their own); forms left without any go."""
+    forms = dict.fromkeys(use.form for use in uses if use.form != "lengths")
+    kept: list[str] = []
+    common: set[str] = set()
+    for form in forms:
+        own = {use.shape for use in uses if use.form == form}
+        if not kept or common & own:
+            common = own if not kept else common & own
+            kept.append(form)
+    return tuple(
+        use for use in uses if use.form == "lengths" or (use.form in kept and use.shape in common)
+    )
+
+
+def _firsts(uses: Sequence[MaskUse]) -> list[MaskUse]:
+    """One use of each form and parameter: the widest shape comes first."""
+    firsts: dict[tuple[str, str], MaskUse] = {}
+    for use in uses:
+        firsts.setdefault((use.form, use.parameter), use)
+    return list(firsts.values())
+
+
+def _empty_rows(case: Case, uses: Sequence[MaskUse]) -> None:
+    rules = {
+        (use.form, use.parameter): empty_rows.by_mask(case.box, use, case.point, case.judge)
+        for use in uses
+    }
+    case.promises["empty_by_mask"] = [list(rule) for rule in rules.values()]
+    first = next(iter(rules.values()))
+    same = all(rule == first for rule in rules.values())
+    if same:
+        words = empty_words(first)
+    else:
+        words = "; ".join(
+            f"{empty_words(rule)} by {parameter} ({form})"
+            for (form, parameter), rule in rules.items()
+        )
+    case.found.add(
+        "empty rows",
+        words,
+        f"rows without a key in {', '.join(form for form, _ in rules)}",
+        first[0] if same else "any",
+    )
+
+
+def empty_words(rule: Sequence[str]) -> str:
+    """An empty-row rule for the user."""
+    words = {
+        "zeros": "zeros",
+        "nan": "NaN",
+        "mean-of-all": "the mean of all values",
+        "mean-of-valid": "the mean of the values that causality admits",
+        "raises": "an exception",
+        "other": "something that no rule gives",
+    }
+    return words[rule[0]]
+
+
+def _leaks(case: Case, uses: Sequence[MaskUse]) -> None:
+    leaks = {
+        (use.form, use.parameter): find_leak(case.box, use, case.point, case.judge)
+        for use in uses
+        if use.form != "bias"
+    }
+    found = [leak for leak in leaks.values() if leak is not None]
+    if not leaks:
+        return
+    if not found:
+        largest = f"{largest_asked():g}".replace("e+", "e")
+        case.found.add(
+            "hidden keys",
+            f"never win, up to logits of {largest}",
+            "the only live logit driven down, and hidden ones up, decade by decade",
+            None,
+        )
+        return
+    worst = min(found, key=lambda leak: leak.threshold)
+    case.found.add(
+        "hidden keys",
+        _leak_words(worst),
+        "the only live logit driven down (or hidden ones up) until another key shows",
+        {"threshold": worst.threshold, "fill": worst.fill, "operation": worst.operation},
+    )
+    _expect(case, worst)
+
+
+def _leak_words(leak: Leak) -> str:
+    side = "live logits below" if leak.operation == "replace" else "hidden logits above"
+    sign = "-" if leak.operation == "replace" else ""
+    number = f"{leak.threshold:.3g}".replace("e+0", "e").replace("e+", "e")
+    words = f"win over {side} about {sign}{number}"
+    if leak.fill is not None:
+        what = "hidden logits become" if leak.operation == "replace" else "hidden logits get"
+        words += f": {what} {leak.fill:g}".replace("e+0", "e").replace("e+", "e")
+    if leak.threshold > MUST_UP_TO:
+        words += " (beyond the 1e8 that clauses ask for)"
+    return words
+
+
+def _expect(case: Case, leak: Leak) -> None:
+    """What the declaration must say of a leak that clauses see."""
+    if leak.threshold > MUST_UP_TO:
+        return
+    if leak.fill is not None and abs(leak.fill) < _ORDINARY:
+        case.point = case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill)
+        return
+    case.expected.append(("mask.single-key", f"hidden keys {_leak_words(leak)}"))

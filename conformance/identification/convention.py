@@ -1,0 +1,305 @@
+"""How something wants to be called, as data, and the adapter in Python that calls it so.
+
+The adapter's text is what is printed for the user and what is compiled for probing: what was found
+holds for what is pasted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """An order of axes: how ours become theirs, and their answer ours.
+
+    ``give`` and ``take`` are expressions of ``{}``; ``words`` say it for the user. ``batched`` and
+    ``single_head`` say which axes exist at all.
+    """
+
+    name: str
+    words: str
+    give: str = "{}"
+    take: str = "{}"
+    batched: bool = True
+    single_head: bool = False
+
+
+CORE_LAYOUTS: Final = (
+    Layout(name="BHLD", words="heads first: [B, H, L, D]"),
+    Layout(
+        name="BLHD",
+        words="tokens first: [B, L, H, D]",
+        give="{}.transpose(1, 2)",
+        take="{}.transpose(1, 2)",
+    ),
+    Layout(
+        name="LBHD",
+        words="sequence first: [L, B, H, D]",
+        give="{}.permute(2, 0, 1, 3)",
+        take="{}.permute(1, 2, 0, 3)",
+    ),
+    Layout(
+        name="NLD",
+        words="heads folded into the batch: [B*H, L, D]",
+        give="{}.flatten(0, 1)",
+        take="{}.unflatten(0, query.shape[:2])",
+    ),
+    Layout(
+        name="BLE",
+        words="heads side by side: [B, L, H*D]",
+        give="{}.transpose(1, 2).flatten(2)",
+        take="{}.unflatten(2, (query.shape[1], -1)).transpose(1, 2)",
+    ),
+    Layout(name="HLD", words="one item, heads first: [H, L, D]", batched=False),
+    Layout(
+        name="LHD",
+        words="one item, tokens first: [L, H, D]",
+        give="{}.transpose(0, 1)",
+        take="{}.transpose(0, 1)",
+        batched=False,
+    ),
+    Layout(
+        name="LD",
+        words="one head of one item: [L, D]",
+        give="{}.squeeze(0)",
+        take="{}.unsqueeze(0)",
+        batched=False,
+        single_head=True,
+    ),
+)
+LAYER_LAYOUTS: Final = (
+    Layout(name="BLE", words="batch first: [B, L, E]"),
+    Layout(
+        name="LBE",
+        words="sequence first: [L, B, E]",
+        give="{}.transpose(0, 1)",
+        take="{}.transpose(0, 1)",
+    ),
+    Layout(name="LE", words="one sequence: [L, E]", batched=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskUse:
+    """How a mask of ours is handed over.
+
+    ``shape`` is the declared one in letters; ``native`` says how theirs is shaped in words.
+    ``give`` is an expression of ``{}``, our mask; ``lead`` are lines that come before it.
+    """
+
+    form: str
+    parameter: str
+    shape: str
+    native: str
+    give: str = "{}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """How a call is made.
+
+    names
+        Keywords of the inputs when they are not by position.
+    options
+        Keywords with fixed values, as source.
+    masks
+        For each form and shape, where it goes.
+    causal, scale, softcap, window, dropout, weights
+        Their parameters (for weights "" means: returned anyway), None where there is none.
+    merges_causal
+        They refuse a mask beside the flag, so that both are put into one mask.
+    output, returned_weights
+        Expressions of ``answer``.
+    alignment
+        Where the merged triangle begins.
+    """
+
+    kind: str
+    inputs: str
+    layout: Layout
+    names: tuple[str, ...] | None = None
+    options: tuple[tuple[str, str], ...] = ()
+    masks: tuple[MaskUse, ...] = ()
+    causal: str | None = None
+    merges_causal: bool = False
+    alignment: str = "top-left"
+    scale: tuple[str, str] | None = None
+    softcap: str | None = None
+    window: str | None = None
+    dropout: str | None = None
+    weights: tuple[tuple[str, str], ...] | None = None
+    output: str = "answer"
+    returned_weights: str = "answer[1]"
+
+    def replace(self, **changes: Any) -> Convention:
+        """The same convention with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The mask forms, each once."""
+        return tuple(dict.fromkeys(use.form for use in self.masks))
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """The shapes in which every form is taken, and the shapes of lengths."""
+        by_form = {
+            form: [use.shape for use in self.masks if use.form == form] for form in self.forms
+        }
+        with_keys = [shapes for form, shapes in by_form.items() if form != "lengths"]
+        common = with_keys[0] if with_keys else []
+        for shapes in with_keys[1:]:
+            common = [shape for shape in common if shape in shapes]
+        return tuple(dict.fromkeys([*common, *by_form.get("lengths", [])]))
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """Our keywords that the adapter takes, with their defaults."""
+        found = [f"{form}=None" for form in self.forms]
+        found += ["causal=False"] if self.causal else []
+        for word in ("scale", "softcap", "window", "dropout"):
+            found += [f"{word}=None"] if getattr(self, word) else []
+        found += ["return_weights=False"] if self.weights is not None else []
+        return tuple(found)
+
+    @property
+    def inputs_names(self) -> tuple[str, ...]:
+        """What our inputs are called."""
+        named = {"self": ("x",), "memory": ("query", "context")}
+        return named.get(self.inputs, ("query", "key", "value"))
+
+
+@lru_cache(maxsize=512)
+def compiled(convention: Convention) -> Callable[..., Any]:
+    """The adapter as a function ``call(theirs, query, key, value, *, …)``."""
+    lines = [header("call", convention, "theirs"), *adapter_body(convention, "theirs")]
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(compile("\n".join(lines), "<adapter>", "exec"), namespace)  # noqa: S102 (our own text)
+    function: Callable[..., Any] = namespace["call"]
+    return function
+
+
+def header(name: str, convention: Convention, first: str = "") -> str:
+    """The line that begins the adapter."""
+    positional = [*([first] if first else []), *convention.inputs_names]
+    keywords = ["*", *convention.keywords] if convention.keywords else []
+    return f"def {name}({', '.join([*positional, *keywords])}):"
+
+
+def adapter_body(convention: Convention, callee: str) -> list[str]:
+    """The adapter's lines, indented once."""
+    lines = _options(convention)
+    lines += _merged_causal(convention) if convention.merges_causal else []
+    for form in convention.forms:
+        lines += _mask_lines(convention, form)
+    if convention.causal:
+        lines += ["if causal:", f'    options["{convention.causal}"] = True']
+    for word, parameter, give in _numbers(convention):
+        lines += [f"if {word} is not None:", f'    options["{parameter}"] = {give}']
+    weights = convention.weights
+    if weights:
+        lines.append("if return_weights:")
+        lines += [f'    options["{name}"] = {value}' for name, value in weights]
+    return [f"    {line}" for line in [*lines, *_call_lines(convention, callee)]]
+
+
+def _options(convention: Convention) -> list[str]:
+    first = convention.inputs_names[0]
+    entries = ", ".join(
+        f'"{name}": {value.replace("{query}", first)}' for name, value in convention.options
+    )
+    return [f"options = {{{entries}}}"] if entries or convention.keywords else []
+
+
+def _numbers(convention: Convention) -> list[tuple[str, str, str]]:
+    found = []
+    if convention.scale:
+        found.append(("scale", *convention.scale))
+    for word in ("softcap", "window", "dropout"):
+        parameter = getattr(convention, word)
+        if parameter:
+            found.append((word, parameter, word))
+    return found
+
+
+def _mask_lines(convention: Convention, form: str) -> list[str]:
+    uses = [use for use in convention.masks if use.form == form]
+    ways = {(use.parameter, use.give) for use in uses}
+    if len(ways) == 1:
+        use = uses[0]
+        return [f"if {form} is not None:", f'    options["{use.parameter}"] = {_given(use)}']
+    # Several ways: the shape of the mask decides. One over keys alone is told by its axes of size 1.
+    lines = []
+    word = "if"
+    ordered = sorted(uses, key=lambda use: (use.shape not in ("B11K", "11QK"), use.shape))
+    for use in ordered:
+        test = _shape_test(use.shape, form)
+        lines += [
+            f"{word} {form} is not None and {test}:",
+            f'    options["{use.parameter}"] = {_given(use)}',
+        ]
+        word = "elif"
+    return lines
+
+
+def _given(use: MaskUse) -> str:
+    return use.give.format(use.form)
+
+
+def _shape_test(shape: str, form: str) -> str:
+    if shape == "B11K":
+        return f"{form}.dim() == 4 and {form}.shape[1] == {form}.shape[2] == 1"
+    if shape == "11QK":
+        return f"{form}.dim() == 4 and {form}.shape[0] == {form}.shape[1] == 1"
+    return f"{form}.dim() == {len(shape)}"
+
+
+def _merged_causal(convention: Convention) -> list[str]:
+    """Put causality into the mask, where both cannot be given."""
+    query, key = (
+        convention.inputs_names[0],
+        convention.inputs_names[min(1, len(convention.inputs_names) - 1)],
+    )
+    axis = -2
+    shift = "" if convention.alignment == "top-left" else f"{key}.shape[-2] - {query}.shape[-2]"
+    given = " or ".join(f"{form} is not None" for form in convention.forms)
+    lines = [
+        f"if causal and ({given}):",
+        f"    shape = ({query}.shape[{axis}], {key}.shape[{axis}])",
+        f"    seen = torch.ones(shape, dtype=torch.bool, device={query}.device).tril({shift})",
+        "    causal = False",
+    ]
+    joined = {
+        "keep": "keep & seen",
+        "drop": "drop | ~seen",
+        "keep_int": "keep_int * seen",
+        "bias": 'torch.where(seen, bias, float("-inf"))',
+    }
+    for form in convention.forms:
+        lines += [f"    if {form} is not None:", f"        {form} = {joined[form]}"]
+    return lines
+
+
+def _call_lines(convention: Convention, callee: str) -> list[str]:
+    tokens = [convention.layout.give.format(name) for name in convention.inputs_names]
+    if convention.names is not None:
+        tokens = [f"{name}={given}" for name, given in zip(convention.names, tokens, strict=True)]
+    call = f"{callee}({', '.join([*tokens, *(['**options'] if _options(convention) else [])])})"
+    take = convention.layout.take
+    first = convention.inputs_names[0]
+    if first != "query":
+        take = take.replace("query", first)
+    if convention.weights is None and convention.output == "answer":
+        return [f"return {take.format(call)}"]
+    lines = [f"answer = {call}"]
+    if convention.weights is not None:
+        whole = take.format("answer[0]")
+        lines += ["if return_weights:", f"    return {whole}, {convention.returned_weights}"]
+    return [*lines, f"return {take.format(convention.output)}"]

@@ -1,0 +1,132 @@
+"""What the worker does for ``conformance identify``: opens the thing, asks it, writes it down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from ..errors import UsageError
+from ..results import plain as as_data
+from . import modules, opening
+from .agreement import Judge
+from .box import Box, Observation, Refusal
+from .investigation import Case, investigate
+from .plain import Plain, observe, plain
+from .record import Findings
+from .signature import read_parameters
+from .thing import Thing
+from .writing import declaration_text
+
+JOB: Final = "conformance.identification.job:identify"
+# Ways of calling that are kept for the nearest reading, when none is golden.
+_MOST_UNREAD: Final = 12
+
+Tell = Callable[[str, str], None]
+
+
+def identify(thing: Thing, _argument: Any, tell: Tell) -> dict[str, Any]:
+    """The record of one thing; each stage is told, so that it has a time limit of its own."""
+    started = time.perf_counter()
+    tell("probing", "how it is called")
+    record: dict[str, Any] = {
+        "target": thing.target,
+        "name": thing.name,
+        "form": thing.form,
+        "identified": False,
+        "reason": "",
+        "facts": [],
+        "declaration": None,
+    }
+    found = Findings()
+    try:
+        reason = _identify(thing, found, record, tell)
+    except UsageError as error:
+        reason = str(error)
+    record["facts"] = found.as_json()
+    record["reason"] = reason
+    record["identified"] = not reason
+    record["seconds"] = round(time.perf_counter() - started, 3)
+    result: dict[str, Any] = as_data(record)
+    return result
+
+
+def _identify(thing: Thing, found: Findings, record: dict[str, Any], tell: Tell) -> str:
+    """Fill findings and record; returns why nothing could be identified, or ""."""
+    built, constructed, boxes = _opened(thing)
+    opened = _first_golden(boxes)
+    if isinstance(opened, str):
+        return opened
+    box, read = opened
+    judge = Judge(box.kind, "float32")
+    called = box.prepare(box.draw())
+    case = Case(
+        box=box, parameters=read_parameters(called), judge=judge, point=read.point, found=found
+    )
+    investigate(case, read, lambda what: tell("probing", what))
+    tell("probing", "the declaration")
+    record["semantics"] = {name: pair[1] for name, pair in opening_differences(case).items()}
+    if not case.beyond:
+        record["declaration"] = declaration_text(thing, case, built, constructed)
+    record["beyond"] = case.beyond
+    return ""
+
+
+def opening_differences(case: Case) -> dict[str, Any]:
+    """Where the point found differs from the specification."""
+    from .._golden import golden  # noqa: PLC0415 (one use)
+
+    return golden.STANDARD.differences(case.point)
+
+
+def _opened(thing: Thing) -> tuple[Any, str, Iterator[Box]]:
+    """The boxes of a thing; for a module also the instance and how it was made."""
+    if thing.form == "module":
+        built, constructed = modules.instance(thing)
+        reading = modules.understood(built, thing.name)
+        if not isinstance(reading, modules.Understood):
+            raise reading
+        return built, constructed, modules.module_boxes(reading)
+    if thing.form == "builder":
+        return None, "", opening.builder_boxes(thing)
+    return None, "", opening.function_boxes(thing)
+
+
+def _first_golden(boxes: Iterator[Box]) -> tuple[Box, Plain] | str:
+    """The first way of calling whose answers a reading explains, or why there is none."""
+    refusals: list[str] = []
+    unread: list[tuple[Box, list[Observation]]] = []
+    for box in boxes:
+        observed = observe(box)
+        if isinstance(observed, Refusal):
+            refusals.append(observed.why)
+            continue
+        if not _shaped(observed):
+            shown = list(observed[0].output.shape)
+            refusals.append(f"returned a tensor of shape {shown}")
+        read = plain(box, observed, Judge(box.kind, "float32"))
+        if read is not None:
+            return box, read
+        if _shaped(observed):
+            unread.append((box, observed))
+            if len(unread) >= _MOST_UNREAD:
+                break
+    if unread:
+        return _unread(*unread[0])
+    if not refusals:
+        return "it takes neither query, key and value nor any inputs that attention has"
+    return f"no way of calling it gives an answer: it {_commonest(refusals)}"
+
+
+def _shaped(observed: list[Observation]) -> bool:
+    return all(tuple(one.output.shape) == one.inputs.output_shape for one in observed)
+
+
+def _unread(box: Box, observed: list[Observation]) -> str:
+    nan = all(bool(one.output.isnan().any()) for one in observed)
+    what = "holds NaN" if nan else "is that of no reading of attention that is known"
+    return f"its answer {what} (called with {box.convention.layout.words})"
+
+
+def _commonest(refusals: list[str]) -> str:
+    return max(dict.fromkeys(refusals), key=refusals.count)

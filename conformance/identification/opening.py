@@ -1,0 +1,234 @@
+"""The ways in which a thing may be called, each as a box, the likeliest first."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ..errors import UsageError
+from .box import Box, SizeRule
+from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
+from .drawing import draw_weights
+from .signature import Parameter, Parameters, read_parameters
+from .thing import Thing
+
+_MODES: Final = {1: "self", 2: "memory", 3: "separate"}
+_OUTPUTS: Final = ("answer", "answer[0]", "answer[1]")
+SEPARATE: Final = 3
+# Sizes that many functions tie together, the fewest ties first.
+_CORE_RULES: Final = (
+    SizeRule(),
+    SizeRule(changes=(("value_head_size", "g.head_size"),)),
+    SizeRule(changes=(("key_length", "g.query_length"),)),
+    SizeRule(
+        changes=(("key_length", "g.query_length"), ("value_head_size", "g.head_size")),
+    ),
+)
+
+
+def function_boxes(thing: Thing) -> Iterator[Box]:
+    """A plain function of query, key and value, in every order of axes."""
+    parameters = thing.parameters
+    mode, names = read_inputs(parameters, thing.name)
+    if mode != "separate":
+        return
+    heads = parameters.meaning("heads")
+    for rule, layout in itertools.product(_CORE_RULES, CORE_LAYOUTS):
+        options = absent(parameters)
+        needs_heads = bool(heads) and heads[0].required
+        if layout.name == "BLE":
+            if not heads:
+                continue
+            options = (*options, (heads[0].name, "{query}.shape[1]"))
+        elif needs_heads:
+            continue
+        for output in _OUTPUTS:
+            yield Box(
+                prepare=lambda _inputs: thing.value,
+                convention=Convention(
+                    kind="core",
+                    inputs="separate",
+                    layout=layout,
+                    names=names,
+                    options=options,
+                    output=output,
+                ),
+                sizes=_with_layout(rule, layout),
+                weigh=lambda _geometry, _dtype, _seed: None,
+                biases="",
+            )
+
+
+def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
+    """The sizes that an order of axes leaves."""
+    if not layout.single_head:
+        return rule
+    heads = (("num_heads", "1"), ("num_kv_heads", "1"))
+    return SizeRule(changes=(*heads, *rule.changes))
+
+
+def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...] | None]:
+    """Which inputs are taken, and their keywords where the order is another than ours."""
+    roles = {entry.meaning: entry.name for entry in parameters.entries if entry.meaning in "qkv"}
+    roles.pop("", None)
+    if len(roles) == SEPARATE:
+        names = tuple(roles[role] for role in "qkv")
+        leading = [entry.name for entry in parameters.entries if entry.position in (0, 1, 2)]
+        return "separate", None if tuple(leading) == names else names
+    if not parameters.entries:
+        return "separate", None  # nothing is known of it: query, key and value, by position
+    needed = [
+        entry
+        for entry in parameters.entries
+        if entry.required and entry.meaning in ("q", "k", "v", "")
+    ]
+    stuck = [entry.name for entry in needed if entry.position < 0]
+    if stuck or len(needed) not in _MODES:
+        names_text = ", ".join(entry.name for entry in needed)
+        msg = (
+            f"{shown} needs {len(needed)} arguments ({names_text}), and attention takes one, two "
+            "or three inputs: wrap it in a function that fills in the others"
+        )
+        raise UsageError(msg)
+    return _MODES[len(needed)], None
+
+
+def absent(parameters: Parameters) -> tuple[tuple[str, str], ...]:
+    """What must be given and has no use for a plain call: None for masks, no dropout."""
+    neutral = {"mask": "None", "dropout": "0.0", "causal": "False", "scale": "None"}
+    return tuple(
+        (entry.name, neutral[entry.meaning])
+        for entry in parameters.entries
+        if entry.required and entry.meaning in neutral
+    )
+
+
+# What builders of layers may be bound to, each as changes in order.
+_VALUE_HEADS: Final = ((), (("value_head_size", "g.head_size"),))
+_WIDTHS: Final = (
+    (),
+    (("query_size", "g.num_heads * g.head_size"),),
+    (
+        ("query_size", "g.num_heads * g.head_size"),
+        ("key_size", "g.query_size"),
+        ("value_size", "g.query_size"),
+    ),
+)
+_OUTPUT_WIDTHS: Final = (
+    (),
+    (("output_size", "g.num_heads * g.value_head_size"),),
+    (("output_size", "g.query_size"),),
+)
+_EVEN: Final = (
+    (),
+    (("num_heads", "g.num_heads + g.num_heads % 2"), ("num_kv_heads", "g.num_heads")),
+)
+_TIES: Final = {
+    "separate": (),
+    "memory": (("value_size", "g.key_size"),),
+    "self": (("key_size", "g.query_size"), ("value_size", "g.query_size")),
+}
+
+
+def size_rules(mode: str) -> list[SizeRule]:
+    """What a builder's sizes may be bound to, the fewest ties first."""
+    rules = []
+    for parts in itertools.product(_VALUE_HEADS, _WIDTHS, _OUTPUT_WIDTHS, _EVEN):
+        values, widths, outputs, even = parts
+        changes = (*even, *values, *widths, *_TIES[mode], *outputs)
+        rules.append((sum(map(bool, parts)), len(changes), changes))
+    return [SizeRule(changes=changes) for _, _, changes in sorted(rules, key=lambda rule: rule[:2])]
+
+
+def builder_boxes(thing: Thing) -> Iterator[Box]:
+    """A function ``(geometry, weights) -> forward``, its sizes bound as little as it allows."""
+    declared = thing.declared
+    if declared is not None and not declared.draws_weights:
+        yield from _fixed_boxes(thing)
+        return
+    for mode in ("separate", "self", "memory"):
+        for rule, biases in itertools.product(size_rules(mode), ("qkvo", "")):
+            for layout in LAYER_LAYOUTS:
+                yield from _layer_boxes(thing, mode, rule, layout, biases)
+
+
+def _layer_boxes(
+    thing: Thing, mode: str, rule: SizeRule, layout: Layout, biases: str
+) -> Iterator[Box]:
+    for output in _OUTPUTS[:2]:
+        box = Box(
+            prepare=lambda inputs: _built(thing.value, inputs.geometry, inputs.weights),
+            convention=Convention(kind="layer", inputs=mode, layout=layout, output=output),
+            sizes=rule,
+            weigh=lambda geometry, dtype, seed: draw_weights(
+                geometry, biases, dtype=dtype, seed=seed
+            ),
+            biases=biases,
+        )
+        forward = _try_building(box)
+        if forward is None:
+            return
+        parameters = read_parameters(forward)
+        try:
+            taken, names = read_inputs(parameters, thing.name)
+        except UsageError:
+            return
+        if taken != mode:
+            return
+        yield box.under(names=names, options=absent(parameters))
+
+
+def _try_building(box: Box) -> Any:
+    from ..calling import CandidateFailure, guarded  # noqa: PLC0415 (a cycle of helpers)
+
+    try:
+        return guarded(box.prepare, (box.draw(),), {})
+    except CandidateFailure:
+        return None
+
+
+def _built(builder: Any, geometry: Any, weights: Any) -> Any:
+    forward = builder(geometry, weights)
+    if hasattr(forward, "eval"):
+        forward.eval()
+    return forward
+
+
+def _fixed_boxes(thing: Thing) -> Iterator[Box]:
+    """A declared layer that brings its own weights: widths and heads are theirs."""
+    declared = thing.declared
+    if declared is None:
+        return
+    pins = declared.declaration.pins
+    fixed = declared.fixed_weights
+    forward = declared.function(None, None)
+    mode, names = read_inputs(read_parameters(forward), thing.name)
+    rule = SizeRule(changes=tuple((name, str(sizes[0])) for name, sizes in pins.sizes.items()))
+    for layout, output in itertools.product(LAYER_LAYOUTS, _OUTPUTS[:2]):
+        yield Box(
+            prepare=lambda _inputs: _built(declared.function, None, None),
+            convention=Convention(
+                kind="layer", inputs=mode, layout=layout, names=names, output=output
+            ),
+            sizes=rule,
+            weigh=lambda _geometry, dtype, _seed: _in_dtype(fixed, dtype),
+            weights_known=declared.weights_known,
+        )
+
+
+def _in_dtype(weights: Any, dtype: str) -> Any:
+    from .drawing import DTYPES  # noqa: PLC0415 (one use)
+
+    if weights is None:
+        return None
+    changed = {
+        field.name: getattr(weights, field.name).to(DTYPES[dtype])
+        for field in dataclasses.fields(weights)
+        if getattr(weights, field.name) is not None
+    }
+    return dataclasses.replace(weights, **changed)
+
+
+__all__ = ["Parameter", "absent", "builder_boxes", "function_boxes", "read_inputs", "size_rules"]

@@ -1,0 +1,159 @@
+"""What is computed without any mask: scale, axis of the softmax, heads, biases, causality."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .._golden import golden
+from .agreement import Judge, Seen, fitting
+from .box import Box, Observation, Refusal
+
+_SCALES: Final = (
+    "inverse-sqrt-head-size",
+    "none",
+    "inverse-head-size",
+    "sqrt-head-size",
+    "inverse-sqrt-model-width",
+    "inverse-sqrt-num-heads",
+    "inverse-sqrt-value-head-size",
+)
+_AXES: Final = ("key", "query", "head", "batch", "none")
+_SPLITS: Final = ("blocks", "interleaved", "reinterpret")
+_MERGES: Final = ("blocks", "interleaved", "reinterpret", "tokens")
+_BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
+_MOST_DEVIATIONS: Final = 3
+# Factors on the scale that are looked for: a logarithmic grid, then ever finer around the best.
+_GRID: Final = tuple(10.0 ** (step / 8.0) for step in range(-24, 17))
+_REFINEMENTS: Final = 40
+SEEDS: Final = (0, 1)
+_OTHER_SIZES: Final[dict[str, int]] = {
+    "head_size": 8,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "batch": 3,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """The reading that fits every plain probe.
+
+    ``always`` is the alignment of a causality that no flag turns on. ``others`` are the points that
+    no probe of these sizes can tell from it; ``tried`` counts the rivals.
+    """
+
+    point: golden.Semantics
+    always: str | None
+    others: tuple[golden.Semantics, ...]
+    margin: float
+    tried: int
+    fitted: bool = False
+
+
+def observe(box: Box, dtype: str = "float32") -> list[Observation] | Refusal:
+    """Two probes of different sizes where it allows them."""
+    observed = []
+    for seed in SEEDS:
+        sizes = _OTHER_SIZES if seed else {}
+        answer = box.ask(box.draw(sizes, seed=seed, dtype=dtype))
+        if isinstance(answer, Refusal):
+            return answer
+        observed.append(answer)
+    return observed
+
+
+def plain(box: Box, observed: Sequence[Observation], judge: Judge) -> Plain | None:
+    """The simplest point within bound of every probe; None when there is none."""
+    tried = 0
+    for always in (None, "bottom-right", "top-left"):
+        seen = [_read(one, always) for one in observed]
+        for points in _by_deviations(box):
+            tried += len(points)
+            found = fitting(judge, points, seen)
+            if found:
+                return _chosen(found, always, seen, judge, tried)
+    return _with_fitted_scale(box, [_read(one, None) for one in observed], judge, tried)
+
+
+def _read(one: Observation, always: str | None) -> Seen:
+    return Seen(one.inputs.replace(causal=always is not None), one.output)
+
+
+def _chosen(
+    found: Sequence[golden.Semantics],
+    always: str | None,
+    seen: Sequence[Seen],
+    judge: Judge,
+    tried: int,
+) -> Plain:
+    first = found[0]
+    margin = max(judge.margin(first, one) for one in seen)
+    point = first if always is None else first.replace(causal_alignment=always)
+    return Plain(point=point, always=always, others=tuple(found[1:]), margin=margin, tried=tried)
+
+
+def _by_deviations(box: Box) -> Iterator[list[golden.Semantics]]:
+    """The points by how many fields they change: none, one, two, three."""
+    fields = _fields(box)
+    for count in range(_MOST_DEVIATIONS + 1):
+        yield [
+            golden.STANDARD.replace(**dict(zip(names, values, strict=True)))
+            for names in itertools.combinations(fields, count)
+            for values in itertools.product(*(fields[name] for name in names))
+        ]
+
+
+def _fields(box: Box) -> dict[str, Sequence[Any]]:
+    """What may deviate, without the specification's own values."""
+    fields: dict[str, Sequence[Any]] = {"scale": _SCALES[1:], "softmax_axis": _AXES[1:]}
+    sizes = box.draw().geometry
+    if sizes.num_kv_heads != sizes.num_heads:
+        fields["group_order"] = ("tile",)
+    if box.kind == "layer":
+        fields["head_split"] = _SPLITS[1:]
+        fields["head_merge"] = _MERGES[1:]
+        for role, name in _BIASES.items():
+            if role in box.biases:
+                fields[name] = (False,)
+    return fields
+
+
+def _with_fitted_scale(box: Box, seen: Sequence[Seen], judge: Judge, tried: int) -> Plain | None:
+    """A number, or a factor on the rule, that was fitted on one probe and holds on the others."""
+    del box
+    best = _best_scale(seen[0], judge)
+    first: float = golden.scale_value(golden.STANDARD, **_head_sizes(seen[0]))
+    for point in (
+        golden.STANDARD.replace(scale=best),
+        golden.STANDARD.replace(scale_factor=best / first),
+    ):
+        if judge.fits(point, seen):
+            margin = max(judge.margin(point, one) for one in seen)
+            return Plain(
+                point=point, always=None, others=(), margin=margin, tried=tried, fitted=True
+            )
+    return None
+
+
+def _best_scale(one: Seen, judge: Judge) -> float:
+    def apart(scale: float) -> float:
+        return judge.distance(golden.STANDARD.replace(scale=scale), [one])
+
+    best = min(_GRID, key=apart)
+    width = _GRID[1] / _GRID[0]
+    for _ in range(_REFINEMENTS):
+        width = width**0.5
+        best = min((best, best * width, best / width), key=apart)
+    return best
+
+
+def _head_sizes(one: Seen) -> dict[str, int]:
+    sizes = one.inputs.geometry
+    return {
+        "head_size": sizes.head_size,
+        "value_head_size": sizes.value_head_size,
+        "num_heads": sizes.num_heads,
+    }

@@ -1,0 +1,68 @@
+"""What was found, as data: facts with their evidence, and the record that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..results import plain
+
+CERTAIN: Final = "certain"
+LIKELY: Final = "likely"
+UNDETERMINED: Final = "undetermined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One thing that was asked, the answer in words and as a value, and what speaks for it.
+
+    ``confidence`` is ``certain`` where an answer of the thing is within the bound of one reading
+    and of no other, ``likely`` where probes support it without such a bound, ``undetermined`` where
+    ``found`` says why nothing is known.
+    """
+
+    name: str
+    found: str
+    evidence: str
+    value: Any = None
+    confidence: str = CERTAIN
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for the record."""
+        record: dict[str, Any] = plain(
+            {
+                "fact": self.name,
+                "found": self.found,
+                "value": self.value,
+                "evidence": self.evidence,
+                "confidence": self.confidence,
+            }
+        )
+        return record
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """The facts found so far, in order; a later one of a name replaces the earlier."""
+
+    facts: dict[str, Fact] = field(default_factory=dict)
+
+    def add(
+        self, name: str, found: str, evidence: str, value: Any = None, confidence: str = CERTAIN
+    ) -> None:
+        """Take a fact down."""
+        self.facts[name] = Fact(
+            name=name, found=found, evidence=evidence, value=value, confidence=confidence
+        )
+
+    def undetermined(self, name: str, why: str) -> None:
+        """Take down that, and why, a thing is not known."""
+        self.add(name, f"undetermined ({why})", "", None, UNDETERMINED)
+
+    def value(self, name: str) -> Any:
+        """The value of a fact, None where there is none."""
+        return self.facts[name].value if name in self.facts else None
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """All facts as plain data."""
+        return [fact.as_json() for fact in self.facts.values()]

@@ -1,0 +1,59 @@
+"""What was identified, for a person: a table of facts, then the declaration to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from ..printable import printable_record
+from .printing import Fitting, indented, write
+
+Record = Mapping[str, Any]
+_STYLES: Final = {"certain": "", "likely": "yellow", "undetermined": "yellow"}
+_LEAST: Final = 72
+
+
+def show(record: Record, file: IO[str]) -> None:
+    """Write the facts and the declaration."""
+    write(_parts(printable_record(record)), file)
+
+
+def _parts(record: Record) -> Iterator[Any]:
+    yield Text.assemble((record["name"], "bold"), f" ({record['form']}, {record['target']})")
+    if record["facts"]:
+        yield _table(record["facts"])
+    for sentence in record.get("contradictions") or ():
+        yield Text(f"\nthe declaration contradicts this: {sentence}", style="bold yellow")
+    for sentence in record.get("beyond") or ():
+        yield Text(f"\nno declaration is written: {sentence}", style="yellow")
+    if not record["identified"]:
+        yield Text(f"nothing could be identified: {record['reason']}", style="bold red")
+    if record["declaration"]:
+        yield Text("\nA declaration to paste:\n", style="bold")
+        yield from _code(record["declaration"])
+
+
+def _code(text: str) -> Iterator[Text]:
+    """Lines as they are: no wrapping, so that they can be copied."""
+    for line in text.rstrip("\n").split("\n"):
+        yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def _table(facts: list[Record]) -> Fitting:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("fact", no_wrap=True)
+    table.add_column("found")
+    table.add_column("evidence", style="dim")
+    rows: list[Any] = []
+    for fact in facts:
+        style = _STYLES.get(fact["confidence"], "")
+        doubt = "" if fact["confidence"] != "likely" else " (likely)"
+        table.add_row(fact["fact"], Text(f"{fact['found']}{doubt}", style=style), fact["evidence"])
+        rows.append(Text(fact["fact"], style="bold"))
+        rows.append(indented(Text(f"{fact['found']}{doubt}", style=style), 2))
+        if fact["evidence"]:
+            rows.append(indented(Text(fact["evidence"], style="dim"), 4))
+    return Fitting(table, rows, least=_LEAST)
