@@ -64,7 +64,10 @@ class _Tally:
 
 
 class CandidateRun:
-    """One candidate under one profile and seed; its clauses share pools, goldens and bounds."""
+    """One candidate under one profile and seed; its clauses share pools, goldens and bounds.
+
+    Without ``explain`` a failure is reported as it was found: not made small, and not named.
+    """
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class CandidateRun:
         devices: tuple[str, ...] | None = None,
         only: tuple[str, ...] = (),
         skip: tuple[str, ...] = (),
+        explain: bool = True,
     ) -> None:
         self.candidate = candidate
         self.profile = profile
@@ -84,6 +88,7 @@ class CandidateRun:
         self.devices = devices or candidate.declaration.devices
         self.only = only
         self.skip = skip
+        self.explain = explain
         self.pool = Pool(candidate, profile, seed)
         self.reductions_left = profile.reductions
         self._reduced: dict[Problem, None] = {}  # in order, each once
@@ -189,6 +194,8 @@ class CandidateRun:
         on_example: OnExample | None,
     ) -> ClauseResult:
         """Reduce the failing problem and report the smallest one found."""
+        if not self.explain:
+            return result.replace(status="failed", reason=broken.message, violation=broken)
         kind = broken.kind
         smallest = smallest_failure(
             clause,
