@@ -44,9 +44,21 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
         **violation.compared,
     }
     if "relation" in data:
-        for call, shown in zip(smallest.recording.calls, data["calls"], strict=False):
-            shown["agrees"] = _agrees(subject, call)
+        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+            entry.update(_right(subject, call))
+    if violation.kind == "mutated":
+        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+            _mark_edited(call, entry)
     return data
+
+
+def _mark_edited(call: Call, entry: dict[str, Any]) -> None:
+    """Say of each tensor that a call was given what became of it."""
+    for name, given, before in zip(entry["arguments"], call.given[0], call.before[0], strict=False):
+        entry["arguments"][name].update(_edited(given, before))
+    for name, before in call.before[1].items():
+        if isinstance(before, Tensor):
+            entry["keywords"][name].update(_edited(call.given[1][name], before))
 
 
 def _inputs(inputs: Inputs) -> dict[str, Any]:
@@ -112,6 +124,12 @@ def _call(
     return shown
 
 
+def _edited(given: Tensor, before: Tensor) -> dict[str, Any]:
+    """What a tensor became, where the call (or a later one in its storage) changed it."""
+    same = (given == before) | (given.isnan() & before.isnan())
+    return {} if bool(same.all()) else {"after": table(given)}
+
+
 def _argument(before: Tensor) -> dict[str, Any]:
     """A tensor as it was given, with its layout in memory where it is no plain one."""
     shown = table(before)
@@ -123,12 +141,15 @@ def _argument(before: Tensor) -> dict[str, Any]:
     return shown
 
 
-def _agrees(subject: Subject, call: Call) -> bool | None:
-    """Whether an answer is the golden one within its bound; None where there is no golden."""
+def _right(subject: Subject, call: Call) -> dict[str, Any]:
+    """The golden answer where a call's is not within its bound; None in its place where it is.
+
+    Nothing where there is no golden answer.
+    """
     if call.output is None or not subject.candidate.golden_known:
-        return None
+        return {}
     if subject.candidate.kind == "positions":
-        return None
+        return {}
     known = subject.golden(call.inputs)
     found = compare(call.output, known.output, known.bound, judged=known.judged)
-    return found.kind == ""
+    return {"right": table(known.output) if found.kind else None}

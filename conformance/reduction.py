@@ -185,7 +185,7 @@ def _simpler(problem: Problem, space: Space, candidate: Candidate) -> Iterator[P
             for size in sizes:
                 least = {other: min(size, getattr(geometry, other)) for other in names}
                 yield problem.replace(geometry=geometry.replace(**least))
-    yield from _plainer(problem)
+    yield from _plainer(problem, space)
     yield from _plainer_mask(problem, space, candidate)
 
 
@@ -199,12 +199,15 @@ def _smaller_sizes(have: int) -> list[int]:
     return list(dict.fromkeys(size for size in sizes if 0 < size < have))
 
 
-def _plainer(problem: Problem) -> Iterator[Problem]:
-    """Fewer options: no bias, no mask, no causality, plain values, a small seed."""
+def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
+    """Fewer options: no bias, no mask, no causality, plain values, a small seed.
+
+    What a space always offers may be what its clause is about, so it stays.
+    """
     for name in ("scale", "softcap", "window", "mask"):
-        if getattr(problem, name) is not None:
+        if getattr(problem, name) is not None and not (name == "mask" and space.mask != "maybe"):
             yield problem.replace(**{name: None})
-    if problem.causal:
+    if problem.causal and space.causal == "maybe":
         yield problem.replace(causal=False)
     if problem.biases:
         yield problem.replace(biases=False)

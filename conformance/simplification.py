@@ -12,6 +12,8 @@ from .problem import Overrides, Problem
 from .tables import MOST_ELEMENTS
 
 LARGEST_INTEGER = 3
+# The mask of kept keys: hiding more of them would leave rows without any.
+KEPT = "keep"
 Values = tuple[float, ...]
 
 
@@ -31,10 +33,10 @@ def simplify_values(
         return problem, 0
     search = _Search(problem, drawn, still_fails, tries)
     for name, values in drawn.items():
-        search.take_first(name, _plainer_wholes(values))
+        search.take_first(name, _plainer_wholes(name, values))
     for name, values in drawn.items():
         for place in range(len(values)):
-            search.take_first(name, _plainer_at(search.values[name], place))
+            search.take_first(name, _plainer_at(name, search.values[name], place))
     return search.best, search.used
 
 
@@ -70,17 +72,18 @@ class _Search:
                 return
 
 
-def _plainer_wholes(values: Values) -> Iterator[Values]:
-    """All zeros, all ones, small integers; a tensor of integers is plain as it is."""
-    yield (0.0,) * len(values)
+def _plainer_wholes(name: str, values: Values) -> Iterator[Values]:
+    """All zeros, all ones, small integers; a mask of nothing but kept keys."""
+    if name != KEPT:
+        yield (0.0,) * len(values)
     yield (1.0,) * len(values)
     if not all(value == round_small(value) for value in values):
         yield tuple(map(round_small, values))
 
 
-def _plainer_at(values: Values, place: int) -> Iterator[Values]:
-    """One element zero, one, or a small integer."""
-    for plain in (0.0, 1.0, round_small(values[place])):
+def _plainer_at(name: str, values: Values, place: int) -> Iterator[Values]:
+    """One element zero, one, or a small integer; of a mask one more key kept."""
+    for plain in (0.0, 1.0, round_small(values[place])) if name != KEPT else (1.0,):
         yield (*values[:place], plain, *values[place + 1 :])
 
 

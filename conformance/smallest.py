@@ -9,6 +9,7 @@ from typing import Any
 
 from .calling import CandidateFailure, RowWithoutKeysRefused
 from .comparison import GROSS
+from .control import Control, NoControlError
 from .overriding import changeable
 from .problem import Problem
 from .recording import Recording
@@ -72,15 +73,19 @@ def smallest_failure(
     """The smallest problem that shows the same failure, the given one if it does not show again.
 
     A smaller problem shows the same failure when the violation is of one kind, says the same but
-    for numbers and names the same line of an exception, and when what was far beyond its bound
-    still is.
+    for numbers and names the same line of an exception, when what was far beyond its bound still
+    is, and when the golden would pass.
     """
+    control = Control(subject)
+    controlled = _passes(clause, control, problem)
 
     def still_fails(smaller: Problem) -> bool:
         if on_example is not None:
             on_example(smaller.as_json())
         found = examine(clause, subject, smaller).violation
-        return found is not None and same_failure(violation, found)
+        if found is None or not same_failure(violation, found):
+            return False
+        return not controlled or _passes(clause, control, smaller)
 
     for_values = int(tries * SHARE_OF_VALUES)
     reduced, used = reduce_problem(
@@ -91,9 +96,10 @@ def smallest_failure(
         tries=tries - for_values,
         known=known,
     )
-    plain, more = simplify_values(
-        reduced, drawn_values(subject, reduced), still_fails, tries=tries - used
-    )
+    plain, more = reduced, 0
+    if controlled:  # numbers of nobody's making may be what fails
+        drawn = drawn_values(subject, reduced)
+        plain, more = simplify_values(reduced, drawn, still_fails, tries=tries - used)
     for final in dict.fromkeys((plain, problem)):
         finding, recording = examine_recorded(clause, subject, final)
         if finding.violation is not None:
@@ -111,6 +117,14 @@ def smallest_failure(
         tries=used + more,
         repeated=False,
     )
+
+
+def _passes(clause: Clause, control: Control, problem: Problem) -> bool:
+    """Whether the golden passes; False as well where it cannot take the candidate's place."""
+    try:
+        return examine(clause, control, problem).violation is None
+    except NoControlError:
+        return False
 
 
 def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, ...]]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import torch
 from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
@@ -73,7 +74,11 @@ def test_law_shows_both_calls_and_how_they_relate() -> None:
         "expected": [{"call": 0, "elements": second + first}],
         "got": [{"call": 1}],
     }
-    assert [call["agrees"] for call in shown["calls"]] == [False, False]
+    for call in shown["calls"]:
+        doubled, same = call["output"]["values"][0][0]
+        right = call["right"]["values"][0][0]
+        assert doubled == pytest.approx([2.0 * value for value in right[0]], rel=1e-5)
+        assert same == pytest.approx(right[1], rel=1e-5)
     assert shown["got"]["values"] == shown["calls"][1]["output"]["values"]
 
 

@@ -70,6 +70,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "runner",
         (
+            "control",
             "counterexample",
             "diagnosis",
             "mistakes",
@@ -84,7 +85,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
-    ("session", ("checking", "expectations", "report", "selection")),
+    ("session", ("checking", "expectations", "report", "selection", "teeth", "teeth.*")),
     ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suites")),
     ("command", ("__init__", "__main__", "cli", "commands", "commands.*")),
 )
@@ -95,6 +96,7 @@ MAY_IMPORT = {
     "conformance": {
         "click",
         "hypothesis",
+        "jinja2",
         "numpy",
         "onnx",
         "onnxruntime",
@@ -181,7 +183,7 @@ def test_views_see_nothing_but_the_report() -> None:
         f"{path.name}: {name}"
         for path in sources("conformance/reports")
         for name in imports_of(path)
-        if name.partition(".")[0] not in {"click", "rich"} | sys.stdlib_module_names
+        if name.partition(".")[0] not in {"click", "jinja2", "rich"} | sys.stdlib_module_names
         and not name.startswith(("conformance.reports.", "conformance.printable."))
     }
     assert not seen

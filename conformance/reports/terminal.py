@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..printable import printable_record
-from . import wording
+from . import counterexample, wording
 from .printing import Fitting, indented, write
 
 _STYLES: Final = {
@@ -212,8 +212,16 @@ def _explained(clause: Record, *, several: bool, full: bool) -> Iterator[Any]:
     if not full:
         head.append(f": {wording.message(clause)}")
     yield indented(head, 2)
-    for label, text in wording.explanation(clause) if full else ():
+    if full:
+        yield from explained(clause)
+
+
+def explained(clause: Record) -> Iterator[Any]:
+    """Why a clause failed, with the tensors of a small counterexample."""
+    for label, text in wording.explanation(clause):
         yield indented(f"{label + ':':<{_LABEL_WIDTH}}{text}", 6)
+    for line in counterexample.block(clause.get("counterexample") or {}):
+        yield indented(Text(line, no_wrap=True, overflow="fold"), 8)
 
 
 def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Iterator[Any]:

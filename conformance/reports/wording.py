@@ -24,7 +24,8 @@ def counterexample(data: Mapping[str, Any]) -> str:
     problem = data.get("problem", data)
     geometry = problem.get("geometry")
     parts = [_sizes(geometry)] if isinstance(geometry, Mapping) else []
-    if "values" in problem:
+    plain = bool(problem.get("overrides"))
+    if "values" in problem and not plain:
         parts.append(f"values {problem['values']}")
     if problem.get("mask"):
         parts.append(_mask(problem["mask"]))
@@ -32,7 +33,8 @@ def counterexample(data: Mapping[str, Any]) -> str:
         value = problem.get(name)
         if value not in (None, False):
             parts.append(name if value is True else f"{name} {value}")
-    parts.extend(f"{name} {problem[name]}" for name in ("dtype", "seed") if name in problem)
+    rebuilt = ("dtype",) if plain else ("dtype", "seed")
+    parts.extend(f"{name} {problem[name]}" for name in rebuilt if name in problem)
     return ", ".join(parts)
 
 

@@ -1,0 +1,71 @@
+"""The golden in the candidate's place: a clause that would fail it proves nothing.
+
+Reduced problems leave what is drawn: a value of zero may make a check divide by zero. So a smaller
+problem counts only if the same check passes an implementation that is right.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._golden import golden
+from .calling import Answer, Arguments, CandidateFailure, Forward
+from .inputs import Inputs
+from .oracle import Golden
+from .results import Violation
+from .subject import Subject
+
+
+class NoControlError(Exception):
+    """The golden cannot stand in: nothing is known of the weights, or of what is asked."""
+
+
+class Control(Subject):
+    """A subject that answers with the golden, rounded to the dtype of the query."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject.candidate, subject.dtype)
+        self.oracle = subject.oracle
+        self.inputs = subject.inputs
+
+    def forward(self, inputs: Inputs) -> Forward:
+        """No layer is built: the answer follows from the inputs alone."""
+        del inputs
+        return _not_called
+
+    def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+        """The golden answer; an exception for inputs that do not fit each other."""
+        del forward, given
+        if self.candidate.kind == "positions":
+            return Answer(output=_encoded(inputs))
+        if not self.candidate.golden_known:
+            raise NoControlError
+        try:
+            known = self.golden(inputs)
+        except (ValueError, RuntimeError, IndexError) as error:
+            refused = Violation(kind="raised", message=str(error), got=type(error).__name__)
+            raise CandidateFailure(refused) from error
+        output = known.output if inputs.dropout is None else _dropped(known, inputs)
+        weights = known.weights.to(inputs.query.dtype) if inputs.return_weights else None
+        return Answer(output=output.to(inputs.query.dtype), weights=weights)
+
+
+def _not_called() -> None:
+    """Stand where a layer would."""
+
+
+def _encoded(inputs: Inputs) -> Tensor:
+    tokens = inputs.key.double()
+    table = golden.sinusoidal_positions(tokens.shape[-2], tokens.shape[-1])
+    return (tokens + table).to(inputs.key.dtype)
+
+
+def _dropped(known: Golden, inputs: Inputs) -> Tensor:
+    """The output of a core with weights dropped at random."""
+    if inputs.is_layer or inputs.dropout is None:
+        raise NoControlError
+    kept = torch.rand(known.weights.shape) >= inputs.dropout
+    heads = known.core.value
+    value = heads.repeat_interleave(known.weights.shape[1] // heads.shape[1], dim=1)
+    return known.weights * kept / (1.0 - inputs.dropout) @ value

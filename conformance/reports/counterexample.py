@@ -1,0 +1,190 @@
+"""A small counterexample as a person reads it: the calls, what was expected, what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from . import tensors
+
+# Of all tensors that are shown together: more is not read, and the report holds it anyway.
+_MOST_ELEMENTS: Final = 160
+_COMPARED: Final = ("expected", "got", "bound")
+
+Data = Mapping[str, Any]
+Line = tuple[str, str]
+
+
+def lines(data: Data) -> list[Line]:
+    """Pairs of a label and a line; a later call shows what the one before it did not have.
+
+    Further lines of a tensor have no label. Empty when large.
+    """
+    if not data.get("calls") or not _is_small(data):
+        return []
+    return [*_calls(data), *_compared(data)]
+
+
+def block(data: Data) -> list[str]:
+    """The same as lines of text whose second column is aligned."""
+    found = lines(data)
+    width = max((len(label) for label, _ in found), default=0)
+    return [f"{label:<{width}}  {line}".rstrip() for label, line in found]
+
+
+def _is_small(data: Data) -> bool:
+    """Whether all of it is written out, and little enough to read."""
+    tables = list(_tables(data))
+    return all(map(tensors.is_shown, tables)) and _elements(tables) <= _MOST_ELEMENTS
+
+
+def _elements(tables: list[Data]) -> int:
+    return sum(len(tensors.flat(table["values"])) for table in tables)
+
+
+def _tables(data: Data) -> Iterator[Data]:
+    """Every tensor that would be shown, once."""
+    for number, call in enumerate(data["calls"]):
+        changed = _changed(call, data["calls"][number - 1]) if number else _given(call)
+        yield from filter(tensors.is_table, changed.values())
+    for layer in data.get("layers", []):
+        yield from (layer["weights"] or {}).values()
+    yield from (data[name] for name in _COMPARED if tensors.is_table(data.get(name)))
+
+
+def _given(call: Data) -> dict[str, Any]:
+    return {**call["arguments"], **call["keywords"]}
+
+
+def _changed(call: Data, first: Data) -> dict[str, Any]:
+    """What a later call was given that the first was not."""
+    before = _given(first)
+    return {
+        name: value
+        for name, value in _given(call).items()
+        if name not in before or not _same(value, before[name])
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not tensors.is_table(one) or not tensors.is_table(other):
+        return bool(one == other)
+    names = ("shape", "dtype", "values", "stride", "offset")
+    return all(one.get(name) == other.get(name) for name in names)
+
+
+def _calls(data: Data) -> Iterator[Line]:
+    calls, layers = data["calls"], data.get("layers", [])
+    several = len(calls) > 1
+    for number, call in enumerate(calls):
+        label = f"call {number + 1}" if several else "call"
+        first = calls[number - 1] if number else None
+        shown = _given(call) if first is None else _changed(call, first)
+        yield label, _signature(data, call) + _as_before(call, first, shown)
+        yield from _layer(call, layers, first)
+        for name, value in shown.items():
+            if tensors.is_table(value):
+                yield from _tensor(name, value)
+                if "after" in value:
+                    yield from _tensor("  after it", value["after"])
+        yield from _answered(call, several=several)
+
+
+def _signature(data: Data, call: Data) -> str:
+    """The call as code, its tensors by their names."""
+    keywords = [
+        f"{name}={name if tensors.is_table(value) else _plain(value)}"
+        for name, value in call["keywords"].items()
+    ]
+    return f"{data.get('candidate', 'candidate')}({', '.join([*call['arguments'], *keywords])})"
+
+
+def _plain(value: Any) -> str:
+    return tensors.number(value) if isinstance(value, float) else str(value)
+
+
+def _as_before(call: Data, first: Data | None, shown: Data) -> str:
+    if first is None:
+        return ""
+    changed = [name for name, value in shown.items() if tensors.is_table(value)]
+    lost = [name for name in _given(first) if name not in _given(call)]
+    other = call.get("layer") != first.get("layer")
+    moved = _moved(call)
+    told = ", the same again" if not (shown or lost or other) else ""
+    told += f", written into the tensors of call {moved}" if moved else ""
+    told += f", without {' and '.join(lost)}" if lost else ""
+    return told + (f", with another {' and '.join(changed)}" if changed else "")
+
+
+def _moved(call: Data) -> int:
+    """The number of the call whose tensors were overwritten for this one; 0 for none."""
+    same = [value["same_as"][0] for value in call["arguments"].values() if "same_as" in value]
+    return min(same) + 1 if same else 0
+
+
+def _layer(call: Data, layers: list[Data], first: Data | None) -> Iterator[Line]:
+    """The weights of the layer that is called, where they are not those of the first call."""
+    if "layer" not in call or (
+        first is not None and _weights(call, layers) == _weights(first, layers)
+    ):
+        return
+    for role, matrix in (_weights(call, layers) or {}).items():
+        yield from _tensor(f"weights.{role}", matrix)
+
+
+def _weights(call: Data, layers: list[Data]) -> Any:
+    return layers[call["layer"]]["weights"] if "layer" in call else None
+
+
+def _answered(call: Data, *, several: bool) -> Iterator[Line]:
+    if "refused" in call:
+        yield "answer", str(call["refused"]["message"])
+    elif several and tensors.is_shown(call.get("output")):
+        right = tensors.is_shown(call.get("right"))
+        note = "" if "right" not in call else "wrong" if right else "right"
+        yield from _tensor("answer", call["output"], note=note)
+        if right:
+            yield from _tensor("right is", call["right"])
+
+
+def _compared(data: Data) -> Iterator[Line]:
+    """What was compared; elements of the answer beyond the bound are marked."""
+    got, expected, bound = (data.get(name) for name in ("got", "expected", "bound"))
+    if not (tensors.is_shown(got) and tensors.is_shown(expected) and tensors.is_shown(bound)):
+        return
+    marked = tensors.beyond(got, expected, bound, data.get("judged"))
+    yield from _tensor("expected", expected, note=_origin(data))
+    yield from _tensor("got", got, marked=marked, note=f"{tensors.MARK} beyond the bound")
+    yield from _tensor("bound", {**bound, "values": _rounded(bound["values"])})
+
+
+def _rounded(values: Any) -> Any:
+    """A bound with two digits: it is no exact number."""
+    if isinstance(values, list):
+        return [_rounded(entry) for entry in values]
+    return f"{float(values):.2g}"
+
+
+def _origin(data: Data) -> str:
+    """Where the expected values are from, when they are an answer of the candidate's own."""
+    relation = data.get("relation")
+    if not relation:
+        return ""
+    parts = []
+    for part in relation["expected"]:
+        seen = ", in another order" if "elements" in part else ""
+        parts.append(f"the answer of call {part['call'] + 1}{seen}")
+    return " plus ".join(parts)
+
+
+def _tensor(
+    label: str, data: Data, *, marked: list[bool] | None = None, note: str = ""
+) -> Iterator[Line]:
+    told = f"  ({note})" if note else ""
+    gaps = f", strides {data['stride']}" if "stride" in data else ""
+    first, *rest = tensors.lines(data, marked or ())
+    yield label, f"{first}  {tensors.shape(data)}{gaps}{told}" if not rest else first
+    for row in rest[:-1]:
+        yield "", row
+    if rest:
+        yield "", f"{rest[-1]}  {tensors.shape(data)}{gaps}{told}"
