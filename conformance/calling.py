@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import torch_state
 from .candidate import Candidate
 from .inputs import Inputs
-from .layouts import LAYOUTS
+from .layouts import LAYOUTS, MIXED, arrange_mask
 from .printable import printable
 from .results import Violation
 
@@ -37,9 +37,14 @@ class RowWithoutKeysRefused(CandidateFailure):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a candidate returned, with the batch axis put back for unbatched candidates."""
+    """What a candidate returned, with the batch axis put back for unbatched candidates.
+
+    ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
+    storage; ``returned`` is the output itself, as the candidate gave it.
+    """
 
     output: Tensor
+    returned: Tensor
     weights: Tensor | None = None
 
 
@@ -70,18 +75,24 @@ def call_forward(forward: Forward, inputs: Inputs) -> Answer:
 
 def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
     """The positional tensors and keywords of a call, copied so that no edit is seen here."""
-    query, key, value = inputs.query, inputs.key, inputs.value
-    if copy:
-        arrange = LAYOUTS[inputs.layout]
-        query = arrange(query)
-        key = query if inputs.mode == "self" else arrange(key)
-        value = key if inputs.mode != "separate" else arrange(value)
+    query, key, value = _arranged(inputs) if copy else (inputs.query, inputs.key, inputs.value)
     tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[
         inputs.mode
     ]
     if not inputs.batched:
         tensors = tuple(tensor.squeeze(0) for tensor in tensors)
     return tensors, keyword_arguments(inputs)
+
+
+def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies of query, key and value; what is one input, or is shared, is one object."""
+    mixed = inputs.layout == "mixed"
+    query_layout, key_layout, value_layout = MIXED if mixed else (inputs.layout,) * 3
+    query = LAYOUTS[query_layout](inputs.query)
+    one = inputs.mode == "self" or (inputs.shared and inputs.key is inputs.query)
+    key = query if one else LAYOUTS[key_layout](inputs.key)
+    one = inputs.mode != "separate" or (inputs.shared and inputs.value is inputs.key)
+    return query, key, key if one else LAYOUTS[value_layout](inputs.value)
 
 
 def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
@@ -109,7 +120,8 @@ def present_mask(inputs: Inputs) -> Tensor:
     form = inputs.mask_form
     if form == "lengths":
         letters = inputs.mask_shape
-        return keep.sum(dim=-1).reshape(_letter_sizes(letters, keep)).to(torch.int64)
+        lengths = keep.sum(dim=-1).reshape(_letter_sizes(letters, keep)).to(torch.int64)
+        return arrange_mask(lengths, inputs.mask_layout)
     if form == "bias":
         mask = torch.zeros(keep.shape, dtype=inputs.query.dtype)
         if inputs.bias is not None:
@@ -118,7 +130,7 @@ def present_mask(inputs: Inputs) -> Tensor:
     else:
         mask = {"keep": keep, "drop": ~keep, "keep_int": keep.to(torch.int64)}[str(form)]
     mask = mask.expand(_mask_extent(inputs))
-    return mask.reshape(_letter_sizes(inputs.mask_shape, mask)).clone()
+    return arrange_mask(mask.reshape(_letter_sizes(inputs.mask_shape, mask)), inputs.mask_layout)
 
 
 def _mask_extent(inputs: Inputs) -> tuple[int, ...]:
@@ -133,11 +145,16 @@ def _letter_sizes(letters: str, mask: Tensor) -> list[int]:
 
 
 def guarded(
-    function: Forward, positional: tuple[Any, ...], keywords: dict[str, Any], doing: str = ""
+    function: Forward,
+    positional: tuple[Any, ...],
+    keywords: dict[str, Any],
+    doing: str = "",
+    *,
+    grad_mode: bool = False,
 ) -> Any:
     """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
     try:
-        with torch.no_grad(), torch_state.kept():
+        with torch.set_grad_enabled(grad_mode), torch_state.kept():
             return function(*positional, **keywords)
     except KeyboardInterrupt:
         raise
@@ -178,7 +195,8 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
             )
         returned, weights = returned
         weights = _tensor(weights, "weights", inputs.score_shape, inputs)
-    return Answer(output=_tensor(returned, "output", inputs.output_shape, inputs), weights=weights)
+    output = _tensor(returned, "output", inputs.output_shape, inputs)
+    return Answer(output=output, returned=returned, weights=weights)
 
 
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
@@ -187,7 +205,6 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
     place = _misplaced(value, inputs.query)
     if place:
         _refuse("type", f"the {what} is {place}")
-    # Cloned, since a kernel may write the next answer into the same storage.
     tensor: Tensor = value.detach().clone()
     shown = shape if inputs.batched else shape[1:]
     if tuple(tensor.shape) != tuple(shown):

@@ -72,12 +72,14 @@ class Draft:
     def _extras(self, candidate: Candidate, space: Space) -> dict[str, Any]:
         features = candidate.declaration.features
         extras: dict[str, Any] = {}
+        # Digits of one number: each option is chosen apart from the others.
         if space.extras != "never" and "scale" in features:
             extras["scale"] = SCALES[self.extras % len(SCALES)]
         if space.extras == "maybe" and "softcap" in features:
-            extras["softcap"] = SOFTCAPS[self.extras % len(SOFTCAPS)]
+            extras["softcap"] = SOFTCAPS[self.extras // len(SCALES) % len(SOFTCAPS)]
         if space.extras == "maybe" and "window" in features:
-            extras["window"] = WINDOWS[self.extras % len(WINDOWS)]
+            both = len(SCALES) * len(SOFTCAPS)
+            extras["window"] = WINDOWS[self.extras // both % len(WINDOWS)]
         return extras
 
 

@@ -29,8 +29,12 @@ class Inputs:
     generic
         Whether tokens and weights are independent random numbers, so that the statistical bound
         holds too; what is made of other tokens loses it.
-    layout
-        How the tensors lie in memory when they are handed over (see :mod:`conformance.layouts`).
+    layout, mask_layout
+        How tensors and mask lie in memory when they are handed over (:mod:`conformance.layouts`).
+    grad_mode
+        Whether the call is made with gradients recorded, which nobody asks for here.
+    shared
+        Whether inputs that are one object here are handed over as one object, too.
     """
 
     geometry: Geometry
@@ -52,6 +56,9 @@ class Inputs:
     dropout: float | None = None
     generic: bool = False
     layout: str = "contiguous"
+    mask_layout: str = "contiguous"
+    grad_mode: bool = False
+    shared: bool = False
 
     @property
     def is_layer(self) -> bool:

@@ -1,7 +1,12 @@
-"""Ways the same values can lie in memory. Each returns a fresh tensor of the values it is given."""
+"""Ways the same values can lie in memory. Each returns a fresh tensor of the values it is given.
+
+What lies between and around the elements belongs to nobody: finite junk shows a kernel that takes
+it for an element, NaN also one that multiplies it by zero.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -10,6 +15,8 @@ from torch import Tensor
 
 Layout = Callable[[Tensor], Tensor]
 JUNK = 1e4
+# Elements on each side of a tensor in a buffer: the largest tile that a kernel may read past it.
+MARGIN = 128
 
 
 def contiguous(tensor: Tensor) -> Tensor:
@@ -29,30 +36,52 @@ def tokens_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(-2, -3).contiguous().transpose(-2, -3)
 
 
-def every_other(tensor: Tensor) -> Tensor:
+def _junk(shape: tuple[int, ...], like: Tensor, junk: float) -> Tensor:
+    """A buffer of nothing but junk: True for masks, a number out of range for integers."""
+    filler = junk if like.is_floating_point() else JUNK
+    return torch.full(shape, filler, dtype=like.dtype)
+
+
+def _placed(view: Tensor, tensor: Tensor) -> Tensor:
+    return view.copy_(tensor)
+
+
+def every_other(tensor: Tensor, junk: float = JUNK) -> Tensor:
     """Every second channel of a storage twice as wide, with junk between."""
-    wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), JUNK, dtype=tensor.dtype)
-    view = wide[..., ::2]
-    view.copy_(tensor)
-    return view
+    wide = _junk((*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor, junk)
+    return _placed(wide[..., ::2], tensor)
 
 
-def fused(tensor: Tensor) -> Tensor:
+def fused(tensor: Tensor, junk: float = JUNK) -> Tensor:
     """The middle third of a fused projection: an offset and wide rows, junk on both sides."""
     width = tensor.shape[-1]
-    wide = torch.full((*tensor.shape[:-1], 3 * width), JUNK, dtype=tensor.dtype)
-    view = wide[..., width : 2 * width]
-    view.copy_(tensor)
-    return view
+    wide = _junk((*tensor.shape[:-1], 3 * width), tensor, junk)
+    return _placed(wide[..., width : 2 * width], tensor)
 
 
-def sliced_tokens(tensor: Tensor) -> Tensor:
+def sliced_tokens(tensor: Tensor, junk: float = JUNK) -> Tensor:
     """A window of tokens in a longer buffer, such as a cache that is not full."""
     length = tensor.shape[-2]
-    wide = torch.full((*tensor.shape[:-2], length + 3, tensor.shape[-1]), JUNK, dtype=tensor.dtype)
-    view = wide[..., 1 : 1 + length, :]
-    view.copy_(tensor)
-    return view
+    wide = _junk((*tensor.shape[:-2], length + 3, tensor.shape[-1]), tensor, junk)
+    return _placed(wide[..., 1 : 1 + length, :], tensor)
+
+
+def odd_rows(tensor: Tensor, junk: float = JUNK) -> Tensor:
+    """Rows one element further apart than they are wide: none but the first is aligned."""
+    width = tensor.shape[-1]
+    wide = _junk((*tensor.shape[:-1], width + 1), tensor, junk)
+    return _placed(wide[..., :width], tensor)
+
+
+def between_canaries(tensor: Tensor) -> Tensor:
+    """Row-major in the middle of a buffer of NaN."""
+    count = tensor.numel()
+    buffer = _junk((count + 2 * MARGIN,), tensor, math.nan)
+    return _placed(buffer[MARGIN : MARGIN + count].view(tensor.shape), tensor)
+
+
+def _among_nan(layout: Callable[[Tensor, float], Tensor]) -> Layout:
+    return lambda tensor: layout(tensor, math.nan)
 
 
 def expanded(tensor: Tensor) -> Tensor:
@@ -72,7 +101,45 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "every-other": every_other,
     "fused": fused,
     "sliced-tokens": sliced_tokens,
+    "odd-rows": odd_rows,
+    "between-canaries": between_canaries,
+    "nan-beside-channels": _among_nan(fused),
+    "nan-beside-tokens": _among_nan(sliced_tokens),
     "expanded": expanded,
     "expanded-heads": expanded_heads,
 }
-STRIDED: Final = ("channels-first", "tokens-first", "every-other", "fused", "sliced-tokens")
+STRIDED: Final = (
+    "channels-first",
+    "tokens-first",
+    "every-other",
+    "fused",
+    "sliced-tokens",
+    "odd-rows",
+)
+# Each of query, key and value in another layout: strides of one say nothing about the others.
+MIXED: Final = ("fused", "channels-first", "sliced-tokens")
+CANARIES: Final = (
+    "between-canaries",
+    "nan-beside-tokens",
+    "nan-beside-channels",
+)
+
+
+def arrange_mask(mask: Tensor, layout: str) -> Tensor:
+    """A mask of any number of axes in a layout; "expanded" holds what repeats once."""
+    if layout == "expanded":
+        return _expanded_once(mask)
+    if mask.dim() == 0:
+        return mask.clone()
+    if mask.dim() == 1:
+        return between_canaries(mask) if layout in CANARIES else every_other(mask)
+    return LAYOUTS[layout](mask)
+
+
+def _expanded_once(mask: Tensor) -> Tensor:
+    """Stride 0 along the first axis along which the mask repeats itself."""
+    for axis, size in enumerate(mask.shape):
+        once = mask.narrow(axis, 0, min(size, 1))
+        if size > 1 and bool((mask == once).all()):
+            return once.clone().expand(mask.shape)
+    return mask.clone()

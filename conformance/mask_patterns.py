@@ -1,7 +1,8 @@
 """Mask patterns: which keys a problem's mask hides.
 
 Each pattern gives a bool tensor, True where a key is kept, of the wanted shape ``[b, h, q, Lk]``
-(axes of size 1 where the mask does not vary). Only ``empty-rows`` leaves rows without keys.
+(axes of size 1 where the mask does not vary). Only those with "empty" in their name leave rows
+without keys.
 """
 
 from __future__ import annotations
@@ -40,6 +41,29 @@ def random(density: float) -> Pattern:
         return _with_a_key(kept, generator)
 
     return make
+
+
+def mixed(shape: Shape, generator: Generator) -> Tensor:
+    """Each row keeps another part of the keys, from nearly none to nearly all."""
+    density = torch.rand((*shape[:-1], 1), generator=generator)
+    return _with_a_key(torch.rand(shape, generator=generator) < density, generator)
+
+
+def one_hidden(shape: Shape, generator: Generator) -> Tensor:
+    """Every key but one is kept in each row; a single key stays."""
+    key_length = shape[-1]
+    chosen = torch.randint(max(key_length, 1), (*shape[:-1], 1), generator=generator)
+    return (torch.arange(key_length) != chosen) | torch.tensor(key_length == 1)
+
+
+def left_padding(shape: Shape, generator: Generator) -> Tensor:
+    """The first keys are hidden: a different number of them in each row of the mask."""
+    return padding(shape, generator).flip(-1)
+
+
+def full_and_empty(shape: Shape, generator: Generator) -> Tensor:
+    """Each row keeps every key or, about a third of them and at least one, none."""
+    return _emptied(full(shape, generator), generator)
 
 
 def single(shape: Shape, generator: Generator) -> Tensor:
@@ -83,8 +107,12 @@ PATTERNS: Final[dict[str, Pattern]] = {
     "sparse": random(0.1),
     "dense": random(0.9),
     "single": single,
+    "mixed": mixed,
+    "one-hidden": one_hidden,
+    "left-padding": left_padding,
     "empty-rows": empty_rows,
     "empty-lengths": empty_lengths,
+    "full-and-empty": full_and_empty,
 }
 # ``lengths`` can only say "the first n keys".
 LENGTH_PATTERNS: Final = {
@@ -94,6 +122,10 @@ LENGTH_PATTERNS: Final = {
     "sparse": "padding",
     "dense": "padding",
     "single": "padding",
+    "mixed": "padding",
+    "one-hidden": "padding",
+    "left-padding": "padding",
+    "full-and-empty": "full-and-empty",
     "empty-rows": "empty-lengths",
     "empty-lengths": "empty-lengths",
 }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .candidate import Candidate
 from .edges import edge_problems
 from .problem import Problem
 from .profile import Profile
 from .space import Space
 from .strategies import draw_problems
+
+# The part of the examples for each further dtype.
+OTHER_DTYPES: Final = 0.5
 
 
 class Pool:
@@ -17,20 +22,26 @@ class Pool:
         self._candidate = candidate
         self._profile = profile
         self._seed = seed
+        self._leading = ""
         self._known: dict[tuple[Space, str], list[Problem]] = {}
 
     def problems(self, space: Space, dtype: str) -> list[Problem]:
-        """The problems of a space: at least as many as the profile asks for."""
+        """The problems of a space: at least as many as the profile asks for.
+
+        The dtype that is asked for first gets them all: most mistakes show in every dtype.
+        """
+        self._leading = self._leading or dtype
         key = (space, dtype)
         if key not in self._known:
             self._known[key] = self._draw(space, dtype)
         return self._known[key]
 
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
-        wanted = round(self._profile.examples * space.share)
+        part = 1.0 if dtype == self._leading else OTHER_DTYPES
+        wanted = round(self._profile.examples * space.share * part)
         edges = edge_problems(self._candidate, space, dtype=dtype)
-        if space.share < 1.0:  # a part of each: edges alone would be the same in every run
-            edges = edges[: wanted // 2]
+        if space.share < 1.0 and space.edges == "sizes":
+            edges = edges[: wanted // 2]  # a part of each: edges alone are the same in every run
         drawn = draw_problems(
             self._candidate,
             space,

@@ -111,6 +111,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     "nearly-uniform": Recipe(query=_times(1e-3), key=normal, value=normal, generic=False),
     "cancelling": Recipe(query=normal, key=normal, value=_cancelling, generic=False),
     "tiny": Recipe(query=normal, key=normal, value=_times(1e-30), generic=False),
+    "huge": Recipe(query=normal, key=normal, value=_times(1e30), generic=False),
     "subnormal": Recipe(query=normal, key=normal, value=_times(1e-40), generic=False),
     "mixed-scales": Recipe(query=normal, key=normal, value=_mixed_scales, generic=True),
     # Logits that decide, where weights that a candidate brings would keep them near zero.

@@ -11,7 +11,19 @@ from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
+Edges = Literal["sizes", "options", "lengths"]
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
+ANY_PATTERN = (
+    "padding",
+    "random",
+    "sparse",
+    "dense",
+    "single",
+    "full",
+    "mixed",
+    "one-hidden",
+    "left-padding",
+)
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
 WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 LENGTHS = ("query_length", "key_length")
@@ -48,28 +60,34 @@ class Space:
         Whether scale, softcap and window are drawn when they are declared.
     square
         Query and key length are equal ("always"), different ("never"), or either.
+    equal
+        Further pairs of geometry fields that have one size.
     least
         The smallest sizes, by geometry field; cores have no widths.
     preferred
         Sizes to reach where the declaration leaves room for them.
     share
         The part of a profile's examples that is drawn: less where they are large.
+    edges
+        The hand-picked problems: of all "sizes", of every pair of "options", or of long "lengths".
     kinds
         The kinds of candidates that it speaks of.
     """
 
     mask: Often = "never"
     causal: Often = "never"
-    patterns: tuple[str, ...] = ("padding", "random", "sparse", "dense", "single", "full")
+    patterns: tuple[str, ...] = ANY_PATTERN
     forms: tuple[str, ...] = (*KEY_FORMS, "lengths")
     axes: str = ""
     finite_bias: Often = "never"
     values: tuple[str, ...] = ORDINARY
     extras: Literal["never", "maybe", "scale"] = "never"
     square: Often = "maybe"
+    equal: tuple[tuple[str, str], ...] = ()
     least: tuple[tuple[str, int], ...] = ()
     preferred: tuple[tuple[str, int], ...] = ()
     share: float = 1.0
+    edges: Edges = "sizes"
     kinds: tuple[str, ...] = ("core", "layer")
 
     def options(self, candidate: Candidate) -> list[tuple[str, str]]:
@@ -144,6 +162,11 @@ class Space:
         plan = problem.mask
         return plan is not None and (plan.finite_bias or self.finite_bias != "always")
 
+    def _ties(self, candidate: Candidate) -> list[tuple[str, str]]:
+        """The pairs of fields that have one size; a core has no widths."""
+        absent = WIDTHS if candidate.kind == "core" else ()
+        return [pair for pair in self.equal if not set(pair) & set(absent)]
+
     def admits(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether a problem (a reduced one) still belongs to the space."""
         if problem.values not in self.recipes(problem.dtype):
@@ -156,6 +179,8 @@ class Space:
         if (self.square == "always" and not equal) or (self.square == "never" and equal):
             return False
         if not self._shows(problem):
+            return False
+        if any(getattr(sizes, one) != getattr(sizes, two) for one, two in self._ties(candidate)):
             return False
         return can_cross(candidate) or equal
 
@@ -172,6 +197,7 @@ def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
         ties.append(("key_size", "value_size"))
     if declared.inputs == "self":
         ties.append(("key_size", "query_size"))
+    ties.extend(space.equal)
     if candidate.kind == "positions":
         ties.extend(("key_size", name) for name in WIDTHS)
     groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}

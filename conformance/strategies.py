@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -15,13 +16,17 @@ from .space import Space
 
 # Lengths on both sides of the tile edges of blocked kernels.
 TILE_EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513)
-HEAD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 40, 59, 64, 72, 80, 96, 128, 160, 256)
+HEAD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32, 40, 59, 64, 72, 80, 96, 128, 160, 256)
 FEW_QUERIES = 5
+# Head sizes up to this are drawn whatever the lengths.
+WIDE = 64
 SHORT = 9
 WIDEST_INPUT = 24
 CHOICES = 2**16
 # Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes dropped.
 OVERSAMPLING = 3
+# Choices are told apart modulo this: more than a space offers of anything.
+VARIETY = 12
 
 
 def problems(
@@ -55,11 +60,11 @@ def geometries(draw: st.DrawFn, *, longest: int = 40) -> Geometry:
     query_length, key_length = draw(_lengths(longest))
     num_kv_heads = draw(st.integers(1, 3))
     small = st.integers(1, 8)
-    sizes = [size for size in HEAD_SIZES if size <= max(16, longest)]
+    sizes = [size for size in HEAD_SIZES if size <= max(WIDE, longest)]
     widths = [draw(st.integers(1, WIDEST_INPUT)) for _ in range(4)]
     return Geometry(
-        batch=draw(st.integers(1, 3)),
-        num_heads=num_kv_heads * draw(st.integers(1, 2)),
+        batch=draw(st.sampled_from((1, 2, 3, 2, 5))),
+        num_heads=num_kv_heads * draw(st.sampled_from((1, 1, 2, 3, 4))),
         num_kv_heads=num_kv_heads,
         query_length=query_length,
         key_length=key_length,
@@ -107,12 +112,27 @@ def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ..
 
 
 def _diverse(found: list[Draft], count: int) -> list[Draft]:
-    """Drafts of different sizes first, then the rest, each only once."""
-    fresh: dict[Geometry, Draft] = {}
-    for draft in found:
-        fresh.setdefault(draft.geometry, draft)
-    rest = [draft for draft in found if fresh[draft.geometry] is not draft]
-    return list(dict.fromkeys([*fresh.values(), *rest]))[:count]
+    """The drafts that bring the most that is new, one after the other."""
+    rest = {draft: frozenset(_features(draft)) for draft in dict.fromkeys(found)}
+    chosen: list[Draft] = []
+    seen: frozenset[tuple[object, ...]] = frozenset()
+    while rest and len(chosen) < count:
+        best = max(rest, key=lambda draft: len(rest[draft] - seen))
+        seen |= rest.pop(best)
+        chosen.append(best)
+    return chosen
+
+
+def _features(draft: Draft) -> Iterator[tuple[object, ...]]:
+    """What makes a draft unlike another: its sizes alone and in pairs, and its choices."""
+    sizes = draft.geometry
+    yield ("lengths", sizes.query_length, sizes.key_length)
+    yield ("heads", sizes.num_heads, sizes.num_kv_heads, sizes.batch)
+    for name in ("query_length", "key_length", "head_size", "value_head_size", "key_size"):
+        yield (name, getattr(sizes, name))
+    yield ("values", draft.values % VARIETY)
+    yield ("mask", draft.option % VARIETY, draft.masked, draft.causal)
+    yield ("pattern", draft.pattern % VARIETY)
 
 
 def draw_problems(

@@ -47,6 +47,8 @@ class Subject:
         self.oracle = Oracle(candidate.declaration, dtype)
         self.candidate_seconds = 0.0
         self.recording: Recording | None = None
+        # What was asked first, and the answer: it must be the same later on.
+        self.first_answer: tuple[Inputs, Tensor] | None = None
         self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
 
@@ -95,7 +97,10 @@ class Subject:
             raise
 
     def _answered(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
-        return read_answer(guarded(forward, *given), inputs)
+        answer = read_answer(guarded(forward, *given, grad_mode=inputs.grad_mode), inputs)
+        if self.first_answer is None:
+            self.first_answer = (inputs, answer.output)
+        return answer
 
     def _recorded(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
         """The same, kept with its arguments as they were before the call."""

@@ -56,6 +56,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "comparison",
             "edges",
             "headroom",
+            "option_pairs",
             "oracle",
             "recording",
             "relation",

@@ -77,3 +77,14 @@ def test_share_leaves_both_edges_and_drawn_problems() -> None:
     one, two = found(1), found(2)
     assert one[:5] == two[:5]
     assert len(set(one) & set(two)) <= len(one) - 3
+
+
+def test_further_dtypes_get_half_of_the_examples() -> None:
+    """The dtype that is asked for first is tried in full, another with its edges and fewer more."""
+    profile = dataclasses.replace(SMALL, examples=100)
+    pool = Pool(CANDIDATES["core"], profile, 0)
+    assert len(pool.problems(Space(), "float64")) == 100
+    others = pool.problems(Space(), "float32")
+    edges = edge_problems(CANDIDATES["core"], Space(), dtype="float32")
+    assert len(others) == 50
+    assert others[: len(edges)] == edges

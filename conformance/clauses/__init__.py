@@ -11,23 +11,33 @@ from . import position
 from . import numerics
 from . import precision
 from . import algebra
+from . import options
+from . import lengths
+from . import memory
+from . import propagation
 from . import state
+from . import calls
 from . import modules
 from . import dropout
 
 __all__ = [
     "algebra",
     "bias",
+    "calls",
     "causal",
     "dropout",
     "empty_rows",
     "equivariance",
     "leaks",
+    "lengths",
     "masking",
+    "memory",
     "modules",
     "numerics",
+    "options",
     "position",
     "precision",
+    "propagation",
     "shape",
     "state",
 ]

@@ -11,6 +11,7 @@ from ..registry import Finding
 from ..scale_error import fitted_scale_error
 from ..subject import Subject
 from ..yardstick import Yardstick
+from ._signal import has_signal
 from ._vocabulary import golden_at
 
 
@@ -20,11 +21,12 @@ def measures_golden(
     wording: str,
     *,
     counterfactual: Inputs | golden.Semantics | None = None,
+    signal: bool = True,
 ) -> Finding:
     """The answer equals the golden one within the smallest bound that is known to hold.
 
     ``counterfactual`` is what the example must be able to tell apart: other inputs or another
-    point.
+    point. With ``signal`` answers that are no attention must be clearly wrong, too.
     """
     known = subject.yardstick(inputs)
     answer = subject.answer(inputs)
@@ -33,6 +35,8 @@ def measures_golden(
     if binding and counterfactual is not None:
         other = golden_at(subject, inputs, counterfactual)
         binding = moves(known.output, other, known.bound, known.judged)
+    if binding and signal:
+        binding = has_signal(subject.golden(inputs), inputs, known.bound, known.judged)
     return Finding(binding=binding, margin=found.margin, violation=found.violation)
 
 

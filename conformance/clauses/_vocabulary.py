@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..calling import Answer
 from ..candidate import Candidate
 from ..comparison import compare, moves
 from ..headroom import finite_limit as largest_finite
@@ -16,6 +17,7 @@ from ..registry import Finding
 from ..relation import with_relation
 from ..space import admits_lengths
 from ..subject import Subject
+from ._signal import has_signal
 
 View = Callable[[Tensor], Tensor]
 
@@ -32,11 +34,12 @@ def matches_golden(
     *,
     counterfactual: Inputs | golden.Semantics | None = None,
     judged: Tensor | None = None,
+    signal: bool = True,
 ) -> Finding:
     """The answer equals the golden one within its bound.
 
     ``counterfactual`` is what the example must be able to tell apart: other inputs or another
-    point.
+    point. With ``signal`` answers that are no attention must be clearly wrong, too.
     """
     known = subject.golden(inputs)
     judged = known.judged if judged is None else judged
@@ -47,6 +50,8 @@ def matches_golden(
     if binding and counterfactual is not None:
         other = golden_at(subject, inputs, counterfactual)
         binding = moves(known.output, other, known.bound, judged)
+    if binding and signal:
+        binding = has_signal(known, inputs, known.bound, judged)
     return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
 
 
@@ -147,6 +152,12 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
         and torch.equal(tensor.masked_fill(nan, 0), before.masked_fill(nan, 0))
         and torch.equal(tensor.signbit() | nan, before.signbit() | nan)
     )
+
+
+def still_says(answer: Answer) -> bool:
+    """Whether the tensor that a candidate returned still holds what it held when it came."""
+    now = answer.returned.detach()
+    return identical(now.reshape(answer.output.shape), answer.output)
 
 
 def column(bound: Tensor) -> Tensor:

@@ -134,6 +134,7 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
         f"the first key lies {target:.0e} below later ones and is not returned alone",
         counterfactual=fill,
         judged=subject.golden(inputs).judged & first,
+        signal=False,  # the value of the first key is what is wanted
     )
 
 

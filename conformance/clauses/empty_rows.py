@@ -17,12 +17,12 @@ from ._vocabulary import relate
 EMPTY = Space(
     mask="offered",
     causal="maybe",
-    patterns=("empty-rows",),
+    patterns=("empty-rows", "full-and-empty"),
     values=LIVELY,
 )
 EMPTY_BY_MASK = Space(
     mask="always",
-    patterns=("empty-rows",),
+    patterns=("empty-rows", "full-and-empty"),
     values=LIVELY,
     least=(("key_length", 2), ("query_length", 2), ("batch", 2)),
 )

@@ -88,7 +88,11 @@ def odd_scale(subject: Subject, problem: Problem) -> Finding:
     odd = ODD_SCALES[problem.seed % len(ODD_SCALES)]
     wording = f"a scale of {odd:g} is not used"
     return measures_golden(
-        subject, inputs.replace(scale=odd, generic=False), wording, counterfactual=inputs
+        subject,
+        inputs.replace(scale=odd, generic=False),
+        wording,
+        counterfactual=inputs,
+        signal=False,  # a scale of zero asks for the mean of the values
     )
 
 
@@ -112,7 +116,8 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     target = LOGIT_TARGETS[problem.seed % len(LOGIT_TARGETS)]
     enlarged = _enlarge(subject, inputs, target)
-    finding = measures_golden(subject, enlarged, f"logits near {target:.0e} give a wrong answer")
+    wording = f"logits near {target:.0e} give a wrong answer"
+    finding = measures_golden(subject, enlarged, wording, signal=False)
     largest = subject.golden(enlarged).core.logits.amax(dim=-1).abs().amax()
     overflows = float(largest) > math.log(finite_limit(subject))
     return Finding(

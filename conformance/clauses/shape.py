@@ -18,6 +18,13 @@ from ._vocabulary import matches_golden_weights, same_answer
 ANY = Space(mask="maybe", causal="maybe", extras="maybe")
 PLAIN = Space()
 BATCH = Space(least=(("batch", 2),))
+LEAST_OTHERS = (
+    ("batch", 2),
+    ("num_heads", 2),
+    ("num_kv_heads", 2),
+    ("query_length", 2),
+    ("key_length", 2),
+)
 LEAST_MISMATCHED = (("key_length", 4), ("head_size", 2))
 
 
@@ -117,7 +124,8 @@ def empty_query(subject: Subject, problem: Problem) -> Finding:
 def strided(subject: Subject, problem: Problem) -> Finding:
     """The same values in another memory layout."""
     inputs = subject.inputs(problem)
-    layout = STRIDED[problem.seed % len(STRIDED)]
+    layouts = (*STRIDED, "mixed")
+    layout = layouts[problem.seed % len(layouts)]
     return same_answer(
         subject, inputs, inputs.replace(layout=layout), f"a {layout} input changes the answer"
     )
@@ -213,17 +221,77 @@ def _must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> F
     except CandidateFailure as failure:
         if failure.violation.kind == "raised":
             return Finding()
-        return Finding(violation=failure.violation)
+        came, got = f"an answer that is wrong ({failure.violation.message})", None
+    else:
+        got = list(answer.output.shape)
+        came = f"an answer of shape {got}"
+    message = f"{told}: {came} instead of an exception"
     return Finding(
-        violation=Violation(
-            kind="not-raised",
-            message=(
-                f"{told}: an answer of shape {list(answer.output.shape)} instead of an exception"
-            ),
-            expected="an exception",
-            got=list(answer.output.shape),
-        )
+        violation=Violation(kind="not-raised", message=message, expected="an exception", got=got)
     )
+
+
+def _some_other_mismatch(candidate: Candidate) -> str:
+    declared = candidate.declaration
+    if declared.inputs != "self" or candidate.kind == "core":
+        return ""
+    return _some_mismatch(candidate)
+
+
+@clause(
+    "shape.rejects-others",
+    level="SHOULD",
+    sentence=(
+        "More values than keys, a longer mask, and another batch, number of heads or query length "
+        "of an input or mask raise an exception."
+    ),
+    source="pytorch#64888: query batch 1 against key batch 4 accepted; PEERS",
+    space=Space(mask="offered", forms=KEY_FORMS, least=LEAST_OTHERS, share=0.5),
+    applies=(_some_other_mismatch,),
+    explained=False,
+)
+def rejects_others(subject: Subject, problem: Problem) -> Finding:
+    """One mismatch an example; sizes of 1, which broadcast, are never used."""
+    inputs = subject.inputs(problem)
+    kinds = _other_mismatches(inputs)
+    if not kinds:
+        return Finding(binding=False)
+    told, wrong = kinds[problem.seed % len(kinds)]
+    return _must_raise(subject, inputs, wrong, told)
+
+
+def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
+    """What should be refused, as it is told and as it is asked."""
+    free, sizes = inputs.without_mask(), inputs.geometry
+    found: list[tuple[str, Inputs]] = []
+    if inputs.mode == "separate":
+        more = free.replace(value=torch.cat([inputs.value, inputs.value[..., :1, :]], dim=-2))
+        found.append((f"{sizes.key_length} keys with {sizes.key_length + 1} values", more))
+    if inputs.mode != "self" and inputs.batched:
+        key = torch.cat([inputs.key, inputs.key[:1]])
+        value = key if inputs.mode == "memory" else torch.cat([inputs.value, inputs.value[:1]])
+        told = f"a batch of {sizes.batch} queries with one of {sizes.batch + 1} keys"
+        found.append((told, free.replace(key=key, value=value)))
+    if not inputs.is_layer:
+        heads = sizes.num_heads + 1
+        key, value = (tensor[:, :1].repeat(1, heads, 1, 1) for tensor in (inputs.key, inputs.value))
+        told = f"{sizes.num_heads} query heads with {heads} key heads"
+        found.append((told, free.replace(key=key, value=value)))
+    if inputs.mask_form in KEY_FORMS:
+        found += _longer_masks(inputs)
+    return found
+
+
+def _longer_masks(inputs: Inputs) -> list[tuple[str, Inputs]]:
+    """Masks with one more key, query, head or item than there are."""
+    names = {"K": "key_length", "Q": "query_length", "H": "num_heads", "B": "batch"}
+    found = []
+    for name in (name for letter, name in names.items() if letter in inputs.mask_shape):
+        size = getattr(inputs.geometry, name)
+        longer = inputs.geometry.replace(**{name: size + 1})
+        told = f"a mask for a {name.replace('_', ' ')} of {size + 1} where it is {size}"
+        found.append((told, inputs.replace(keep=None, bias=None, geometry=longer)))
+    return found
 
 
 @clause(
@@ -261,7 +329,7 @@ def _offers_weights(candidate: Candidate) -> str:
         "one over the keys."
     ),
     source="Vaswani et al. 2017, equation 1; pytorch#42929, fairseq#3365",
-    space=Space(mask="maybe", causal="maybe", extras="maybe"),
+    space=Space(mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe"),
     needs_golden=True,
     counterfactual="equal weights for every key",
     applies=(_offers_weights,),

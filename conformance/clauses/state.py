@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calling import arguments
+from ..calling import Arguments, arguments
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
@@ -21,10 +21,15 @@ from ._vocabulary import (
     permutation,
     relate,
     same_unless_identical,
+    still_says,
     take,
 )
 
 ANY = Space(mask="maybe", causal="maybe")
+# Mostly as it comes: what edits in place may copy first when the layout is not that.
+UNCHANGED_LAYOUTS = ("contiguous", "sliced-tokens", "contiguous", "fused")
+# What is another in the second of two calls: mostly everything.
+CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
 LIVELY_ANY = Space(mask="maybe", causal="maybe", values=LIVELY)
 
 
@@ -33,24 +38,45 @@ LIVELY_ANY = Space(mask="maybe", causal="maybe", values=LIVELY)
     level="MUST",
     sentence="A call changes none of the tensors it is given.",
     source="PEERS: editing the inputs so that the reference sees the same edit",
-    space=Space(mask="maybe", causal="maybe", patterns=("random", "empty-rows", "padding")),
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        patterns=("random", "empty-rows", "padding"),
+    ),
     explained=False,
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
-    """Every tensor of the call compared with a copy, NaN equal to NaN, bit for bit."""
+    """Every tensor and what lies beside it compared with a copy, NaN equal to NaN, bit for bit."""
     asks = "weights" in subject.declaration.features and problem.seed % 2 == 1
-    inputs = subject.inputs(problem).replace(return_weights=asks)
+    layout = UNCHANGED_LAYOUTS[problem.seed % len(UNCHANGED_LAYOUTS)]
+    inputs = subject.inputs(problem)
+    inputs = inputs.replace(return_weights=asks, layout=layout, mask_layout=layout)
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
     given = dict(zip(_names(subject, positional), positional, strict=True))
     given |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
-    before = {name: tensor.clone() for name, tensor in given.items()}
+    before = {name: _whole_storage(tensor).clone() for name, tensor in given.items()}
+    held = {name: tensor.clone() for name, tensor in given.items()}
     subject.ask(forward, (positional, keywords), inputs)
-    changed = [name for name, tensor in given.items() if not identical(tensor, before[name])]
-    if not changed:
+    changed = [name for name, tensor in given.items() if not identical(tensor, held[name])]
+    beside = [
+        name
+        for name, tensor in given.items()
+        if name not in changed and not identical(_whole_storage(tensor), before[name])
+    ]
+    if not changed and not beside:
         return Finding()
     message = f"the call changed its {' and '.join(changed)} in place"
-    return Finding(violation=Violation(kind="mutated", message=message, got=changed))
+    if not changed:
+        message = f"the call wrote into memory beside its {' and '.join(beside)}"
+    return Finding(violation=Violation(kind="mutated", message=message, got=changed or beside))
+
+
+def _whole_storage(tensor: Tensor) -> Tensor:
+    """Everything that lies in the memory a tensor is a view of."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
 
 
 def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
@@ -108,16 +134,12 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
 def no_memory(subject: Subject, problem: Problem) -> Finding:
     """Other values in the same storage and shape, against the same in another order."""
     earlier = subject.inputs(problem)
-    later = subject.inputs(problem.replace(seed=problem.seed + 1))
+    later = _changed(earlier, subject.inputs(problem.replace(seed=problem.seed + 1)), problem.seed)
     forward = subject.forward(earlier)
-    later = later.replace(weights=earlier.weights, keep=earlier.keep, bias=earlier.bias)
-    positional, keywords = arguments(earlier)
-    subject.ask(forward, (positional, keywords), earlier)
-    fresh, _ = arguments(later)
-    for storage, values in zip(positional, fresh, strict=True):
-        storage.copy_(values)
-    _, keywords = arguments(later)
-    again = subject.ask(forward, (positional, keywords), later).output
+    given = arguments(earlier)
+    subject.ask(forward, given, earlier)
+    _overwrite(given, arguments(later))
+    again = subject.ask(forward, given, later).output
     asked_anew, view = _reordered(subject, later, problem)
     answer = subject.answer(asked_anew)
     return relate(
@@ -128,6 +150,40 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
         view=view,
         counterfactual=lambda: view(subject.oracle.output(earlier)),
     )
+
+
+def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
+    """The next question: everything is another, or only one of the tensors, or the last token.
+
+    What is remembered by a part of a question is found by changing the rest.
+    """
+    later = earlier.replace(generic=False)
+    if earlier.masked and seed % 3 != 1:
+        later = later.replace(keep=other.keep, bias=other.bias)
+    last = CHANGES[seed % len(CHANGES)] == "last token"
+    named = {
+        name: _last_changed(getattr(earlier, name), getattr(other, name)) if last else tensor
+        for name, tensor in (("query", other.query), ("key", other.key), ("value", other.value))
+    }
+    change = CHANGES[seed % len(CHANGES)]
+    if change in named and earlier.mode == "separate":
+        named = {change: named[change]}
+    elif change == "mask" and earlier.masked:
+        return earlier.replace(keep=other.keep, bias=other.bias, generic=False)
+    return later.with_tokens(**named)
+
+
+def _last_changed(earlier: Tensor, other: Tensor) -> Tensor:
+    return torch.cat([earlier[..., :-1, :], other[..., -1:, :]], dim=-2)
+
+
+def _overwrite(given: Arguments, values: Arguments) -> None:
+    """Put other values into the tensors of a call, mask included."""
+    for storage, fresh in zip(given[0], values[0], strict=True):
+        storage.copy_(fresh)
+    for name, fresh in values[1].items():
+        if isinstance(fresh, Tensor):
+            given[1][name].copy_(fresh)
 
 
 def _reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
@@ -169,10 +225,26 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
     forward = subject.forward(inputs)
-    answer = subject.call(forward, inputs).output
-    before = answer.clone()
+    answer = subject.call(forward, inputs)
     subject.call(forward, other)
-    if identical(answer, before):
+    if still_says(answer):
         return Finding()
     message = "a later call overwrote an earlier answer: the output buffer is used again"
     return Finding(violation=Violation(kind="mutated", message=message))
+
+
+@clause(
+    "state.grad-mode",
+    level="MUST",
+    sentence="The answer is the same whether or not gradients are recorded.",
+    source="pytorch#97128, PR#190486: a fast path that is taken without gradients only",
+    space=Space(mask="maybe", causal="maybe", extras="maybe", share=0.5),
+    explained=False,
+)
+def grad_mode(subject: Subject, problem: Problem) -> Finding:
+    """The same call under no_grad and with gradients recorded."""
+    inputs = subject.inputs(problem)
+    recording = inputs.replace(grad_mode=True)
+    answers = subject.answer(inputs), subject.answer(recording)
+    wording = "with gradients recorded the answer is another"
+    return same_unless_identical(subject, (inputs, answers[0]), (inputs, answers[1]), wording)

@@ -8,7 +8,7 @@ import torch
 from examples import bare, core, layer, plan, problem, try_on
 from torch import Tensor
 
-from conformance.clauses.state import _identical
+from conformance.clauses._vocabulary import identical
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
@@ -92,8 +92,8 @@ def test_changed_mask_is_named() -> None:
 def test_every_change_of_a_bit_is_seen(before: list[float], after: list[float]) -> None:
     """NaN equals NaN; anything else must be the same bits, infinities and signs of zero too."""
     one, two = (torch.tensor(values, dtype=torch.float64) for values in (before, after))
-    assert _identical(one, one.clone())
-    assert not _identical(one, two)
+    assert identical(one, one.clone())
+    assert not identical(one, two)
 
 
 def test_noise_is_not_repeatable() -> None:

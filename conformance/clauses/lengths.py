@@ -1,0 +1,115 @@
+"""numerics.any-length: the edges of large tiles, which short sequences never reach."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..comparison import compare, moves
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..registry import Finding, clause
+from ..space import Space
+from ..subject import Subject
+
+# Rows on both sides of the edges of tiles; beside them some random ones.
+EDGE_ROWS: Final = (0, 1, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512)
+RANDOM_ROWS: Final = 4
+# Where a row of the answer needs its own query alone: the golden of some rows is that of all.
+ROWWISE: Final = frozenset(
+    {
+        "scale",
+        "scale_factor",
+        "causal_alignment",
+        "causal_offset",
+        "empty_rows",
+        "bias_order",
+        "softcap_order",
+        "window_offset",
+        "group_order",
+        "query_bias",
+        "key_bias",
+        "value_bias",
+        "output_bias",
+    }
+)
+
+
+@clause(
+    "numerics.any-length",
+    level="MUST",
+    sentence="The answer is right for sequences of any length: before, at and past tile edges.",
+    source="pytorch#162588, #109517, #127055: wrong, or NaN, at long lengths only",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        values=("normal", "negative-logits", "dominant-key"),
+        patterns=("random", "padding", "sparse", "left-padding", "mixed"),
+        preferred=(("key_length", 24), ("query_length", 24)),
+        share=0.1,
+        edges="lengths",
+    ),
+    needs_golden=True,
+    counterfactual="the last key left out",
+)
+def any_length(subject: Subject, problem: Problem) -> Finding:
+    """Long sequences with few and small heads; some rows of the answer are judged."""
+    inputs = subject.inputs(problem)
+    apart = _rows_apart(subject)
+    rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)
+    asked = _of_rows(subject, inputs, rows) if apart else inputs
+    known = subject.golden(asked)
+    agreement = compare(
+        subject.answer(inputs).index_select(-2, rows),
+        known.output,
+        known.bound,
+        judged=known.judged,
+        wording=f"among {inputs.geometry.key_length} keys the answer is wrong",
+    )
+    if agreement.kind:
+        *head, row, channel = agreement.index
+        agreement = agreement.replace(index=(*head, int(rows[row]), channel))
+    shorter = asked.allowed(subject.declaration.semantics).clone()
+    shorter[..., -1] = False
+    other = subject.oracle.output(asked.replace(keep=shorter))
+    judged = known.judged & torch.isfinite(other)
+    binding = moves(known.output, other, known.bound, judged)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def _rows_apart(subject: Subject) -> bool:
+    """Whether no row of the answer depends on another query, at the declared semantics."""
+    return set(golden.STANDARD.differences(subject.declaration.semantics)) <= ROWWISE
+
+
+def _some_rows(problem: Problem) -> Tensor:
+    length = problem.geometry.query_length
+    drawn = torch.randint(length, (RANDOM_ROWS,), generator=generator_for(problem, 15)).tolist()
+    wanted = {*EDGE_ROWS, *drawn, length - 1, length - 2}
+    return torch.tensor(sorted(row for row in wanted if 0 <= row < length))
+
+
+def _of_rows(subject: Subject, inputs: Inputs, rows: Tensor) -> Inputs:
+    """What the golden is asked about some rows: their queries, and what they may attend."""
+    allowed = inputs.allowed(subject.declaration.semantics)
+    return inputs.replace(
+        geometry=inputs.geometry.replace(query_length=len(rows)),
+        mode="separate",
+        query=inputs.query.index_select(-2, rows),
+        keep=allowed.index_select(2, rows),
+        bias=_chosen(inputs.bias, rows),
+        mask_form="keep",
+        mask_shape="BHQK",
+        causal=False,
+        window=None,
+        generic=False,
+    )
+
+
+def _chosen(bias: Tensor | None, rows: Tensor) -> Tensor | None:
+    return bias if bias is None or bias.shape[2] == 1 else bias.index_select(2, rows)

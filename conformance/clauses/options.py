@@ -1,0 +1,88 @@
+"""numerics.options, shape.weights-aside: options that are given together leave each other alone."""
+
+from __future__ import annotations
+
+from ..candidate import Candidate
+from ..inputs import Inputs
+from ..problem import Problem
+from ..registry import Finding, clause
+from ..space import Space
+from ..subject import Subject
+from ._vocabulary import matches_golden, same_answer
+
+OPTIONS = ("bias", "scale", "softcap", "window")
+TOGETHER = Space(
+    mask="maybe",
+    causal="maybe",
+    finite_bias="maybe",
+    extras="maybe",
+    values=("normal",),
+    patterns=("random", "dense", "padding", "mixed"),
+    least=(("key_length", 2),),
+    share=0.25,
+    edges="options",
+)
+
+
+def _some_option(candidate: Candidate) -> str:
+    declared = candidate.declaration
+    offered = (
+        declared.masks or declared.causal or {"scale", "softcap", "window"} & declared.features
+    )
+    return "" if offered else "no option is declared"
+
+
+@clause(
+    "numerics.options",
+    level="MUST",
+    sentence=(
+        "Whatever is given in one call acts: every two of scale, cap, window, causal flag, grouped "
+        "heads and any form and shape of mask, and all of them at once."
+    ),
+    source="pytorch#187801: both given, one lost; Kuhn, Wallace & Gallo 2004 on pairs",
+    space=TOGETHER,
+    needs_golden=True,
+    counterfactual="one of them lost",
+    applies=(_some_option,),
+)
+def options(subject: Subject, problem: Problem) -> Finding:
+    """All pairs of what is declared, systematically; what is lost in turn must be able to show."""
+    inputs = subject.inputs(problem)
+    lost = _losses(inputs)
+    wording = "an answer forgets one of the options that are given together"
+    other = lost[problem.seed % len(lost)] if lost else None
+    return matches_golden(subject, inputs, wording, counterfactual=other)
+
+
+def _losses(inputs: Inputs) -> list[Inputs]:
+    """The same inputs, each time with one of the options left out."""
+    given = [name for name in OPTIONS if getattr(inputs, name) is not None]
+    lost = [inputs.replace(**{name: None}) for name in given]
+    lost += [inputs.without_mask()] if inputs.masked else []
+    return lost + ([inputs.replace(causal=False)] if inputs.causal else [])
+
+
+def _offers_weights(candidate: Candidate) -> str:
+    return "" if "weights" in candidate.declaration.features else "it does not return weights"
+
+
+@clause(
+    "shape.weights-aside",
+    level="MUST",
+    sentence="Asking for the weights does not change the output.",
+    source="pytorch#160064, PR#190486: one fully masked head turns all NaN only with need_weights",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        extras="maybe",
+        patterns=("random", "empty-rows", "padding", "full-and-empty"),
+        share=0.5,
+    ),
+    applies=(_offers_weights,),
+    explained=False,
+)
+def weights_aside(subject: Subject, problem: Problem) -> Finding:
+    """One call with return_weights=True and one without."""
+    inputs = subject.inputs(problem)
+    asking = inputs.replace(return_weights=True)
+    return same_answer(subject, inputs, asking, "asking for the weights changes the output")
