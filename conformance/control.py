@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._golden import golden
-from .calling import Answer, Arguments, CandidateFailure, Forward
+from .calling import Answer, Arguments, CandidateFailure, Forward, read_answer
 from .inputs import Inputs
 from .oracle import Golden
 from .results import Violation
@@ -38,7 +38,7 @@ class Control(Subject):
         """The golden answer; an exception for inputs that do not fit each other."""
         del forward, given
         if self.candidate.kind == "positions":
-            return Answer(output=_encoded(inputs))
+            return _answer(_encoded(inputs), None, inputs)
         if not self.candidate.golden_known:
             raise NoControlError
         try:
@@ -47,12 +47,20 @@ class Control(Subject):
             refused = Violation(kind="raised", message=str(error), got=type(error).__name__)
             raise CandidateFailure(refused) from error
         output = known.output if inputs.dropout is None else _dropped(known, inputs)
-        weights = known.weights.to(inputs.query.dtype) if inputs.return_weights else None
-        return Answer(output=output.to(inputs.query.dtype), weights=weights)
+        return _answer(output, known.weights, inputs)
 
 
 def _not_called() -> None:
     """Stand where a layer would."""
+
+
+def _answer(output: Tensor, weights: Tensor | None, inputs: Inputs) -> Answer:
+    """What a candidate would have returned, read like its own."""
+    tensors = [output] if weights is None else [output, weights]
+    returned = [tensor.to(inputs.query.dtype) for tensor in tensors]
+    if not inputs.batched:
+        returned = [tensor.squeeze(0) for tensor in returned]
+    return read_answer(tuple(returned) if inputs.return_weights else returned[0], inputs)
 
 
 def _encoded(inputs: Inputs) -> Tensor:

@@ -137,10 +137,13 @@ def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, .
 
 
 def same_failure(first: Violation, other: Violation) -> bool:
-    """Whether two violations of one clause are of one kind and tell the same."""
-    if (first.kind, _told(first)) != (other.kind, _told(other)):
-        return False
-    return _gross(other) or not _gross(first)
+    """Whether a violation tells the same as the first, and is as far beyond its bound."""
+    return tells_the_same(first, other) and (_gross(other) or not _gross(first))
+
+
+def tells_the_same(first: Violation, other: Violation) -> bool:
+    """Whether two violations of one clause are of one kind and tell the same but for numbers."""
+    return (first.kind, _told(first)) == (other.kind, _told(other))
 
 
 def _told(violation: Violation) -> str:

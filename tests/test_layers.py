@@ -85,8 +85,14 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "specification",
         ),
     ),
-    ("process", ("environment", "loaded", "messages", "outcomes", "supervisor", "worker")),
-    ("session", ("checking", "expectations", "report", "selection", "teeth", "teeth.*")),
+    (
+        "process",
+        ("environment", "loaded", "messages", "replaying", "outcomes", "supervisor", "worker"),
+    ),
+    (
+        "session",
+        ("checking", "expectations", "replay", "report", "script", "selection", "teeth", "teeth.*"),
+    ),
     ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suites")),
     ("command", ("__init__", "__main__", "cli", "commands", "commands.*")),
 )

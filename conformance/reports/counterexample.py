@@ -8,7 +8,7 @@ from typing import Any, Final
 from . import tensors
 
 # Of all tensors that are shown together: more is not read, and the report holds it anyway.
-_MOST_ELEMENTS: Final = 160
+_MOST_ELEMENTS: Final = 96
 _COMPARED: Final = ("expected", "got", "bound")
 
 Data = Mapping[str, Any]
@@ -149,10 +149,11 @@ def _answered(call: Data, *, several: bool) -> Iterator[Line]:
 
 def _compared(data: Data) -> Iterator[Line]:
     """What was compared; elements of the answer beyond the bound are marked."""
-    got, expected, bound = (data.get(name) for name in ("got", "expected", "bound"))
-    if not (tensors.is_shown(got) and tensors.is_shown(expected) and tensors.is_shown(bound)):
+    if not all(tensors.is_shown(data.get(name)) for name in _COMPARED):
         return
-    marked = tensors.beyond(got, expected, bound, data.get("judged"))
+    expected, got, bound = (data[name] for name in _COMPARED)
+    law = bool(data.get("relation"))
+    marked = tensors.beyond(got, expected, bound, data.get("judged"), law=law)
     yield from _tensor("expected", expected, note=_origin(data))
     yield from _tensor("got", got, marked=marked, note=f"{tensors.MARK} beyond the bound")
     yield from _tensor("bound", {**bound, "values": _rounded(bound["values"])})

@@ -86,17 +86,23 @@ def shape(data: Table) -> str:
     return f"{list(data['shape'])}{'' if 'float' in dtype else f' {dtype}'}"
 
 
-def beyond(got: Table, expected: Table, bound: Table, judged: Table | None) -> list[bool]:
-    """Which elements of an answer are further off than the bound, or not finite where they must."""
+def beyond(
+    got: Table, expected: Table, bound: Table, judged: Table | None, *, law: bool
+) -> list[bool]:
+    """Which elements of an answer are further off than the bound, or not finite where they must.
+
+    Under a law the expected values are an answer, too, and must be finite; else nothing is judged
+    where they are not.
+    """
     columns = [flat(data["values"]) for data in (got, expected, bound)]
     counts = flat(judged["values"]) if judged is not None else [True] * len(columns[0])
     return [
-        bool(counted) and not _within(*map(float, triple))
+        bool(counted) and not _within(*map(float, triple), law=law)
         for counted, *triple in zip(counts, *columns, strict=True)
     ]
 
 
-def _within(got: float, expected: float, bound: float) -> bool:
+def _within(got: float, expected: float, bound: float, *, law: bool) -> bool:
     if not math.isfinite(expected):
-        return not math.isfinite(got) or math.isnan(expected)
+        return not law
     return abs(got - expected) <= bound

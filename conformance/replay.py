@@ -1,0 +1,205 @@
+"""What ``conformance replay`` does: finds counterexamples in a report and asks them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from .errors import UsageError, did_you_mean
+from .messages import RunOptions
+from .report import SCHEMA
+from .supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
+
+JOB: Final = "conformance.replaying:replay_job"
+_FAILED: Final = ("failed", "expected-failure")
+
+Record = Mapping[str, Any]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One failed clause of a report that can be asked again."""
+
+    candidate: Record
+    clause: Record
+
+    @property
+    def problem(self) -> Any:
+        """The problem that failed, as the report holds it."""
+        return self.clause["counterexample"]["problem"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What became of a failure: ``outcome`` is "passes", "fails" or "differs".
+
+    ``clause`` is the report's entry with the violation and the counterexample of today.
+    """
+
+    candidate: str
+    clause: Record
+    outcome: str
+
+
+def cases(reference: str, candidate: str | None = None) -> list[Case]:
+    """The failures that ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE`` names.
+
+    Raises UsageError with one sentence for what is missing, unreadable or has not failed.
+    """
+    path, named, slug = _split(reference)
+    report = read_report(path)
+    entries = _candidates(report, candidate or named, path)
+    found = [case for entry in entries for case in _failures(entry, slug)]
+    if slug:
+        _check_slug(entries, slug, found)
+    if not found:
+        msg = f"{path} holds no failure: there is nothing to replay"
+        raise UsageError(msg)
+    for case in found:
+        _check_rebuilds(case)
+    return found
+
+
+def _split(reference: str) -> tuple[Path, str | None, str]:
+    """Path, candidate and clause; a file whose name has a ``#`` is taken whole."""
+    path, mark, fragment = reference.rpartition("#")
+    if not mark or Path(reference).exists():
+        return Path(reference), None, ""
+    name, _, slug = fragment.rpartition("/")
+    if not slug:
+        msg = f"{reference!r} names no clause behind its #: write REPORT.json#CLAUSE"
+        raise UsageError(msg)
+    return Path(path), name or None, slug
+
+
+def read_report(path: Path) -> Record:
+    """A report of this schema; raises UsageError for anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = f"there is no report {path}: 'conformance check TARGET --json {path}' writes one"
+        raise UsageError(msg) from None
+    except OSError as error:
+        msg = f"the report {path} cannot be read: {error.strerror or error}"
+        raise UsageError(msg) from None
+    except ValueError as error:
+        msg = f"{path} is no JSON: {error}"
+        raise UsageError(msg) from None
+    if not isinstance(data, dict) or not isinstance(data.get("candidates"), list):
+        msg = f"{path} is no report of conformance check: it has no list of candidates"
+        raise UsageError(msg)
+    if data.get("schema") != SCHEMA:
+        msg = f"{path} has schema {data.get('schema')!r}; this version reads schema {SCHEMA}"
+        raise UsageError(msg)
+    return data
+
+
+def _candidates(report: Record, name: str | None, path: Path) -> list[Record]:
+    entries: list[Record] = report["candidates"]
+    if name is None:
+        return entries
+    found = [entry for entry in entries if entry["name"] == name]
+    if not found:
+        known = [entry["name"] for entry in entries]
+        msg = f"{path} has no candidate {name!r}{did_you_mean(name, known)}"
+        raise UsageError(msg)
+    return found
+
+
+def _failures(entry: Record, slug: str) -> Iterator[Case]:
+    for clause in entry["clauses"]:
+        if clause["status"] in _FAILED and slug in ("", clause["id"]):
+            yield Case(candidate=entry, clause=clause)
+
+
+def _check_slug(entries: Sequence[Record], slug: str, found: list[Case]) -> None:
+    """Require that a clause is known and has failed; raises UsageError."""
+    statuses = {c["id"]: c["status"] for entry in entries for c in entry["clauses"]}
+    if slug not in statuses:
+        msg = f"the report has no clause {slug!r}{did_you_mean(slug, statuses)}"
+        raise UsageError(msg)
+    if not found:
+        failed = sorted({case.clause["id"] for entry in entries for case in _failures(entry, "")})
+        told = f"; failed: {', '.join(failed)}" if failed else ""
+        msg = f"{slug} has not failed, it is {statuses[slug]}: nothing to replay{told}"
+        raise UsageError(msg)
+
+
+def _check_rebuilds(case: Case) -> None:
+    counterexample = case.clause.get("counterexample")
+    if not isinstance(counterexample, dict) or not isinstance(counterexample.get("problem"), dict):
+        name = case.candidate["name"]
+        msg = f"{case.clause['id']} of {name} has no counterexample in the report"
+        raise UsageError(msg)
+
+
+def replay(
+    found: Sequence[Case],
+    *,
+    target: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> Iterator[Replayed]:
+    """Ask each case again, one worker a candidate; ``target`` replaces the report's.
+
+    Raises UsageError for a target that does not resolve any more, HarnessError when no worker runs.
+    """
+    done = 0
+    for name in dict.fromkeys(case.candidate["name"] for case in found):
+        own = [case for case in found if case.candidate["name"] == name]
+        options = _options(own, target)
+        progress(f"loading {name}", done, len(found))
+        with Supervisor(options, timeout=timeout) as supervisor:
+            supervisor.start()
+            index = _index([loaded.name for loaded in supervisor.load()], name, options.targets[0])
+            for case in own:
+                progress(f"{name} {case.clause['id']}", done, len(found))
+                yield _again(supervisor, index, case)
+                done += 1
+
+
+def _options(own: Sequence[Case], target: str | None) -> RunOptions:
+    candidate = own[0].candidate
+    only = tuple(dict.fromkeys(case.clause["id"] for case in own))
+    return RunOptions(targets=(target or candidate["target"],), profile="quick", only=only)
+
+
+def _index(names: list[str], name: str, target: str) -> int:
+    """Which of a target's candidates is meant; raises UsageError when that is not clear."""
+    if name in names:
+        return names.index(name)
+    if len(names) == 1:
+        return 0
+    msg = f"{target} has no candidate {name!r}{did_you_mean(name, names)}"
+    raise UsageError(msg)
+
+
+def _again(supervisor: Supervisor, index: int, case: Case) -> Replayed:
+    clause = case.clause
+    argument = {
+        "clause": clause["id"],
+        "dtype": clause["dtype"],
+        "problem": case.problem,
+        "violation": clause["violation"],
+    }
+    try:
+        answer = supervisor.perform(index, JOB, argument)
+    except WorkerLost as lost:
+        answer = _lost(lost, clause)
+    today = {name: answer[name] for name in ("violation", "counterexample") if name in answer}
+    return Replayed(
+        candidate=case.candidate["name"],
+        clause={**clause, "diagnosis": [], "reason": "", **today},
+        outcome=answer["outcome"],
+    )
+
+
+def _lost(lost: WorkerLost, clause: Record) -> dict[str, Any]:
+    """What a worker that hung or died means for a failure."""
+    same = clause["violation"]["kind"] == lost.kind
+    violation = {"kind": lost.kind, "message": f"the candidate {lost}"}
+    return {"outcome": "fails" if same else "differs", "violation": violation}

@@ -1,0 +1,75 @@
+"""The job of ``replay`` in the worker: one counterexample of a report, examined again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import torch_state
+from .counterexample import describe
+from .errors import UsageError, did_you_mean
+from .loaded import Plan
+from .problem import problem_from_json
+from .registry import all_clauses
+from .results import Violation, plain
+from .runner import one_thread
+from .smallest import Smallest, examine_recorded, tells_the_same
+
+
+def replay_job(
+    plan: Plan, argument: dict[str, Any], _tell: Callable[[str, str], None]
+) -> dict[str, Any]:
+    """Examine a problem again and say what became of its failure, as plain data.
+
+    ``argument`` holds ``clause``, ``dtype``, ``problem`` and the ``violation`` of the report. The
+    answer's ``outcome`` is "passes", "fails" or "differs", for which there are the new
+    ``violation`` and ``counterexample``. Raises UsageError for a clause or problem that this
+    version cannot ask.
+    """
+    clauses = {clause.id: clause for clause in all_clauses()}
+    slug = argument["clause"]
+    if slug not in clauses:
+        msg = f"this version has no clause {slug!r}{did_you_mean(slug, clauses)}"
+        raise UsageError(msg)
+    try:
+        problem = problem_from_json(argument["problem"])
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        msg = f"the counterexample of {slug} cannot be rebuilt: {error}"
+        raise UsageError(msg) from None
+    refused = clauses[slug].not_applicable(plan.candidate)
+    if refused:
+        msg = f"{slug} does not apply to {plan.candidate.name} any more: {refused}"
+        raise UsageError(msg)
+    subject = plan.run.subject(argument["dtype"])
+    with one_thread(), torch_state.neutral():
+        finding, recording = examine_recorded(clauses[slug], subject, problem)
+        if finding.violation is None:
+            return {"outcome": "passes"}
+        smallest = Smallest(
+            problem=problem,
+            violation=finding.violation,
+            recording=recording,
+            tries=0,
+            repeated=True,
+        )
+        shown = describe(slug, subject, smallest)
+    same = tells_the_same(Violation(**argument["violation"]), finding.violation)
+    found: dict[str, Any] = plain(
+        {
+            "outcome": "fails" if same else "differs",
+            "violation": vars(finding.violation),
+            "counterexample": {**shown, "access": access(plan)},
+        }
+    )
+    return found
+
+
+def access(plan: Plan) -> dict[str, Any]:
+    """How a script finds the candidate at its target, and whether it can call it without us."""
+    function = plan.candidate.function
+    module = str(getattr(function, "__module__", "") or type(function).__module__)
+    return {
+        "adapted": module.startswith(f"{__package__}.adapters"),
+        "batched": plan.candidate.declaration.batched,
+        "kind": plan.candidate.kind,
+    }

@@ -1,0 +1,226 @@
+"""Writes a failure as a Python file that needs torch and the candidate, and nothing of ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .replay import Case
+
+Record = Mapping[str, Any]
+# What these clauses do beside their calls (load a state dict, move a module) is in no call.
+_MORE_THAN_CALLS: Final = ("state.state-dict", "state.follows-to", "state.eval-deterministic")
+_COMPARED: Final = ("value", "finite")
+_SHOWN: Final = (*_COMPARED, "raised", "not-raised", "shape", "dtype", "mutated")
+
+
+def check_single(found: Sequence[Case], path: str) -> None:
+    """Require one failure, in one file that can be written; raises UsageError."""
+    if len(found) != 1:
+        named = ", ".join(f"{case.candidate['name']}/{case.clause['id']}" for case in found[:4])
+        more = " …" if len(found) > len(("one", "two", "three", "four")) else ""
+        msg = f"--emit-script writes one failure, not {len(found)}: name one of {named}{more}"
+        raise UsageError(msg)
+    if path != "-":
+        from .report import check_writable  # noqa: PLC0415 (an option that few give)
+
+        check_writable(Path(path), "--emit-script")
+
+
+def write_script(clause: Record, target: str, path: str) -> None:
+    """Write the script of a failure to a file or, for ``-``, to standard output."""
+    text = script(clause, target)
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def script(clause: Record, target: str) -> str:
+    """The text of the script; raises UsageError for a failure that calls alone do not show."""
+    data = clause.get("counterexample") or {}
+    refused = why_not(clause)
+    if not refused and ":" not in target:
+        refused = f"{target} is a registered name; give its file or module with --target"
+    if refused:
+        msg = f"no script can be written for {clause['id']}: {refused}"
+        raise UsageError(msg)
+    frame = resources.files(__package__).joinpath("script_frame.py.txt").read_text("utf-8")
+    parts = {
+        "TITLE": _comment(f"{clause['id']} fails for {data['candidate']}: {_message(clause)}"),
+        "REQUIREMENT": _comment(str(clause.get("requirement") or "")),
+        "TARGET": repr(_absolute(target)),
+        "NAME": repr(data["candidate"]),
+        "CALLS": "\n".join(f"    {line}".rstrip() for line in _calls(data)),
+        "CHECK": "\n".join(f"    {line}".rstrip() for line in _check(clause, data)),
+    }
+    for name, text in parts.items():
+        frame = frame.replace(f"@{name}@", text)
+    return frame
+
+
+def why_not(clause: Record) -> str:
+    """Why a failure cannot be shown by calls alone, or ""."""
+    data = clause.get("counterexample") or {}
+    kind = clause["violation"]["kind"]
+    compared, adapted = kind in _COMPARED, (data.get("access") or {}).get("adapted")
+    shown = all("values" in tensor for tensor in _every_tensor(data))
+    reasons = {
+        "there are no calls of the candidate to show (it died, hung, or did not repeat it)": not (
+            data.get("calls")
+        ),
+        "it does more with the module than calling it": clause["id"] in _MORE_THAN_CALLS,
+        "its module is called through conformance.module: declare it with conformance.layer": (
+            adapted
+        ),
+        "it needs tensors of more than 64 elements": not shown,
+        "what it judges is not one answer, element by element": compared and "bound" not in data,
+        f"a failure of kind {kind} does not show in calls alone": kind not in _SHOWN,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _every_tensor(data: Record) -> Iterator[Record]:
+    for call in data.get("calls", ()):
+        every = [*call["arguments"].values(), *call["keywords"].values()]
+        yield from (value for value in every if isinstance(value, Mapping))
+    for layer in data.get("layers", ()):
+        yield from (layer["weights"] or {}).values()
+
+
+def _message(clause: Record) -> str:
+    return str(clause["violation"]["message"])
+
+
+def _comment(text: str) -> str:
+    """Text that cannot end the docstring it stands in."""
+    plain = text.replace("\\", "/").replace('"', "'")
+    return " ".join(plain.split())
+
+
+def _absolute(target: str) -> str:
+    """A target that means the same in another folder."""
+    where, colon, name = target.rpartition(":")
+    path = Path(where if colon else target)
+    if not path.exists():
+        return target
+    return f"{path.resolve()}{colon}{name}" if colon else str(path.resolve())
+
+
+def _calls(data: Record) -> Iterator[str]:
+    """The calls as code: tensors first, then the call."""
+    for number, layer in enumerate(data.get("layers", ())):
+        yield from _layer(number, layer)
+    for number, call in enumerate(data["calls"]):
+        names = []
+        for name, tensor in call["arguments"].items():
+            yield from _argument(f"{name}_{number}", tensor)
+            names.append(f"{name}_{number}")
+        keywords = []
+        for name, value in call["keywords"].items():
+            if isinstance(value, Mapping):
+                yield f"{name}_{number} = {_tensor(value)}"
+                keywords.append(f'"{name}": {name}_{number}')
+            else:
+                keywords.append(f'"{name}": {_literal(_tupled(value))}')
+        forward = f"layer_{call['layer']}" if "layer" in call else "candidate"
+        yield f"calls.append(ask({forward}, [{', '.join(names)}], {{{', '.join(keywords)}}}))"
+
+
+def _layer(number: int, layer: Record) -> Iterator[str]:
+    yield f"geometry = SimpleNamespace(**{layer['geometry']!r})"
+    yield "weights = SimpleNamespace("
+    roles = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
+    for role in roles:
+        matrix = (layer["weights"] or {}).get(role)
+        yield f"    {role}={'None' if matrix is None else _tensor(matrix)},"
+    yield ")"
+    yield f"layer_{number} = build(candidate, geometry, weights)"
+
+
+def _argument(name: str, tensor: Record) -> Iterator[str]:
+    """One input; what was handed over before is written into the same storage again."""
+    if "same_as" not in tensor:
+        yield f"{name} = {_tensor(tensor)}"
+        return
+    number, before = tensor["same_as"]
+    yield f"{name} = {before}_{number}  # the same tensor object"
+    yield f"{name}.copy_({_tensor(tensor)})"
+
+
+def _tensor(data: Record) -> str:
+    """A tensor as code that makes the same bits; one with gaps out of its storage."""
+    dtype = f"torch.{data['dtype']}"
+    if "storage" in data:
+        layout = f"{tuple(data['shape'])}, {tuple(data['stride'])}, {data['offset']}"
+        return f"torch.tensor({_literal(data['storage'])}, dtype={dtype}).as_strided({layout})"
+    shape = data["shape"]
+    made = f"torch.tensor({_literal(data['values'])}, dtype={dtype})"
+    return made if shape and 0 not in shape else f"{made}.reshape({tuple(shape)})"
+
+
+def _literal(value: Any) -> str:
+    """Nested lists of numbers as code; inf and nan are names in the script."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_literal, value))})"
+    return value if isinstance(value, str) else repr(value)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check(clause: Record, data: Record) -> Iterator[str]:
+    """What decides, as code that returns whether the failure is still there."""
+    violation, kind = clause["violation"], clause["violation"]["kind"]
+    if kind in _COMPARED:
+        yield from _comparison(data)
+    elif kind == "raised":
+        yield "return any_raised(calls)"
+    elif kind == "not-raised":
+        yield "return last_did_not_raise(calls)"
+    elif kind == "mutated":
+        yield "return something_changed(calls)"
+    else:
+        part = 1 if violation["message"].startswith("the weights") else 0
+        yield f"return another_{kind}(calls, {violation['expected']!r}, part={part})"
+
+
+def _comparison(data: Record) -> Iterator[str]:
+    relation = data.get("relation")
+    if relation is None:
+        part = int(_is_weights(data))
+        yield f"expected = {_tensor(data['expected'])}"
+        yield f"got = seen(calls, {len(data['calls']) - 1}, part={part})"
+    else:
+        yield f"expected = {_sum(relation['expected'], data['expected'])}"
+        yield f"got = {_sum(relation['got'], data['got'])}"
+    yield f"bound = {_tensor(data['bound'])}"
+    judged = _tensor(data["judged"]) if "judged" in data else "torch.ones_like(bound, dtype=bool)"
+    yield f"judged = {judged}"
+    yield f"return disagree(expected, got, bound, judged, law={relation is not None})"
+
+
+def _is_weights(data: Record) -> bool:
+    """Whether it was the returned weights that were compared."""
+    weights = data["calls"][-1].get("weights")
+    return weights is not None and weights.get("values") == data["got"].get("values")
+
+
+def _sum(side: Sequence[Record], like: Record) -> str:
+    """One side of a law, made of the answers."""
+    shape = list(like["shape"])
+    parts = [
+        f"seen(calls, {part['call']}"
+        + (f", elements={part['elements']}, shape={shape})" if "elements" in part else ")")
+        for part in side
+    ]
+    return " + ".join(parts)
