@@ -40,12 +40,12 @@ class Answer:
     """What a candidate returned, with the batch axis put back for unbatched candidates.
 
     ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
-    storage; ``returned`` is the output itself, as the candidate gave it.
+    storage; ``returned`` is the output itself as the candidate gave it, None where nobody did.
     """
 
     output: Tensor
-    returned: Tensor
     weights: Tensor | None = None
+    returned: Tensor | None = None
 
 
 def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:

@@ -117,5 +117,6 @@ def _draft(index: int, sizes: tuple[int, ...], *, masked: bool, causal: bool) ->
         causal=causal,
         finite_bias=index // 3 % 2 == 0,
         biases=index % 4 != 1,
-        extras=index * _EXTRAS_STEP,
+        # What offers more options must not be tried less without them.
+        extras=index * _EXTRAS_STEP if index % 2 else 0,
     )

@@ -17,7 +17,17 @@ from .space import Space
 
 Changes = dict[str, Any]
 # What each feature is given as: values that move the answer of nearly every problem.
-GIVEN: Final[dict[str, Any]] = {"scale": 0.9, "softcap": 1.5, "window": (2, 1)}
+GIVEN: Final[dict[str, tuple[Any, ...]]] = {
+    "scale": (0.9, 0.3),
+    "softcap": (1.5,),
+    "window": ((2, 1), (1, -1), (-1, 1), (3, 0)),
+}
+# On their own, where nothing else could hide all keys of a row.
+ALONE: Final[dict[str, tuple[Any, ...]]] = {
+    "scale": (0.9, 1.0),
+    "softcap": (1.5, 30.0),
+    "window": ((0, 0), (2, 1), (-1, 0), (0, -1), (1, 2), (40, 40)),
+}
 # Lengths only hide keys at the end, where a narrow window would leave rows without any.
 PATTERNS: Final = ("random", "dense", "padding", "mixed")
 
@@ -25,7 +35,13 @@ PATTERNS: Final = ("random", "dense", "padding", "mixed")
 def option_problems(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
     """Every pair of options, all at once with each form of mask, and each shape of mask alone."""
     plain, masks = _options(candidate), _masks(candidate, space)
-    given = [_merged(pair) for pair in itertools.combinations(plain, 2)]
+    given = [
+        {name: value}
+        for name, values in ALONE.items()
+        if name in candidate.declaration.features
+        for value in values
+    ]
+    given += [_merged(pair) for pair in itertools.combinations(plain, 2)]
     given += [{**mask, **option} for mask in masks for option in plain]
     given += [{**_merged(plain), **mask} for mask in masks or [{}]]
     # A mask that is read along the wrong axis raises, unless all axes have one size.
@@ -33,7 +49,24 @@ def option_problems(candidate: Candidate, space: Space, *, dtype: str) -> list[P
         {"mask": MaskPlan(pattern="random", form=form, shape=shape), "geometry": _EQUAL}
         for form, shape in space.options(candidate)
     ]
-    return [_problem(candidate, space, dtype, turn, changes) for turn, changes in enumerate(given)]
+    return [
+        _problem(candidate, space, dtype, turn, _chosen(changes, turn))
+        for turn, changes in enumerate(given)
+    ]
+
+
+def _chosen(changes: Changes, turn: int) -> Changes:
+    """One of the values of each feature that is given in turn."""
+    return {
+        name: value[turn % len(value)] if isinstance(value, _Turns) else value
+        for name, value in changes.items()
+    }
+
+
+class _Turns(tuple[Any, ...]):
+    """Values of which each problem takes the next one."""
+
+    __slots__ = ()
 
 
 _DISTINCT: Final = Geometry(
@@ -64,7 +97,7 @@ def _options(candidate: Candidate) -> list[Changes]:
     """Every option but the mask, each as the change to a problem that gives it."""
     declared = candidate.declaration
     found: list[Changes] = [
-        {name: value} for name, value in GIVEN.items() if name in declared.features
+        {name: _Turns(values)} for name, values in GIVEN.items() if name in declared.features
     ]
     if declared.causal is not None:
         found.append({"causal": True})

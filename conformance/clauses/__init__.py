@@ -17,6 +17,7 @@ from . import memory
 from . import propagation
 from . import state
 from . import calls
+from . import settings
 from . import modules
 from . import dropout
 
@@ -38,6 +39,7 @@ __all__ = [
     "position",
     "precision",
     "propagation",
+    "settings",
     "shape",
     "state",
 ]

@@ -60,6 +60,11 @@ def finite_limit(subject: Subject) -> float:
     return largest_finite(subject.declaration, subject.dtype)
 
 
+def narrow_range(subject: Subject) -> bool:
+    """Whether a candidate holds no larger numbers than float16 does; bfloat16 does."""
+    return finite_limit(subject) <= torch.finfo(torch.float16).max
+
+
 def wide_range(subject: Subject) -> bool:
     """Whether a candidate is judged in float32 or wider, without an accumulator like float16."""
     halves = subject.dtype in ("float16", "bfloat16")
@@ -156,8 +161,9 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
 
 def still_says(answer: Answer) -> bool:
     """Whether the tensor that a candidate returned still holds what it held when it came."""
-    now = answer.returned.detach()
-    return identical(now.reshape(answer.output.shape), answer.output)
+    if answer.returned is None:
+        return True
+    return identical(answer.returned.detach().reshape(answer.output.shape), answer.output)
 
 
 def column(bound: Tensor) -> Tensor:

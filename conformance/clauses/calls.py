@@ -34,6 +34,7 @@ def call_order(subject: Subject, problem: Problem) -> Finding:
     """Longer, shorter, more items, other masks: in one order, and in the reverse one."""
     asked = list(_asked(subject, problem))
     forwards = subject.forward(asked[0]), subject.forward(asked[0])
+    _build_another(subject, problem)
     first = [subject.call(forwards[0], inputs).output for inputs in asked]
     second = [subject.call(forwards[1], inputs).output for inputs in reversed(asked)]
     for inputs, one, two in zip(asked, first, reversed(second), strict=True):
@@ -47,6 +48,12 @@ def call_order(subject: Subject, problem: Problem) -> Finding:
     last = _asked_often(subject, forwards[0], asked[0])
     wording = f"after {len(asked) + REPEATS} calls the answer is another"
     return same_unless_identical(subject, (asked[0], first[0]), (asked[0], last), wording)
+
+
+def _build_another(subject: Subject, problem: Problem) -> None:
+    """A layer of other weights is built and called: those built before keep theirs."""
+    if subject.candidate.draws_weights:
+        subject.answer(subject.inputs(problem.replace(seed=problem.seed + 1)))
 
 
 def _first_of_all(subject: Subject) -> Finding:

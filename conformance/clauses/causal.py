@@ -13,7 +13,7 @@ from ..registry import Finding, clause
 from ..space import Space, can_cross
 from ..stretching import lowered_key
 from ..subject import Subject
-from ._vocabulary import matches_golden
+from ._vocabulary import matches_golden, narrow_range
 from .leaks import unaffected
 
 SOURCE = "Vaswani et al. 2017, section 3.2.3"
@@ -123,7 +123,7 @@ def _losses(inputs: Inputs) -> list[Inputs]:
 def causal_first_key(subject: Subject, problem: Problem) -> Finding:
     """The first key's logits far below the later ones; the first row sees that key alone."""
     drawn = subject.inputs(problem)
-    targets = CAUSAL_TARGETS if problem.dtype in ("float32", "float64") else HALF_TARGETS
+    targets = HALF_TARGETS if narrow_range(subject) else CAUSAL_TARGETS
     target = targets[problem.seed % len(targets)]
     inputs = lowered_key(drawn, live=0, target=target)
     first = torch.arange(drawn.geometry.query_length).reshape(-1, 1) == 0

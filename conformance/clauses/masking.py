@@ -16,11 +16,11 @@ from ..subject import Subject
 from ._vocabulary import (
     heads_stay,
     matches_golden,
+    narrow_range,
     one_item,
     permute_heads,
     permuted_heads_view,
     same_answer,
-    wide_range,
 )
 
 SCATTERED = ("random", "padding", "sparse", "dense", "mixed", "left-padding", "one-hidden")
@@ -288,7 +288,7 @@ HALF_CASES = ((1e2, True), (1e3, False), (3e3, True), (1e2, False), (1e3, True),
 def single_key(subject: Subject, problem: Problem) -> Finding:
     """One live key for all rows of an item; its logit far below, or the hidden ones far above."""
     drawn = subject.inputs(problem)
-    cases = SINGLE_KEY_CASES if wide_range(subject) else HALF_CASES
+    cases = HALF_CASES if narrow_range(subject) else SINGLE_KEY_CASES
     target, low = cases[problem.seed % len(cases)]
     live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
     inputs, judged = single_key_inputs(drawn, live=live, target=target, low=low)

@@ -122,7 +122,7 @@ def _repeated(mask: Tensor | None) -> Tensor | None:
         "it changes no later answer."
     ),
     source="BUGS: a view of the input returned; torch operations that are not views own their data",
-    space=Space(values=LIVELY, mask="maybe", share=0.5),
+    space=Space(values=LIVELY, mask="maybe", share=0.5, kinds=("core", "layer", "positions")),
     explained=False,
 )
 def answer_is_fresh(subject: Subject, problem: Problem) -> Finding:
@@ -137,9 +137,9 @@ def answer_is_fresh(subject: Subject, problem: Problem) -> Finding:
     if not still_says(answer):
         message = "the answer shares memory with an input: changing one changes the other"
         return Finding(violation=Violation(kind="mutated", message=message))
-    returned = answer.returned.detach()
-    if returned.is_inference() or _repeats(returned):
+    if answer.returned is None or answer.returned.is_inference() or _repeats(answer.returned):
         return Finding()  # it cannot be written to
+    returned = answer.returned.detach()
     returned.fill_(1)
     again = subject.call(forward, inputs).output
     returned.copy_(answer.output.reshape(returned.shape))

@@ -1,4 +1,4 @@
-"""state.eval-deterministic, .state-dict, .follows-to: what a torch module owes its users."""
+"""state.eval-deterministic, .state-dict, .train-agrees, .follows-to: what a module owes users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import relate
+from ._vocabulary import identical, relate, same_unless_identical
 
 LAYERS = Space(kinds=("layer",), values=LIVELY)
 NO_MODULE = "its forward is not a torch.nn.Module"
@@ -160,3 +160,33 @@ def _left_behind(module: nn.Module) -> list[str]:
         for name, value in vars(part).items()
         if isinstance(value, Tensor)
     ]
+
+
+@clause(
+    "state.train-agrees",
+    level="MUST",
+    sentence="A module that drops nothing in training mode gives the answer of eval mode there.",
+    source="pytorch#97408, #97128, PR#190486: a fast path that is taken in eval mode only",
+    space=Space(kinds=("layer",), values=LIVELY, mask="maybe", causal="maybe", share=0.5),
+    counterfactual="a module without dropout in training",
+    applies=(_is_module,),
+    explained=False,
+    subtle=True,
+)
+def train_agrees(subject: Subject, problem: Problem) -> Finding:
+    """Two calls in training mode; where they are alike nothing was dropped."""
+    inputs = subject.inputs(problem)
+    module = _module(subject, inputs)
+    evaluated = subject.call(module, inputs).output
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(problem.seed)
+            first = subject.call(module.train(), inputs).output
+            torch.manual_seed(problem.seed + 1)
+            second = subject.call(module, inputs).output
+    finally:
+        module.eval()
+    if not identical(first, second):
+        return Finding(binding=False)
+    wording = "in training mode, where nothing is dropped, the answer is another"
+    return same_unless_identical(subject, (inputs, evaluated), (inputs, first), wording)

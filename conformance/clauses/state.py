@@ -30,7 +30,7 @@ ANY = Space(mask="maybe", causal="maybe")
 UNCHANGED_LAYOUTS = ("contiguous", "sliced-tokens", "contiguous", "fused")
 # What is another in the second of two calls: mostly everything.
 CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
-LIVELY_ANY = Space(mask="maybe", causal="maybe", values=LIVELY)
+EVERYBODY = ("core", "layer", "positions")
 
 
 @clause(
@@ -44,6 +44,7 @@ LIVELY_ANY = Space(mask="maybe", causal="maybe", values=LIVELY)
         finite_bias="maybe",
         extras="maybe",
         patterns=("random", "empty-rows", "padding"),
+        kinds=EVERYBODY,
     ),
     explained=False,
 )
@@ -217,7 +218,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     level="MUST",
     sentence="An answer stays what it was when the next call is made.",
     source="PEERS: stale results; an output buffer that is used again",
-    space=Space(values=LIVELY),
+    space=Space(values=LIVELY, kinds=EVERYBODY),
     explained=False,
 )
 def answer_kept(subject: Subject, problem: Problem) -> Finding:

@@ -1,0 +1,61 @@
+"""state.settings: what torch keeps for everybody is not changed by a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..calling import arguments
+from ..problem import Problem
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+
+SEEDS = (1, 2)
+
+
+@clause(
+    "state.settings",
+    level="SHOULD",
+    sentence="A call changes none of torch's own settings and does not seed its random numbers.",
+    source="torch.set_default_dtype, torch.manual_seed: they act on the whole process",
+    space=Space(mask="maybe", causal="maybe", extras="maybe", share=0.25),
+    explained=False,
+)
+def settings(subject: Subject, problem: Problem) -> Finding:
+    """The settings right before and after; random numbers after calls from two seeds."""
+    inputs = subject.inputs(problem)
+    forward = subject.forward(inputs)
+    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    drawn: list[float] = []
+
+    def watched(*positional: Any, **keywords: Any) -> Any:
+        before = _settings()
+        answer = forward(*positional, **keywords)
+        seen.append((before, _settings()))
+        return answer
+
+    with torch.random.fork_rng():
+        for seed in SEEDS:
+            torch.manual_seed(seed)
+            subject.ask(watched, arguments(inputs), inputs)
+            drawn.append(float(torch.rand(())))
+    changed = [name for name, value in seen[0][0].items() if seen[0][1][name] != value]
+    if drawn[0] == drawn[1]:
+        changed.append("the seed of its random numbers")
+    if not changed:
+        return Finding()
+    message = f"the call changed {' and '.join(changed)} of torch"
+    return Finding(violation=Violation(kind="mutated", message=message, got=changed))
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "the default device": str(torch.get_default_device()),
+        "the grad mode": torch.is_grad_enabled(),
+        "the deterministic mode": torch.are_deterministic_algorithms_enabled(),
+        "the number of threads": torch.get_num_threads(),
+    }
