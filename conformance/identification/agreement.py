@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..declaration import declare
+from ..declaration import Declaration, declare
 from ..inputs import Inputs
 from ..oracle import Golden, Oracle, evaluate
 from .box import Observation
@@ -34,8 +34,8 @@ def seen(observation: Observation, inputs: Inputs | None = None, rows: Rows = No
 class Judge:
     """Compares observations with points, at the arithmetic of a dtype."""
 
-    def __init__(self, kind: str, dtype: str) -> None:
-        self.oracle = Oracle(declare(kind), dtype)
+    def __init__(self, kind: str, dtype: str, *, declaration: Declaration | None = None) -> None:
+        self.oracle = Oracle(declaration or declare(kind), dtype)
 
     def margin(self, point: golden.Semantics, one: Seen) -> float:
         """The largest error over its bound; infinite for another shape, or NaN elsewhere."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from . import empty_rows
-from .asking_masks import empty_words
 from .causality import Causality, find_causality, find_combination
 from .record import LIKELY
-from .wording import placed
+from .wording import empty_words, placed
 
 if TYPE_CHECKING:
     from .investigation import Case

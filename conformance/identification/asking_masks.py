@@ -9,7 +9,7 @@ from . import empty_rows
 from .convention import MaskUse
 from .leaks import MUST_UP_TO, Leak, find_leak, largest_asked
 from .masks import MaskFound, chosen_uses, find_masks
-from .wording import placed
+from .wording import empty_words, placed
 
 if TYPE_CHECKING:
     from .investigation import Case
@@ -111,7 +111,7 @@ def _declare(case: Case, found: Sequence[object]) -> None:
 
 
 def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
-    """The uses whose shapes every form takes (lengths have their own); forms left without any go."""
+    """The uses whose shapes every form takes (lengths have their own)."""
     forms = dict.fromkeys(use.form for use in uses if use.form != "lengths")
     kept: list[str] = []
     common: set[str] = set()
@@ -154,19 +154,6 @@ def _empty_rows(case: Case, uses: Sequence[MaskUse]) -> None:
         f"rows without a key in {', '.join(form for form, _ in rules)}",
         first[0] if same else "any",
     )
-
-
-def empty_words(rule: Sequence[str]) -> str:
-    """An empty-row rule for the user."""
-    words = {
-        "zeros": "zeros",
-        "nan": "NaN",
-        "mean-of-all": "the mean of all values",
-        "mean-of-valid": "the mean of the values that causality admits",
-        "raises": "an exception",
-        "other": "something that no rule gives",
-    }
-    return words[rule[0]]
 
 
 def _leaks(case: Case, uses: Sequence[MaskUse]) -> None:

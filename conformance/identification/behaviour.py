@@ -12,12 +12,13 @@ from .._golden import golden
 from ..calling import CandidateFailure, arguments, guarded
 from ..declaration import declare
 from ..dtypes import DTYPES
+from ..inputs import Inputs
 from ..oracle import Oracle
 from .agreement import Judge, Seen
 from .box import Box, Observation, Refusal
 from .convention import MaskUse, compiled
 from .drawing import DTYPES as TORCH_DTYPES
-from .drawing import masked, prefix_keep, random_keep
+from .drawing import FREE, masked, prefix_keep, random_keep
 from .signature import Parameters
 
 _FOUR: Final = len("BHQK")
@@ -133,6 +134,41 @@ def changed_inputs(box: Box) -> list[str]:
         for name, old, new in zip(names, before, tensors, strict=True)
         if not torch.equal(old, new)
     ]
+
+
+def accepted_mismatches(box: Box) -> list[str]:
+    """What a call takes though it does not fit: see the clause ``shape.rejects-mismatch``.
+
+    Kernels differ with the sizes: values as wide as keys and of their own width are both tried.
+    """
+    accepted: dict[str, None] = {}
+    for sizes in ({}, {"value_head_size": FREE.head_size}, {"value_head_size": 8, "head_size": 8}):
+        inputs = box.draw(sizes, seed=16)
+        changes: dict[str, Inputs] = {}
+        if inputs.mode == "separate":
+            changes["fewer values than keys"] = inputs.replace(value=inputs.value[..., :-1, :])
+            if inputs.query.dim() == _FOUR:
+                changes["keys of another head size than queries"] = inputs.replace(
+                    key=inputs.key[..., :-1]
+                )
+        for what, changed in changes.items():
+            if not isinstance(box.ask(changed), Refusal):
+                accepted[what] = None
+        use = next((one for one in box.convention.masks if one.shape in _WITH_KEYS), None)
+        if use is not None and not isinstance(_with_short_mask(box, use, inputs), Refusal):
+            accepted["a mask for fewer keys than there are"] = None
+    return list(accepted)
+
+
+_WITH_KEYS: Final = ("BHQK", "B1QK", "HQK", "BQK", "QK", "BK", "B11K")
+
+
+def _with_short_mask(box: Box, use: MaskUse, inputs: Inputs) -> Observation | Refusal:
+    """The call with a mask that is made for one key fewer."""
+    fewer = inputs.geometry.replace(key_length=inputs.geometry.key_length - 1)
+    keep = random_keep(use.shape, fewer)
+    short = inputs.replace(geometry=fewer, keep=keep, mask_form=use.form, mask_shape=use.shape)
+    return box.under(masks=(use,)).ask(short)
 
 
 def empty_batch(box: Box) -> str | None:

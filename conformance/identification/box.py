@@ -74,6 +74,7 @@ class Box:
     weigh: Weigh
     weights_known: bool = True
     biases: str = "qkvo"
+    dtype: str = "float32"
 
     def under(self, **changes: Any) -> Box:
         """The same thing called in a way that differs in some fields of the convention."""
@@ -87,7 +88,7 @@ class Box:
         return self.convention.kind
 
     def draw(
-        self, sizes: Mapping[str, int] | None = None, *, seed: int = 0, dtype: str = "float32"
+        self, sizes: Mapping[str, int] | None = None, *, seed: int = 0, dtype: str | None = None
     ) -> Inputs:
         """A probe of sizes that it can have, nearest to the ones asked for."""
         geometry = self.sizes.apply(FREE.replace(**(sizes or {})))
@@ -103,16 +104,16 @@ class Box:
             kind=self.kind,
             mode=self.convention.inputs,
             batched=batched,
-            dtype=dtype,
+            dtype=dtype or self.dtype,
             seed=seed,
-            weights=self.weigh(geometry, dtype, seed),
+            weights=self.weigh(geometry, dtype or self.dtype, seed),
         )
 
     def ask(self, inputs: Inputs) -> Observation | Refusal:
         """Call with copies of a probe."""
         try:
-            forward = partial(compiled(self.convention), self.prepare(inputs))
-            returned = guarded(forward, *arguments(inputs))
+            theirs = guarded(self.prepare, (inputs,), {}, "building it")
+            returned = guarded(partial(compiled(self.convention), theirs), *arguments(inputs))
         except CandidateFailure as failure:
             return Refusal("raised", failure.violation.message)
         return read(returned, inputs)

@@ -235,12 +235,13 @@ def _mask_lines(convention: Convention, form: str) -> list[str]:
     if len(ways) == 1:
         use = uses[0]
         return [f"if {form} is not None:", f'    options["{use.parameter}"] = {_given(use)}']
-    # Several ways: the shape of the mask decides. One over keys alone is told by its axes of size 1.
+    # Several ways: the shape of the mask decides, the most special first.
     lines = []
     word = "if"
-    ordered = sorted(uses, key=lambda use: (use.shape not in ("B11K", "11QK"), use.shape))
+    query = convention.inputs_names[0]
+    ordered = sorted(uses, key=lambda use: _SPECIAL.get(use.shape, len(_SPECIAL)))
     for use in ordered:
-        test = _shape_test(use.shape, form)
+        test = _shape_test(use.shape, form, query)
         lines += [
             f"{word} {form} is not None and {test}:",
             f'    options["{use.parameter}"] = {_given(use)}',
@@ -253,9 +254,14 @@ def _given(use: MaskUse) -> str:
     return use.give.format(use.form)
 
 
-def _shape_test(shape: str, form: str) -> str:
+_SPECIAL: Final = {"B11K": 0, "11QK": 1, "B1QK": 2}
+
+
+def _shape_test(shape: str, form: str, query: str) -> str:
     if shape == "B11K":
-        return f"{form}.dim() == 4 and {form}.shape[1] == {form}.shape[2] == 1"
+        return f"{form}.shape[:3] == ({query}.shape[0], 1, 1)"
+    if shape == "B1QK":
+        return f"{form}.dim() == 4 and {form}.shape[1] == 1"
     if shape == "11QK":
         return f"{form}.dim() == 4 and {form}.shape[0] == {form}.shape[1] == 1"
     return f"{form}.dim() == {len(shape)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -98,6 +100,17 @@ def draw_weights(
     drawn = {f"{role}_bias": number(shape[0]) for role, shape in rows.items()}
     kept = {name: tensor for name, tensor in drawn.items() if name[0] in biases}
     return golden.ProjectionWeights(**tensors, **kept)
+
+
+def in_dtype(
+    weights: golden.ProjectionWeights | None, dtype: str
+) -> golden.ProjectionWeights | None:
+    """The same projections in a dtype."""
+    if weights is None:
+        return None
+    tensors = {field.name: getattr(weights, field.name) for field in dataclasses.fields(weights)}
+    present = {name: one.to(DTYPES[dtype]) for name, one in tensors.items() if one is not None}
+    return golden.ProjectionWeights(**present)
 
 
 def letter_sizes(letters: str, geometry: Geometry) -> tuple[int, ...]:

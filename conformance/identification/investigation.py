@@ -10,6 +10,7 @@ from .._golden import golden
 from . import asking_causality, asking_masks
 from .agreement import Judge
 from .behaviour import (
+    accepted_mismatches,
     changed_inputs,
     empty_batch,
     find_dtypes,
@@ -259,9 +260,23 @@ def _behaviour(case: Case) -> None:
     changed = changed_inputs(box)
     words = f"changes {', '.join(changed)} in place" if changed else "left as they are"
     found.add("inputs after a call", words, "compared with copies", changed)
+    _mismatches(case)
     batch = empty_batch(box)
     if batch is not None:
         found.add("empty batch", batch, "a batch of 0", batch == "answers")
+
+
+def _mismatches(case: Case) -> None:
+    accepted = accepted_mismatches(case.box)
+    case.found.add(
+        "shapes that do not fit",
+        f"accepted: {', '.join(accepted)}" if accepted else "refused",
+        "fewer values than keys, a key of another size, a mask for one key fewer",
+        accepted,
+    )
+    if accepted:
+        reason = f"shapes that do not fit are accepted: {', '.join(accepted)}"
+        case.expected.append(("shape.rejects-mismatch", reason))
 
 
 def _dropout(case: Case, *, same: bool) -> None:

@@ -11,6 +11,7 @@ from ..results import plain as as_data
 from . import modules, opening
 from .agreement import Judge
 from .box import Box, Observation, Refusal
+from .contradictions import contradictions
 from .investigation import Case, investigate
 from .plain import Plain, observe, plain
 from .record import Findings
@@ -69,6 +70,9 @@ def _identify(thing: Thing, found: Findings, record: dict[str, Any], tell: Tell)
     if not case.beyond:
         record["declaration"] = declaration_text(thing, case, built, constructed)
     record["beyond"] = case.beyond
+    if thing.declared is not None:
+        tell("probing", "what is declared")
+        record["contradictions"] = contradictions(thing.declared)
     return ""
 
 

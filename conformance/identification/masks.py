@@ -213,7 +213,7 @@ def _regive(use: MaskUse, give: str) -> str:
 def _means_additive(
     use: MaskUse, answer: Observation, point: golden.Semantics, judge: Judge, word: str
 ) -> bool:
-    """Whether a float mask of 0 and 1 was simply added to the logits: that is a bias, found below."""
+    """Whether a mask of 0 and 1 was simply added to the logits: that is a bias."""
     if word == "bool":
         return False
     del use
@@ -325,7 +325,7 @@ def _lengths(box: Box, parameter: Parameter, point: golden.Semantics, judge: Jud
 
 
 def chosen_uses(found: Sequence[Found]) -> tuple[MaskUse, ...]:
-    """How each form is handed over: one parameter, or several told apart by four-dimensional shapes.
+    """How each form is handed over: one parameter, or several told apart by the shape.
 
     A form that a bool mask offers is not taken from an int or float one too.
     """

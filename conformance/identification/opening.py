@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
+from ..calling import CandidateFailure, guarded
 from ..errors import UsageError
 from .box import Box, SizeRule
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
-from .drawing import draw_weights
-from .signature import Parameter, Parameters, read_parameters
+from .drawing import draw_weights, in_dtype
+from .signature import Parameters, read_parameters
 from .thing import Thing
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
@@ -181,8 +181,6 @@ def _layer_boxes(
 
 
 def _try_building(box: Box) -> Any:
-    from ..calling import CandidateFailure, guarded  # noqa: PLC0415 (a cycle of helpers)
-
     try:
         return guarded(box.prepare, (box.draw(),), {})
     except CandidateFailure:
@@ -213,22 +211,6 @@ def _fixed_boxes(thing: Thing) -> Iterator[Box]:
                 kind="layer", inputs=mode, layout=layout, names=names, output=output
             ),
             sizes=rule,
-            weigh=lambda _geometry, dtype, _seed: _in_dtype(fixed, dtype),
+            weigh=lambda _geometry, dtype, _seed: in_dtype(fixed, dtype),
             weights_known=declared.weights_known,
         )
-
-
-def _in_dtype(weights: Any, dtype: str) -> Any:
-    from .drawing import DTYPES  # noqa: PLC0415 (one use)
-
-    if weights is None:
-        return None
-    changed = {
-        field.name: getattr(weights, field.name).to(DTYPES[dtype])
-        for field in dataclasses.fields(weights)
-        if getattr(weights, field.name) is not None
-    }
-    return dataclasses.replace(weights, **changed)
-
-
-__all__ = ["Parameter", "absent", "builder_boxes", "function_boxes", "read_inputs", "size_rules"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +12,7 @@ from .._golden import golden
 from .agreement import Judge, Seen, fitting
 from .box import Box, Observation, Refusal
 
-_SCALES: Final = (
+SCALES: Final = (
     "inverse-sqrt-head-size",
     "none",
     "inverse-head-size",
@@ -108,7 +109,7 @@ def _by_deviations(box: Box) -> Iterator[list[golden.Semantics]]:
 
 def _fields(box: Box) -> dict[str, Sequence[Any]]:
     """What may deviate, without the specification's own values."""
-    fields: dict[str, Sequence[Any]] = {"scale": _SCALES[1:], "softmax_axis": _AXES[1:]}
+    fields: dict[str, Sequence[Any]] = {"scale": SCALES[1:], "softmax_axis": _AXES[1:]}
     sizes = box.draw().geometry
     if sizes.num_kv_heads != sizes.num_heads:
         fields["group_order"] = ("tile",)
@@ -139,13 +140,15 @@ def _with_fitted_scale(box: Box, seen: Sequence[Seen], judge: Judge, tried: int)
 
 
 def _best_scale(one: Seen, judge: Judge) -> float:
+    """The number on the grid, then between its points, whose answer comes nearest."""
+
     def apart(scale: float) -> float:
         return judge.distance(golden.STANDARD.replace(scale=scale), [one])
 
-    best = min(_GRID, key=apart)
+    best: float = min(_GRID, key=apart)
     width = _GRID[1] / _GRID[0]
     for _ in range(_REFINEMENTS):
-        width = width**0.5
+        width = math.sqrt(width)
         best = min((best, best * width, best / width), key=apart)
     return best
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from .._golden import golden
@@ -107,3 +108,16 @@ def biases_words(box: Box, point: golden.Semantics) -> str:
     ]
     text = ", ".join(there) or "none"
     return text + (f" (that of {', '.join(unused)} is not used)" if unused else "")
+
+
+def empty_words(rule: Sequence[str]) -> str:
+    """An empty-row rule for the user."""
+    words = {
+        "zeros": "zeros",
+        "nan": "NaN",
+        "mean-of-all": "the mean of all values",
+        "mean-of-valid": "the mean of the values that causality admits",
+        "raises": "an exception",
+        "other": "something that no rule gives",
+    }
+    return words[rule[0]]

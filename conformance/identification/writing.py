@@ -31,7 +31,9 @@ def declaration_text(thing: Thing, case: Case, built: Any = None, constructed: s
         lines = _builder(thing, convention, name, promises, case.box.sizes.changes)
     else:
         lines = _core(thing, convention, name, promises, case.box.sizes.changes)
-    return "\n".join([*_top(thing, case, lines), "", "", *lines, ""])
+    # An imported candidate would be checked beside this one.
+    only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
+    return "\n".join([*_top(thing, case, lines), "", "", *lines, *only, ""])
 
 
 def _top(thing: Thing, case: Case, lines: list[str]) -> list[str]:
