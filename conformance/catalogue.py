@@ -29,21 +29,13 @@ def _entry(clause: Clause) -> dict[str, Any]:
     return {
         "id": clause.id,
         "family": clause.family,
-        "level": _level(clause),
+        "level": clause.level_text,
         "sentence": clause.sentence,
         "source": clause.source,
         "applies": _applies(clause),
         "origin": clause.origin,
         "counterfactual": clause.counterfactual,
     }
-
-
-def _level(clause: Clause) -> str:
-    """``MUST``, or ``MUST (core), SHOULD (layer)`` where it depends on the kind."""
-    levels = {kind: clause.level_for(kind) for kind in clause.space.kinds}
-    if len(set(levels.values())) == 1:
-        return next(iter(levels.values()))
-    return ", ".join(f"{level} ({kind})" for kind, level in levels.items())
 
 
 def _applies(clause: Clause) -> str:

@@ -13,8 +13,10 @@ import click
 
 from .commands.catalogue import explain_command, list_command
 from .commands.check import check_command
+from .commands.replay import replay_command
+from .commands.teeth import teeth_command
 
-COMMANDS: Final = (check_command, list_command, explain_command)
+COMMANDS: Final = (check_command, list_command, explain_command, replay_command, teeth_command)
 
 
 @click.group(

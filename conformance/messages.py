@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .expected import ExpectedFailure
@@ -65,11 +65,17 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """What a worker knows before it loads anything: the specification and its surroundings."""
+    """What a worker knows before it loads anything: the specification and its surroundings.
+
+    ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
+    origin.
+    """
 
     environment: dict[str, Any]
     specification: str
     sentences: dict[str, str]
+    levels: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
 
 
 Event = tuple[str, Any]

@@ -97,6 +97,14 @@ class Clause:
         """The first word of the slug."""
         return self.id.partition(".")[0]
 
+    @property
+    def level_text(self) -> str:
+        """The level, or one for each kind: ``MUST (core), SHOULD (layer)``."""
+        levels = {kind: self.level_for(kind) for kind in self.space.kinds}
+        if len(set(levels.values())) == 1:
+            return next(iter(levels.values()))
+        return ", ".join(f"{level} ({kind})" for kind, level in levels.items())
+
     def level_for(self, kind: str) -> Level:
         """The level for a kind of candidate; MUST where none is given."""
         return self.level if isinstance(self.level, str) else self.level.get(kind, "MUST")

@@ -206,8 +206,12 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
 
     Raises UsageError when it cannot be written after all: a folder that went away, a full disk.
     """
+    write_text(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a view of the record in the same way."""
     path = path.resolve()
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     data = text.encode("utf-8", errors="backslashreplace")
     try:
         _write(data, path)

@@ -234,6 +234,11 @@ class Supervisor:
         self._kill()
         return WorkerLost(f"{_cause(status)}{_quoted(self._last_words)}", kind="crashed")
 
+    @property
+    def has_loaded(self) -> bool:
+        """Whether the targets are loaded."""
+        return bool(self._loaded)
+
     def abandon(self) -> None:
         """End the worker at once, from any thread: who waits for its answer gets WorkerLost."""
         process = self._process

@@ -65,6 +65,8 @@ def object_of(target: str) -> Any:
     """
     where, name = split_target(target)
     if not is_path(where):
+        if name is None and where in [entry.name for entry in entry_points(group=ENTRY_POINTS)]:
+            return None
         put_on_path(Path.cwd())
         module = import_dotted(_checked_name(where))
     else:

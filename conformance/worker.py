@@ -108,10 +108,13 @@ def _ready() -> Any:
     from .messages import Ready  # noqa: PLC0415
     from .registry import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
 
+    clauses = all_clauses()
     return Ready(
         environment=environment(None),
         specification=specification_hash(),
-        sentences={clause.id: clause.sentence for clause in all_clauses()},
+        sentences={clause.id: clause.sentence for clause in clauses},
+        levels={clause.id: clause.level_text for clause in clauses},
+        origins={clause.id: clause.origin for clause in clauses if clause.origin},
     )
 
 

@@ -1,0 +1,1 @@
+"""Teeth: every mistake of the catalogue against every clause, and every correct candidate, too."""

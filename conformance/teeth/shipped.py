@@ -1,0 +1,21 @@
+"""The shipped mistakes: everything that diagnosis can name, acted out."""
+
+from __future__ import annotations
+
+from ..mistake import Mistake
+from ..mistakes import MISTAKES, NamedMistake
+
+
+def shipped_mistakes() -> list[Mistake]:
+    """Each named mistake as one that must be caught."""
+    return [_shipped(named) for named in MISTAKES if getattr(named, "only_a_point", True)]
+
+
+def _shipped(named: NamedMistake) -> Mistake:
+    return Mistake(
+        name=named.name,
+        sentence=f"{named.text[0].upper()}{named.text[1:]}.",
+        fix=named.fix,
+        primary=named.clause,
+        changes=named.changes,
+    )

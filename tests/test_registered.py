@@ -1,0 +1,186 @@
+"""What installed distributions bring along shows up everywhere, or is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from third_party import CLAUSES, MISTAKES, distribution, example
+from workspaces import KERNEL, write
+
+COMMAND = (sys.executable, "-m", "conformance")
+SLUG = "house.twice-the-values"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The distribution of docs/extending.md, and a kernel to check."""
+    points = {CLAUSES: "house = thirdparty", MISTAKES: "house = thirdparty:MISTAKES"}
+    write(tmp_path / "work", {"attn.py": KERNEL})
+    return distribution(tmp_path, example(), points)
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command beside the distribution, which lies on Python's path."""
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    return subprocess.run(
+        command,
+        cwd=work,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def record(folder: Path) -> Any:
+    """The record that a command has written."""
+    return json.loads((folder / "work" / "out.json").read_text(encoding="utf-8"))
+
+
+def test_it_is_listed_and_explained(installed: Path) -> None:
+    """``list`` and ``explain`` have the clause after the specification's own, with its origin."""
+    listed = json.loads(run(installed, *COMMAND, "list", "--json").stdout)
+    assert listed[-1]["id"] == SLUG
+    assert [entry["origin"] for entry in listed] == ["" for _ in listed[1:]] + ["thirdparty"]
+    explained = run(installed, *COMMAND, "explain", SLUG).stdout
+    for text in ("twice as large give", "level: MUST", "comes from: thirdparty", "linear in"):
+        assert text in explained
+
+
+def test_it_is_checked_and_selected(installed: Path) -> None:
+    """``check`` runs it in the worker; the report's fingerprint knows it."""
+    selected = ("--only", "house.*", "--profile", "quick", "--json", "out.json")
+    done = run(installed, *COMMAND, "check", "attn.py", *selected)
+    assert (done.returncode, done.stderr) == (0, "")
+    with_it = record(installed)
+    (clause,) = with_it["candidates"][0]["clauses"]
+    assert (clause["id"], clause["family"], clause["status"]) == (SLUG, "house", "passed")
+    assert clause["requirement"].startswith("Values that are twice")
+    plain = run(installed / "work", *COMMAND, "check", "../attn.py", "--only", "shape.output",
+                "--profile", "quick", "--json", "out.json")  # fmt: skip
+    assert plain.returncode == 0, plain.stderr
+    assert record(installed / "work")["tool"]["specification"] != with_it["tool"]["specification"]
+
+
+def test_it_stands_in_the_generated_document(installed: Path) -> None:
+    """The generator of docs/specification.md has a section for it."""
+    document = run(installed, sys.executable, "-m", "conformance.specification").stdout
+    assert f"### `{SLUG}`: MUST" in document
+    assert "- Comes from: thirdparty" in document
+
+
+def test_teeth_runs_clause_and_mistakes(installed: Path) -> None:
+    """The catalogue has the mistakes, and the clause is judged by whether it catches one."""
+    done = run(installed, *COMMAND, "teeth", "--only", "house-*", "--json", "out.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = record(installed)
+    assert [row["name"] for row in found["mistakes"]] == [
+        "house-values-normalised",
+        "house-half-scale",
+    ]
+    assert {row["origin"] for row in found["mistakes"]} == {"thirdparty 1.0"}
+    (clause,) = [entry for entry in found["clauses"] if entry["id"] == SLUG]
+    assert clause["caught"] == ["house-values-normalised"]
+    assert not [row for row in found["correct"] if row["flagged"]]
+
+
+def test_pytest_collects_it(installed: Path) -> None:
+    """``pytest --pyargs conformance`` has a test for it."""
+    options = ("-q", "-p", "no:cacheprovider", "-k", "house", "-rA")
+    target = ("--pyargs", "conformance", "--candidate", "attn.py:my_kernel")
+    done = run(installed, sys.executable, "-m", "pytest", *options, *target)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{SLUG}[my_kernel]" in done.stdout
+
+
+CLAUSE = """
+import conformance
+
+@conformance.clause({slug!r}, level={level!r}, sentence={sentence!r}, source="here",
+                    space=conformance.Space({space}))
+def check(subject, problem):
+    return conformance.Finding()
+"""
+GOOD = {"slug": "house.holds", "level": "MUST", "sentence": "It holds.", "space": ""}
+BROKEN = {
+    "an import that fails": ("import no_such_module\n", "No module named 'no_such_module'"),
+    "a script": ("raise SystemExit(3)\n", "SystemExit: 3"),
+    "a slug that is taken": (
+        CLAUSE.format(**{**GOOD, "slug": "shape.output"}),
+        "two clauses are called shape.output",
+    ),
+    "no slug": (CLAUSE.format(**{**GOOD, "slug": "My Clause"}), "has no valid slug"),
+    "no level": (CLAUSE.format(**{**GOOD, "level": "OUGHT"}), "the level 'OUGHT': give MUST"),
+    "no sentence": (CLAUSE.format(**{**GOOD, "sentence": " "}), "has the sentence ' '"),
+    "no recipe": (CLAUSE.format(**{**GOOD, "space": "values=('nice',)"}), "values is 'nice'"),
+}
+
+
+@pytest.mark.parametrize(("module", "why"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_distribution_is_one_sentence(tmp_path: Path, module: str, why: str) -> None:
+    """A command names the distribution and the entry point and exits with 2, no traceback."""
+    folder = distribution(tmp_path, module, {CLAUSES: "house = thirdparty"})
+    assert_refused(run(folder, *COMMAND, "list"), why)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], why: str) -> None:
+    """Require one sentence on standard error, exit code 2, and nothing else."""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "the clauses 'house' that thirdparty 1.0 registers (thirdparty)" in done.stderr
+    assert why in done.stderr
+
+
+def test_every_command_refuses_a_broken_distribution(tmp_path: Path) -> None:
+    """What only the worker loads is refused alike, and by the generator of the document."""
+    folder = distribution(tmp_path, "1 / 0\n", {CLAUSES: "house = thirdparty"})
+    write(tmp_path / "work", {"attn.py": KERNEL})
+    for command in (["check", "attn.py"], ["teeth"]):
+        assert_refused(run(folder, *COMMAND, *command), "ZeroDivisionError: division by zero")
+    document = run(folder, sys.executable, "-m", "conformance.specification")
+    assert_refused(document, "ZeroDivisionError: division by zero")
+
+
+def test_a_broken_distribution_under_pytest(tmp_path: Path) -> None:
+    """Under pytest it is an error of collection in the same words."""
+    folder = distribution(tmp_path, "1 / 0\n", {CLAUSES: "house = thirdparty"})
+    write(tmp_path / "work", {"attn.py": KERNEL})
+    target = ("--pyargs", "conformance", "--candidate", "attn.py:my_kernel")
+    done = run(folder, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *target)
+    assert done.returncode == 2
+    assert "the clauses 'house' that thirdparty 1.0 registers" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+MISTAKE = "import conformance\nM = conformance.Mistake(name='m', sentence='Wrong.', {})\n"
+BROKEN_MISTAKES = {
+    "no clause of that name": (
+        MISTAKE.format("primary='shape.outptu', changes={'scale': 'none'}"),
+        "names the clause 'shape.outptu', which does not exist; did you mean 'shape.output'?",
+    ),
+    "no point": (
+        MISTAKE.format("primary='shape.output', changes={'scael': 'none'}"),
+        "changes= of the mistake 'm'",
+    ),
+    "nothing": (MISTAKE.format("primary='shape.output'"), "neither candidate= nor changes="),
+    "no mistake": ("M = 3\n", "it holds 3: give a conformance.Mistake"),
+}
+
+
+@pytest.mark.parametrize(("module", "why"), BROKEN_MISTAKES.values(), ids=BROKEN_MISTAKES.keys())
+def test_a_broken_mistake_is_one_sentence(tmp_path: Path, module: str, why: str) -> None:
+    """``teeth`` names the distribution and the entry point and exits with 2."""
+    folder = distribution(tmp_path, module, {MISTAKES: "house = thirdparty:M"})
+    done = run(folder, *COMMAND, "teeth", "--only", "m")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "the mistakes 'house' that thirdparty 1.0 registers (thirdparty:M)" in done.stderr
+    assert why in done.stderr
