@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from . import expectations
+from .errors import UsageError
 from .expectations import Selection, Stale
 from .expected import ExpectedFailure
 from .messages import Loaded, Ready, RunOptions
 from .report import build_report, candidate_entry
 from .results import ClauseResult
 from .selection import check_selection, selected
-from .supervisor import DEFAULT_TIMEOUT, Supervisor
+from .supervisor import DEFAULT_TIMEOUT, HarnessError, Supervisor, WorkerLost
 
 Progress = Callable[[str, int, int], None]
+CONTRADICTIONS: Final = "conformance.identification.contradictions:job"
 
 
 def _silent(_doing: str, _done: int, _total: int) -> None:
@@ -33,6 +35,7 @@ class _Run:
     )
     loaded: list[Loaded] = field(default_factory=list)
     results: dict[str, list[ClauseResult]] = field(default_factory=dict)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
     from_file: tuple[ExpectedFailure, ...] = ()
     interrupted: bool = False
     finished: bool = False
@@ -93,6 +96,27 @@ def _go(run: _Run, supervisor: Supervisor, progress: Progress) -> None:
             results.append(expectations.judge(result, loaded.name, entries))
             done += 1
             progress(f"{loaded.name} {result.id}", done, total)
+        run.warnings[loaded.name] = _warnings(supervisor, index, results)
+
+
+def _warnings(supervisor: Supervisor, index: int, results: Sequence[ClauseResult]) -> list[str]:
+    """Where a declaration contradicts what its candidate does; asked where a MUST is not met."""
+    told = [
+        result
+        for result in results
+        if result.level == "MUST" and result.status in ("failed", "untestable")
+    ]
+    lost = any(
+        result.violation is not None and result.violation.kind in ("hung", "crashed")
+        for result in told
+    )
+    if not told or lost:
+        return []
+    try:
+        found: list[str] = supervisor.perform(index, CONTRADICTIONS)
+    except (WorkerLost, UsageError, HarnessError):  # the verdict stands without a warning
+        return []
+    return found
 
 
 def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
@@ -103,6 +127,7 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
             run.results.get(loaded.name, []),
             run.ready.sentences,
             stale_by_name[loaded.name],
+            warnings=run.warnings.get(loaded.name, ()),
             interrupted=run.interrupted
             and len(run.results.get(loaded.name, [])) < max(1, len(loaded.tasks)),
         )

@@ -13,10 +13,18 @@ import click
 
 from .commands.catalogue import explain_command, list_command
 from .commands.check import check_command
+from .commands.identify import identify_command
 from .commands.replay import replay_command
 from .commands.teeth import teeth_command
 
-COMMANDS: Final = (check_command, list_command, explain_command, replay_command, teeth_command)
+COMMANDS: Final = (
+    check_command,
+    list_command,
+    explain_command,
+    identify_command,
+    replay_command,
+    teeth_command,
+)
 
 
 @click.group(

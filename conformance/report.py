@@ -107,8 +107,9 @@ def candidate_entry(
     stale: Sequence[Stale] = (),
     *,
     interrupted: bool = False,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The report's entry for one candidate."""
+    """The entry for one candidate; ``warnings`` say where its declaration is contradicted."""
     word, reason = verdict(loaded, results, stale, interrupted=interrupted)
     return {
         "target": loaded.target,
@@ -117,6 +118,7 @@ def candidate_entry(
         "declaration": loaded.declaration,
         "verdict": word,
         "verdict_reason": reason,
+        "warnings": list(warnings),
         "counts": dict(Counter(result.status for result in results)),
         "seconds": round(sum(result.seconds for result in results), 4),
         "clauses": [

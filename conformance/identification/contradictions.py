@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from .._golden import golden
 from ..candidate import Candidate
-from ..geometry import Geometry
+from ..geometry import Geometry, Pins
 from ..inputs import Inputs
 from . import empty_rows
 from .agreement import Judge, Seen
@@ -15,7 +15,7 @@ from .box import Box, SizeRule
 from .causality import LONG_KEYS, LONG_QUERIES, rows_with_keys
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
 from .drawing import draw_weights, in_dtype, masked, random_keep
-from .plain import SCALES
+from .plain import OTHER_SIZES, SCALES
 from .wording import SCALE_WORDS, empty_words
 
 JOB: Final = "conformance.identification.contradictions:job"
@@ -36,8 +36,9 @@ class _Pinned(SizeRule):
 
     def apply(self, geometry: Geometry) -> Geometry:
         """The nearest geometry that obeys the pins."""
-        nearest: Geometry = self.pins.apply(geometry)  # type: ignore[attr-defined]  # set above
-        return nearest
+        pins: Pins = self.pins  # type: ignore[attr-defined]  # set above
+        heads = pins.apply(geometry).num_heads
+        return pins.apply(geometry.replace(num_heads=heads, num_kv_heads=heads))
 
 
 def job(plan: Any, _argument: Any, _tell: Callable[[str, str], None]) -> list[str]:
@@ -119,8 +120,8 @@ def _plain(
 ) -> tuple[golden.Semantics | None, list[str]]:
     """The point that plain answers follow, with a sentence when its scale is another."""
     seen = []
-    for seed in _SEEDS:
-        answer = box.answers(box.draw(seed=seed))
+    for seed, sizes in ((0, {}), (1, OTHER_SIZES)):
+        answer = box.answers(box.draw(sizes, seed=seed))
         if answer is None:
             return None, []
         seen.append(Seen(answer.inputs, answer.output))
@@ -176,7 +177,7 @@ def _causal(candidate: Candidate, box: Box, judge: Judge, point: golden.Semantic
     elif judge.fits(
         point, [Seen(one.inputs.replace(causal=False), one.output) for one in observed]
     ):
-        yield f"declared causal={declared!r}, but the flag changes nothing"
+        yield f"declared causal={declared!r}, but with 4 queries on 6 keys the flag changes nothing"
 
 
 def _empty_rows(
@@ -192,5 +193,5 @@ def _empty_rows(
             continue
         yield (
             f"declared empty_rows={declared!r}, but a query that {form} leaves no key returns "
-            f"{empty_words(rules[0])}"
+            f"{empty_words(rules[:1])}"
         )

@@ -30,7 +30,7 @@ _MOST_DEVIATIONS: Final = 3
 _GRID: Final = tuple(10.0 ** (step / 8.0) for step in range(-24, 17))
 _REFINEMENTS: Final = 40
 SEEDS: Final = (0, 1)
-_OTHER_SIZES: Final[dict[str, int]] = {
+OTHER_SIZES: Final[dict[str, int]] = {
     "head_size": 8,
     "num_heads": 2,
     "num_kv_heads": 2,
@@ -58,7 +58,7 @@ def observe(box: Box, dtype: str = "float32") -> list[Observation] | Refusal:
     """Two probes of different sizes where it allows them."""
     observed = []
     for seed in SEEDS:
-        sizes = _OTHER_SIZES if seed else {}
+        sizes = OTHER_SIZES if seed else {}
         answer = box.ask(box.draw(sizes, seed=seed, dtype=dtype))
         if isinstance(answer, Refusal):
             return answer

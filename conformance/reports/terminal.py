@@ -184,6 +184,8 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         _styled(candidate["verdict"]),
         f", {candidate['verdict_reason']}",
     )
+    for sentence in candidate.get("warnings", ()):
+        yield indented(Text(f"warning: {sentence}", style="bold yellow"), 2)
     several = _several(candidate)
     for clause in sorted(told, key=lambda clause: _TOLD.index(clause["status"])):
         if clause["status"] in _EXPLAINED:
