@@ -125,6 +125,22 @@ def split_and_merged(parts: int, *, renormalised: bool) -> Core:
     return core
 
 
+def merged_by_share(parts: int) -> Core:
+    """Ring attention: each part joins by its share of the sum so far, a sigmoid."""
+
+    def core(inputs: CoreInputs) -> Tensor:
+        output, size = torch.zeros(()), torch.full((), -math.inf)
+        for keys in _blocks(inputs, math.ceil(inputs.key.shape[-2] / parts)):
+            logits = logits_of(inputs, keys)
+            part = torch.nan_to_num(torch.softmax(logits, -1)) @ inputs.value[:, :, keys]
+            other = torch.logsumexp(logits, dim=-1, keepdim=True)
+            share = torch.nan_to_num(torch.sigmoid(other - size), nan=0.0)
+            output, size = output - share * (output - part), torch.logaddexp(size, other)
+        return output
+
+    return core
+
+
 def from_log_sum_exp(inputs: CoreInputs) -> Tensor:
     """Weights as exp(logit - lse), never divided by their sum."""
     logits = logits_of(inputs)
@@ -157,6 +173,7 @@ CORES: dict[str, Core] = {
     "online, blocks of 16": online(16, base_two=True),
     "online, blocks of 64": online(64, base_two=False),
     "split in 4": split_and_merged(4, renormalised=True),
+    "merged in 2 by shares": merged_by_share(2),
     "sdpa math": torch_kernel(SDPBackend.MATH),
     "sdpa flash": torch_kernel(SDPBackend.FLASH_ATTENTION),
 }

@@ -36,6 +36,8 @@ class Contract:
         Relative error of exp, in accumulator roundoffs.
     key_block
         The smallest block of keys of an online softmax.
+    merge_roundings
+        The error of the share by which partial results are merged, in accumulator roundoffs.
     sides
         2 when the golden answer is itself as coarse as the accumulator (float64): two such
         computations are apart by at most twice the bound of one. Otherwise 1.
@@ -55,6 +57,7 @@ class Contract:
     pre_scaling_roundings: int = model.PRE_SCALING_ROUNDINGS
     exp_error: float = model.EXP_ERROR
     key_block: int = model.SMALLEST_KEY_BLOCK
+    merge_roundings: float = model.MERGE_ROUNDINGS
     sides: int = 1
     exact: frozenset[str] = frozenset()
 

@@ -43,6 +43,17 @@ class LiveKeys:
         count = self.seen.sum(dim=-2, keepdim=True).clamp_min_(1)
         return tokens.sum(dim=-2, keepdim=True).div_(count)
 
+    def several(self) -> Tensor | bool:
+        """The rows ``[B, H, Lq, 1]`` that see more than one key; True or False if all or none."""
+        if self.table is None:
+            return self.key_length > 1
+        return self.table.sum(dim=-1, keepdim=True) > 1
+
+    def spread(self, tokens: Tensor) -> Tensor:
+        """How far apart tokens of seen keys lie, ``[B, H, 1, D]``; 0 where no key is seen."""
+        high, low = _range(tokens, self.seen)
+        return (high - low).clamp_min_(0.0).unsqueeze(-2)
+
     def log_count(self) -> Tensor | float:
         """The logarithm of each row's count of live keys, ``[B, H, Lq, 1]``; 0 if there is none."""
         if self.table is None:

@@ -66,6 +66,10 @@ SUM_ROUNDINGS: Final = 4
 DIVISION_ROUNDINGS: Final = 3
 # exp(logit - log-sum-exp) uses the rounded log-sum-exp of a part and of the whole.
 LOG_SUM_EXP_ROUNDINGS: Final = 2
+# Partial results that are merged by ``a + s (b - a)`` or ``(1 - s) a + s b``, s being a sigmoid of
+# the distance of their log-sum-exps (ring attention), know the other share as 1 - s: to within the
+# rounding of s, however small it is. The sigmoid takes an exp, a sum and a division.
+MERGE_ROUNDINGS: Final = EXP_ERROR + 2.0
 # On the way to a frequency 10000^(-2j/d) of a position encoding: the exponent, the logarithm of the
 # base and their product are each rounded once and pass through an exponential, which turns a
 # relative error of its argument (at most log 10000) into that many relative errors of its result.
@@ -117,6 +121,9 @@ NUMERATOR_ROUNDINGS: Final = 2
 # A weight below this many roundoffs of the sum may be absorbed by it, always with the same sign:
 # it counts in full and linearly. Lost is what is below one roundoff of a sum that is growing still.
 ABSORBED: Final = 4.0
+# A row whose largest weight exceeds this may answer a small value that the rounding of a merge
+# with larger ones shows in; elsewhere that is small beside the roundings of the sum.
+DOMINANT_WEIGHT: Final = 0.5
 # Query rows that a long problem is judged on. Of 256 rows, 64 cost twice the golden; of more, less.
 SAMPLED_ROWS: Final = 64
 # Kernels work in blocks of at least this many rows, and of its doubles: the rows on either side of
@@ -186,6 +193,15 @@ SMALLEST_OWN_LOGIT: Final = 1e-3
 # A mistake is named if its answers come a hundred times closer than the declared ones wherever
 # those are wrong: a point with a wide bound (fills at huge logits) would else explain anything.
 MUCH_CLOSER: Final = 0.01
+# Or if they come as close as rounding lets anybody: a few times the bound of the declared point.
+AS_CLOSE: Final = 4.0
+# A mistake that changes a step of the computation has no bound of its own: it gets the widest of
+# the point that it starts from, so often, and the square of what it enlarges the answers by, up to
+# where float32 has no digits left.
+ACTED_ROOM: Final = 8.0
+MOST_GROWN: Final = 1e3
+# A constant ratio or difference is a fact if it leaves a millionth of the squared errors.
+NEARLY_NOTHING: Final = 1e-6
 # Without known weights no bound exists. A convention: rounding in a candidate is like nudging its
 # inputs a few times over, and four random nudges miss the worst one by some factor.
 SPREAD_FACTOR: Final = 32.0

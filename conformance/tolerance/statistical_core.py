@@ -16,7 +16,7 @@ from .keys import LiveKeys, live_keys
 from .spread import Spread, Variances
 from .statistical_mean import moved_mean
 from .statistical_query import scale_slope
-from .sums import log_sum_exp_error, mean_bound
+from .sums import log_sum_exp_error, mean_bound, merge_error
 
 EXACT = Variances()
 
@@ -95,12 +95,14 @@ def _sum_variance(
 def _linear(
     attention: golden.Attention, size: Tensor, live: LiveKeys, contract: Contract
 ) -> Tensor:
-    """Absorbed weights, and the rounding of a log-sum-exp: both have one sign in a row."""
+    """Absorbed weights, a rounded log-sum-exp, a rounded share: each has one sign in a row."""
     weights = attention.weights
     tail = weights.where(weights < model.ABSORBED * contract.accumulator_roundoff, 0.0)
     magnitudes = weights * log_sum_exp_error(attention, live, contract)
     linear = magnitudes.add_(tail) @ size
-    return linear.addcmul_(tail.sum(dim=-1, keepdim=True), attention.output.abs())
+    linear.addcmul_(tail.sum(dim=-1, keepdim=True), attention.output.abs())
+    dominated = weights.amax(dim=-1, keepdim=True) > model.DOMINANT_WEIGHT
+    return linear.add_(merge_error(attention, live, contract) * dominated)
 
 
 def _last_rounding(attention: golden.Attention, size: Tensor, contract: Contract) -> Tensor:

@@ -40,6 +40,7 @@ def weighted_sum_error(
     error.add_(attention.output.abs(), alpha=division)
     exact_mean = summed if perturbed.far is None else attention.weights @ size
     error.addcmul_(exact_mean, log_sum_exp_error(attention, live, contract))
+    error.add_(merge_error(attention, live, contract))
     if value_error is not None:
         if perturbed.far is not None:
             largest, _ = extremes(value_error, live, perturbed.far)
@@ -98,6 +99,17 @@ def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Con
     else:  # fmin: in an empty row the lse is NaN, the logarithm of its count 0
         error = torch.fmin(error, count)
     return error.mul_(model.LOG_SUM_EXP_ROUNDINGS)
+
+
+def merge_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+    """What it costs that the share of a partial result is rounded: ``[B, H, Lq, Dv]``.
+
+    The share is off by some roundoffs, however small it is. Partial results are means of values, so
+    they are apart by no more than the values are. A row that sees one key has nothing to merge.
+    """
+    blocks = math.ceil(live.key_length / contract.key_block)
+    share = blocks * contract.merge_roundings * contract.accumulator_roundoff
+    return live.spread(attention.value) * share * live.several()
 
 
 def _stored(error: Tensor, output: Tensor, contract: Contract) -> Tensor:
