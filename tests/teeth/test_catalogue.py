@@ -1,0 +1,110 @@
+"""Mistakes and correct candidates are found wherever they come from, or refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspaces import KERNEL, UNSCALED, write
+
+import conformance
+from conformance.errors import UsageError
+from conformance.teeth.catalogue import Entry, entries
+from conformance.teeth.options import TeethOptions
+
+MINE = """
+import conformance
+
+LISTED = [
+    conformance.Mistake(name=f"mine-{rule}", sentence="Wrong.", primary="numerics.scale",
+                        changes={"scale": rule})
+    for rule in ("none", "sqrt-head-size")
+]
+ALONE = conformance.Mistake(name="alone", sentence="Wrong.", primary="mask.golden",
+                            changes={"mask_operation": "ignore"})
+"""
+
+
+def found(*targets: str, **more: Any) -> list[Entry]:
+    """The entries of targets."""
+    options = TeethOptions(targets=targets, **more)
+    return entries(options, lambda _what, _name: None)
+
+
+def mistakes(*targets: str, **more: Any) -> list[str]:
+    """The names of the mistakes among them."""
+    return [entry.name for entry in found(*targets, **more) if not entry.correct]
+
+
+def test_a_module_gives_its_mistakes(workspace: Path) -> None:
+    """A file with mistakes and lists of them; one of its objects; the same twice is numbered."""
+    write(workspace, {"mine.py": MINE})
+    assert mistakes("mine.py") == ["mine-none", "mine-sqrt-head-size", "alone"]
+    assert mistakes("mine:ALONE") == ["alone"]
+    assert mistakes("mine:ALONE", "mine:LISTED", "mine:ALONE")[-1] == "alone-2"
+
+
+def test_broken_candidates_without_a_catalogue(workspace: Path) -> None:
+    """Candidates that are said to be broken are taken as mistakes that any clause may catch."""
+    write(workspace, {"attn.py": KERNEL + UNSCALED})
+    (entry,) = [one for one in found("attn.py:unscaled") if not one.correct]
+    assert (entry.name, entry.primary, entry.origin) == ("unscaled", "", "attn.py:unscaled")
+
+
+def test_correct_candidates_are_added(workspace: Path) -> None:
+    """``--correct`` adds to the standard acted out, which is always there."""
+    write(workspace, {"attn.py": KERNEL, "mine.py": MINE})
+    correct = [one.name for one in found("mine.py", correct=("attn.py",)) if one.correct]
+    assert correct[-1] == "my_kernel"
+    assert "standard_core" in correct
+
+
+def test_globs_choose_mistakes(workspace: Path) -> None:
+    """``--only`` and ``--skip`` speak of names."""
+    write(workspace, {"mine.py": MINE})
+    assert mistakes("mine.py", mistakes=("mine-*",), not_mistakes=("*-none",)) == [
+        "mine-sqrt-head-size"
+    ]
+
+
+def test_an_empty_folder_has_the_shipped_catalogue(workspace: Path) -> None:
+    """Without a checkout the mistakes that ship are there, and the standard to hold against."""
+    assert not list(workspace.iterdir())
+    every = found()
+    assert {entry.origin for entry in every} == {"attention-conformance"}
+    assert len([entry for entry in every if not entry.correct]) >= 40
+
+
+@pytest.mark.parametrize(
+    ("targets", "more", "why"),
+    [
+        (("gone.py",), {}, "there is no file or folder gone.py"),
+        (("mine:LSITED",), {}, "mine has no attribute 'LSITED'; did you mean 'LISTED'?"),
+        (("mine.py",), {"mistakes": ("mine-nane",)}, "did you mean 'mine-none'?"),
+        (("mine.py",), {"not_mistakes": ("*",)}, "leave no mistake"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used(
+    workspace: Path, targets: tuple[str, ...], more: dict[str, Any], why: str
+) -> None:
+    """A target or a glob that names nothing is one sentence."""
+    write(workspace, {"mine.py": MINE})
+    with pytest.raises(UsageError) as refused:
+        found(*targets, **more)
+    assert why in str(refused.value)
+
+
+def test_a_mistake_is_checked_when_it_is_made() -> None:
+    """A mistake needs a name, a sentence, a clause, and a way to make it."""
+    good = {"name": "m", "sentence": "Wrong.", "primary": "mask.golden", "changes": {"scale": 1.0}}
+    assert conformance.Mistake(**good).changes == {"scale": 1.0}  # type: ignore[arg-type]
+    for change, why in (
+        ({"name": " "}, "a Mistake's name is ' '"),
+        ({"sentence": None}, "a Mistake's sentence is None"),
+        ({"also": "mask.golden"}, "give a tuple of slugs"),
+        ({"changes": {}}, "neither candidate= nor changes="),
+    ):
+        with pytest.raises(conformance.DeclarationError, match=why):
+            conformance.Mistake(**{**good, **change})  # type: ignore[arg-type]
