@@ -42,7 +42,9 @@ def settings(subject: Subject, problem: Problem) -> Finding:
             torch.manual_seed(seed)
             subject.ask(watched, arguments(inputs), inputs)
             drawn.append(float(torch.rand(())))
-    changed = [name for name, value in seen[0][0].items() if seen[0][1][name] != value]
+    # Where the golden stands in for the candidate nothing is called.
+    pairs = ((name, before[name], after[name]) for before, after in seen[:1] for name in before)
+    changed = [name for name, before, after in pairs if before != after]
     if drawn[0] == drawn[1]:
         changed.append("the seed of its random numbers")
     if not changed:
