@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from specific_mistakes import ANYTHING, SPECIFIC
 
-from candidates.broken import MISTAKES, Mistake
+from candidates.broken import MISTAKES
+from conformance import Mistake
 from conformance.profile import PROFILES
 from conformance.registry import all_clauses
 from conformance.results import ClauseResult
 from conformance.runner import CandidateRun
+from conformance.teeth.catalogue import candidate_of
+from conformance.teeth.shipped import shipped_mistakes
 
-# Catching is what counts here; making a failure small is tested elsewhere.
-QUICK = dataclasses.replace(PROFILES["quick"], reductions=0)
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
+# Several ways to make one mistake share its name: the number tells them apart.
+CATALOGUE = [
+    pytest.param(mistake, id=f"{number}-{mistake.name}")
+    for number, mistake in enumerate((*MISTAKES, *shipped_mistakes()))
+]
 
 
 def results(mistake: Mistake, *only: str) -> list[ClauseResult]:
-    """Run the named clauses (all without a name) on a mistake under the quick profile."""
-    run = CandidateRun(mistake.candidate, profile=QUICK, only=only)
+    """Run the named clauses (all without a name) on a mistake under the quick profile.
+
+    Catching is what counts here; making a failure small and naming it is tested elsewhere.
+    """
+    candidate = candidate_of(mistake, "the tests")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, explain=False)
     return [run.run(planned) for planned in run.planned()]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", CATALOGUE)
 def test_mistake_fails_the_clause_it_breaks(mistake: Mistake) -> None:
     """Under the quick profile each mistake fails the clause that names it best."""
     found = results(mistake, mistake.primary)
@@ -34,7 +42,8 @@ def test_mistake_fails_the_clause_it_breaks(mistake: Mistake) -> None:
 
 def test_every_clause_has_a_mistake_that_fails_it() -> None:
     """No clause is without teeth: each is the primary clause of a mistake."""
-    assert {clause.id for clause in all_clauses()} == {mistake.primary for mistake in MISTAKES}
+    primary = {mistake.primary for mistake in (*MISTAKES, *shipped_mistakes())}
+    assert {clause.id for clause in all_clauses()} == primary
 
 
 @pytest.mark.parametrize("slug", sorted(SPECIFIC))

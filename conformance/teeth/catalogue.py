@@ -147,7 +147,7 @@ def _brought(given: Any, origin: str) -> list[Entry]:
 def _entry(mistake: Mistake, origin: str) -> Entry:
     _check_clauses(mistake)
     return Entry(
-        candidate=_candidate(mistake, origin),
+        candidate=candidate_of(mistake, origin),
         sentence=mistake.sentence,
         fix=mistake.fix,
         primary=mistake.primary,
@@ -167,8 +167,8 @@ def _check_clauses(mistake: Mistake) -> None:
             raise UsageError(msg)
 
 
-def _candidate(mistake: Mistake, origin: str) -> Candidate:
-    """The broken implementation under the mistake's name."""
+def candidate_of(mistake: Mistake, origin: str) -> Candidate:
+    """The broken implementation under the mistake's name; raises UsageError for none or many."""
     if mistake.candidate is None:
         return act_out(mistake.name, mistake.changes)
     found = list(candidates_of(mistake.candidate, origin))
