@@ -1,0 +1,71 @@
+"""The soak of correct candidates: it counts examples, tells accusations, and keeps margins."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from benchmarks import soak
+from conformance.results import ClauseResult
+
+BROKEN = """
+import conformance
+
+
+@conformance.core(empty_rows="zeros")
+def unscaled(query, key, value):
+    return (query @ key.mT).softmax(-1) @ value
+"""
+
+
+def result(status: str, slug: str = "mask.golden") -> ClauseResult:
+    """The outcome of one clause."""
+    return ClauseResult(id=slug, family="mask", level="SHOULD", status=status)  # type: ignore[arg-type]  # a status
+
+
+def test_a_broken_candidate_is_accused(tmp_path: Path) -> None:
+    """One round over a wrong candidate gives an accusation that says what reproduces it."""
+    target = tmp_path / "broken_attention.py"
+    target.write_text(BROKEN, encoding="utf-8")
+    task = soak.Task(targets=(str(target),), name="unscaled", profile="quick", seed=5)
+    outcome = soak.perform(task)
+    assert any(line.startswith("unscaled seed 5 numerics.golden") for line in outcome.accusations)
+    assert outcome.examples > outcome.judged > 10
+    assert "state" in outcome.margins
+
+
+@pytest.mark.parametrize("status", ["failed", "untestable", "error"])
+def test_what_is_an_accusation(status: str) -> None:
+    """A failure of any level, an untestable clause and an error are; what is announced is not."""
+    assert soak.is_accusation(result(status))
+    assert not soak.is_accusation(result("expected-failure"))
+    assert not soak.is_accusation(result("passed"))
+
+
+def test_an_announcement_that_goes_stale_is_an_accusation() -> None:
+    """Unless it is one of this benchmark's own, which speak of many candidates at once."""
+    assert soak.is_accusation(result("unexpected-pass"))
+    assert not soak.is_accusation(result("unexpected-pass", soak.KNOWN[0].clause))
+
+
+def test_the_largest_margin_of_a_family_is_reported() -> None:
+    """The page names the margin, its candidate and its seed, and each accusation."""
+    tally = soak.Tally()
+    for margin in (0.2, 0.4, 0.3):
+        task = soak.Task(targets=(), name="mine", profile="quick", seed=7)
+        outcome = soak.Outcome(
+            task=task,
+            judged=2,
+            examples=80,
+            accusations=("mine seed 7 mask.golden",) if margin == 0.3 else (),
+            margins={"mask": (margin, f"place of {margin}")},
+        )
+        tally.add(outcome)
+    options = argparse.Namespace(seed=7, profile="quick", jobs=2)
+    page = soak.report(tally, options, number=3, seconds=1.0)
+    assert "| mask | 0.400 | place of 0.4 |" in page
+    assert "240 examples" in page
+    assert "**1 false alarms.**" in page
+    assert "- mine seed 7 mask.golden" in page
