@@ -80,10 +80,21 @@ def why_not(clause: Record) -> str:
             adapted
         ),
         "it needs tensors of more than 64 elements": not shown,
-        "what it judges is not one answer, element by element": compared and "bound" not in data,
+        "what it judges is not one answer, element by element": (
+            compared and not _judges_answers(data)
+        ),
         f"a failure of kind {kind} does not show in calls alone": kind not in _SHOWN,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _judges_answers(data: Record) -> bool:
+    """Whether what was compared with a bound are answers, as they came or rearranged."""
+    if "bound" not in data:
+        return False
+    last = data["calls"][-1] if data.get("calls") else {}
+    answers = [last.get(name, {}).get("values") for name in ("output", "weights")]
+    return "relation" in data or data["got"].get("values") in answers
 
 
 def _every_tensor(data: Record) -> Iterator[Record]:

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspaces import KERNEL, UNSCALED, write
+
+from conformance.__main__ import run
+from conformance.errors import UsageError
+from conformance.replay import cases, read_report
+
+ONLY = ("--profile", "quick", "--only", "numerics.scale", "--only", "shape.output")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def failed(folder: Path) -> Path:
+    """A folder with a candidate that lacks the scale, and the report that says so."""
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    assert run(["check", "attn.py:unscaled", *ONLY, "--json", "out.json"]) == 1
+    return folder
+
+
+def clause(slug: str, status: str = "failed", **more: Any) -> dict[str, Any]:
+    """An entry of a report."""
+    found = {"id": slug, "status": status, "dtype": "float32", "device": "cpu", **more}
+    if status == "failed":
+        found.setdefault("counterexample", {"problem": {}})
+    return found
+
+
+def report(folder: Path, *candidates: dict[str, Any], **more: Any) -> str:
+    """Write a report and return its path."""
+    path = folder / "out.json"
+    path.write_text(json.dumps({"schema": 1, "candidates": list(candidates), **more}))
+    return str(path)
+
+
+def entry(name: str, *clauses: dict[str, Any]) -> dict[str, Any]:
+    """A candidate of a report."""
+    return {"name": name, "target": f"attn.py:{name}", "clauses": list(clauses)}
+
+
+def told(reference: str, candidate: str | None = None) -> str:
+    """The sentence with which a reference is refused."""
+    with pytest.raises(UsageError) as caught:
+        cases(reference, candidate)
+    return str(caught.value)
+
+
+def test_failure_is_asked_again(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The counterexample fails again, is shown with its tensors, and the exit code is 1."""
+    assert failed.is_dir()
+    capsys.readouterr()
+    assert run(["replay", "out.json#numerics.scale"]) == 1
+    out, err = capsys.readouterr()
+    assert "unscaled numerics.scale [float32]: still fails" in out
+    assert "call      unscaled(query, key, value)" in out
+    assert "expected  [[[[0." in out
+    assert out.endswith("1 counterexample: 1 still fails\n")
+    assert not err
+
+
+def test_corrected_candidate_passes(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once the file is mended nothing fails any more, and the exit code is 0."""
+    mended = UNSCALED.replace("(query @ key.mT)", "(query @ key.mT * query.shape[-1] ** -0.5)")
+    write(failed, {"attn.py": KERNEL + mended})
+    capsys.readouterr()
+    assert run(["replay", "out.json"]) == 0
+    out, _ = capsys.readouterr()
+    assert "unscaled numerics.scale [float32]: passes now" in out
+
+
+def test_another_failure_is_told_apart(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A candidate that now raises fails differently; the exit code is still 1."""
+    write(failed, {"attn.py": KERNEL + UNSCALED.replace("return (", "return None + (")})
+    capsys.readouterr()
+    assert run(["replay", "out.json#unscaled/numerics.scale"]) == 1
+    assert "fails differently" in capsys.readouterr().out
+
+
+def test_another_target_can_be_asked(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--target asks another candidate the same question."""
+    assert failed.is_dir()
+    assert run(["replay", "out.json", "--target", "attn.py:my_kernel"]) == 0
+    assert "passes now" in capsys.readouterr().out
+
+
+def test_target_that_is_gone_is_bad_input(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A candidate that cannot be found any more is told in one sentence, exit code 2."""
+    (failed / "attn.py").unlink()
+    capsys.readouterr()
+    assert run(["replay", "out.json"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("conformance: there is no file or folder attn.py")
+    assert err.count("\n") == 1
+
+
+def test_crash_is_asked_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A counterexample that kills the worker kills it again: it still fails."""
+    dies = UNSCALED.replace("return (", "import os; os._exit(3); return (")
+    write(folder, {"attn.py": KERNEL + dies})
+    slug = ("--profile", "quick", "--only", "shape.output")
+    assert run(["check", "attn.py:unscaled", *slug, "--json", "out.json"]) == 1
+    capsys.readouterr()
+    assert run(["replay", "out.json"]) == 1
+    assert "still fails" in capsys.readouterr().out
+
+
+def test_missing_report_says_how_to_write_one(folder: Path) -> None:
+    """A path that does not exist names the command that writes it."""
+    assert told(str(folder / "no.json")).startswith("there is no report ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is no report"),
+        ('{"candidates": 3}', "is no report"),
+        ('{"schema": 9, "candidates": []}', "has schema 9; this version reads schema 1"),
+    ],
+)
+def test_what_is_no_report_is_refused(folder: Path, text: str, words: str) -> None:
+    """Anything but a report of this schema is one sentence."""
+    (folder / "out.json").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read_report(folder / "out.json")
+
+
+def test_unknown_names_are_suggested(folder: Path) -> None:
+    """A misspelt clause or candidate gets a suggestion."""
+    path = report(folder, entry("mine", clause("mask.no-leak"), clause("shape.output", "passed")))
+    assert "did you mean 'mask.no-leak'?" in told(f"{path}#mask.no-lek")
+    assert "did you mean 'mine'?" in told(f"{path}#mime/mask.no-leak")
+    assert "did you mean 'mine'?" in told(path, "minee")
+
+
+def test_clause_that_has_not_failed_is_refused(folder: Path) -> None:
+    """What passed cannot be replayed; the sentence names what failed."""
+    path = report(folder, entry("mine", clause("mask.no-leak"), clause("shape.output", "passed")))
+    sentence = told(f"{path}#shape.output")
+    assert sentence.startswith("shape.output has not failed, it is passed")
+    assert sentence.endswith("failed: mask.no-leak")
+
+
+def test_nothing_to_replay_is_said(folder: Path) -> None:
+    """A report without failures is bad input for a replay."""
+    path = report(folder, entry("mine", clause("shape.output", "passed")))
+    assert told(path).endswith("holds no failure: there is nothing to replay")
+
+
+def test_failure_without_counterexample_is_refused(folder: Path) -> None:
+    """A crash before the first example left nothing that could be asked again."""
+    path = report(folder, entry("mine", clause("mask.no-leak", counterexample=None)))
+    assert told(path) == "mask.no-leak of mine has no counterexample in the report"
+
+
+def test_candidates_and_clauses_select(folder: Path) -> None:
+    """All failures, those of a clause, of a candidate, or of both; expected ones count."""
+    expected = clause("mask.causal", "expected-failure", counterexample={"problem": {}})
+    path = report(
+        folder,
+        entry("one", clause("mask.no-leak"), expected, clause("shape.output", "passed")),
+        entry("two", clause("mask.no-leak")),
+    )
+
+    def names(reference: str, candidate: str | None = None) -> list[tuple[str, str]]:
+        found = cases(reference, candidate)
+        return [(case.candidate["name"], case.clause["id"]) for case in found]
+
+    assert names(path) == [("one", "mask.no-leak"), ("one", "mask.causal"), ("two", "mask.no-leak")]
+    assert names(f"{path}#mask.no-leak") == [("one", "mask.no-leak"), ("two", "mask.no-leak")]
+    assert names(f"{path}#two/mask.no-leak") == names(path, "two") == [("two", "mask.no-leak")]
+
+
+def test_hash_in_a_file_name_is_no_fragment(folder: Path) -> None:
+    """A file whose name has a # is found as it is."""
+    path = report(folder, entry("one", clause("mask.no-leak")))
+    Path(path).rename(folder / "a#b.json")
+    assert len(cases(str(folder / "a#b.json"))) == 1
+    assert told(f"{folder / 'a#b.json'}#").endswith("write REPORT.json#CLAUSE")
+
+
+def test_problem_of_another_version_is_one_sentence(
+    failed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A counterexample with unknown fields cannot be rebuilt, which is said."""
+    data = json.loads((failed / "out.json").read_text())
+    for found in data["candidates"][0]["clauses"]:
+        if found["status"] == "failed":
+            found["counterexample"]["problem"]["colour"] = "blue"
+    (failed / "out.json").write_text(json.dumps(data))
+    capsys.readouterr()
+    assert run(["replay", "out.json"]) == 2
+    assert "the counterexample of numerics.scale cannot be rebuilt" in capsys.readouterr().err

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from examples import SMALL
+
+from conformance.__main__ import run
+from conformance.errors import UsageError
+from conformance.runner import CandidateRun
+from conformance.script import script, why_not
+from conformance.targets import resolve_one
+
+# Fails every import of the project, which the environment of the tests has installed, and runs each
+# script as if it were alone.
+ALONE = """
+import contextlib
+import io
+import json
+import runpy
+import sys
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("conformance", "reference", "hypothesis", "rich", "click"):
+            raise ImportError(f"{name} must not be needed")
+
+
+sys.meta_path.insert(0, Blocked())
+found = {}
+for path in sys.argv[1:]:
+    sys.modules.pop("conformance", None)
+    told, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(told):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    found[path] = (code, told.getvalue())
+print(json.dumps(found))
+"""
+HEAD = "import torch\nimport conformance\n\n"
+# Each: the file, the clause it breaks, what mends it (a text and its replacement).
+MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "golden": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            scale = 1.0
+            return (query @ key.mT * scale).softmax(-1) @ value
+        """,
+        "numerics.scale",
+        ("scale = 1.0", "scale = query.shape[-1] ** -0.5"),
+    ),
+    "law between two answers": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            row = torch.arange(query.shape[-2]).reshape(-1, 1) * 0.1
+            query = query + row
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        """,
+        "equivariance.queries",
+        ("* 0.1", "* 0.0"),
+    ),
+    "exception": (
+        """
+        @conformance.core(masks=["keep"])
+        def mine(query, key, value, *, keep=None):
+            scores = query @ key.mT * query.shape[-1] ** -0.5
+            if keep is not None:
+                scores = scores.masked_fill(keep.view(-1), 1)
+            return scores.softmax(-1) @ value
+        """,
+        "mask.golden",
+        ("scores.masked_fill(keep.view(-1), 1)", 'scores.masked_fill(~keep, float("-inf"))'),
+    ),
+    "no exception": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            key = key[..., : value.shape[-2], :]
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        """,
+        "shape.rejects-mismatch",
+        ("key = key[..., : value.shape[-2], :]", "pass"),
+    ),
+    "shape": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            query = query[..., :1, :]
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        """,
+        "shape.output",
+        ("query = query[..., :1, :]", "pass"),
+    ),
+    "dtype": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            return ((query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value).double()
+        """,
+        "shape.dtype",
+        (".double()", ".float()"),
+    ),
+    "edited input": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            query *= query.shape[-1] ** -0.5
+            query += 1e-3
+            return ((query - 1e-3) @ key.mT).softmax(-1) @ value
+        """,
+        "state.inputs-unchanged",
+        ("query *=", "query = query *"),
+    ),
+    "strides": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            value = value.as_strided(value.shape, torch.empty(value.shape).stride(), 0)
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        """,
+        "shape.strided",
+        ("value = value.as_strided(value.shape, torch.empty(value.shape).stride(), 0)", "pass"),
+    ),
+    "layer": (
+        """
+        @conformance.layer(features=["gqa"], without=["gradients"])
+        def mine(geometry, weights):
+            def linear(x, matrix, bias):
+                return x @ matrix.T + (0.0 if bias is None else bias)
+
+            def split(x, heads):
+                return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+            def forward(query, key, value):
+                q = split(linear(query, weights.q, weights.q_bias), geometry.num_heads)
+                k = split(linear(key, weights.k, weights.k_bias), geometry.num_kv_heads)
+                v = split(linear(value, weights.v, weights.v_bias), geometry.num_kv_heads)
+                group = geometry.num_heads // geometry.num_kv_heads
+                k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+                heads = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+                merged = heads.transpose(1, 2).flatten(-2)
+                return linear(merged, weights.o, None)
+
+            return forward
+        """,
+        "numerics.golden",
+        ("weights.o, None", "weights.o, weights.o_bias"),
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def file_of(text: str) -> str:
+    """The text of a mistake as a file."""
+    return HEAD + dedent(text)
+
+
+def ran(folder: Path, *paths: str) -> dict[str, tuple[int, str]]:
+    """Exit code and output of scripts that run where nothing of the project can be imported."""
+    (folder / "alone.py").write_text(dedent(ALONE))
+    done = subprocess.run(
+        [sys.executable, "-I", "alone.py", *paths],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr
+    found: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    return found
+
+
+def broken_script(file: Path, slug: str) -> str:
+    """The script of the failure of a file's candidate."""
+    (candidate,) = resolve_one(f"{file}:mine")
+    run_ = CandidateRun(candidate, profile=SMALL, only=(slug,))
+    results = [run_.run(planned) for planned in run_.planned()]
+    (failed,) = [result for result in results if result.status == "failed"]
+    return script(failed.as_json(), candidate.target)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """What the scripts of all mistakes give, for the broken and for the mended files."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for number, (text, slug, (wrong, right)) in enumerate(MISTAKES.values()):
+        broken, mended = (folder / f"{word}_{number}.py" for word in ("broken", "mended"))
+        broken.write_text(file_of(text))
+        mended.write_text(file_of(text).replace(wrong, right))
+        shows = broken_script(broken, slug)
+        (folder / f"shows_broken_{number}.py").write_text(shows)
+        (folder / f"shows_mended_{number}.py").write_text(shows.replace(str(broken), str(mended)))
+    return ran(folder, *sorted(path.name for path in folder.glob("shows_*.py")))
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_script_shows_the_failure_without_the_project(
+    outcomes: dict[str, tuple[int, str]], name: str
+) -> None:
+    """It exits with 1 for the mistake, and with 0 once the candidate's file is mended."""
+    number = list(MISTAKES).index(name)
+    code, told = outcomes[f"shows_broken_{number}.py"]
+    assert code == 1, told
+    assert "IT STILL FAILS" in told
+    code, told = outcomes[f"shows_mended_{number}.py"]
+    assert code == 0, told
+    assert "it does not fail any more" in told
+
+
+def test_script_is_written_to_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command writes what fails, tells what it found, and exits with 1."""
+    text, slug, _ = MISTAKES["golden"]
+    (folder / "attn.py").write_text(file_of(text))
+    check = ["check", "attn.py:mine", "--profile", "quick", "--only", slug, "--json", "out.json"]
+    assert run(check) == 1
+    capsys.readouterr()
+    assert run(["replay", f"out.json#{slug}", "--emit-script", "shows.py"]) == 1
+    assert "still fails" in capsys.readouterr().out
+    code, told = ran(folder, "shows.py")["shows.py"]
+    assert (code, "IT STILL FAILS" in told) == (1, True)
+
+
+def test_script_goes_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With - the script alone is written there, and what is told goes to standard error."""
+    text, slug, _ = MISTAKES["golden"]
+    (folder / "attn.py").write_text(file_of(text))
+    only = ("--profile", "quick", "--only", slug)
+    assert run(["check", "attn.py:mine", *only, "--json", "out.json"]) == 1
+    capsys.readouterr()
+    assert run(["replay", f"out.json#{slug}", "--emit-script", "-"]) == 1
+    out, err = capsys.readouterr()
+    compile(out, "shows.py", "exec")
+    assert "seed" not in out
+    assert "still fails" in err
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    """A failed clause as a report holds it."""
+    tensor = {"shape": [1], "dtype": "float32", "values": [1.0]}
+    counterexample = {
+        "candidate": "mine",
+        "calls": [{"arguments": {"query": tensor}, "keywords": {}, "output": tensor}],
+        "expected": tensor,
+        "got": tensor,
+        "bound": tensor,
+    }
+    return {
+        "id": "numerics.golden",
+        "requirement": "It holds.",
+        "violation": {"kind": "value", "message": "wrong", "expected": 1.0},
+        "counterexample": counterexample,
+        **changes,
+    }
+
+
+def with_counterexample(**changes: Any) -> dict[str, Any]:
+    """A failed clause with another counterexample."""
+    found = entry()
+    found["counterexample"] = {**found["counterexample"], **changes}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("clause", "words"),
+    [
+        (entry(id="state.state-dict"), "does more with the module than calling it"),
+        (with_counterexample(calls=[]), "no calls of the candidate"),
+        (with_counterexample(access={"adapted": True}), "conformance.module"),
+        (entry(violation={"kind": "hung", "message": ""}), "a failure of kind hung"),
+        (
+            with_counterexample(
+                calls=[
+                    {"arguments": {"query": {"shape": [99], "dtype": "float32"}}, "keywords": {}}
+                ]
+            ),
+            "more than 64 elements",
+        ),
+    ],
+)
+def test_what_calls_do_not_show_is_refused(clause: dict[str, Any], words: str) -> None:
+    """One sentence says why there can be no script."""
+    assert words in why_not(clause)
+    with pytest.raises(UsageError, match="no script can be written for"):
+        script(clause, "attn.py:mine")
+
+
+def test_candidate_s_words_stay_text() -> None:
+    """What a candidate raised cannot become code of the script."""
+    message = 'raised X: """\nimport os\n"""'
+    clause = entry(violation={"kind": "value", "message": message, "expected": 1.0})
+    text = script(json.loads(json.dumps(clause)), "attn.py:mine")
+    compile(text, "shows.py", "exec")
+    assert "\nimport os" not in text
+
+
+def test_one_script_shows_one_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several failures in one file are refused, and some of them named."""
+    clauses = [
+        {
+            "id": slug,
+            "status": "failed",
+            "dtype": "float32",
+            "device": "cpu",
+            "counterexample": {"problem": {}},
+        }
+        for slug in ("mask.no-leak", "mask.golden")
+    ]
+    data = {"schema": 1, "candidates": [{"name": "mine", "target": "a.py:b", "clauses": clauses}]}
+    (folder / "out.json").write_text(json.dumps(data))
+    assert run(["replay", "out.json", "--emit-script", "shows.py"]) == 2
+    assert "name one of mine/mask.no-leak, mine/mask.golden" in capsys.readouterr().err
