@@ -34,12 +34,20 @@ def seen(observation: Observation, inputs: Inputs | None = None, rows: Rows = No
 class Judge:
     """Compares observations with points, at the arithmetic of a dtype."""
 
-    def __init__(self, kind: str, dtype: str, *, declaration: Declaration | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        dtype: str,
+        *,
+        declaration: Declaration | None = None,
+        always_causal: bool = False,
+    ) -> None:
         self.oracle = Oracle(declaration or declare(kind), dtype)
+        self.always_causal = always_causal
 
     def margin(self, point: golden.Semantics, one: Seen) -> float:
         """The largest error over its bound; infinite for another shape, or NaN elsewhere."""
-        known = self.oracle.at(one.inputs, point)
+        known = self.oracle.at(self._read(one.inputs), point)
         if known.output.shape != one.output.shape:
             return torch.inf
         return _margin(known, one)
@@ -50,7 +58,14 @@ class Judge:
 
     def distance(self, point: golden.Semantics, observed: Iterable[Seen]) -> float:
         """The largest difference from a point's answers: cheaper than the bound."""
-        return max((_distance(point, one) for one in observed), default=0.0)
+        return max((self._distance(point, one) for one in observed), default=0.0)
+
+    def _read(self, inputs: Inputs) -> Inputs:
+        """The problem as it is understood: causal, where the thing always is."""
+        return inputs.replace(causal=True) if self.always_causal else inputs
+
+    def _distance(self, point: golden.Semantics, one: Seen) -> float:
+        return _distance(point, Seen(self._read(one.inputs), one.output, one.rows))
 
 
 def _margin(known: Golden, one: Seen) -> float:

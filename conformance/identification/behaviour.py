@@ -34,16 +34,19 @@ class DtypeFound:
 
 
 def find_dtypes(
-    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, *, causal: bool
+    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, *, always_causal: bool
 ) -> list[DtypeFound]:
     """Each dtype of the contract, plain and with the first mask of each form."""
-    return [_dtype(box, uses, point, dtype, causal=causal) for dtype in DTYPES]
+    return [
+        _dtype(box, uses, point, Judge(box.kind, dtype, always_causal=always_causal))
+        for dtype in DTYPES
+    ]
 
 
 def _dtype(
-    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, dtype: str, *, causal: bool
+    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
 ) -> DtypeFound:
-    judge = Judge(box.kind, dtype)
+    dtype = judge.oracle.dtype
     first = {use.form: use for use in reversed(uses)}
     for use in (None, *first.values()):
         try:
@@ -64,7 +67,6 @@ def _dtype(
             return DtypeFound(dtype, right=False, why=f"answers in {name}{what}")
         if not judge.fits(point, [Seen(inputs, answer.output)]):
             return DtypeFound(dtype, right=False, why=f"beyond the rounding of {dtype}{what}")
-    del causal
     return DtypeFound(dtype, right=True)
 
 

@@ -230,7 +230,12 @@ def _weights(case: Case) -> None:
 
 
 def _dtypes(case: Case) -> None:
-    found = find_dtypes(case.box, case.box.convention.masks, case.point, causal=False)
+    found = find_dtypes(
+        case.box,
+        case.box.convention.masks,
+        case.point,
+        always_causal=case.judge.always_causal,
+    )
     right = [one.dtype for one in found if one.right]
     wrong = [f"{one.dtype}: {one.why}" for one in found if not one.right]
     case.found.add(
@@ -244,6 +249,19 @@ def _dtypes(case: Case) -> None:
 
 def _behaviour(case: Case) -> None:
     box, found = case.box, case.found
+    behave(box, found)
+    _dropout(case, same=bool(found.value("deterministic")))
+    changed = changed_inputs(box)
+    words = f"changes {', '.join(changed)} in place" if changed else "left as they are"
+    found.add("inputs after a call", words, "compared with copies", changed)
+    _mismatches(case)
+    batch = empty_batch(box)
+    if batch is not None:
+        found.add("empty batch", batch, "a batch of 0", batch == "answers")
+
+
+def behave(box: Box, found: Findings) -> None:
+    """Whether the order of tokens matters, and whether a call repeats: both need no golden."""
     order = order_matters(box)
     if order is None:
         found.undetermined("position", "a call with the tokens in another order failed")
@@ -256,14 +274,6 @@ def _behaviour(case: Case) -> None:
         found.undetermined("deterministic", "a call failed")
     else:
         found.add("deterministic", again[same], "the same inputs twice", same)
-    _dropout(case, same=bool(same))
-    changed = changed_inputs(box)
-    words = f"changes {', '.join(changed)} in place" if changed else "left as they are"
-    found.add("inputs after a call", words, "compared with copies", changed)
-    _mismatches(case)
-    batch = empty_batch(box)
-    if batch is not None:
-        found.add("empty batch", batch, "a batch of 0", batch == "answers")
 
 
 def _mismatches(case: Case) -> None:

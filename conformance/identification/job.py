@@ -12,12 +12,14 @@ from . import modules, opening
 from .agreement import Judge
 from .box import Box, Observation, Refusal
 from .contradictions import contradictions
-from .investigation import Case, investigate
+from .investigation import Case, behave, investigate
 from .plain import Plain, observe, plain
+from .positions import find_positions
 from .record import Findings
 from .signature import read_parameters
 from .thing import Thing
-from .writing import declaration_text
+from .wording import kind_words
+from .writing import declaration_text, positions_text
 
 JOB: Final = "conformance.identification.job:identify"
 # Ways of calling that are kept for the nearest reading, when none is golden.
@@ -54,12 +56,16 @@ def identify(thing: Thing, _argument: Any, tell: Tell) -> dict[str, Any]:
 
 def _identify(thing: Thing, found: Findings, record: dict[str, Any], tell: Tell) -> str:
     """Fill findings and record; returns why nothing could be identified, or ""."""
-    built, constructed, boxes = _opened(thing)
+    if _takes_one(thing):
+        return _positions(thing, found, record)
+    boxes = _opened(thing)
+    if thing.declared is not None and not thing.declared.weights_known:
+        return _without_weights(boxes, found)
     opened = _first_golden(boxes)
     if isinstance(opened, str):
         return opened
     box, read = opened
-    judge = Judge(box.kind, "float32")
+    judge = Judge(box.kind, "float32", always_causal=read.always is not None)
     called = box.prepare(box.draw())
     case = Case(
         box=box, parameters=read_parameters(called), judge=judge, point=read.point, found=found
@@ -68,7 +74,7 @@ def _identify(thing: Thing, found: Findings, record: dict[str, Any], tell: Tell)
     tell("probing", "the declaration")
     record["semantics"] = {name: pair[1] for name, pair in opening_differences(case).items()}
     if not case.beyond:
-        record["declaration"] = declaration_text(thing, case, built, constructed)
+        record["declaration"] = declaration_text(thing, case)
     record["beyond"] = case.beyond
     if thing.declared is not None:
         tell("probing", "what is declared")
@@ -83,31 +89,65 @@ def opening_differences(case: Case) -> dict[str, Any]:
     return golden.STANDARD.differences(case.point)
 
 
-def _opened(thing: Thing) -> tuple[Any, str, Iterator[Box]]:
-    """The boxes of a thing; for a module also the instance and how it was made."""
+def _takes_one(thing: Thing) -> bool:
+    """Whether it is a function of one input: no projections are in sight."""
+    if thing.form != "function" or not thing.parameters.entries:
+        return False
+    return opening.read_inputs(thing.parameters, thing.name)[0] == "self"
+
+
+def _positions(thing: Thing, found: Findings, record: dict[str, Any]) -> str:
+    """A function of one input can be a position encoding."""
+    encoding = find_positions(thing.value, found)
+    if isinstance(encoding, str):
+        return encoding
+    longest, widths = encoding
+    record["semantics"], record["beyond"] = {}, []
+    record["declaration"] = positions_text(thing, longest, widths)
+    return ""
+
+
+def _opened(thing: Thing) -> Iterator[Box]:
+    """The boxes of a thing."""
     if thing.form == "module":
-        built, constructed = modules.instance(thing)
-        reading = modules.understood(built, thing.name)
+        reading = modules.understood(thing.value, thing.name)
         if not isinstance(reading, modules.Understood):
             raise reading
-        return built, constructed, modules.module_boxes(reading)
+        return modules.module_boxes(reading)
     if thing.form == "builder":
-        return None, "", opening.builder_boxes(thing)
-    return None, "", opening.function_boxes(thing)
+        return opening.builder_boxes(thing)
+    return opening.function_boxes(thing)
+
+
+def _without_weights(boxes: Iterator[Box], found: Findings) -> str:
+    """What calls alone tell of a layer whose projections nobody can see."""
+    for box in boxes:
+        if box.answers(box.draw()) is None:
+            continue
+        found.add(
+            "kind",
+            kind_words(box.convention),
+            "an answer of the declared shape",
+            {"kind": "layer", "inputs": box.convention.inputs},
+        )
+        behave(box, found)
+        break
+    return "its weights are told to nobody, so no golden answer exists to compare with"
 
 
 def _first_golden(boxes: Iterator[Box]) -> tuple[Box, Plain] | str:
     """The first way of calling whose answers a reading explains, or why there is none."""
-    refusals: list[str] = []
+    refusals: list[Refusal] = []
     unread: list[tuple[Box, list[Observation]]] = []
     for box in boxes:
         observed = observe(box)
         if isinstance(observed, Refusal):
-            refusals.append(observed.why)
+            if box.convention.output == "answer":
+                refusals.append(observed)
             continue
         if not _shaped(observed):
             shown = list(observed[0].output.shape)
-            refusals.append(f"returned a tensor of shape {shown}")
+            refusals.append(Refusal("type", f"returned a tensor of shape {shown}"))
         read = plain(box, observed, Judge(box.kind, "float32"))
         if read is not None:
             return box, read
@@ -132,5 +172,8 @@ def _unread(box: Box, observed: list[Observation]) -> str:
     return f"its answer {what} (called with {box.convention.layout.words})"
 
 
-def _commonest(refusals: list[str]) -> str:
-    return max(dict.fromkeys(refusals), key=refusals.count)
+def _commonest(refusals: list[Refusal]) -> str:
+    """What is said most often; what came back says more than what was raised."""
+    answered = [refusal.why for refusal in refusals if refusal.kind == "type"]
+    said = answered or [refusal.why for refusal in refusals]
+    return max(dict.fromkeys(said), key=said.count)

@@ -11,7 +11,6 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.calling import Calling
-from ..adapters.construct import instance_of
 from ..adapters.finding import Finding
 from ..adapters.trial import duplicate
 from ..adapters.understanding import calling_of, understand
@@ -24,7 +23,6 @@ from .convention import LAYER_LAYOUTS, Convention, Layout
 from .drawing import DTYPES, draw_weights
 from .opening import absent, read_inputs
 from .signature import read_parameters
-from .thing import Thing
 
 _OUTPUTS: Final = ("answer", "answer[0]", "answer[1]")
 # Deviations under which projections without telling names can still be found.
@@ -50,13 +48,6 @@ class Understood:
     finding: Finding
     batched: bool
     point: golden.Semantics
-
-
-def instance(thing: Thing) -> tuple[nn.Module, str]:
-    """The module itself, or one made of the class; raises DeclarationError that says what to do."""
-    if isinstance(thing.value, type):
-        return instance_of(thing.value, None)
-    return thing.value, ""
 
 
 def understood(built: nn.Module, shown: str) -> Understood | DeclarationError:
@@ -164,7 +155,6 @@ __all__ = [
     "DTYPES",
     "Understood",
     "calling_of",
-    "instance",
     "is_torch_multihead",
     "module_boxes",
     "read_inputs",

@@ -29,6 +29,9 @@ _MOST_DEVIATIONS: Final = 3
 # Factors on the scale that are looked for: a logarithmic grid, then ever finer around the best.
 _GRID: Final = tuple(10.0 ** (step / 8.0) for step in range(-24, 17))
 _REFINEMENTS: Final = 40
+# Fitted numbers are taken for roots and inverses of counts up to this, or for so few digits.
+_MOST_ROOTS: Final = 1025
+_DIGITS: Final = 5
 SEEDS: Final = (0, 1)
 OTHER_SIZES: Final[dict[str, int]] = {
     "head_size": 8,
@@ -71,7 +74,8 @@ def plain(box: Box, observed: Sequence[Observation], judge: Judge) -> Plain | No
     tried = 0
     for always in (None, "bottom-right", "top-left"):
         seen = [_read(one, always) for one in observed]
-        for points in _by_deviations(box):
+        for simple in _by_deviations(box):
+            points = [_aligned(point, always) for point in simple]
             tried += len(points)
             found = fitting(judge, points, seen)
             if found:
@@ -83,6 +87,10 @@ def _read(one: Observation, always: str | None) -> Seen:
     return Seen(one.inputs.replace(causal=always is not None), one.output)
 
 
+def _aligned(point: golden.Semantics, always: str | None) -> golden.Semantics:
+    return point if always is None else point.replace(causal_alignment=always)
+
+
 def _chosen(
     found: Sequence[golden.Semantics],
     always: str | None,
@@ -92,8 +100,7 @@ def _chosen(
 ) -> Plain:
     first = found[0]
     margin = max(judge.margin(first, one) for one in seen)
-    point = first if always is None else first.replace(causal_alignment=always)
-    return Plain(point=point, always=always, others=tuple(found[1:]), margin=margin, tried=tried)
+    return Plain(point=first, always=always, others=tuple(found[1:]), margin=margin, tried=tried)
 
 
 def _by_deviations(box: Box) -> Iterator[list[golden.Semantics]]:
@@ -127,16 +134,27 @@ def _with_fitted_scale(box: Box, seen: Sequence[Seen], judge: Judge, tried: int)
     del box
     best = _best_scale(seen[0], judge)
     first: float = golden.scale_value(golden.STANDARD, **_head_sizes(seen[0]))
-    for point in (
-        golden.STANDARD.replace(scale=best),
-        golden.STANDARD.replace(scale_factor=best / first),
-    ):
+    numbers = [golden.STANDARD.replace(scale=number) for number in _round_numbers(best)]
+    factors = [
+        golden.STANDARD.replace(scale_factor=number) for number in _round_numbers(best / first)
+    ]
+    for point in (*numbers, *factors):
         if judge.fits(point, seen):
             margin = max(judge.margin(point, one) for one in seen)
             return Plain(
                 point=point, always=None, others=(), margin=margin, tried=tried, fitted=True
             )
     return None
+
+
+def _round_numbers(fitted: float) -> list[float]:
+    """Numbers that people write which may be meant by a fitted one, and at last that itself."""
+    roots = [math.sqrt(count) for count in range(2, _MOST_ROOTS)]
+    inverse = [1.0 / count for count in range(2, _MOST_ROOTS)]
+    meant = [float(f"{fitted:.{digits}g}") for digits in range(1, _DIGITS)]
+    known = [*roots, *inverse, *(1.0 / root for root in roots)]
+    nearest = sorted(known, key=lambda number: abs(number - fitted))[:2]
+    return [*meant, *nearest, fitted]
 
 
 def _best_scale(one: Seen, judge: Judge) -> float:

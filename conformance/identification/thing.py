@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from ..adapters.construct import instance_of
 from ..candidate import Candidate
 from ..errors import UsageError
 from ..loading import attribute, guarded, import_dotted, import_path, put_on_path
@@ -75,7 +76,7 @@ def things_of(
 
 def _thing(target: str) -> Thing:
     value, imports, expression = _located(target)
-    name = expression.rpartition(".")[2].partition("[")[0]
+    name = expression.rpartition(".")[2]
     return taken(value, target=target, name=name, imports=imports, expression=expression)
 
 
@@ -84,11 +85,11 @@ def taken(
 ) -> Thing:
     """An object as the thing it is; a factory is called. Raises UsageError."""
     value, expression = _only(value, target, expression)
-    form, declared = _form(value), None
+    form, declared = _form(value, target), None
     if form == "factory":
         value = guarded(f"{target}() raised", value)
         value, expression = _only(value, target, f"{expression}()")
-        form = _form(value)
+        form = _form(value, target)
         if form == "factory":
             msg = (
                 f"{target}() returned a function without parameters: there is nothing to attend to"
@@ -98,6 +99,9 @@ def taken(
         declared, name = value, value.name
         form = _declared_form(value)
         value, expression = value.function, f"{expression}.function"
+    if form == "module":
+        value, expression = _built(value, expression)
+        form = "module" if _has_matrices(value) else "function"
     return Thing(
         target=target,
         name=name,
@@ -123,7 +127,21 @@ def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
     return value[0], f"{expression}[0]"
 
 
-def _form(value: Any) -> str:
+def _built(value: Any, expression: str) -> tuple[torch.nn.Module, str]:
+    """An instance in eval mode, and the expression for it; DeclarationError for a class unmade."""
+    if isinstance(value, type):
+        value, how = instance_of(value, None)
+        expression += how[how.index("(") :]
+    built: torch.nn.Module = value
+    return built.eval(), expression
+
+
+def _has_matrices(module: torch.nn.Module) -> bool:
+    """Whether there is anything that could be a projection."""
+    return any(parameter.dim() > 1 for parameter in module.parameters())
+
+
+def _form(value: Any, target: str) -> str:
     is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
     if is_class or isinstance(value, torch.nn.Module):
         return "module"
@@ -131,8 +149,8 @@ def _form(value: Any) -> str:
         return "declared"
     if not callable(value):
         msg = (
-            f"it is {value!r:.60}, which is not callable: name a function, a torch.nn.Module, a "
-            "declared candidate, or a function without arguments that returns one"
+            f"{target} is {value!r:.60}, which is not callable: name a function, a "
+            "torch.nn.Module, a declared candidate, or a function without arguments that returns one"
         )
         raise UsageError(msg)
     parameters = read_parameters(value)

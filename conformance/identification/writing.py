@@ -20,13 +20,13 @@ Ties = tuple[tuple[str, str], ...]
 _OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
 
 
-def declaration_text(thing: Thing, case: Case, built: Any = None, constructed: str = "") -> str:
+def declaration_text(thing: Thing, case: Case) -> str:
     """A file that declares the thing as it was found; it imports the thing and adapts the call."""
     convention = case.box.convention
     name = f"declared_{thing.name}"
     promises = promises_of(case)
     if thing.form == "module":
-        lines = _module(thing, convention, name, promises, built, constructed)
+        lines = _module(thing, convention, name, promises)
     elif thing.form == "builder":
         lines = _builder(thing, convention, name, promises, case.box.sizes.changes)
     else:
@@ -34,6 +34,31 @@ def declaration_text(thing: Thing, case: Case, built: Any = None, constructed: s
     # An imported candidate would be checked beside this one.
     only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
     return "\n".join([*_top(thing, case, lines), "", "", *lines, *only, ""])
+
+
+def positions_text(thing: Thing, longest: int, widths: list[int]) -> str:
+    """A file that declares a position encoding."""
+    name = f"declared_{thing.name}"
+    only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
+    pinned = ""
+    if len(widths) == 1:
+        fields = ("query_size", "key_size", "value_size", "output_size")
+        pinned = f", geometry={dict.fromkeys(fields, widths[0])!r}"
+    lines = [
+        f'"""Found by: conformance identify {thing.target}"""',
+        "",
+        *thing.imports,
+        "",
+        "import conformance",
+        "",
+        "",
+        f"@conformance.positions(name={thing.name!r}, max_length={longest}{pinned})",
+        f"def {name}(x):",
+        f"    return {thing.expression}(x)",
+        *only,
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _top(thing: Thing, case: Case, lines: list[str]) -> list[str]:
@@ -156,15 +181,9 @@ def _module(
     convention: Convention,
     name: str,
     promises: dict[str, str],
-    built: Any,
-    constructed: str,
 ) -> list[str]:
-    if _turned_by_us(built):
+    if _turned_by_us(thing.value):
         convention = convention.replace(layout=LAYER_LAYOUTS[0])
-    made = constructed.removeprefix("constructed as ")
-    expression = thing.expression
-    if made:
-        expression = thing.expression + made[made.index("(") :]
     call = {"name": repr(thing.name), "call": "call", "inputs": repr(convention.inputs)}
     return [
         header("call", convention, "module"),
@@ -172,7 +191,7 @@ def _module(
         "",
         "",
         f"{name} = conformance.module(",
-        f"    {expression},",
+        f"    {thing.expression},",
         *_arguments({**call, **promises}, 4),
         ")",
     ]
