@@ -84,3 +84,15 @@ class BiasesNotLoaded(EagerModule):
             for name, entry in state_dict.items()
         }
         super()._load_from_state_dict(known, prefix, *rest)
+
+
+@layer("state.train-agrees")
+class UnscaledInTraining(EagerModule):
+    """In training mode, where another path is taken, the scores are not scaled."""
+
+    rate = 0.0
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
+        if self.training:
+            options.setdefault("scale", 1.0)
+        return super().forward(query, key, value, **options)

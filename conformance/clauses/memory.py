@@ -70,7 +70,7 @@ def bounds(subject: Subject, problem: Problem) -> Finding:
     """The same values in the middle of buffers of NaN."""
     inputs = subject.inputs(problem)
     layout = CANARIES[problem.seed % len(CANARIES)]
-    between = inputs.replace(layout=layout, mask_layout=layout)
+    between = inputs.replace(layout=layout, mask_layout="between-canaries")
     wording = f"what lies beside the inputs in memory ({layout}) changes the answer"
     answers = subject.answer(inputs), subject.answer(between)
     return same_unless_identical(subject, (inputs, answers[0]), (inputs, answers[1]), wording)

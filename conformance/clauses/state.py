@@ -26,8 +26,8 @@ from ._vocabulary import (
 )
 
 ANY = Space(mask="maybe", causal="maybe")
-# Mostly as it comes: what edits in place may copy first when the layout is not that.
-UNCHANGED_LAYOUTS = ("contiguous", "sliced-tokens", "contiguous", "fused")
+# Contiguous always: what edits in place may copy first when the layout is not that.
+UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 # What is another in the second of two calls: mostly everything.
 CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
 EVERYBODY = ("core", "layer", "positions")

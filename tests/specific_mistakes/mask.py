@@ -7,6 +7,7 @@ from typing import Final
 from .consequences import NOTHING_ELSE, Specific, also
 
 MASK: Final[Specific] = {
+    "mask.strided": ("BiasNeedsContiguity", NOTHING_ELSE),
     "mask.all-keep": (
         "UnscaledUnderMask",
         also("mask.bias mask.causal-combined mask.golden mask.padding-is-absence shape.weights"),

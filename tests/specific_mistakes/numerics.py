@@ -7,6 +7,16 @@ from typing import Final
 from .consequences import NOTHING_ELSE, Specific, also
 
 NUMERICS: Final[Specific] = {
+    "numerics.any-length": (
+        "LongMaskCutOff",
+        also(
+            "equivariance.keys mask.causal-and-mask mask.empty-row mask.forms-agree mask.golden "
+            "mask.no-leak mask.no-leak-nonfinite mask.padding-is-absence mask.per-item "
+            "mask.single-key shape.weights"
+        ),
+    ),
+    "numerics.nan-shows": ("NanAnsweredWithZeros", NOTHING_ELSE),
+    "numerics.options": ("WindowLostUnderLengths", NOTHING_ELSE),
     "numerics.constant-value": (
         "DividedByCount",
         also(

@@ -7,6 +7,7 @@ from typing import Final
 from .consequences import NOTHING_ELSE, Specific, also
 
 SHAPE: Final[Specific] = {
+    "shape.bounds": ("ReadsPastTheEnd", NOTHING_ELSE),
     "shape.dtype": ("AnswersInFloat64", NOTHING_ELSE),
     "shape.empty-batch": ("EmptyBatchRaises", NOTHING_ELSE),
     "shape.empty-query": ("EmptyQueryRaises", NOTHING_ELSE),
@@ -28,7 +29,10 @@ SHAPE: Final[Specific] = {
         ),
     ),
     "shape.rejects-mismatch": ("HeadSizesCutToFit", NOTHING_ELSE),
+    "shape.rejects-others": ("LongerMaskAccepted", NOTHING_ELSE),
     "shape.rejects-width": ("WidthCutToFit", NOTHING_ELSE),
+    "shape.shared": ("SharedValuesLost", NOTHING_ELSE),
     "shape.strided": ("LastStrideAssumedOne", NOTHING_ELSE),
     "shape.weights": ("AnotherOutputWithWeights", NOTHING_ELSE),
+    "shape.weights-aside": ("NoOutputWithWeights", NOTHING_ELSE),
 }
