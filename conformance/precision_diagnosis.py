@@ -26,6 +26,9 @@ Observed = Sequence[tuple[Inputs, Tensor]]
 Acted = Callable[[golden.Attention], Tensor]
 # Edge problems of each space that the candidate is asked: one of each recipe.
 PROBED: Final = 2
+# Wrong answers that every loss of precision is tried on, and the part it must explain to go on.
+FIRST_TRIED: Final = 3
+HALF: Final = 0.5
 # Mantissas of zero and of powers of two.
 EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
 # Dtypes that TensorFloat-32 cuts.
@@ -35,9 +38,8 @@ ROUNDED_SHORT: Final = ("float32", "float64")
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The scale as the mistake, with its relative error, if it explains every wrong answer."""
     wrong = [pair for pair in observed if not _agrees(subject, *pair)]
-    errors = [fitted_scale_error(subject.oracle, *pair) for pair in wrong]
-    known = [error for error in errors if error is not None]
-    if known and len(known) == len(wrong):
+    known = _scale_errors(subject, wrong)
+    if known:
         if not all(_answers_again(subject, *pair) for pair in wrong):
             return None
         return _scale(min(known), max(known), _head_sizes(subject, [pair[0] for pair in wrong]))
@@ -50,6 +52,17 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     entry = _scale(found.scale_error, found.scale_error, _head_sizes(subject, [inputs]))
     # Another mistake may lean the same way: the number explains this part of the squared errors.
     return {**entry, "confidence": 1.0 - (found.unexplained / found.rms) ** 2}
+
+
+def _scale_errors(subject: Subject, wrong: Observed) -> list[float]:
+    """The error of the scale behind each wrong answer; none as soon as one has another cause."""
+    found: list[float] = []
+    for pair in wrong:
+        error = fitted_scale_error(subject.oracle, *pair)
+        if error is None:
+            return []
+        found.append(error)
+    return found
 
 
 def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
@@ -112,6 +125,8 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """The simplest of the losses that leave the least; others that leave as little are doubts."""
+    if not _any_promising(subject, wrong[:FIRST_TRIED]):
+        return None
     left = [(_unexplained(subject, loss.output, wrong), loss) for loss in LOSSES]
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
@@ -128,6 +143,11 @@ def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     text = best.in_ten_bits() if either else best.text
     doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
     return {"name": best.name, "text": text, "confidence": (1.0 - least) / doubt}
+
+
+def _any_promising(subject: Subject, few: Observed) -> bool:
+    """Whether some loss explains half of a few answers: most mistakes are none of precision."""
+    return any(_unexplained(subject, loss.output, few) <= HALF for loss in LOSSES)
 
 
 def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import torch
 from . import torch_state
 from .candidate import Candidate
 from .counterexample import describe
-from .diagnosis import diagnose
+from .diagnosis import Diagnostician
 from .pool import Pool
 from .problem import Problem
 from .profile import Profile
@@ -93,7 +93,7 @@ class CandidateRun:
         self.reductions_left = profile.reductions
         self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[str, Subject] = {}
-        self._diagnoses: dict[str, list[dict[str, Any]]] = {}
+        self._diagnosticians: dict[str, Diagnostician] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
 
     @property
@@ -214,14 +214,21 @@ class CandidateRun:
             reason=violation.message,
             violation=violation,
             counterexample=describe(clause.id, subject, smallest),
-            diagnosis=self._diagnosis(subject) if clause.explained and kind in DIAGNOSED else [],
+            diagnosis=(
+                self._diagnosis(subject, clause, smallest.problem)
+                if clause.explained and kind in DIAGNOSED
+                else []
+            ),
         )
 
-    def _diagnosis(self, subject: Subject) -> list[dict[str, Any]]:
-        """The named mistakes: searched once a candidate and dtype, not once a clause."""
-        if subject.dtype not in self._diagnoses:
-            self._diagnoses[subject.dtype] = diagnose(subject)
-        return self._diagnoses[subject.dtype]
+    def _diagnosis(
+        self, subject: Subject, clause: Clause, problem: Problem
+    ) -> list[dict[str, Any]]:
+        """What explains a failure; the search is made once a candidate and dtype."""
+        known = self._diagnosticians.get(subject.dtype)
+        if known is None:
+            known = self._diagnosticians[subject.dtype] = Diagnostician(subject)
+        return known.explain(clause, problem)
 
 
 def _with_scale_error(reduced: Violation, first: Violation) -> Violation:

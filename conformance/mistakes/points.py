@@ -1,41 +1,17 @@
-"""Named mistakes that are another point of the semantics: what diagnosis compares answers with."""
+"""Named mistakes that are another point of the semantics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
-from ._golden import golden
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedMistake:
-    """A mistake as changes to the declared point.
-
-    name
-        A stable slug.
-    text, fix
-        What the candidate does, and what to do instead, in the user's terms.
-    clause
-        The slug of the clause that names it best.
-    """
-
-    name: str
-    text: str
-    fix: str
-    clause: str
-    changes: dict[str, Any]
-
-    def at(self, point: golden.Semantics) -> golden.Semantics:
-        """The declared point with this mistake made."""
-        return point.replace(**self.changes)
+from .named import NamedMistake
 
 
 def _mistake(name: str, clause: str, text: str, fix: str, **changes: Any) -> NamedMistake:
     return NamedMistake(name=name, text=text, fix=fix, clause=clause, changes=changes)
 
 
-MISTAKES: Final[tuple[NamedMistake, ...]] = (
+POINTS: Final[tuple[NamedMistake, ...]] = (
     _mistake(
         "scale-missing",
         "numerics.scale",

@@ -1,0 +1,35 @@
+"""Names the mistake: what a candidate does instead, found by acting out every named mistake.
+
+The candidate is called once on a small battery of problems. A single named mistake, else a pair of
+them, is reported when its answers lie within their own bound on every problem and the declared
+point's do not. Where none does, ``unknown-mistake`` comes with the facts, rather than a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..problem import Problem
+from ..registry import Clause
+from ..subject import Subject
+from .diagnostician import Diagnostician
+
+
+def diagnose(
+    subject: Subject, clause: Clause | None = None, problem: Problem | None = None
+) -> list[dict[str, Any]]:
+    """The mistakes behind a candidate's answers, as the report's entries.
+
+    With a clause and the problem on which it fails: what explains that failure. Nothing for a
+    candidate that answers rightly, and where no golden answer exists.
+    """
+    return Diagnostician(subject).explain(clause, problem)
+
+
+def names(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of some entries."""
+    return [str(entry["name"]) for entry in entries]
+
+
+__all__ = ["Diagnostician", "diagnose", "names"]

@@ -1,0 +1,184 @@
+"""Acts a mistake out: the golden answer of a candidate that makes it, step by step.
+
+Question, point of the semantics, heads, attention proper, answer: each step may be another one.
+Several mistakes made together change one step after another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..declaration import Declaration
+from ..headroom import finite_limit, representable_output, representable_rows
+from ..inputs import Inputs
+from ..mistakes import Asked, NamedMistake, NotExpressible
+from ..oracle import Oracle, known_weights
+from ..tolerance import model
+
+Made = Sequence[NamedMistake]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Acted:
+    """The answer of a candidate that makes some mistakes.
+
+    ``inputs`` and ``semantics`` are those that it answers by; ``stepwise`` says that a later step
+    differs too, so that no bound was derived for this answer. ``core`` is the attention proper
+    before such a step.
+    """
+
+    inputs: Inputs
+    semantics: golden.Semantics
+    core: golden.Attention
+    output: Tensor
+    stepwise: bool
+    oracle: Oracle
+
+    @cached_property
+    def bound(self) -> Tensor:
+        """How far a candidate of the declared precision may be from this answer."""
+        known = self.oracle.at(self.inputs, self.semantics)
+        if not self.stepwise:
+            return known.bound
+        largest, before = (float(_finite(t).abs().max()) for t in (self.output, known.output))
+        grown = max(1.0, largest / before) if before > 0.0 else 1.0
+        room = model.ACTED_ROOM * min(grown, model.MOST_GROWN) ** 2
+        return torch.full_like(self.output, room * float(_finite(known.bound).max()))
+
+    def _small(self, limit: float) -> bool:
+        """Whether nothing comes near the largest number: the root of it leaves room for products.
+
+        The quick way round, for searching.
+        """
+        core, root = self.core, model.HEADROOM * limit**0.5
+        tensors = (core.query, core.key, core.value, core.scores)
+        return all(float(t.abs().max()) <= root for t in tensors if t.numel())
+
+    def unjudged(self, declaration: Declaration) -> Tensor:
+        """Rows that nothing is known about, broadcastable to the answer.
+
+        Those that may overflow, and those without keys if nothing is promised about them.
+        """
+        limit = finite_limit(declaration, self.oracle.dtype)
+        if self._small(limit):
+            rows = torch.zeros_like(self.core.empty)
+        else:
+            rows = ~representable_rows(self.core, limit)
+        if declaration.empty_rows == "any":
+            rows = rows | self.core.empty
+        if self.inputs.is_layer:
+            rows = rows.any(dim=1)
+        fits = rows.shape == self.output.shape[:-1]
+        finite = torch.where(torch.isfinite(self.output), self.output, 0.0)
+        overflows = ~representable_output(finite, limit)
+        return (rows | overflows if fits else overflows).unsqueeze(-1)
+
+
+def act(oracle: Oracle, declared: golden.Semantics, made: Made, inputs: Inputs) -> Acted:
+    """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
+    point = declared
+    for mistake in made:
+        point = mistake.at(point)
+    for mistake in made:
+        if mistake.question is not None:
+            inputs = mistake.question(Asked(inputs=inputs, semantics=point)) or inputs
+    asked = Asked(inputs=inputs, semantics=point)
+    try:
+        with torch.no_grad():
+            return _acted(oracle, asked, made)
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
+        # The golden refuses, or shapes do not meet: nobody can compute this.
+        raise NotExpressible from error
+
+
+def _acted(oracle: Oracle, asked: Asked, made: Made) -> Acted:
+    inputs, point = asked.inputs, asked.semantics
+    heads = _heads_of(asked)
+    for mistake in made:
+        if mistake.heads is not None:
+            heads = mistake.heads(asked, heads) or heads
+    before = _attend(asked, heads)
+    core = _with_every_key(before, heads, point) if any(m.core for m in made) else before
+    for mistake in made:
+        if mistake.core is not None:
+            core = mistake.core(asked, core) or core
+    output = core.output
+    if inputs.is_layer:
+        output = _behind_heads(asked, output)
+    for mistake in made:
+        if mistake.output is not None:
+            changed = mistake.output(asked, output)
+            output = output if changed is None else changed
+    stepwise = any(m.heads or m.core or m.output for m in made)
+    return Acted(
+        inputs=inputs, semantics=point, core=before, output=output, stepwise=stepwise, oracle=oracle
+    )
+
+
+def _heads_of(asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value behind their projections, cut into heads."""
+    inputs, point = asked.inputs, asked.semantics
+    if not inputs.is_layer:
+        return inputs.query.double(), inputs.key.double(), inputs.value.double()
+    weights, sizes = known_weights(inputs), inputs.geometry
+    query = golden.project(inputs.query, weights.q, weights.q_bias if point.query_bias else None)
+    key = golden.project(inputs.key, weights.k, weights.k_bias if point.key_bias else None)
+    value = golden.project(inputs.value, weights.v, weights.v_bias if point.value_bias else None)
+    return (
+        golden.split_heads(query, sizes.num_heads, point),
+        golden.split_heads(key, sizes.num_kv_heads, point),
+        golden.split_heads(value, sizes.num_kv_heads, point),
+    )
+
+
+def _attend(asked: Asked, heads: tuple[Tensor, Tensor, Tensor]) -> golden.Attention:
+    inputs = asked.inputs
+    scale = inputs.scale
+    if scale is None:  # heads that have changed places do not change the scale
+        scale = asked.default_scale
+    return golden.attend(
+        *heads,
+        keep=inputs.keep,
+        bias=None if inputs.bias is None else inputs.bias.double(),
+        causal=inputs.causal,
+        scale=scale,
+        softcap=inputs.softcap,
+        window=inputs.window,
+        semantics=asked.semantics,
+    )
+
+
+def _with_every_key(
+    attention: golden.Attention, heads: tuple[Tensor, Tensor, Tensor], point: golden.Semantics
+) -> golden.Attention:
+    """The same with keys and values that no query reads: a mistake may read them."""
+    query, key, value = heads
+    count = query.shape[1]
+    return dataclasses.replace(
+        attention,
+        key=golden.repeat_heads(key, count, point),
+        value=golden.repeat_heads(value, count, point),
+    )
+
+
+def _behind_heads(asked: Asked, output: Tensor) -> Tensor:
+    """The heads merged and projected."""
+    weights, point = known_weights(asked.inputs), asked.semantics
+    merged = golden.merge_heads(output, point)
+    if weights.o is None:
+        return merged
+    # Heads concatenated along the tokens meet one block of the output matrix.
+    matrix = weights.o[:, : merged.shape[-1]]
+    return golden.project(merged, matrix, weights.o_bias if point.output_bias else None)
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    finite = tensor[torch.isfinite(tensor)]
+    return finite if finite.numel() else torch.zeros(1, dtype=torch.float64)

@@ -1,0 +1,240 @@
+"""The battery: small problems that tell mistakes apart, and what a candidate answers on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..calling import CandidateFailure, arguments, guarded
+from ..candidate import Candidate
+from ..clauses.numerics import largest_product
+from ..geometry import FIELDS, Geometry
+from ..inputs import Inputs
+from ..problem import MaskPlan, Problem
+from ..settling import settle
+from ..space import Space
+from ..stretching import lowered_key, single_key_inputs
+from ..subject import Subject
+
+# In the order of Geometry's fields: batch, heads, key/value heads, lengths of query and key, head
+# size, value head size, widths of query, key, value and output.
+_APART: Final = (2, 3, 3, 5, 7, 6, 4, 11, 13, 9, 10)
+_ALIKE: Final = (3, 3, 3, 6, 6, 4, 4, 12, 12, 12, 12)
+_GROUPED: Final = (2, 6, 2, 4, 5, 5, 3, 9, 8, 7, 30)
+_CUBE: Final = (4, 4, 4, 4, 4, 4, 4, 16, 16, 16, 16)
+_MORE_QUERIES: Final = (2, 2, 2, 8, 5, 9, 3, 7, 8, 6, 18)
+_SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
+_LONG: Final = (1, 2, 2, 3, 150, 20, 5, 8, 9, 7, 40)
+# Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
+_TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
+_SCALES: Final = (0.3, 1.7, 0.0, -0.4)
+_SOFTCAP: Final = 1.5
+_WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One problem with what the candidate answered; ``problem`` is None for made-up inputs."""
+
+    inputs: Inputs
+    output: Tensor
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """One problem of the battery, before it meets a candidate."""
+
+    sizes: tuple[int, ...]
+    form: str = ""
+    pattern: str = "random"
+    broad: bool = False
+    finite_bias: bool = False
+    causal: bool = False
+    extras: dict[str, Any] = field(default_factory=dict)
+    seed: int = 11
+
+
+def observe(subject: Subject, extra: tuple[Inputs, ...] = ()) -> list[Seen]:
+    """What the candidate answers on the battery; what it cannot be called with is left out."""
+    found = [ask(subject, inputs) for inputs in (*battery(subject), *extra)]
+    return [seen for seen in found if seen is not None]
+
+
+def ask(subject: Subject, inputs: Inputs) -> Seen | None:
+    """The answer to some inputs as float64, of whatever shape; None if it is no such tensor."""
+    try:
+        forward = subject.forward(inputs)
+        positional, keywords = arguments(inputs)
+        output = guarded(forward, positional, keywords)
+    except CandidateFailure:
+        return None
+    if isinstance(output, tuple) and output:
+        output = output[0]
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        return None
+    batched = output if inputs.batched else output.unsqueeze(0)
+    return Seen(inputs=inputs, output=batched.detach().double())
+
+
+def battery(subject: Subject) -> Iterator[Inputs]:
+    """The problems that a candidate can be asked, plain ones first."""
+    seen: set[Problem] = set()
+    for plan in _plans(subject.candidate):
+        problem = _problem(subject, plan)
+        if problem is not None and problem not in seen:
+            seen.add(problem)
+            yield subject.inputs(problem)
+    yield from _large(subject)
+    yield from _stretched(subject)
+    yield from _lowered(subject)
+
+
+def _plans(candidate: Candidate) -> Iterator[_Plan]:
+    """Every feature alone, then with others."""
+    declared = candidate.declaration
+    for sizes in (_APART, _ALIKE, _GROUPED, _CUBE, _MORE_QUERIES, _LONG):
+        yield _Plan(sizes=sizes)
+    for form in declared.masks:
+        for broad in (False, True):
+            yield _Plan(sizes=_APART, form=form, broad=broad)
+            yield _Plan(sizes=_ALIKE, form=form, broad=broad, seed=12)
+        yield _Plan(sizes=_GROUPED, form=form, pattern="dense")
+        yield _Plan(sizes=_APART, form=form, pattern="empty-rows", seed=13)
+        yield _Plan(sizes=_ALIKE, form=form, pattern="empty-rows", seed=14, broad=True)
+    yield from _structured(candidate)
+
+
+def _structured(candidate: Candidate) -> Iterator[_Plan]:
+    """Bias, the arguments of a call, and causality, each alone and with a mask."""
+    declared, extras = candidate.declaration, _extras(candidate)
+    if "bias" in declared.masks:
+        for sizes in _SHAPES:
+            yield _Plan(sizes=sizes, form="bias", pattern="dense", finite_bias=True)
+        yield _Plan(sizes=_ALIKE, form="bias", finite_bias=True, broad=True, pattern="full")
+    for more in extras:
+        yield _Plan(sizes=_APART, extras=more)
+        if "window" in more:
+            yield _Plan(sizes=_MORE_QUERIES, extras=more)
+    yield from _masked(candidate, extras, causal=False)
+    if declared.causal:
+        yield from (_Plan(sizes=sizes, causal=True) for sizes in _SHAPES)
+        yield from (_Plan(sizes=_ALIKE, causal=True, extras=more) for more in extras)
+        yield from _masked(candidate, [{}, *extras], causal=True)
+
+
+def _extras(candidate: Candidate) -> list[dict[str, Any]]:
+    features = candidate.declaration.features
+    extras: list[dict[str, Any]] = []
+    if "scale" in features:
+        extras += [{"scale": scale} for scale in _SCALES]
+    if "softcap" in features:
+        extras.append({"softcap": _SOFTCAP})
+    if "window" in features:
+        extras += [{"window": window} for window in _WINDOWS]
+    if {"softcap", "window"} <= features:
+        extras.append({"softcap": _SOFTCAP, "window": (1, 1)})
+    return extras
+
+
+def _masked(candidate: Candidate, extras: list[dict[str, Any]], *, causal: bool) -> Iterator[_Plan]:
+    """Every form with every argument."""
+    for form in candidate.declaration.masks:
+        for more in extras:
+            yield _Plan(
+                sizes=_ALIKE if causal else _APART,
+                form=form,
+                pattern="dense",
+                finite_bias=form == "bias",
+                causal=causal,
+                extras=more,
+            )
+
+
+def _problem(subject: Subject, plan: _Plan) -> Problem | None:
+    """The nearest problem that the candidate can be asked."""
+    candidate, space = subject.candidate, Space(values=("normal",))
+    mask = _mask(candidate, plan)
+    if plan.form and mask is None:
+        return None
+    drawn = Geometry(**dict(zip(FIELDS, plan.sizes, strict=True)))
+    return Problem(
+        geometry=settle(drawn, candidate, space),
+        dtype=subject.dtype,
+        seed=plan.seed,
+        values="normal",
+        mask=mask,
+        causal=plan.causal,
+        **plan.extras,
+    )
+
+
+def _mask(candidate: Candidate, plan: _Plan) -> MaskPlan | None:
+    """The mask in the shape with the most axes, or with the fewest."""
+    if not plan.form:
+        return None
+    options = Space(forms=(plan.form,), mask="always").options(candidate)
+    shapes = sorted({shape for _, shape in options}, key=lambda shape: (_axes(shape), shape))
+    if not shapes:
+        return None
+    shape = _broad(shapes) if plan.broad else shapes[-1]
+    return MaskPlan(pattern=plan.pattern, form=plan.form, shape=shape, finite_bias=plan.finite_bias)
+
+
+def _broad(shapes: list[str]) -> str:
+    """A shape without heads, with the batch and as few others as there are."""
+    return next((shape for shape in shapes if "B" in shape and "H" not in shape), shapes[0])
+
+
+def _axes(shape: str) -> int:
+    return len(shape.replace("1", ""))
+
+
+def _large(subject: Subject) -> Iterator[Inputs]:
+    """Logits past the range of the exponential, high and low."""
+    if subject.dtype not in ("float32", "float64"):
+        return
+    problem = _problem(subject, _Plan(sizes=_APART, seed=21))
+    if problem is None or subject.candidate.declaration.inputs == "self":
+        return
+    for values in ("large-logits", "negative-logits"):
+        drawn = subject.inputs(problem.replace(values=values))
+        if largest_product(subject.golden(drawn).core) < torch.finfo(drawn.query.dtype).max:
+            yield drawn
+
+
+def _stretched(subject: Subject) -> Iterator[Inputs]:
+    """Single keys far below the hidden ones, and far below hidden by the triangle."""
+    space = Space(values=("normal",), mask="always", least=(("key_length", 3),))
+    options = space.options(subject.candidate)
+    if not options:
+        return
+    form, shape = options[0]
+    base = _problem(subject, _Plan(sizes=_APART, seed=31))
+    if base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one must be hidden)
+        return
+    plan = MaskPlan(pattern="single", form=form, shape=shape)
+    drawn = subject.inputs(base.replace(mask=plan))
+    for target in _TARGETS:
+        for low in (True, False):
+            stretched = single_key_inputs(drawn, live=0, target=target, low=low)[0]
+            if largest_product(subject.golden(stretched).core) < torch.finfo(drawn.query.dtype).max:
+                yield stretched  # what overflows in half precision would hide every mistake
+
+
+def _lowered(subject: Subject) -> Iterator[Inputs]:
+    """The first key far below those that the triangle hides from the first query."""
+    if subject.candidate.declaration.causal is None:
+        return
+    base = _problem(subject, _Plan(sizes=_ALIKE, seed=33, causal=True))
+    if base is None:
+        return
+    drawn = subject.inputs(base)
+    for target in _TARGETS:
+        lowered = lowered_key(drawn, live=0, target=target)
+        if largest_product(subject.golden(lowered).core) < torch.finfo(drawn.query.dtype).max:
+            yield lowered

@@ -1,0 +1,143 @@
+"""One candidate in one dtype: what it answers, which mistakes explain it, and which failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from ..mistakes import NamedMistake, named_mistakes
+from ..precision_diagnosis import precision_entry, scale_entry
+from ..problem import Problem
+from ..registry import Clause
+from ..subject import Subject
+from .acting import act
+from .agreement import agrees, margin
+from .battery import Seen, ask, observe
+from .facts import repeats, unknown_entry
+from .search import Found, Search, touches_any
+from .stand_in import fails_alike
+
+MOST_REPORTED: Final = 6
+PAIR_SECONDS: Final = 3.0
+# Answers that losses of precision are tried on, spread over the battery: each costs all of them.
+FEW: Final = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One entry of the report, with the mistakes that it names; none for a loss of precision."""
+
+    entry: dict[str, Any]
+    made: Found = ()
+
+
+class Diagnostician:
+    """Explains the failures of one candidate in one dtype; the search is made once."""
+
+    def __init__(self, subject: Subject, mistakes: Sequence[NamedMistake] | None = None) -> None:
+        self.subject = subject
+        self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
+
+    def explain(
+        self, clause: Clause | None = None, problem: Problem | None = None
+    ) -> list[dict[str, Any]]:
+        """What explains a failure of a clause on a problem, or all answers of the battery.
+
+        An entry ``unknown-mistake`` where something is wrong and nothing named explains it.
+        """
+        candidate = self.subject.candidate
+        if not candidate.golden_known or candidate.kind == "positions":
+            return []
+        found = [one.entry for one in self.explanations if self._fits(one, clause, problem)]
+        if found:
+            return _shared(found)
+        shown = None if problem is None else ask(self.subject, self.subject.inputs(problem))
+        if clause is None and not self._anything_wrong:
+            return []
+        return [unknown_entry(self.subject, self.observed, shown)]
+
+    @cached_property
+    def observed(self) -> list[Seen]:
+        """What the candidate answers on the battery."""
+        return observe(self.subject)
+
+    @property
+    def _anything_wrong(self) -> bool:
+        return any(margin(self.subject, seen) > 1.0 for seen in self.observed)
+
+    @cached_property
+    def explanations(self) -> list[Explanation]:
+        """What explains every answer of the battery: single mistakes, precision, then pairs."""
+        if not self.observed:
+            return []
+        search = Search(self.subject, self.observed, self.mistakes)
+        if search.wrong and not repeats(self.subject, search.observed[0]):
+            return []  # what answers at random makes no mistake that could be acted out
+        found = search.singles() if search.gross else []
+        if found:
+            return _explanations(found)
+        pairs = [(seen.inputs, seen.output) for seen in search.observed]
+        plain = [(inputs, output) for inputs, output in pairs if inputs.generic]
+        some = plain[:: len(plain) // FEW + 1]
+        entry = scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
+        if entry is not None:
+            return [Explanation(entry={"fix": "", **entry})]
+        return _explanations(search.pairs(PAIR_SECONDS) if search.gross else [])
+
+    def _fits(
+        self, explanation: Explanation, clause: Clause | None, problem: Problem | None
+    ) -> bool:
+        """Whether an explanation holds for the failing problem, and makes the clause fail, too."""
+        made = explanation.made
+        if not made or clause is None or problem is None:
+            return True
+        seen = ask(self.subject, self.subject.inputs(problem))
+        if seen is not None and not self._answers(made, seen):
+            return False
+        return fails_alike(self.subject, made, clause, problem)
+
+    def _answers(self, made: Found, seen: Seen) -> bool:
+        """Whether mistakes explain one answer."""
+        declared = self.subject.declaration.semantics
+        if not touches_any(made, seen.inputs, declared):
+            return margin(self.subject, seen) <= 1.0
+        return agrees(self.subject, act(self.subject.oracle, declared, made, seen.inputs), seen)
+
+
+def _explanations(found: list[Found]) -> list[Explanation]:
+    """Each name once, without the special cases of what explains as much."""
+    named: dict[str, Found] = {}
+    for made in _most_general(found):
+        named.setdefault("+".join(mistake.name for mistake in made), made)
+    return [
+        Explanation(
+            entry={
+                "name": name,
+                "text": "; ".join(mistake.text for mistake in made),
+                "fix": "; ".join(mistake.fix for mistake in made),
+                "confidence": 1.0,
+            },
+            made=made,
+        )
+        for name, made in list(named.items())[:MOST_REPORTED]
+    ]
+
+
+def _shared(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The confidence shared among equivalent names."""
+    return [{**entry, "confidence": entry["confidence"] / len(found)} for entry in found]
+
+
+def _most_general(found: list[Found]) -> list[Found]:
+    names = {frozenset(mistake.name for mistake in made) for made in found}
+    return [made for made in found if not _is_special(made, names)]
+
+
+def _is_special(made: Found, names: set[frozenset[str]]) -> bool:
+    for mistake in made:
+        others = {other.name for other in made if other is not mistake}
+        if mistake.special_of and frozenset({mistake.special_of, *others}) in names:
+            return True
+    return False

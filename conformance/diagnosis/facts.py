@@ -1,0 +1,231 @@
+"""What is true of answers that no named mistake explains: where they go wrong, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..calling import CandidateFailure
+from ..comparison import AXES
+from ..inputs import Inputs
+from ..subject import Subject
+from ..tolerance import model
+from .agreement import margin, wrong_elements
+from .battery import Seen, ask
+
+UNKNOWN: Final = "unknown-mistake"
+_SPOKEN_AXES: Final = {
+    "batch": "batch items",
+    "head": "heads",
+    "query": "queries",
+    "channel": "channels",
+}
+# What problems may have in common, and how one says it.
+_FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool]]]] = {
+    "mask": ("with a mask", lambda inputs: inputs.masked),
+    "bias": ("with an additive mask", lambda inputs: inputs.mask_form == "bias"),
+    "lengths": ("with lengths", lambda inputs: inputs.mask_form == "lengths"),
+    "keep_int": ("with an integer mask", lambda inputs: inputs.mask_form == "keep_int"),
+    "drop": ("with a mask of what to drop", lambda inputs: inputs.mask_form == "drop"),
+    "causal": ("with the causal flag", lambda inputs: inputs.causal),
+    "scale": ("with a scale of the call", lambda inputs: inputs.scale is not None),
+    "softcap": ("with a softcap", lambda inputs: inputs.softcap is not None),
+    "window": ("with a window", lambda inputs: inputs.window is not None),
+    "several heads": ("with several heads", lambda inputs: inputs.geometry.num_heads > 1),
+    "grouped heads": (
+        "where heads share keys and values",
+        lambda inputs: inputs.geometry.num_kv_heads < inputs.geometry.num_heads,
+    ),
+    "several items": ("with several batch items", lambda inputs: inputs.geometry.batch > 1),
+    "unequal lengths": (
+        "with more or fewer keys than queries",
+        lambda inputs: inputs.geometry.query_length != inputs.geometry.key_length,
+    ),
+}
+
+
+def unknown_entry(subject: Subject, observed: Sequence[Seen], shown: Seen | None) -> dict[str, Any]:
+    """The report's entry for a mistake without a name, with every fact that was found.
+
+    ``shown`` is the failing problem that is to be explained, if there is one.
+    """
+    facts, told = gather(subject, observed, shown)
+    sentence = "no known mistake explains it"
+    return {
+        "name": UNKNOWN,
+        "text": f"{sentence}: {'; '.join(told)}" if told else sentence,
+        "fix": "",
+        "confidence": 0.0,
+        "facts": facts,
+    }
+
+
+def gather(
+    subject: Subject, observed: Sequence[Seen], shown: Seen | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The facts as data and as sentences."""
+    wrong = [seen for seen in observed if margin(subject, seen) > 1.0]
+    facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong)}
+    told: list[str] = []
+    one = shown if shown is not None else _plainest(wrong)
+    if shown is not None and margin(subject, shown) <= 1.0:
+        told.append("the plain answer to this problem is right: only what the clause changes shows")
+        facts["plain_answer"] = "right"
+        one = _plainest(wrong)
+    if wrong:
+        told.append(_conditions(facts, observed, wrong))
+    if one is not None:
+        told += _of_answer(subject, facts, one)
+    told += _unsteady(subject, facts, one)
+    told += _sum_of_weights(subject, facts, wrong)
+    return facts, told
+
+
+def _plainest(wrong: Sequence[Seen]) -> Seen | None:
+    """The wrong answer to the problem with the least in it."""
+
+    def features(seen: Seen) -> int:
+        return sum(holds(seen.inputs) for _, holds in _FEATURES.values())
+
+    return min(wrong, key=features, default=None)
+
+
+def _conditions(facts: dict[str, Any], observed: Sequence[Seen], wrong: Sequence[Seen]) -> str:
+    """Which problems go wrong, if they have something in common that right ones lack."""
+    bad = {id(seen) for seen in wrong}
+    fine = [seen for seen in observed if id(seen) not in bad]
+    only = [name for name in _FEATURES if _sets_apart(name, wrong, fine)]
+    never = [name for name in _FEATURES if _sets_apart(name, fine, wrong)]
+    facts["only_with"], facts["never_with"] = only, never
+    text = f"{len(wrong)} of {len(observed)} problems go wrong"
+    if only:
+        text += f", only those {' and '.join(_FEATURES[name][0] for name in only)}"
+    if never:
+        text += f", none {' or '.join(_FEATURES[name][0] for name in never)}"
+    return text
+
+
+def _sets_apart(name: str, having: Sequence[Seen], others: Sequence[Seen]) -> bool:
+    """Whether all of some problems have a feature, and some of the others lack it."""
+    holds = _FEATURES[name][1]
+    return (
+        bool(having)
+        and all(holds(seen.inputs) for seen in having)
+        and any(not holds(seen.inputs) for seen in others)
+    )
+
+
+def _of_answer(subject: Subject, facts: dict[str, Any], seen: Seen) -> list[str]:
+    """Where one answer is wrong, and by how much."""
+    known = subject.golden(seen.inputs)
+    wrong = wrong_elements(subject, seen)
+    if wrong is None:
+        facts["shape"] = list(seen.output.shape)
+        facts["expected_shape"] = list(known.output.shape)
+        return [f"its shape is {facts['shape']} where {facts['expected_shape']} is expected"]
+    if not bool(wrong.any()):
+        return []
+    told = _where(facts, wrong)
+    rows = known.empty_rows.expand(wrong.shape)
+    if bool((wrong & rows).any()) and not bool((wrong & ~rows).any()):
+        facts["rows"] = "without keys"
+        told.append("only rows without keys are wrong")
+    broken = int((wrong & ~torch.isfinite(seen.output)).sum())
+    facts["not_finite"] = broken
+    if broken:
+        told.append(f"{broken} of {wrong.numel()} elements are not finite")
+    finite = wrong & torch.isfinite(seen.output) & torch.isfinite(known.output)
+    if bool(finite.any()):
+        told += _sizes(facts, seen.output[finite], known.output[finite], known.bound[finite])
+    return told
+
+
+def _where(facts: dict[str, Any], wrong: Tensor) -> list[str]:
+    """The indices along each axis that hold anything wrong."""
+    facts["affected"], told = {}, []
+    for number, axis in enumerate(AXES.get(wrong.dim(), ())):
+        others = [other for other in range(wrong.dim()) if other != number]
+        hit = wrong.sum(dim=others) > 0
+        indices = [int(index) for index in hit.nonzero().flatten()]
+        count = wrong.shape[number]
+        facts["affected"][axis] = "all" if len(indices) == count else indices
+        if len(indices) < count:
+            told.append(f"{_SPOKEN_AXES[axis]} {_listed(indices)} of {count}")
+    place = " and ".join(told)
+    return [f"only {place} are affected" if told else "no batch item, head or row is spared"]
+
+
+def _listed(indices: list[int]) -> str:
+    few = 8
+    shown = ", ".join(str(index) for index in indices[:few])
+    return f"{shown}, …" if len(indices) > few else shown
+
+
+def _sizes(facts: dict[str, Any], got: Tensor, expected: Tensor, bound: Tensor) -> list[str]:
+    """Magnitudes: the largest error, a constant ratio, a constant difference."""
+    error = (got - expected).abs()
+    facts["largest_error"] = float(error.max())
+    facts["largest_error_in_bounds"] = float((error / bound.clamp_min(model.LOST_WEIGHT)).max())
+    most, times = facts["largest_error"], facts["largest_error_in_bounds"]
+    told = [f"the largest error is {most:.3g}, {times:.3g} times what is allowed"]
+    if not bool(got.any()):
+        facts["answer"] = "zero"
+        return [*told, "the answer is zero there"]
+    if got.numel() < model.FEWEST_FITTED:
+        return told
+    factor = float((got * expected).sum() / expected.square().sum().clamp_min(model.LOST_WEIGHT))
+    if _nothing_left(got - factor * expected, error):
+        facts["ratio"] = factor
+        told.append(f"it is {factor:.6g} times what is expected")
+    shift = float((got - expected).mean())
+    if _nothing_left(got - expected - shift, error):
+        facts["difference"] = shift
+        told.append(f"it differs by {shift:+.6g} throughout")
+    return told
+
+
+def _nothing_left(left: Tensor, error: Tensor) -> bool:
+    return float(left.square().sum()) <= model.NEARLY_NOTHING * float(error.square().sum())
+
+
+def _unsteady(subject: Subject, facts: dict[str, Any], seen: Seen | None) -> list[str]:
+    """Whether a second call with the same inputs gives another answer."""
+    if seen is None:
+        return []
+    facts["repeats"] = repeats(subject, seen)
+    return [] if facts["repeats"] else ["a second call with the same inputs gives another answer"]
+
+
+def repeats(subject: Subject, seen: Seen) -> bool:
+    """Whether a second call with the same inputs gives the same answer, to within its bound."""
+    again = ask(subject, seen.inputs)
+    if again is None or again.output.shape != seen.output.shape:
+        return False
+    known = subject.golden(seen.inputs)
+    fits = known.output.shape == seen.output.shape
+    bound = known.bound if fits else torch.zeros_like(seen.output)
+    apart = (again.output - seen.output).abs() > bound
+    return not bool((apart & torch.isfinite(again.output)).any())
+
+
+def _sum_of_weights(subject: Subject, facts: dict[str, Any], wrong: Sequence[Seen]) -> list[str]:
+    """What the weights of a core sum to: its answer to values that are all one."""
+    plain = next((seen for seen in wrong if not seen.inputs.masked), None)
+    if plain is None or plain.inputs.is_layer or facts.get("repeats") is False:
+        return []
+    ones = plain.inputs.with_tokens(value=torch.ones_like(plain.inputs.value))
+    try:
+        sums = subject.answer(ones).double()
+    except CandidateFailure:
+        return []
+    known = subject.golden(ones)
+    least, most = float(sums.min()), float(sums.max())
+    right = bool(((sums - known.output).abs() <= known.bound).all())
+    facts["weights_sum_to_one"] = right
+    if right:
+        return ["its weights sum to one"]
+    facts["sums_of_weights"] = [least, most]
+    return [f"values that are all one become {least:.4g} to {most:.4g}: weights do not sum to one"]

@@ -1,0 +1,215 @@
+"""The search: mistakes whose acted answers are the candidate's on every problem of the battery."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from typing import Final
+
+from .._golden import golden
+from ..comparison import GROSS
+from ..inputs import Inputs
+from ..mistakes import Asked, NamedMistake, NotExpressible, everywhere
+from ..subject import Subject
+from ..tolerance import model
+from .acting import act
+from .agreement import agrees, closeness, margin
+from .battery import Seen
+
+USUAL_WAYS: Final = 3
+Found = tuple[NamedMistake, ...]
+
+
+class Search:
+    """Verdicts on mistakes, one problem after another, each found once.
+
+    Sets of problems are integers, bit ``i`` for the problem ``observed[i]``.
+    """
+
+    def __init__(
+        self, subject: Subject, observed: Sequence[Seen], mistakes: Sequence[NamedMistake]
+    ) -> None:
+        self.subject = subject
+        self.declared = subject.declaration.semantics
+        margins = {id(seen): margin(subject, seen) for seen in observed}
+        # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
+        self.observed = sorted(observed, key=lambda seen: _order(margins[id(seen)], seen))
+        sizes = [margins[id(seen)] for seen in self.observed]
+        self.right = _bits(size <= 1.0 for size in sizes)
+        self.wrong = _bits(size > 1.0 for size in sizes)
+        self.gross = any(size > GROSS for size in sizes)
+        self.mistakes = [
+            mistake
+            for mistake in mistakes
+            if not mistake.changes or mistake.at(self.declared) != self.declared
+        ]
+        self._touched: dict[int, int] = {}
+        self._judged: dict[int, int] = {}
+        self._explained: dict[int, int] = {}
+
+    def singles(self) -> list[Found]:
+        """The mistakes that alone explain every answer."""
+        return [(one,) for one in self.mistakes if self._explains_every((one,))]
+
+    def pairs(self, seconds: float) -> list[Found]:
+        """The pairs that explain every answer, as far as the time lets one look."""
+        end = time.process_time() + seconds
+        found: list[Found] = []
+        for pair in self._promising(end):
+            if time.process_time() > end:
+                break
+            if self._explains_every(pair):
+                found.append(pair)
+        return found
+
+    def _promising(self, end: float) -> list[Found]:
+        """Pairs that no verdict on one of the two alone rules out, the best supported first."""
+        some = [mistake for mistake in self._usual_ways() if self._touches(mistake) & self.wrong]
+        supported: list[tuple[int, Found]] = []
+        for one, two in combinations(some, 2):
+            if one.name == two.name or set(one.changes) & set(two.changes):
+                continue
+            support = self._support(one, two)
+            if support is not None:
+                supported.append((support, (one, two)))
+            if time.process_time() > end:
+                break
+        return [pair for _, pair in sorted(supported, key=lambda entry: -entry[0])]
+
+    def _usual_ways(self) -> list[NamedMistake]:
+        """Without the rarer of many ways to make one mistake: pairs of them are too many."""
+        ways: Counter[str] = Counter()
+        usual = []
+        for mistake in self.mistakes:
+            ways[mistake.name] += 1
+            if ways[mistake.name] <= USUAL_WAYS:
+                usual.append(mistake)
+        return usual
+
+    def _support(self, one: NamedMistake, two: NamedMistake) -> int | None:
+        """How many wrong answers one of the two explains where the other changes nothing.
+
+        None if one such answer is explained by neither: then the pair is ruled out.
+        """
+        first, second = self._touches(one), self._touches(two)
+        if self.wrong & ~(first | second):
+            return None
+        alone = ((one, first & ~second), (two, second & ~first))
+        if any(self._fails(mistake, problems) for mistake, problems in alone):
+            return None
+        return (self.wrong & (first ^ second)).bit_count()
+
+    def _fails(self, mistake: NamedMistake, problems: int) -> bool:
+        """Whether a mistake leaves any of some problems unexplained."""
+        judged = self._judged.get(id(mistake), 0)
+        if problems & judged & ~self._explained.get(id(mistake), 0):
+            return True
+        unknown = problems & ~judged
+        return any(
+            not self._explains(mistake, index)
+            for index in range(len(self.observed))
+            if unknown >> index & 1
+        )
+
+    def _explains(self, mistake: NamedMistake, index: int) -> bool:
+        """The verdict on one mistake and one problem."""
+        bit, key = 1 << index, id(mistake)
+        if not self._judged.get(key, 0) & bit:
+            touched = bool(self._touches(mistake) & bit)
+            good = self._judge((mistake,), index) if touched else bool(self.right & bit)
+            self._judged[key] = self._judged.get(key, 0) | bit
+            self._explained[key] = self._explained.get(key, 0) | (bit if good else 0)
+        return bool(self._explained[key] & bit)
+
+    def _explains_every(self, made: Found) -> bool:
+        """Whether they explain every answer together, and not only because errors are small."""
+        every = range(len(self.observed))
+        if len(made) == 1:
+            explained = all(self._explains(made[0], index) for index in every)
+        else:
+            explained = all(self._judge(made, index) for index in every)
+        return explained and self._tells(made)
+
+    def _tells(self, made: Found) -> bool:
+        """Whether next to nothing is left of all that is wrong; else any small error would fit."""
+        left = apart = 0.0
+        for index, seen in enumerate(self.observed):
+            if self.wrong >> index & 1:
+                acted = act(self.subject.oracle, self.declared, made, seen.inputs)
+                one, other = closeness(self.subject, acted, seen)
+                left, apart = left + one, apart + other
+        return left <= model.LARGEST_UNEXPLAINED * apart
+
+    def _judge(self, made: Found, index: int) -> bool:
+        seen = self.observed[index]
+        try:
+            acted = act(self.subject.oracle, self.declared, made, seen.inputs)
+        except NotExpressible:
+            return False
+        return agrees(self.subject, acted, seen)
+
+    def _touches(self, mistake: NamedMistake) -> int:
+        """The problems whose answers a mistake may change."""
+        if id(mistake) not in self._touched:
+            asked = (Asked(inputs=seen.inputs, semantics=self.declared) for seen in self.observed)
+            self._touched[id(mistake)] = _bits(touches(mistake, one) for one in asked)
+        return self._touched[id(mistake)]
+
+
+def _order(size: float, seen: Seen) -> tuple[bool, bool, int]:
+    """Gross errors first, then others, then right answers; small problems before large ones."""
+    sizes = seen.inputs.geometry
+    return size <= GROSS, size <= 1.0, sizes.batch * sizes.query_length * sizes.key_length
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    return sum(1 << index for index, flag in enumerate(flags) if flag)
+
+
+def touches_any(made: Found, inputs: Inputs, declared: golden.Semantics) -> bool:
+    """Whether any of some mistakes may change the answer to some inputs."""
+    return any(touches(one, Asked(inputs=inputs, semantics=declared)) for one in made)
+
+
+def touches(mistake: NamedMistake, asked: Asked) -> bool:
+    """Whether a mistake may change the answer to some inputs at all."""
+    inputs = asked.inputs
+    if not mistake.where(inputs):
+        return False
+    if mistake.heads or mistake.core or mistake.output:
+        return True
+    if any(_MATTERS.get(name, everywhere)(inputs) for name in mistake.changes):
+        return True
+    if mistake.question is None:
+        return False
+    try:
+        return mistake.question(asked) is not None
+    except NotExpressible:
+        return True
+
+
+def _hides(inputs: Inputs) -> bool:
+    return inputs.masked or inputs.causal or inputs.window is not None
+
+
+# What inputs must have for a field of the semantics to matter to them.
+_MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
+    "mask_operation": _hides,
+    "mask_fill": _hides,
+    "causal_combination": _hides,
+    "empty_rows": _hides,
+    "mask_polarity": lambda inputs: inputs.masked,
+    "causal_alignment": lambda inputs: inputs.causal or inputs.window is not None,
+    "causal_offset": lambda inputs: inputs.causal,
+    "bias_order": lambda inputs: inputs.bias is not None,
+    "softcap_order": lambda inputs: inputs.softcap is not None,
+    "window_offset": lambda inputs: inputs.window is not None,
+    "group_order": lambda inputs: inputs.geometry.num_heads != inputs.geometry.num_kv_heads,
+    "head_split": lambda inputs: inputs.is_layer,
+    "head_merge": lambda inputs: inputs.is_layer,
+    "query_bias": lambda inputs: inputs.is_layer,
+    "value_bias": lambda inputs: inputs.is_layer,
+    "output_bias": lambda inputs: inputs.is_layer,
+}

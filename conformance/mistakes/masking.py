@@ -1,0 +1,515 @@
+"""Mistakes in what a mask hides: whose mask it is, how it is read, where it is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..inputs import Inputs
+from ._steps import (
+    given_of,
+    rekept,
+    relogited,
+    remasked,
+    require,
+    structure_of,
+    unmasked_logits,
+    weighing,
+)
+from .named import Asked, CoreChange, NamedMistake, Question, mistakes
+
+_FORMS: Final = ("keep", "drop", "keep_int", "lengths")
+_BOOLEAN: Final = ("keep", "drop", "keep_int")
+_FILL: Final = "fill the hidden logits with minus infinity"
+
+
+def _masked(inputs: Inputs) -> bool:
+    return inputs.masked
+
+
+def hidden_by(asked: Asked, part: str) -> tuple[Tensor, Tensor]:
+    """What a part of the restrictions admits, and what the rest does: ``[B, H, Lq, Lk]``."""
+    shape = asked.inputs.score_shape
+    given, structure = given_of(asked).expand(shape), structure_of(asked).expand(shape)
+    if part == "both":
+        return given & structure, torch.ones_like(given)
+    return (given, structure) if part == "mask" else (structure, given)
+
+
+def operated(part: str, change: Callable[[Tensor, Tensor], Tensor]) -> CoreChange:
+    """Something else is done to logits that one part hides; the other part hides as it should."""
+
+    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
+        allowed, rest = hidden_by(asked, part)
+        logits = change(unmasked_logits(attention), allowed)
+        return relogited(attention, logits.masked_fill(~rest, float("-inf")))
+
+    return core
+
+
+def cut_after_softmax(part: str) -> CoreChange:
+    """The weights are cut after a softmax that has seen what they hide."""
+
+    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
+        allowed, rest = hidden_by(asked, part)
+        logits = unmasked_logits(attention).masked_fill(~rest, float("-inf"))
+        return weighing(attention, golden.softmax(logits) * allowed)
+
+    return core
+
+
+def filled(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """The hidden logits are replaced by a number."""
+    return lambda logits, allowed: torch.where(allowed, logits, fill)
+
+
+def added(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """A number is added to the hidden logits."""
+    return lambda logits, allowed: torch.where(allowed, logits, logits + fill)
+
+
+def multiplied(logits: Tensor, allowed: Tensor) -> Tensor:
+    """The logits are multiplied by the table."""
+    return torch.where(allowed, logits, 0.0)
+
+
+def added_to_kept(logits: Tensor, allowed: Tensor) -> Tensor:
+    """The table itself is added to the logits."""
+    return logits + allowed
+
+
+def _first_of(axis: int) -> Callable[[Tensor], Tensor | None]:
+    return lambda table: table.narrow(axis, 0, 1) if table.shape[axis] > 1 else None
+
+
+def _turned(table: Tensor) -> Tensor:
+    """Queries and keys of a table swapped."""
+    require(table.shape[-2] in (1, table.shape[-1]))
+    return table.transpose(-1, -2)
+
+
+def _hides_queries(_inputs: Inputs, keep: Tensor) -> Tensor:
+    require(keep.shape[-2] == 1)
+    return keep.transpose(-1, -2)
+
+
+def _square(inputs: Inputs) -> bool:
+    return inputs.geometry.query_length == inputs.geometry.key_length
+
+
+def _on_queries(inputs: Inputs, keep: Tensor) -> Tensor | None:
+    return _hides_queries(inputs, keep) if keep.shape[-2] == 1 and _square(inputs) else None
+
+
+def _on_queries_too(inputs: Inputs, keep: Tensor) -> Tensor | None:
+    if keep.shape[-2] != 1 or not _square(inputs):
+        return None
+    return keep & keep.transpose(-1, -2)
+
+
+def _folded(order: Callable[[Tensor, int, int], Tensor]) -> Question:
+    """The batch axis of a table meets the heads wrongly, as when heads are folded into the batch.
+
+    ``order`` gives the item whose table each of ``B * H`` entries reads.
+    """
+
+    def question(asked: Asked) -> Inputs | None:
+        sizes = asked.inputs.geometry
+        batch, heads = sizes.batch, sizes.num_heads
+        if batch == 1 or heads == 1:
+            return None
+        items = order(torch.arange(batch * heads), batch, heads).reshape(batch, heads)
+        return remasked(lambda table: _reread(table, items))(asked)
+
+    return question
+
+
+def _reread(table: Tensor, items: Tensor) -> Tensor | None:
+    if table.shape[0] == 1:
+        return None
+    heads = torch.arange(items.shape[1]) if table.shape[1] > 1 else torch.zeros_like(items[0])
+    return table[items, heads.expand_as(items)]
+
+
+def _batch_on_heads(table: Tensor, heads: int) -> Tensor | None:
+    if table.shape[0] == 1 or table.shape[1] != 1:
+        return None
+    return table.transpose(0, 1)[:, torch.arange(heads) % table.shape[0]]
+
+
+def _on_heads(asked: Asked) -> Inputs | None:
+    heads = asked.inputs.geometry.num_heads
+    return remasked(lambda table: _batch_on_heads(table, heads))(asked)
+
+
+def _first_head_only(*, headless: bool) -> Question:
+    def question(asked: Asked) -> Inputs | None:
+        inputs = asked.inputs
+        heads = inputs.geometry.num_heads
+        if not inputs.masked or heads == 1:
+            return None
+        if headless and inputs.keep is not None and inputs.keep.shape[1] > 1:
+            return None
+        others = (torch.arange(heads) > 0).reshape(1, -1, 1, 1)
+        keep = None if inputs.keep is None else inputs.keep | others
+        bias = None if inputs.bias is None else inputs.bias.masked_fill(others, 0.0)
+        return inputs.replace(keep=keep, bias=bias)
+
+    return question
+
+
+def _rows_refilled(inputs: Inputs, keep: Tensor) -> Tensor | None:
+    """Rows without any key of the mask see all."""
+    del inputs
+    empty = ~keep.any(dim=-1, keepdim=True)
+    return keep | empty if bool(empty.any()) else None
+
+
+def _all_if_any_empty(_inputs: Inputs, keep: Tensor) -> Tensor | None:
+    return torch.ones_like(keep) if bool((~keep.any(dim=-1)).any()) else None
+
+
+def _flipped(table: Tensor) -> Tensor:
+    return table.flip(-1)
+
+
+def _lengths(change: Callable[[Tensor, int], Tensor]) -> Question:
+    """Other lengths ``[b, 1, q, 1]`` than those that are given."""
+
+    def keep_of(_inputs: Inputs, keep: Tensor) -> Tensor:
+        keys = keep.shape[-1]
+        return torch.arange(keys) < change(keep.sum(dim=-1, keepdim=True), keys)
+
+    return rekept(keep_of, forms=("lengths",))
+
+
+def _kept(_inputs: Inputs, keep: Tensor) -> Tensor:
+    return torch.ones_like(keep)
+
+
+def _inverted(_inputs: Inputs, keep: Tensor) -> Tensor:
+    return ~keep
+
+
+def _without_mask(forms: tuple[str, ...], *, bias_too: bool = False) -> Question:
+    def question(asked: Asked) -> Inputs | None:
+        inputs = asked.inputs
+        if inputs.mask_form not in forms:
+            return None
+        return inputs.replace(keep=None, bias=None if bias_too else inputs.bias)
+
+    return question
+
+
+def _shared(reduce: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor | None]:
+    """One table for all batch items; a bias has none that they could share."""
+
+    def change(table: Tensor) -> Tensor | None:
+        return reduce(table) if table.dtype == torch.bool and table.shape[0] > 1 else None
+
+    return change
+
+
+def _of_part(part: str) -> Callable[[Inputs], bool]:
+    if part == "mask":
+        return lambda inputs: inputs.masked or inputs.causal or inputs.window is not None
+    return lambda inputs: inputs.causal
+
+
+def _fills() -> list[NamedMistake]:
+    """Finite fills, over what the mask hides and over what causality hides."""
+    found: list[NamedMistake] = []
+    for part, hidden in (("mask", "hidden"), ("causal", "future")):
+        clause = "mask.single-key" if part == "mask" else "mask.causal-first-key"
+        for text, fills in FILLS.items():
+            found += mistakes(
+                f"{part}-fill-{text}",
+                clause,
+                f"{hidden} logits are filled with about -{text}: they win over lower ones",
+                _FILL,
+                *({"core": operated(part, filled(fill))} for fill in fills),
+                *({"core": operated("both", filled(fill))} for fill in fills if part == "mask"),
+                where=_of_part(part),
+            )
+        for text, fill in (("100", -1e2), ("1e4", -1e4), ("1e6", -1e6)):
+            found += mistakes(
+                f"{part}-adds-{text}",
+                "mask.no-leak" if part == "mask" else clause,
+                f"-{text} is added to {hidden} logits: high ones stay visible",
+                _FILL,
+                {"core": operated(part, added(fill))},
+                where=_of_part(part),
+            )
+    return found
+
+
+# Common numbers of one size; those of one line are told apart by nobody who reads a report.
+FILLS: Final = {
+    "1": (-1.0,),
+    "10": (-10.0, -20.0, -30.0),
+    "100": (-1e2, -99.0, -50.0),
+    "1000": (-1e3, -999.0),
+    "1e4": (-1e4, -9999.0, -9e3),
+    "1e5": (-1e5, -65504.0, -99999.0, -5e4, -65000.0, -6e4, -3e4, -32768.0),
+    "1e6": (-1e6, -999999.0),
+    "1e7": (-1e7,),
+}
+
+MASKING: Final[tuple[NamedMistake, ...]] = (
+    *_fills(),
+    *mistakes(
+        "mask-fill-0",
+        "mask.no-leak",
+        "hidden logits are replaced by zero, which is an ordinary logit",
+        _FILL,
+        {"core": operated("mask", filled(0.0))},
+        special_of="mask-multiplies-logits",
+        where=_masked,
+    ),
+    *mistakes(
+        "mask-multiplies-logits",
+        "mask.no-leak",
+        "the logits are multiplied by the 0/1 mask: a hidden key keeps a logit of 0",
+        _FILL,
+        {"core": operated("mask", multiplied)},
+        where=_masked,
+    ),
+    *mistakes(
+        "mask-added-to-kept",
+        "mask.no-leak",
+        "1 is added to the kept logits instead of minus infinity to the hidden ones",
+        "a boolean mask is not an additive one: " + _FILL,
+        {"core": operated("mask", added_to_kept)},
+        {"core": operated("mask", lambda logits, allowed: logits + torch.where(allowed, 0.0, 1.0))},
+        where=_masked,
+    ),
+    *mistakes(
+        "mask-multiplies-weights",
+        "mask.padding-is-absence",
+        "the weights are masked after the softmax: the rows no longer sum to one",
+        "mask the logits before the softmax",
+        {"core": cut_after_softmax("mask")},
+        where=_masked,
+    ),
+    *mistakes(
+        "causal-multiplies-logits",
+        "mask.causal",
+        "the logits are multiplied by the triangle: a future key keeps a logit of 0",
+        _FILL,
+        {"core": operated("causal", multiplied)},
+        where=lambda inputs: inputs.causal,
+    ),
+    *mistakes(
+        "causal-added-to-kept",
+        "mask.causal",
+        "the triangle of ones is added to the logits: future keys stay visible",
+        _FILL,
+        {"core": operated("causal", added_to_kept)},
+        {"core": operated("causal", lambda logits, allowed: logits + ~allowed)},
+        where=lambda inputs: inputs.causal,
+    ),
+    *mistakes(
+        "causal-multiplies-weights",
+        "mask.causal",
+        "the weights are cut after the softmax: the rows no longer sum to one",
+        "hide the future before the softmax",
+        {"core": cut_after_softmax("causal")},
+        where=lambda inputs: inputs.causal,
+    ),
+    *mistakes(
+        "mask-ignored",
+        "mask.no-leak",
+        "the mask is ignored",
+        "apply it before the softmax, and keep what masked_fill returns",
+        {"question": _without_mask((*_FORMS, "bias"))},
+        {"question": _without_mask((*_FORMS, "bias"), bias_too=True)},
+        {"question": _without_mask(_FORMS)},
+    ),
+    *(
+        mistake
+        for form, spoken in (
+            ("keep", "the boolean mask"),
+            ("drop", "the mask of what to drop"),
+            ("keep_int", "the integer mask"),
+            ("lengths", "the lengths"),
+        )
+        for mistake in mistakes(
+            f"{form.replace('_', '-')}-ignored",
+            "mask.forms-agree",
+            f"{spoken} (`{form}`) has no effect" if form != "lengths" else f"{spoken} are ignored",
+            "apply it before the softmax",
+            {"question": _without_mask((form,))},
+            special_of="mask-ignored",
+        )
+    ),
+    *mistakes(
+        "mask-inverted",
+        "mask.golden",
+        "the mask is read with the opposite polarity: what it hides is attended",
+        "invert the mask where it is applied",
+        {"question": rekept(_inverted, forms=_BOOLEAN)},
+        {"question": rekept(_inverted, forms=_FORMS)},
+    ),
+    *(
+        mistake
+        for form, spoken in (
+            ("keep", "True in `keep` is taken for ignore"),
+            ("drop", "True in `drop` is taken for attend"),
+            ("keep_int", "ones in `keep_int` are taken for ignore"),
+            ("lengths", "keys before the length are ignored and those past it attended"),
+        )
+        for mistake in mistakes(
+            f"{form.replace('_', '-')}-inverted",
+            "mask.forms-agree",
+            f"{spoken}; the other forms are read rightly",
+            "invert the mask where it is applied",
+            {"question": rekept(_inverted, forms=(form,))},
+            special_of="mask-inverted",
+        )
+    ),
+    *mistakes(
+        "mask-of-first-item",
+        "mask.per-item",
+        "the mask of the first batch item is used for all",
+        "broadcast the mask along its own batch axis",
+        {"question": remasked(_first_of(0))},
+    ),
+    *mistakes(
+        "mask-of-first-head",
+        "mask.per-head",
+        "the mask of the first head is used for all",
+        "broadcast the mask along its own head axis",
+        {"question": remasked(_first_of(1))},
+    ),
+    *mistakes(
+        "mask-of-first-query",
+        "mask.golden",
+        "the mask of the first query is used for all, as if it were a padding mask",
+        "keep the query axis of the mask",
+        {"question": remasked(_first_of(2))},
+    ),
+    *mistakes(
+        "mask-batch-on-heads",
+        "mask.per-item",
+        "the batch axis of the mask is broadcast over the heads",
+        "insert the head axis: mask[:, None]",
+        {"question": _on_heads},
+    ),
+    *mistakes(
+        "mask-repeated-for-heads",
+        "mask.per-item",
+        "with heads folded into the batch, the mask is repeated in the wrong order",
+        "use repeat_interleave(heads, dim=0) where the heads of an item follow each other",
+        {"question": _folded(lambda index, batch, _heads: index % batch)},
+        {
+            "question": _folded(
+                lambda index, batch, heads: (index % heads * batch + index // heads) // heads
+            )
+        },
+    ),
+    *mistakes(
+        "mask-only-for-first-head",
+        "mask.broadcast",
+        "the mask is applied to the first head only",
+        "broadcast it over all heads",
+        {"question": _first_head_only(headless=True)},
+        {"question": _first_head_only(headless=False)},
+    ),
+    *mistakes(
+        "mask-transposed",
+        "mask.golden",
+        "queries and keys of the mask are swapped",
+        "the last axis of a mask is that of the keys",
+        {"question": remasked(_turned, where=_square)},
+    ),
+    *mistakes(
+        "mask-hides-queries",
+        "mask.broadcast",
+        "a mask of keys is applied to the queries where there are as many",
+        "put it along the last axis of the scores: mask[:, None, None, :]",
+        {"question": rekept(_on_queries)},
+        {"question": rekept(_on_queries_too)},
+    ),
+    *mistakes(
+        "mask-of-all-items",
+        "equivariance.batch-independent",
+        "a key that is hidden in one batch item is hidden in all",
+        "let each item have its own mask",
+        {"question": remasked(_shared(lambda table: table.all(dim=0, keepdim=True)))},
+    ),
+    *mistakes(
+        "mask-of-any-item",
+        "equivariance.batch-independent",
+        "a key that is kept in one batch item is kept in all",
+        "let each item have its own mask",
+        {"question": remasked(_shared(lambda table: table.any(dim=0, keepdim=True)))},
+    ),
+    *mistakes(
+        "mask-flipped",
+        "mask.golden",
+        "the mask is read from the last key to the first",
+        "leave the order of the keys as it is",
+        {"question": remasked(_flipped)},
+    ),
+    *mistakes(
+        "mask-shifted",
+        "mask.golden",
+        "the mask is applied one key beside its own",
+        "entry j of the mask belongs to key j",
+        {"question": remasked(lambda table: table.roll(1, -1))},
+        {"question": remasked(lambda table: table.roll(-1, -1))},
+    ),
+    *mistakes(
+        "mask-ignored-when-a-row-is-empty",
+        "mask.empty-row",
+        "a mask that leaves some row without keys is ignored as a whole",
+        "apply it, and answer such rows by their rule",
+        {"question": rekept(_all_if_any_empty)},
+    ),
+    *mistakes(
+        "empty-rows-unmasked",
+        "mask.empty-row",
+        "a row whose keys are all hidden attends all of them",
+        "fill with minus infinity and set the weights of such a row to zero",
+        {"question": rekept(_rows_refilled)},
+    ),
+    *mistakes(
+        "lengths-inclusive",
+        "mask.forms-agree",
+        "the key at the length itself is still attended",
+        "compare with <, not with <=",
+        {"question": _lengths(lambda lengths, _keys: lengths + 1)},
+    ),
+    *mistakes(
+        "lengths-one-short",
+        "mask.forms-agree",
+        "the last key before the length is hidden",
+        "keys 0 to length - 1 are attended",
+        {"question": _lengths(lambda lengths, _keys: lengths - 1)},
+    ),
+    *mistakes(
+        "lengths-from-the-end",
+        "mask.forms-agree",
+        "lengths are counted from the last key, as if the padding came first",
+        "keep the first keys",
+        {"question": rekept(lambda _inputs, keep: keep.flip(-1), forms=("lengths",))},
+    ),
+    *mistakes(
+        "lengths-of-the-longest",
+        "mask.per-item",
+        "the longest of the lengths is used for all",
+        "compare each item with its own length",
+        {"question": _lengths(lambda lengths, _keys: lengths.amax().expand_as(lengths))},
+    ),
+    *mistakes(
+        "lengths-of-the-shortest",
+        "mask.per-item",
+        "the shortest of the lengths is used for all",
+        "compare each item with its own length",
+        {"question": _lengths(lambda lengths, _keys: lengths.amin().expand_as(lengths))},
+    ),
+)
