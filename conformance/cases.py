@@ -14,6 +14,7 @@ from .expected import ExpectedFailure
 from .loaded import Plan
 from .outcomes import from_exception, not_applicable
 from .pytest_plugin import STATUS
+from .reports import counterexample
 from .reports.wording import explanation, message
 from .results import ClauseResult
 from .runner import Planned
@@ -121,7 +122,9 @@ def _explained(result: ClauseResult, requirement: str) -> str:
     where = f"{result.dtype} on {result.device}"
     head = f"{result.id} [{result.level}, {where}] {result.status}"
     entry = {**result.as_json(), "requirement": requirement}
-    return "\n".join([head, *(f"  {label}: {text}" for label, text in explanation(entry))])
+    told = [f"  {label}: {text}" for label, text in explanation(entry)]
+    shown = [f"    {line}" for line in counterexample.block(entry.get("counterexample") or {})]
+    return "\n".join([head, *told, *shown])
 
 
 def _conclude(case: ClauseCase, result: ClauseResult) -> None:

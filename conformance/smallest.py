@@ -20,7 +20,7 @@ from .simplification import simplify_values
 from .subject import Subject
 
 # Of the tries of a reduction, the part that is kept for plainer numbers.
-SHARE_OF_VALUES = 0.4
+SHARE_OF_VALUES = 0.3
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE)
 _PLACE = re.compile(r"\([^()]*:\d+\)")
 

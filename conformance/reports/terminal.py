@@ -223,7 +223,7 @@ def explained(clause: Record) -> Iterator[Any]:
     for label, text in wording.explanation(clause):
         yield indented(f"{label + ':':<{_LABEL_WIDTH}}{text}", 6)
     for line in counterexample.block(clause.get("counterexample") or {}):
-        yield indented(Text(line, no_wrap=True, overflow="fold"), 8)
+        yield indented(Text(line, overflow="fold"), 8)
 
 
 def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Iterator[Any]:
