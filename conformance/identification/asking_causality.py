@@ -29,7 +29,8 @@ _COMBINATIONS: Final = {
 def ask(case: Case) -> None:
     """Find the flag that works; then its company."""
     parameters = [one for one in case.parameters.meaning("causal") if one.by_keyword]
-    tried = [find_causality(case.box, one, case.point, case.judge) for one in parameters]
+    points = [case.point, *case.other_readings]
+    tried = [find_causality(case.box, one, points, case.judge) for one in parameters]
     working = next((one for one in tried if one.works), None)
     if working is None:
         words = "; ".join(f"{placed(one.parameter)}: {one.why}" for one in tried)
@@ -60,6 +61,14 @@ def _take(case: Case, found: Causality) -> None:
         },
         *(() if known else (LIKELY,)),
     )
+    if first.mask_operation != case.point.mask_operation:
+        case.found.add(
+            "causal hiding",
+            f"as by the masks that are not declared ({first.mask_operation})",
+            found.evidence,
+            first.mask_operation,
+        )
+        return
     case.point = case.point.replace(
         causal_alignment=found.alignment, causal_offset=first.causal_offset
     )

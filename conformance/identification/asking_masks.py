@@ -90,6 +90,15 @@ def _declare(case: Case, found: Sequence[object]) -> None:
     uses = chosen_uses(alike)
     if not uses:
         return
+    left = [one for one in understood if one not in alike]
+    case.other_readings = list(dict.fromkeys(one.point for one in left))
+    if left:
+        case.found.add(
+            "masks left out",
+            ", ".join(f"{one.parameter.name} ({one.kind})" for one in left),
+            "a declaration has one meaning for all its masks: the exact ones are declared",
+            [one.parameter.name for one in left],
+        )
     for one in alike:
         case.point = case.point.replace(
             mask_operation=one.point.mask_operation,

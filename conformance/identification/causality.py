@@ -49,9 +49,12 @@ class Causality:
 
 
 def find_causality(
-    box: Box, parameter: Parameter, point: golden.Semantics, judge: Judge
+    box: Box, parameter: Parameter, points: Sequence[golden.Semantics], judge: Judge
 ) -> Causality:
-    """Probe one flag, with more keys than queries and the reverse where both are taken."""
+    """Probe one flag, with more keys than queries and the reverse where both are taken.
+
+    ``points`` are what hiding a key may mean for this thing, the likeliest first.
+    """
     flagged = box.under(causal=parameter.name)
     answers = [_ask(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
     observed = [one for one in answers if isinstance(one, Observation)]
@@ -63,9 +66,11 @@ def find_causality(
         why = refusal.why if isinstance(refusal, Refusal) else "gives an answer of another shape"
         return Causality(parameter=parameter, readings=(), why=f"with it alone it {why}")
     plain = [Seen(one.inputs.replace(causal=False), one.output) for one in observed]
-    if judge.fits(point, plain):
+    if judge.fits(points[0], plain):
         return Causality(parameter=parameter, readings=(), why="it changes nothing")
-    fits = [reading for reading in _points(point) if _fits(reading, observed, judge)]
+    fits: list[golden.Semantics] = []
+    for point in points:
+        fits = fits or [one for one in _points(point) if _fits(one, observed, judge)]
     if not fits:
         return Causality(
             parameter=parameter,

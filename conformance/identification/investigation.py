@@ -42,7 +42,8 @@ class Case:
     """What is known of a thing while it is probed: its box grows with every keyword understood.
 
     ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
-    under it, ``beyond`` what no declaration can say.
+    under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are left out
+    of the declaration do to a hidden key.
     """
 
     box: Box
@@ -54,6 +55,7 @@ class Case:
     features: list[str] = field(default_factory=list)
     expected: list[tuple[str, str]] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)
+    other_readings: list[golden.Semantics] = field(default_factory=list)
 
 
 def investigate(case: Case, plain: Plain, tell: Tell) -> None:

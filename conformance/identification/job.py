@@ -103,7 +103,11 @@ def _positions(thing: Thing, found: Findings, record: dict[str, Any]) -> str:
         return encoding
     longest, widths = encoding
     record["semantics"], record["beyond"] = {}, []
-    record["declaration"] = positions_text(thing, longest, widths)
+    if len(widths) > 1:
+        record["declaration"] = positions_text(thing, longest)
+    else:
+        one = f"it takes the width {widths[0]} alone, and a declared encoding takes any even width"
+        record["beyond"] = [one]
     return ""
 
 

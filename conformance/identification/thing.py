@@ -150,7 +150,7 @@ def _form(value: Any, target: str) -> str:
     if not callable(value):
         msg = (
             f"{target} is {value!r:.60}, which is not callable: name a function, a "
-            "torch.nn.Module, a declared candidate, or a function without arguments that returns one"
+            "torch.nn.Module, a candidate, or a function without arguments that makes one"
         )
         raise UsageError(msg)
     parameters = read_parameters(value)

@@ -36,14 +36,10 @@ def declaration_text(thing: Thing, case: Case) -> str:
     return "\n".join([*_top(thing, case, lines), "", "", *lines, *only, ""])
 
 
-def positions_text(thing: Thing, longest: int, widths: list[int]) -> str:
+def positions_text(thing: Thing, longest: int) -> str:
     """A file that declares a position encoding."""
     name = f"declared_{thing.name}"
     only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
-    pinned = ""
-    if len(widths) == 1:
-        fields = ("query_size", "key_size", "value_size", "output_size")
-        pinned = f", geometry={dict.fromkeys(fields, widths[0])!r}"
     lines = [
         f'"""Found by: conformance identify {thing.target}"""',
         "",
@@ -52,7 +48,7 @@ def positions_text(thing: Thing, longest: int, widths: list[int]) -> str:
         "import conformance",
         "",
         "",
-        f"@conformance.positions(name={thing.name!r}, max_length={longest}{pinned})",
+        f"@conformance.positions(name={thing.name!r}, max_length={longest})",
         f"def {name}(x):",
         f"    return {thing.expression}(x)",
         *only,
