@@ -125,7 +125,9 @@ def present_mask(inputs: Inputs) -> Tensor:
     if form == "bias":
         mask = torch.zeros(keep.shape, dtype=inputs.query.dtype)
         if inputs.bias is not None:
-            mask = inputs.bias.expand(torch.broadcast_shapes(inputs.bias.shape, keep.shape))
+            # torch.broadcast_shapes would import half of torch's compiler: half a second.
+            pairs = zip(inputs.bias.shape, keep.shape, strict=True)
+            mask = inputs.bias.expand([b if a == 1 else a for a, b in pairs])
         mask = mask.masked_fill(~keep, float("-inf"))
     else:
         mask = {"keep": keep, "drop": ~keep, "keep_int": keep.to(torch.int64)}[str(form)]
