@@ -1,7 +1,7 @@
 """Whether a correct candidate is ever accused: every clause, many examples, fresh seeds.
 
-``python benchmarks/soak.py [--examples 100000] [--profile quick] [--seed N] [--markdown FILE]
-[TARGET ...]`` runs the correct candidates of this repository (or the targets given) under one seed
+``python benchmarks/soak.py [--examples 100000] [--profile quick] [--problems N] [--seed N]
+[--markdown FILE] [TARGET ...]`` runs the correct candidates of this repository (or the targets given) under one seed
 after the other until that many problems have been judged, each by one clause. It exits 1 when a
 clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly as announced.
 """
@@ -28,12 +28,13 @@ import torch
 from conformance.candidate import Candidate
 from conformance.expectations import judge
 from conformance.expected import ExpectedFailure
-from conformance.profile import PROFILES
+from conformance.profile import PROFILES, Profile
 from conformance.results import ClauseResult
 from conformance.runner import CandidateRun
 from conformance.targets import resolve
 
 TARGETS: Final = ("candidates", "candidates/legitimate")
+REPORTED: Final = 20  # candidates between two lines of progress
 HONEST: Final = ("passed", "not-applicable", "expected-failure")
 # SHOULD clauses that correct candidates fail and say nothing about, since verdicts allow it. Their
 # documents and torch's code are what they are.
@@ -74,7 +75,7 @@ The largest error over its bound (1 is at the bound), by family of clauses:
 | --- | ---: | --- |
 {rows}
 
-Repeat it with `python benchmarks/soak.py --seed {seed} --markdown docs/soak.md`.
+Repeat it with `python benchmarks/soak.py --seed {seed}{problems}`.
 {listed}"""
 
 
@@ -84,7 +85,7 @@ class Task:
 
     targets: tuple[str, ...]
     name: str
-    profile: str
+    profile: Profile
     seed: int
 
 
@@ -134,8 +135,7 @@ def perform(task: Task) -> Outcome:
     """Run one task in this process."""
     torch.set_num_threads(1)
     candidate = candidates_of(task.targets)[task.name]
-    profile = dataclasses.replace(PROFILES[task.profile], reductions=0)
-    run = CandidateRun(candidate, profile=profile, seed=task.seed)
+    run = CandidateRun(candidate, profile=task.profile, seed=task.seed)
     announced = (*candidate.declaration.expected_failures, *KNOWN)
     results = [
         judge(run.run(planned), candidate.name, announced)
@@ -170,7 +170,7 @@ def describe(task: Task, result: ClauseResult) -> str:
     return f"{where}: {result.status}: {said}"
 
 
-def tasks_of(targets: tuple[str, ...], profile: str, first_seed: int) -> Iterator[list[Task]]:
+def tasks_of(targets: tuple[str, ...], profile: Profile, first_seed: int) -> Iterator[list[Task]]:
     """Every candidate under one seed, again and again under the next."""
     seed = first_seed
     while True:
@@ -182,7 +182,7 @@ def tasks_of(targets: tuple[str, ...], profile: str, first_seed: int) -> Iterato
 
 
 def soak(
-    targets: tuple[str, ...], profile: str, first_seed: int, examples: int, jobs: int
+    targets: tuple[str, ...], profile: Profile, first_seed: int, examples: int, jobs: int
 ) -> Tally:
     """Run whole rounds on that many processors until there are enough examples."""
     tally = Tally()
@@ -193,6 +193,8 @@ def soak(
                 tally.add(outcome)
                 for line in outcome.accusations:
                     print(line, flush=True)
+                if tally.runs % REPORTED == 0:
+                    print(f"{tally.examples:,} examples", file=sys.stderr, flush=True)
             if tally.examples >= examples or not tally.examples:
                 return tally
     return tally
@@ -206,12 +208,14 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
         f"| {family} | {margin:.3f} | {place} |"
         for family, (margin, place) in sorted(tally.margins.items())
     ]
+    fewer = f" with {options.problems} problems drawn for a clause" if options.problems else ""
+    told = options.profile + fewer
     alarms = [f"- {line}" for line in tally.accusations]
     return PAGE.format(
         examples=f"{tally.examples:,}",
         number=number,
         judged=f"{tally.judged:,}",
-        profile=options.profile,
+        profile=told,
         seeds=seeds,
         seconds=f"{seconds:.0f}",
         jobs=options.jobs,
@@ -221,6 +225,7 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
         alarms=len(alarms),
         rows="\n".join(rows),
         seed=options.seed,
+        problems=f" --problems {options.problems}" if options.problems else "",
         listed="\n".join(["", *alarms, ""]) if alarms else "",
     )
 
@@ -231,6 +236,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="quick")
     parser.add_argument("--examples", type=int, default=100_000)
+    parser.add_argument("--problems", type=int, help="drawn for a clause, instead of the profile's")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--markdown", type=Path)
@@ -239,7 +245,10 @@ def main() -> int:
     number = len(candidates_of(targets))
     print(f"{number} candidates, first seed {options.seed}", flush=True)
     start = time.perf_counter()
-    tally = soak(targets, options.profile, options.seed, options.examples, options.jobs)
+    profile = dataclasses.replace(PROFILES[options.profile], reductions=0)
+    if options.problems is not None:
+        profile = dataclasses.replace(profile, examples=options.problems)
+    tally = soak(targets, profile, options.seed, options.examples, options.jobs)
     page = report(tally, options, number, time.perf_counter() - start)
     print(page)
     if options.markdown is not None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from benchmarks import soak
+from conformance.profile import PROFILES
 from conformance.results import ClauseResult
+
+PROFILE = dataclasses.replace(PROFILES["quick"], examples=4, reductions=0)
 
 BROKEN = """
 import conformance
@@ -29,7 +33,7 @@ def test_a_broken_candidate_is_accused(tmp_path: Path) -> None:
     """One round over a wrong candidate gives an accusation that says what reproduces it."""
     target = tmp_path / "broken_attention.py"
     target.write_text(BROKEN, encoding="utf-8")
-    task = soak.Task(targets=(str(target),), name="unscaled", profile="quick", seed=5)
+    task = soak.Task(targets=(str(target),), name="unscaled", profile=PROFILE, seed=5)
     outcome = soak.perform(task)
     assert any(line.startswith("unscaled seed 5 numerics.golden") for line in outcome.accusations)
     assert outcome.examples > outcome.judged > 10
@@ -54,7 +58,7 @@ def test_the_largest_margin_of_a_family_is_reported() -> None:
     """The page names the margin, its candidate and its seed, and each accusation."""
     tally = soak.Tally()
     for margin in (0.2, 0.4, 0.3):
-        task = soak.Task(targets=(), name="mine", profile="quick", seed=7)
+        task = soak.Task(targets=(), name="mine", profile=PROFILE, seed=7)
         outcome = soak.Outcome(
             task=task,
             judged=2,
@@ -63,7 +67,7 @@ def test_the_largest_margin_of_a_family_is_reported() -> None:
             margins={"mask": (margin, f"place of {margin}")},
         )
         tally.add(outcome)
-    options = argparse.Namespace(seed=7, profile="quick", jobs=2)
+    options = argparse.Namespace(seed=7, profile="quick", problems=None, jobs=2)
     page = soak.report(tally, options, number=3, seconds=1.0)
     assert "| mask | 0.400 | place of 0.4 |" in page
     assert "240 examples" in page
