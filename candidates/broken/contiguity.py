@@ -105,3 +105,61 @@ class ExpandedInputsRefused(Rereads):
 
     def reread(self, tensor: Tensor) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+@core("shape.strided")
+class ValuesReadWithKeyStrides(EagerCore):
+    """Values are read with the strides of the keys, which had the same shape so far."""
+
+    def attend(self, call: Call) -> Answer:
+        if call.value.shape == call.key.shape:
+            value = read(call.value, call.key.stride(), int(call.value.storage_offset()))
+            call = call.replace(value=value)
+        return super().attend(call)
+
+
+@core("mask.strided", masks=["keep"])
+class MaskReadAsContiguous(EagerCore):
+    """Masks are read as if they were contiguous: expanded and transposed ones give other rows."""
+
+    def attend(self, call: Call) -> Answer:
+        if call.keep is not None:
+            strides, offset = packed(call.keep.shape), int(call.keep.storage_offset())
+            call = call.replace(keep=read(call.keep, strides, offset))
+        return super().attend(call)
+
+
+@core("mask.strided", masks=["bias"])
+class BiasNeedsContiguity(EagerCore):
+    """A bias is flattened by ``view``, which raises for one that is expanded or transposed."""
+
+    def attend(self, call: Call) -> Answer:
+        if call.bias is not None:
+            call = call.replace(bias=call.bias.view(-1).view(call.bias.shape))
+        return super().attend(call)
+
+
+@core("shape.bounds")
+class ReadsPastTheEnd(EagerCore):
+    """Memory behind the last element is read too, and weighed by zero: NaN there comes through."""
+
+    def attend(self, call: Call) -> Answer:
+        behind = memory_of(call.value)[self.last(call.value) + 1 :][:3]
+        return super().attend(call.replace(value=call.value + 0.0 * behind.sum()))
+
+    def last(self, tensor: Tensor) -> int:
+        """Where the last element of a tensor lies in its memory."""
+        reach = zip(tensor.shape, tensor.stride(), strict=True)
+        return int(tensor.storage_offset()) + sum((size - 1) * stride for size, stride in reach)
+
+
+@core("state.answer-is-fresh")
+class AnswerIsTheValues(EagerCore):
+    """With one key the answer is a view of the caller's values, not a copy."""
+
+    def attend(self, call: Call) -> Answer:
+        answer = super().attend(call)
+        if isinstance(answer, Tensor) and call.key_length == 1 and self.allowed(call) is None:
+            shared = call.value.shape[1] == call.query.shape[1]
+            return call.value.expand(answer.shape) if shared else answer
+        return answer

@@ -80,3 +80,56 @@ class SoftmaxInBfloat16UnderFloat16(EagerCore):
 
     def softmax(self, logits: Tensor) -> Tensor:
         return torch.softmax(logits.bfloat16(), dim=-1).to(logits.dtype)
+
+
+@core("mask.empty-row", masks=["keep"], empty_rows="mean-of-all", dtypes=["float16"])
+class LowestAddedTwice(EagerCore):
+    """Mask and causality each add the lowest number: their sum is minus infinity, the row NaN."""
+
+    def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        del allowed
+        for table in self.given:
+            logits = logits + torch.zeros_like(logits).masked_fill(
+                ~table, torch.finfo(logits.dtype).min
+            )
+        return self.softmax(logits)
+
+    def attend(self, call: Call) -> Answer:
+        self.given = list(self.tables(call))
+        return super().attend(call)
+
+
+@core("mask.golden", masks=["keep"], causal=None, empty_rows="any", dtypes=["float16"])
+class FillOverflowsHalf(EagerCore):
+    """What is not kept is multiplied by -1e9, minus infinity in float16: kept keys become NaN."""
+
+    def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        if allowed is None:
+            return self.softmax(logits)
+        fill = torch.tensor(-1e9).to(logits.dtype)
+        return self.softmax(logits + (~allowed).to(logits.dtype) * fill)
+
+
+@core("numerics.golden", "numerics.large-logits", dtypes=["float16"])
+class ExponentialsOverflowHalf(EagerCore):
+    """Without subtracting the maximum, float16 exponentials overflow at a logit of twelve."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        exponentials = torch.exp(logits)
+        return exponentials / exponentials.sum(dim=-1, keepdim=True)
+
+
+@core("numerics.golden", "numerics.typical-error", dtypes=HALVES)
+class ValuesOfEightBits(EagerCore):
+    """The values are stored with eight bits, three of them for the fraction."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return super().mix(weights, value.to(torch.float8_e4m3fn).to(value.dtype))
+
+
+@core("mask.single-key", masks=["keep"], empty_rows="any", dtypes=["bfloat16"])
+class HalfFillInBfloat16(EagerCore):
+    """The fill of float16, -65,504, is used in bfloat16, whose logits may lie below it."""
+
+    def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        return self.softmax(logits if allowed is None else logits.masked_fill(~allowed, -65504.0))

@@ -129,3 +129,63 @@ class OnePositionForAll(Sinusoids):
 
     def positions(self, length: int) -> Tensor:
         return torch.full((length,), max(length - 1.0, 0.0), dtype=torch.float64)
+
+
+@positions("position.formula", "position.relative-shift")
+class PositionsCountedInBfloat16(Sinusoids):
+    """Positions are counted in bfloat16, which cannot tell 257 from 256."""
+
+    def positions(self, length: int) -> Tensor:
+        return torch.arange(length).to(torch.bfloat16).to(torch.float64)
+
+
+@positions("position.formula", "position.relative-shift")
+class TableOf256Repeated(Sinusoids):
+    """The table has 256 rows and starts again behind them."""
+
+    def positions(self, length: int) -> Tensor:
+        return super().positions(length) % 256
+
+
+@positions("position.formula")
+class WidthMinusTwo(Sinusoids):
+    """The exponent is 2j/(d - 2), so that the last frequency is the base itself."""
+
+    def frequencies(self, width: int) -> Tensor:
+        channels = torch.arange(0, width, 2, dtype=torch.float64)
+        return self.base ** -(channels / max(width - 2, 1))
+
+
+@positions("position.formula")
+class CosinesNegated(Sinusoids):
+    """The cosines are subtracted where they should be added."""
+
+    def channels(self, sines: Tensor, cosines: Tensor) -> Tensor:
+        return super().channels(sines, -cosines)
+
+
+@positions("position.formula")
+class FirstTokenWithout(Sinusoids):
+    """The first token gets no position, as if it were a separator."""
+
+    def table(self, length: int, width: int) -> Tensor:
+        table = super().table(length, width)
+        table[:1] = 0.0
+        return table
+
+
+@positions("position.formula")
+class ItemsShifted(Sinusoids):
+    """Each item of the batch starts where the one before ended."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        return x + self.table(batch * length, width).reshape(x.shape).to(x)
+
+
+@positions("state.inputs-unchanged")
+class TableAddedInPlace(Sinusoids):
+    """The encoding is added to the caller's own tensor."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.copy_(super().__call__(x))
