@@ -26,14 +26,14 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 def channels_first(tensor: Tensor) -> Tensor:
     """Tokens and channels swapped in memory, as after a transpose of the last two axes."""
-    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return contiguous(tensor.transpose(-1, -2)).transpose(-1, -2)
 
 
 def tokens_first(tensor: Tensor) -> Tensor:
     """The token axis outside heads or batch, as ``[B, L, H, D]`` seen as ``[B, H, L, D]``."""
     if tensor.dim() < len("BLE"):
         return channels_first(tensor)
-    return tensor.transpose(-2, -3).contiguous().transpose(-2, -3)
+    return contiguous(tensor.transpose(-2, -3)).transpose(-2, -3)
 
 
 def _junk(shape: tuple[int, ...], like: Tensor, junk: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from .candidate import Candidate
@@ -13,6 +14,8 @@ from .strategies import draw_problems
 
 # The part of the examples for each further dtype.
 OTHER_DTYPES: Final = 0.5
+# The part that is drawn at least, however many edges there are.
+LEAST_DRAWN: Final = 0.25
 
 
 class Pool:
@@ -47,7 +50,7 @@ class Pool:
             space,
             dtype=dtype,
             longest=self._profile.longest,
-            count=max(wanted - len(edges), 1),
+            count=max(wanted - len(edges), math.ceil(LEAST_DRAWN * wanted), 1),
             seed_value=self._seed,
         )
         return edges + drawn

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.layouts import LAYOUTS, STRIDED
+from conformance.layouts import CANARIES, LAYOUTS, MARGIN, MIXED, STRIDED, arrange_mask
 
 SHAPE = (2, 3, 5, 4)
 STRIDES = {
@@ -13,10 +13,20 @@ STRIDES = {
     "every-other": (120, 40, 8, 2),
     "fused": (180, 60, 12, 1),
     "sliced-tokens": (96, 32, 4, 1),
+    "odd-rows": (75, 25, 5, 1),
+    "between-canaries": (60, 20, 4, 1),
+    "nan-beside-channels": (180, 60, 12, 1),
+    "nan-beside-tokens": (96, 32, 4, 1),
     "expanded": (0, 20, 4, 1),
     "expanded-heads": (20, 0, 4, 1),
 }
-OFFSETS = {"fused": 4, "sliced-tokens": 4}
+OFFSETS = {
+    "fused": 4,
+    "sliced-tokens": 4,
+    "between-canaries": MARGIN,
+    "nan-beside-channels": 4,
+    "nan-beside-tokens": 4,
+}
 
 
 def tokens(shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
@@ -27,7 +37,7 @@ def tokens(shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
 def test_every_layout_is_described() -> None:
     """The table of strides below knows every layout, and the strided ones are layouts."""
     assert set(STRIDES) == set(LAYOUTS)
-    assert set(STRIDED) < set(LAYOUTS)
+    assert set(STRIDED) | set(CANARIES) | set(MIXED) < set(LAYOUTS)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -64,9 +74,42 @@ def test_layout_is_a_copy(name: str) -> None:
     laid = LAYOUTS[name](given)
     laid[0, 0] = -1.0
     assert torch.equal(given, tokens())
+    flat = torch.ones(1, 1, 1, 4)  # whose transposes are contiguous as they are
+    assert LAYOUTS[name](flat).untyped_storage().data_ptr() != flat.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("name", STRIDED)
 def test_strided_layouts_are_not_contiguous(name: str) -> None:
     """A kernel that ignores strides reads something else."""
     assert not LAYOUTS[name](tokens()).is_contiguous()
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_canaries_surround_the_values(name: str) -> None:
+    """What lies beside the elements is NaN, and each of them can be read as one storage."""
+    laid = LAYOUTS[name](tokens())
+    storage = laid.as_strided((laid.untyped_storage().nbytes() // 4,), (1,), 0)
+    assert int(storage.isnan().sum()) == storage.numel() - laid.numel() > 0
+    assert laid.stride(-1) == 1
+
+
+@pytest.mark.parametrize("layout", [*STRIDED, *CANARIES, "expanded", "contiguous"])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 1, 5, 4), (5, 4), (3,), ()])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_masks_keep_their_values(layout: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Masks of every form and number of axes keep what they say, and are copies."""
+    mask = (tokens(shape).remainder(3) > 0).to(dtype)
+    laid = arrange_mask(mask, layout)
+    assert torch.equal(laid, mask)
+    assert laid.dtype == dtype
+    assert laid.untyped_storage().data_ptr() != mask.untyped_storage().data_ptr()
+
+
+def test_expanded_masks_hold_once_what_repeats() -> None:
+    """Only an axis along which the mask repeats itself gets a stride of 0."""
+    rows = torch.tensor([[True, False], [True, False]])
+    assert arrange_mask(rows, "expanded").stride() == (0, 1)
+    assert arrange_mask(torch.tensor([[True, False], [False, False]]), "expanded").stride() == (
+        2,
+        1,
+    )

@@ -5,7 +5,7 @@ import torch
 
 from conformance.mask_patterns import LENGTH_PATTERNS, PATTERNS
 
-EMPTYING = ("empty-rows", "empty-lengths")
+EMPTYING = ("empty-rows", "empty-lengths", "full-and-empty")
 SHAPES = [(2, 3, 5, 7), (1, 1, 1, 4), (3, 1, 1, 1), (1, 2, 6, 1), (2, 1, 4, 33)]
 
 
@@ -17,7 +17,7 @@ def make(name: str, shape: tuple[int, int, int, int], seed: int = 0) -> torch.Te
 @pytest.mark.parametrize("name", [name for name in PATTERNS if name not in EMPTYING])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_row_keeps_a_key(name: str, shape: tuple[int, int, int, int]) -> None:
-    """Only the two emptying patterns leave a row without keys."""
+    """Only the emptying patterns leave a row without keys."""
     for seed in range(20):
         kept = make(name, shape, seed)
         assert kept.shape == shape
@@ -90,5 +90,27 @@ def test_pattern_is_decided_by_its_seed(name: str) -> None:
 def test_lengths_know_a_pattern_for_each() -> None:
     """Every pattern has one that lengths can say; those that empty rows empty them there too."""
     assert set(LENGTH_PATTERNS) == set(PATTERNS)
-    assert set(LENGTH_PATTERNS.values()) <= {"full", "padding", "empty-lengths"}
-    assert all(LENGTH_PATTERNS[name] == "empty-lengths" for name in EMPTYING)
+    assert set(LENGTH_PATTERNS.values()) <= {"full", "padding", "empty-lengths", "full-and-empty"}
+    assert all(LENGTH_PATTERNS[name] in EMPTYING for name in EMPTYING)
+
+
+def test_one_hidden_and_full_and_empty() -> None:
+    """All keys but one, and all or none; the single key of a row stays."""
+    hidden = ~make("one-hidden", (3, 2, 4, 7))
+    assert bool((hidden.sum(dim=-1) == 1).all())
+    kept = make("full-and-empty", (3, 2, 4, 7)).sum(dim=-1)
+    assert {int(count) for count in kept.flatten()} == {0, 7}
+
+
+def test_left_padding_hides_the_first_keys() -> None:
+    """What left padding keeps are the last keys of a row."""
+    kept = make("left-padding", (2, 3, 5, 9))
+    assert bool((kept[..., 1:] | ~kept[..., :-1]).all())
+    assert not bool(kept[..., 0].all())
+
+
+def test_mixed_rows_keep_from_few_to_most() -> None:
+    """Rows of one mask keep different parts of the keys: nearly none and nearly all."""
+    counts = make("mixed", (2, 3, 20, 30)).sum(dim=-1)
+    assert int(counts.min()) <= 3
+    assert int(counts.max()) >= 27

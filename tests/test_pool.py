@@ -86,5 +86,5 @@ def test_further_dtypes_get_half_of_the_examples() -> None:
     assert len(pool.problems(Space(), "float64")) == 100
     others = pool.problems(Space(), "float32")
     edges = edge_problems(CANDIDATES["core"], Space(), dtype="float32")
-    assert len(others) == 50
+    assert len(others) == max(50, len(edges) + 13)
     assert others[: len(edges)] == edges

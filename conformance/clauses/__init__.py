@@ -1,7 +1,10 @@
 """The specification: one file a family, one short function a clause. Importing registers them."""
 
 from . import shape  # noqa: I001  (the order here is the order of the specification)
+from . import memory
+from . import rejection
 from . import masking
+from . import mask_memory
 from . import leaks
 from . import empty_rows
 from . import bias
@@ -13,10 +16,10 @@ from . import precision
 from . import algebra
 from . import options
 from . import lengths
-from . import memory
 from . import propagation
 from . import state
 from . import calls
+from . import freshness
 from . import settings
 from . import modules
 from . import dropout
@@ -29,8 +32,10 @@ __all__ = [
     "dropout",
     "empty_rows",
     "equivariance",
+    "freshness",
     "leaks",
     "lengths",
+    "mask_memory",
     "masking",
     "memory",
     "modules",
@@ -39,6 +44,7 @@ __all__ = [
     "position",
     "precision",
     "propagation",
+    "rejection",
     "settings",
     "shape",
     "state",

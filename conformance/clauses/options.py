@@ -1,4 +1,4 @@
-"""numerics.options, shape.weights-aside: options that are given together leave each other alone."""
+"""numerics.options: options that are given together leave each other alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..problem import Problem
 from ..registry import Finding, clause
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import matches_golden, same_answer
+from ._vocabulary import matches_golden
 
 OPTIONS = ("bias", "scale", "softcap", "window")
 TOGETHER = Space(
@@ -60,29 +60,3 @@ def _losses(inputs: Inputs) -> list[Inputs]:
     lost = [inputs.replace(**{name: None}) for name in given]
     lost += [inputs.without_mask()] if inputs.masked else []
     return lost + ([inputs.replace(causal=False)] if inputs.causal else [])
-
-
-def _offers_weights(candidate: Candidate) -> str:
-    return "" if "weights" in candidate.declaration.features else "it does not return weights"
-
-
-@clause(
-    "shape.weights-aside",
-    level="MUST",
-    sentence="Asking for the weights does not change the output.",
-    source="pytorch#160064, PR#190486: one fully masked head turns all NaN only with need_weights",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        extras="maybe",
-        patterns=("random", "empty-rows", "padding", "full-and-empty"),
-        share=0.5,
-    ),
-    applies=(_offers_weights,),
-    explained=False,
-)
-def weights_aside(subject: Subject, problem: Problem) -> Finding:
-    """One call with return_weights=True and one without."""
-    inputs = subject.inputs(problem)
-    asking = inputs.replace(return_weights=True)
-    return same_answer(subject, inputs, asking, "asking for the weights changes the output")

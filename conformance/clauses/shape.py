@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..calling import CandidateFailure
 from ..candidate import Candidate
-from ..inputs import Inputs
 from ..layouts import STRIDED
 from ..problem import Problem
 from ..registry import Finding, clause
 from ..results import Violation
-from ..space import KEY_FORMS, LENGTHS, Space, can_cross, is_fixed
+from ..space import LENGTHS, Space, can_cross, is_fixed
 from ..subject import Subject
 from ._vocabulary import matches_golden_weights, same_answer
 
@@ -20,14 +18,6 @@ EVERYBODY = Space(
 )
 PLAIN = Space()
 BATCH = Space(least=(("batch", 2),))
-LEAST_OTHERS = (
-    ("batch", 2),
-    ("num_heads", 2),
-    ("num_kv_heads", 2),
-    ("query_length", 2),
-    ("key_length", 2),
-)
-LEAST_MISMATCHED = (("key_length", 4), ("head_size", 2))
 
 
 @clause(
@@ -159,167 +149,6 @@ def expanded(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-def _mismatches(candidate: Candidate) -> list[str]:
-    declared = candidate.declaration
-    found = ["values"] if declared.inputs == "separate" else []
-    if candidate.kind == "core":
-        found.append("head-size")
-    if declared.mask_shapes and set(declared.masks) & set(KEY_FORMS):
-        found.append("mask")
-    return found
-
-
-def _some_mismatch(candidate: Candidate) -> str:
-    return "" if _mismatches(candidate) else "no mismatch that must be refused can be expressed"
-
-
-@clause(
-    "shape.rejects-mismatch",
-    level="MUST",
-    sentence=(
-        "Fewer values than keys, another query than key head size, or a mask of another key length "
-        "raise an exception instead of giving an answer."
-    ),
-    source="pytorch#64888; DESIGN: mismatches that must be refused",
-    space=Space(mask="offered", forms=KEY_FORMS, least=LEAST_MISMATCHED),
-    applies=(_some_mismatch,),
-    explained=False,
-)
-def rejects_mismatch(subject: Subject, problem: Problem) -> Finding:
-    """One mismatch an example; sizes of 1, which broadcast, are never used."""
-    kinds = _mismatches(subject.candidate)
-    kind = kinds[problem.seed % len(kinds)]
-    inputs = subject.inputs(problem)
-    wrong, told = _mismatched(inputs, kind)
-    return _must_raise(subject, inputs, wrong, told)
-
-
-def _mismatched(inputs: Inputs, kind: str) -> tuple[Inputs, str]:
-    length = inputs.geometry.key_length
-    if kind == "values":
-        fewer = inputs.replace(value=inputs.value[..., : length - 1, :]).without_mask()
-        return fewer, f"{length} keys with {length - 1} values"
-    if kind == "head-size":
-        narrower = inputs.replace(key=inputs.key[..., :-1]).without_mask()
-        size = inputs.geometry.head_size
-        # A size of 1 would broadcast, which is never judged.
-        if size - 1 == 1:
-            wide = torch.cat([inputs.key, inputs.key[..., :1]], dim=-1)
-            return inputs.replace(
-                key=wide
-            ).without_mask(), f"queries of size {size}, keys of {size + 1}"
-        return narrower, f"queries of size {size}, keys of size {size - 1}"
-    keep = torch.ones(1, 1, 1, length, dtype=torch.bool) if inputs.keep is None else inputs.keep
-    geometry = inputs.geometry.replace(key_length=length - 1)
-    return (
-        inputs.replace(keep=keep[..., : length - 1], bias=None, geometry=geometry),
-        f"{length} keys with a mask for {length - 1}",
-    )
-
-
-def _must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Finding:
-    forward = subject.forward(inputs)
-    try:
-        answer = subject.call(forward, wrong)
-    except CandidateFailure as failure:
-        if failure.violation.kind == "raised":
-            return Finding()
-        came, got = f"an answer that is wrong ({failure.violation.message})", None
-    else:
-        got = list(answer.output.shape)
-        came = f"an answer of shape {got}"
-    message = f"{told}: {came} instead of an exception"
-    return Finding(
-        violation=Violation(kind="not-raised", message=message, expected="an exception", got=got)
-    )
-
-
-def _some_other_mismatch(candidate: Candidate) -> str:
-    declared = candidate.declaration
-    if declared.inputs != "self" or candidate.kind == "core":
-        return ""
-    return _some_mismatch(candidate)
-
-
-@clause(
-    "shape.rejects-others",
-    level="SHOULD",
-    sentence=(
-        "More values than keys, a longer mask, and another batch, number of heads or query length "
-        "of an input or mask raise an exception."
-    ),
-    source="pytorch#64888: query batch 1 against key batch 4 accepted; PEERS",
-    space=Space(mask="offered", forms=KEY_FORMS, least=LEAST_OTHERS, share=0.5),
-    applies=(_some_other_mismatch,),
-    explained=False,
-)
-def rejects_others(subject: Subject, problem: Problem) -> Finding:
-    """One mismatch an example; sizes of 1, which broadcast, are never used."""
-    inputs = subject.inputs(problem)
-    kinds = _other_mismatches(inputs)
-    if not kinds:
-        return Finding(binding=False)
-    told, wrong = kinds[problem.seed % len(kinds)]
-    return _must_raise(subject, inputs, wrong, told)
-
-
-def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
-    """What should be refused, as it is told and as it is asked."""
-    free, sizes = inputs.without_mask(), inputs.geometry
-    found: list[tuple[str, Inputs]] = []
-    if inputs.mode == "separate":
-        more = free.replace(value=torch.cat([inputs.value, inputs.value[..., :1, :]], dim=-2))
-        found.append((f"{sizes.key_length} keys with {sizes.key_length + 1} values", more))
-    if inputs.mode != "self" and inputs.batched:
-        key = torch.cat([inputs.key, inputs.key[:1]])
-        value = key if inputs.mode == "memory" else torch.cat([inputs.value, inputs.value[:1]])
-        told = f"a batch of {sizes.batch} queries with one of {sizes.batch + 1} keys"
-        found.append((told, free.replace(key=key, value=value)))
-    if not inputs.is_layer:
-        heads = sizes.num_heads + 1
-        key, value = (tensor[:, :1].repeat(1, heads, 1, 1) for tensor in (inputs.key, inputs.value))
-        told = f"{sizes.num_heads} query heads with {heads} key heads"
-        found.append((told, free.replace(key=key, value=value)))
-    if inputs.mask_form in KEY_FORMS:
-        found += _longer_masks(inputs)
-    return found
-
-
-def _longer_masks(inputs: Inputs) -> list[tuple[str, Inputs]]:
-    """Masks with one more key, query, head or item than there are."""
-    names = {"K": "key_length", "Q": "query_length", "H": "num_heads", "B": "batch"}
-    found = []
-    for name in (name for letter, name in names.items() if letter in inputs.mask_shape):
-        size = getattr(inputs.geometry, name)
-        longer = inputs.geometry.replace(**{name: size + 1})
-        told = f"a mask for a {name.replace('_', ' ')} of {size + 1} where it is {size}"
-        found.append((told, inputs.replace(keep=None, bias=None, geometry=longer)))
-    return found
-
-
-@clause(
-    "shape.rejects-width",
-    level="SHOULD",
-    sentence="Tokens of another width than the projections take raise an exception.",
-    source="VARIANTS: document 000 refuses a wrong token size",
-    space=Space(kinds=("layer",), least=(("key_size", 2), ("query_size", 2))),
-    explained=False,
-)
-def rejects_width(subject: Subject, problem: Problem) -> Finding:
-    """One channel too many in the query (in the tokens, for self-attention)."""
-    inputs = subject.inputs(problem)
-    forward_inputs = inputs
-
-    def widen(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor, tensor[..., :1]], dim=-1)
-
-    wrong = inputs.with_tokens(query=widen(inputs.query))
-    if inputs.mode == "self":
-        wrong = inputs.with_tokens(key=widen(inputs.key))
-    width = inputs.query.shape[-1]
-    return _must_raise(subject, forward_inputs, wrong, f"tokens of width {width + 1} for {width}")
-
-
 def _offers_weights(candidate: Candidate) -> str:
     return "" if "weights" in candidate.declaration.features else "it does not return weights"
 
@@ -340,3 +169,25 @@ def _offers_weights(candidate: Candidate) -> str:
 def weights(subject: Subject, problem: Problem) -> Finding:
     """Ask for the weights and compare them with the golden ones."""
     return matches_golden_weights(subject, subject.inputs(problem).replace(return_weights=True))
+
+
+@clause(
+    "shape.weights-aside",
+    level="MUST",
+    sentence="Asking for the weights does not change the output.",
+    source="pytorch#160064, PR#190486: one fully masked head turns all NaN only with need_weights",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        extras="maybe",
+        patterns=("random", "empty-rows", "padding", "full-and-empty"),
+        share=0.5,
+    ),
+    applies=(_offers_weights,),
+    explained=False,
+)
+def weights_aside(subject: Subject, problem: Problem) -> Finding:
+    """One call with return_weights=True and one without."""
+    inputs = subject.inputs(problem)
+    asking = inputs.replace(return_weights=True)
+    return same_answer(subject, inputs, asking, "asking for the weights changes the output")
