@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import jinja2
 
-from .teeth_matrix import SYMBOLS, duration, families, summary_lines, symbol, total
+from .teeth_matrix import SYMBOLS, families, summary_lines, symbol
 
 Record = Mapping[str, Any]
 
@@ -36,8 +36,6 @@ def render_html(record: Record) -> str:
         groups=[("Mistakes", record["mistakes"]), ("Correct candidates", record["correct"])],
         legend=[(sign, _CLASSES[sign], meaning) for sign, meaning in SYMBOLS.items()],
         verdict=list(summary_lines(record)),
-        total=total(record),
-        duration=duration,
         symbol=symbol,
         style_of=lambda row, slug: _CLASSES[symbol(row, slug)],
         reason_of=_reason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,16 @@ from ..errors import DeclarationError
 from ..geometry import Geometry
 from ..inputs import Inputs
 
-Evaluate = Callable[[Inputs], golden.Attention | golden.MultiHeadAttention]
+
+class Evaluation(Protocol):
+    """What was evaluated: an attention of the golden, or one with a mistake made on the way."""
+
+    @property
+    def output(self) -> Tensor:
+        """The answer in float64."""
+
+
+Evaluate = Callable[[Inputs], Evaluation]
 
 MASKS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
 FEATURES: Final = ("scale", "gqa", "softcap", "window", "weights")
@@ -27,6 +36,7 @@ OF_LAYERS: Final = frozenset(
 )
 # Where a mistake is the standard's own choice, the candidate has to declare another one.
 _INSTEAD: Final = {"causal_alignment": "top-left", "empty_rows": "nan"}
+OTHER_POINT: Final = golden.STANDARD.replace(causal_alignment="top-left", empty_rows="nan")
 
 
 def act_out(name: str, changes: Mapping[str, Any]) -> Candidate:
@@ -73,10 +83,7 @@ def acted(name: str, kind: str, declared: golden.Semantics, evaluate: Evaluate) 
 
 def correct_candidates() -> list[Candidate]:
     """The standard itself, acted out in the same way: what no clause may flag."""
-    points = {
-        "standard": golden.STANDARD,
-        "standard_top_left": golden.STANDARD.replace(causal_alignment="top-left", empty_rows="nan"),
-    }
+    points = {"standard": golden.STANDARD, "standard_top_left": OTHER_POINT}
     return [
         acted(f"{name}_{kind}", kind, point, partial(evaluate_at, point=point))
         for name, point in points.items()
@@ -213,8 +220,10 @@ def answer(evaluate: Evaluate, asked: Inputs) -> tuple[Tensor, Tensor]:
     return torch.where(rows, answered.output, evaluate(without).output), weights
 
 
-def _core_of(answered: golden.Attention | golden.MultiHeadAttention) -> golden.Attention:
-    return answered if isinstance(answered, golden.Attention) else answered.core
+def _core_of(answered: Evaluation) -> golden.Attention:
+    """The attention proper, of which a layer's evaluation has more around."""
+    core: Any = answered
+    return getattr(core, "core", core)  # type: ignore[no-any-return]  # as every evaluation has one
 
 
 def read_masks(forms: Mapping[str, Tensor | None], key_length: int) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ..mistake import Mistake
 from ..mistakes import MISTAKES, NamedMistake
+from .stepwise import act_out_named
 
 
 def shipped_mistakes() -> list[Mistake]:
     """Each named mistake as one that must be caught."""
-    return [_shipped(named) for named in MISTAKES if getattr(named, "only_a_point", True)]
+    return [_shipped(named) for named in MISTAKES]
 
 
 def _shipped(named: NamedMistake) -> Mistake:
@@ -18,4 +19,5 @@ def _shipped(named: NamedMistake) -> Mistake:
         fix=named.fix,
         primary=named.clause,
         changes=named.changes,
+        candidate=None if named.only_a_point else act_out_named(named),
     )
