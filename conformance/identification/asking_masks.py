@@ -194,7 +194,7 @@ def _leaks(case: Case, uses: Sequence[MaskUse]) -> None:
 
 
 def _leak_words(leak: Leak) -> str:
-    side = "live logits below" if leak.operation == "replace" else "hidden logits above"
+    side = "live logits below" if leak.operation == "replace" else "live ones from logits of"
     sign = "-" if leak.operation == "replace" else ""
     number = f"{leak.threshold:.3g}".replace("e+0", "e").replace("e+", "e")
     words = f"win over {side} about {sign}{number}"

@@ -42,8 +42,8 @@ class Case:
     """What is known of a thing while it is probed: its box grows with every keyword understood.
 
     ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
-    under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are left out
-    of the declaration do to a hidden key.
+    under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
+    left out of the declaration do to a hidden key.
     """
 
     box: Box

@@ -1,0 +1,51 @@
+"""The declaration that is written can be pasted, loads, and what it declares conforms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from _paths import CHECKOUT
+from identified import NAMES, record
+
+from conformance.checking import check
+from conformance.identification.session import identify
+from conformance.messages import RunOptions
+from conformance.targets import resolve
+
+UNDECLARED = CHECKOUT / "tests" / "undeclared_attention.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_python(name: str) -> None:
+    """Every declaration compiles, and declares the thing under its own name."""
+    text = record(name)["declaration"]
+    compile(text, name, "exec")
+    assert f"declared_{name}" in text
+    assert f"name='{name}'" in text
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        f"{UNDECLARED}:tokens_first",
+        f"{UNDECLARED}:torch_sequence_first",
+        f"{UNDECLARED}:valid_length_attention",
+        f"{UNDECLARED}:unbatched_attention",
+        f"{UNDECLARED}:half_scale",
+        "torch.nn.functional:scaled_dot_product_attention",
+    ],
+    ids=lambda target: target.rpartition(":")[2],
+)
+def test_pasted_declaration_conforms(target: str, workspace: Path) -> None:
+    """Pasted into a file of another folder, the declaration is green under ``check``."""
+    found = identify(target)
+    assert found["identified"], found["reason"]
+    (workspace / "pasted.py").write_text(found["declaration"], encoding="utf-8")
+    (candidate,) = resolve(["pasted.py"])
+    assert candidate.name == target.rpartition(":")[2]
+    only = ("*.golden", "shape.*", "mask.*", "numerics.scale", "numerics.golden", "equivariance.*")
+    options = RunOptions(targets=("pasted.py",), profile="quick", dtypes=("float32",), only=only)
+    (entry,) = check(options)["candidates"]
+    assert entry["verdict"].startswith("conforms"), entry["verdict_reason"]
+    assert entry["warnings"] == []

@@ -1,0 +1,134 @@
+"""What is found of undeclared attention is true, whatever it is called and however it lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from identified import record
+
+
+def value(name: str, fact: str) -> Any:
+    """The value of one fact."""
+    return {one["fact"]: one["value"] for one in record(name)["facts"]}[fact]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "axes"),
+    [
+        ("token_attention", "self", "BLE"),
+        ("unbatched_attention", "self", "LE"),
+        ("valid_length_attention", "separate", "BLE"),
+        ("wide_head_attention", "separate", "BLE"),
+        ("masked_attention", "separate", "BLE"),
+        ("torch_batch_first", "separate", "BLE"),
+        ("torch_sequence_first", "separate", "LBE"),
+        ("tokens_first", "separate", "BLHD"),
+        ("value_before_key", "separate", "BHLD"),
+        ("one_head", "separate", "LD"),
+        ("side_by_side", "separate", "BLE"),
+    ],
+)
+def test_inputs_and_order_of_axes(name: str, inputs: str, axes: str) -> None:
+    """Inputs and the order of axes are those in which the answers are golden."""
+    assert record(name)["identified"], record(name)["reason"]
+    assert (value(name, "inputs"), value(name, "axes")) == (inputs, axes)
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "form", "shapes"),
+    [
+        ("tokens_first", "mask key_padding_mask (bool)", "drop", ["BK"]),
+        ("valid_length_attention", "mask valid_lens (lengths)", "lengths", ["B", "BQ"]),
+        ("torch_sequence_first", "mask attn_mask (bool)", "drop", ["QK", "BHQK"]),
+        ("torch_sequence_first", "mask attn_mask (additive float)", "bias", ["QK", "BHQK"]),
+        ("torch_sequence_first", "mask key_padding_mask (bool)", "drop", ["BK"]),
+    ],
+)
+def test_forms_and_shapes_of_masks(name: str, mask: str, form: str, shapes: list[str]) -> None:
+    """A mask's polarity and the shapes that its parameter takes are found by calling."""
+    found = value(name, mask)
+    assert (found["form"], found["shapes"]) == (form, shapes)
+
+
+def test_integers_are_a_form_of_their_own() -> None:
+    """A mask that is compared with 0 takes bools and integers, and 0 ignores in both."""
+    assert value("masked_attention", "mask mask (bool)")["form"] == "keep"
+    assert value("masked_attention", "mask mask (int)")["form"] == "keep_int"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("valid_length_attention", "mean-of-all"),
+        ("masked_attention", "mean-of-all"),
+        ("torch_batch_first", "nan"),
+        ("tokens_first", "nan"),
+        ("value_before_key", "zeros"),
+    ],
+)
+def test_empty_rows(name: str, rule: str) -> None:
+    """What a query without keys returns is told by its rule."""
+    assert value(name, "empty rows") == rule
+
+
+@pytest.mark.parametrize(
+    ("name", "fill"), [("valid_length_attention", -1e6), ("masked_attention", -1e9)]
+)
+def test_fills(name: str, fill: float) -> None:
+    """The number that hidden logits become is found from where hidden keys begin to win."""
+    assert value(name, "hidden keys")["fill"] == fill
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "factor"),
+    [
+        ("one_head", "none", 1.0),
+        ("half_scale", "inverse-sqrt-head-size", 0.5),
+        ("fixed_scale", 0.125, 1.0),
+        ("token_attention", "inverse-sqrt-head-size", 1.0),
+    ],
+)
+def test_scales(name: str, rule: str | float, factor: float) -> None:
+    """Rules are told from numbers, and a number from a factor, on probes of two head sizes."""
+    found = value(name, "scale")
+    assert (found["rule"], found["factor"]) == (rule, factor)
+
+
+def test_sizes_that_cannot_tell_are_said() -> None:
+    """With one head the scales 1 and 1/sqrt(heads) are the same: both are named."""
+    assert "inverse-sqrt-num-heads" in value("one_head", "alternatives")
+
+
+def test_keywords_that_carry_numbers() -> None:
+    """A scale under another name is found, and weights that always come along."""
+    found = value("tokens_first", "scale keyword")
+    assert found == {"parameter": "softmax_scale", "gives": "scale"}
+    assert value("tokens_first", "weights") == {"averaged": False}
+
+
+def test_causality() -> None:
+    """A flag's alignment is found; causality that nothing turns off is found, and not declared."""
+    assert value("tokens_first", "causal")["alignment"] == "bottom-right"
+    assert value("always_causal", "causal")["alignment"] == "top-left"
+    assert record("always_causal")["declaration"] is None
+    assert "no declaration can say" in record("always_causal")["beyond"][0]
+
+
+def test_shared_heads() -> None:
+    """Tiled key/value heads are told from repeated ones."""
+    assert value("grouped", "groups") == "tile"
+
+
+def test_biases_and_dtypes() -> None:
+    """Biases that are not there are missed, and a dtype whose masks overflow is left out."""
+    assert not any(value("valid_length_attention", "biases").values())
+    dtypes = value("masked_attention", "dtypes")
+    assert dtypes["float64"]
+    assert not dtypes["float16"]
+
+
+def test_a_factory_is_called() -> None:
+    """What a function without arguments returns is what is identified."""
+    assert value("factory", "kind")["kind"] == "layer"
+    assert "factory()" in record("factory")["declaration"]

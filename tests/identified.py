@@ -1,0 +1,38 @@
+"""Identifies what lies in ``undeclared_attention``, each once a test run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import undeclared_attention
+
+from conformance.identification.job import identify
+from conformance.identification.thing import taken
+
+NAMES = (
+    "token_attention",
+    "unbatched_attention",
+    "valid_length_attention",
+    "wide_head_attention",
+    "masked_attention",
+    "torch_batch_first",
+    "torch_sequence_first",
+    "tokens_first",
+    "value_before_key",
+    "one_head",
+    "side_by_side",
+    "half_scale",
+    "fixed_scale",
+    "grouped",
+    "factory",
+)
+
+
+@lru_cache
+def record(name: str) -> dict[str, Any]:
+    """The record of one object, made in this process."""
+    value = getattr(undeclared_attention, name)
+    line = f"from undeclared_attention import {name}"
+    thing = taken(value, target=name, name=name, imports=(line,), expression=name)
+    return identify(thing, None, lambda _step, _what: None)

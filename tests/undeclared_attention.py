@@ -1,0 +1,223 @@
+"""Attention as people write it, with no word of ours: functions and modules to be identified."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class TokenAttention(nn.Module):
+    """Document A: self-attention, value heads of a size of their own."""
+
+    def __init__(self, token_size: int, qk_size: int, v_size: int, head_num: int) -> None:
+        super().__init__()
+        self.qk_size, self.v_size, self.head_num = qk_size, v_size, head_num
+        self.W_q = nn.Linear(token_size, qk_size * head_num)
+        self.W_k = nn.Linear(token_size, qk_size * head_num)
+        self.W_v = nn.Linear(token_size, v_size * head_num)
+        self.W = nn.Linear(v_size * head_num, token_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, L, E]`` to the same shape."""
+        batch, length, _ = x.shape
+        q = self.W_q(x).view(batch, length, self.head_num, self.qk_size).transpose(1, 2)
+        k = self.W_k(x).view(batch, length, self.head_num, self.qk_size).transpose(1, 2)
+        v = self.W_v(x).view(batch, length, self.head_num, self.v_size).transpose(1, 2)
+        weights = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(self.qk_size), dim=-1)
+        merged = (weights @ v).transpose(1, 2).reshape(batch, length, -1)
+        output: Tensor = self.W(merged)
+        return output
+
+
+class UnbatchedAttention(nn.Module):
+    """Document B2: self-attention on one sequence."""
+
+    def __init__(self, embed_dim: int, head_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.head_dim, self.num_heads = head_dim, num_heads
+        self.q_proj = nn.Linear(embed_dim, head_dim * num_heads)
+        self.k_proj = nn.Linear(embed_dim, head_dim * num_heads)
+        self.v_proj = nn.Linear(embed_dim, head_dim * num_heads)
+        self.out_proj = nn.Linear(head_dim * num_heads, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[L, E]`` to the same shape."""
+        length, _ = x.shape
+        q, k, v = (
+            linear(x).reshape(length, self.num_heads, self.head_dim).transpose(0, 1)
+            for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        weights = torch.softmax(q @ k.transpose(1, 2) / self.head_dim**0.5, dim=-1)
+        output: Tensor = self.out_proj((weights @ v).transpose(0, 1).reshape(length, -1))
+        return output
+
+
+class ValidLengthAttention(nn.Module):
+    """Document C: valid lengths, hidden logits at -1e6."""
+
+    def __init__(self, query_size: int, key_size: int, value_size: int, hidden: int) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.dropout = nn.Dropout(0.5)
+        self.W_q = nn.Linear(query_size, hidden, bias=False)
+        self.W_k = nn.Linear(key_size, hidden, bias=False)
+        self.W_v = nn.Linear(value_size, hidden, bias=False)
+        self.W_o = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None
+    ) -> Tensor:
+        """``valid_lens`` is None, ``[B]`` or ``[B, Lq]``."""
+        q, k, v = (
+            linear(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for linear, tokens in ((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
+        )
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if valid_lens is not None:
+            limits = valid_lens[:, None] if valid_lens.dim() == 1 else valid_lens
+            hidden = torch.arange(keys.shape[1]) >= limits[:, None, :, None]
+            scores = scores.masked_fill(hidden, -1e6)
+        merged = (self.dropout(torch.softmax(scores, -1)) @ v).transpose(1, 2).flatten(2)
+        output: Tensor = self.W_o(merged)
+        return output
+
+
+class WideHeadAttention(nn.Module):
+    """Document D: ``hidden_size`` is the size of one head."""
+
+    def __init__(self, query_size: int, key_size: int, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.hidden_size, self.num_heads = hidden_size, num_heads
+        self.linear_q = nn.Linear(query_size, hidden_size * num_heads)
+        self.linear_k = nn.Linear(key_size, hidden_size * num_heads)
+        self.linear_v = nn.Linear(key_size, hidden_size * num_heads)
+        self.linear_o = nn.Linear(hidden_size * num_heads, hidden_size * num_heads)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """``[B, Lq, Eq]`` and ``[B, Lk, Ek]`` to ``[B, Lq, H * hidden_size]``."""
+        q, k, v = (
+            linear(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for linear, tokens in (
+                (self.linear_q, query),
+                (self.linear_k, key),
+                (self.linear_v, value),
+            )
+        )
+        weights = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(self.hidden_size), dim=-1)
+        output: Tensor = self.linear_o((weights @ v).transpose(1, 2).flatten(2))
+        return output
+
+
+class MaskedAttention(nn.Module):
+    """Document E: 0 ignores, hidden logits at -1e9."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_size = num_heads, d_model // num_heads
+        self.W_q = nn.Linear(d_model, d_model)
+        self.W_k = nn.Linear(d_model, d_model)
+        self.W_v = nn.Linear(d_model, d_model)
+        self.W_o = nn.Linear(d_model, d_model)
+
+    def forward(self, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: N803
+        """``mask`` broadcasts to ``[B, H, Lq, Lk]``."""
+        q, k, v = (
+            linear(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for linear, tokens in ((self.W_q, Q), (self.W_k, K), (self.W_v, V))
+        )
+        scores = q @ k.transpose(-1, -2) / math.sqrt(self.head_size)
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        output: Tensor = self.W_o((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2))
+        return output
+
+
+token_attention = TokenAttention(10, 4, 6, 3)
+unbatched_attention = UnbatchedAttention(6, 4, 3)
+valid_length_attention = ValidLengthAttention(5, 7, 6, 8)
+wide_head_attention = WideHeadAttention(5, 7, 4, 3)
+masked_attention = MaskedAttention(12, 3)
+torch_batch_first = nn.MultiheadAttention(12, 3, batch_first=True)
+torch_sequence_first = nn.MultiheadAttention(12, 3, dropout=0.5)
+
+
+def tokens_first(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,  # noqa: FBT001, FBT002 (as people write it)
+) -> tuple[Tensor, Tensor]:
+    """``[B, L, H, D]``; ``key_padding_mask [B, Lk]`` is True where a key is ignored."""
+    scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(q.shape[-1])
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None], -math.inf)
+    if causal:
+        queries, keys = scores.shape[-2:]
+        seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        scores = scores.masked_fill(~seen, -math.inf)
+    weights = torch.softmax(scores, -1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v), weights
+
+
+def value_before_key(
+    query: Tensor, value: Tensor, key: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Heads first, another order of arguments, True attends, an empty row is zeros."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if mask is None:
+        return torch.softmax(scores, -1) @ value
+    weights = torch.softmax(scores.masked_fill(~mask, -math.inf), -1)
+    return weights.nan_to_num(0.0) @ value
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``[L, D]`` and nothing else; not scaled."""
+    size = q.shape[1]
+    assert k.shape[1] == size
+    assert v.shape[0] == k.shape[0]
+    return torch.softmax(q @ k.T, dim=1) @ v
+
+
+def side_by_side(
+    q: Tensor, k: Tensor, v: Tensor, num_heads: int, attn_bias: Tensor | None = None
+) -> Tensor:
+    """``[B, L, H*D]`` with the number of heads, and a bias on the logits."""
+    heads = [t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (q, k, v)]
+    logits = heads[0] @ heads[1].mT / heads[0].shape[-1] ** 0.5
+    if attn_bias is not None:
+        logits = logits + attn_bias
+    return (logits.softmax(-1) @ heads[2]).transpose(1, 2).flatten(2)
+
+
+def always_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The triangle is always there, from the first query and key on."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    hidden = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
+def half_scale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Half the usual scale."""
+    return (q @ k.mT * 0.5 / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def fixed_scale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One number whatever the head size."""
+    return (q @ k.mT * 0.125).softmax(-1) @ v
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Key/value heads tiled over the query heads."""
+    times = q.shape[1] // k.shape[1]
+    k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def factory() -> nn.Module:
+    """A function without arguments that makes a module."""
+    return MaskedAttention(12, 3)
