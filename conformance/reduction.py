@@ -21,6 +21,10 @@ from .space import WIDTHS, Space
 StillFails = Callable[[Problem], bool]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)
 SEEDS = 4
+# Elements of query, key and value that a reader takes in at a glance: other seeds are not worth it.
+SMALL_ENOUGH = 8
+# Counterexamples of other clauses that are tried.
+MOST_KNOWN = 6
 # Lengths and heads first: they make the largest difference to a reader.
 ORDER = (
     "batch",
@@ -82,8 +86,10 @@ def reduce_problem(
     search.take_first(_alike(problem, known))
     search.take_first(_ladder(search.best, candidate, seeds=()))
     search.descend()
-    search.take_first(_ladder(search.best, candidate, seeds=range(SEEDS)))
-    search.descend()
+    if elements(search.best.geometry, candidate.kind) > SMALL_ENOUGH and search.take_first(
+        _ladder(search.best, candidate, seeds=range(SEEDS))
+    ):
+        search.descend()
     return search.best, search.used
 
 
@@ -155,7 +161,8 @@ def volume(geometry: Geometry, kind: str) -> tuple[int, int]:
 
 def _alike(problem: Problem, known: Iterable[Problem]) -> Iterator[Problem]:
     """The sizes and values of other clauses' counterexamples, with this problem's options."""
-    for other in known:
+    smallest = sorted(known, key=lambda other: sum(vars(other.geometry).values()))
+    for other in smallest[:MOST_KNOWN]:
         yield problem.replace(geometry=other.geometry, values=other.values, seed=other.seed)
 
 
