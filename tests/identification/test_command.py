@@ -1,0 +1,78 @@
+"""``conformance identify``: what it prints, writes and answers to the shell."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from _paths import CHECKOUT
+from workspaces import KERNEL, UNSCALED, write
+
+from conformance.__main__ import run
+from conformance.reports.identification import show
+
+TARGET = f"{CHECKOUT / 'tests' / 'undeclared_attention.py'}:one_head"
+
+
+def test_facts_and_declaration_are_written(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table and the declaration are printed, and both files hold the same."""
+    assert run(["identify", TARGET, "--output", "out.py", "--json", "out.json"]) == 0
+    out = capsys.readouterr().out
+    record = json.loads((workspace / "out.json").read_text(encoding="utf-8"))
+    text = (workspace / "out.py").read_text(encoding="utf-8")
+    assert record["declaration"] == text
+    assert "@conformance.core(" in out
+    assert (record["schema"], record["identified"]) == (1, True)
+    for fact in record["facts"]:
+        assert fact["fact"] in out
+        assert fact["confidence"] in ("certain", "likely", "undetermined")
+
+
+def test_a_declared_candidate_is_compared(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is declared is not believed: the scale that is found contradicts it."""
+    write(workspace, {"attn.py": KERNEL + UNSCALED})
+    assert run(["identify", "attn.py:unscaled"]) == 0
+    out = capsys.readouterr().out
+    assert "the declaration contradicts this: declared scale 1/sqrt(head size)" in out
+    assert "semantics=conformance.STANDARD.replace(scale='none')" in out
+
+
+def test_a_module_alone_must_mean_one_thing(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file with several things is bad input, and they are named."""
+    write(workspace, {"attn.py": KERNEL + UNSCALED})
+    assert run(["identify", "attn.py"]) == 2
+    assert "attn.py is a module: name one object in it" in capsys.readouterr().err
+
+
+def test_view_is_a_function_of_the_record() -> None:
+    """The view needs no run: what was not identified is said, and nothing is cut off."""
+    record = {
+        "name": "it",
+        "form": "function",
+        "target": "a:it",
+        "identified": False,
+        "reason": "it \x1bhides",
+        "facts": [
+            {
+                "fact": "kind",
+                "found": "core",
+                "value": None,
+                "evidence": "a shape",
+                "confidence": "likely",
+            }
+        ],
+        "declaration": None,
+    }
+    file = io.StringIO()
+    show(record, file)
+    text = file.getvalue()
+    assert "core (likely)" in text
+    assert "nothing could be identified: it \\x1bhides" in text
