@@ -238,7 +238,7 @@ def _fills() -> list[NamedMistake]:
         for text, fill in (("100", -1e2), ("1e4", -1e4), ("1e6", -1e6)):
             found += mistakes(
                 f"{part}-adds-{text}",
-                "mask.no-leak" if part == "mask" else clause,
+                clause,
                 f"-{text} is added to {hidden} logits: high ones stay visible",
                 _FILL,
                 {"core": operated(part, added(fill))},
@@ -413,7 +413,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
     ),
     *mistakes(
         "mask-only-for-first-head",
-        "mask.broadcast",
+        "mask.golden",
         "the mask is applied to the first head only",
         "broadcast it over all heads",
         {"question": _first_head_only(headless=True)},

@@ -56,14 +56,14 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
     ),
     _mistake(
         "softmax-over-queries",
-        "equivariance.queries",
+        "numerics.constant-value",
         "the softmax runs over the queries",
         "run it over the keys, the last axis of the scores",
         softmax_axis="query",
     ),
     _mistake(
         "softmax-over-heads",
-        "equivariance.heads",
+        "numerics.constant-value",
         "the softmax runs over the heads",
         "run it over the keys, the last axis of the scores",
         softmax_axis="head",
@@ -139,7 +139,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
     *(
         _mistake(
             f"mask-adds-{text}",
-            "mask.no-leak",
+            "mask.single-key",
             f"-{text} is added to hidden logits instead of minus infinity: high ones stay visible",
             "add minus infinity, or fill with it",
             mask_operation="add",
@@ -170,7 +170,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
     ),
     _mistake(
         "causal-hides-own",
-        "mask.causal",
+        "mask.causal-alignment",
         "the causal diagonal is one short: a query does not see its own position",
         "shift it by one: a query sees its own position",
         causal_offset=-1,

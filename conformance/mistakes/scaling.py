@@ -208,7 +208,7 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
     ),
     *mistakes(
         "scale-lost-under-causal",
-        "mask.causal",
+        "mask.causal-combined",
         "the scores are not scaled where the causal flag is set",
         "scale on every path",
         {"question": _lost(lambda inputs: inputs.causal)},

@@ -265,7 +265,7 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
     ),
     *mistakes(
         "keys-behind-the-last-tile-lost",
-        "equivariance.keys",
+        "numerics.any-length",
         "keys behind the last full tile are never read",
         "round the number of tiles up and mask the rest of the last one",
         *({"question": _keys_behind(block)} for block in BLOCKS[1:]),
@@ -379,7 +379,7 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
     ),
     *mistakes(
         "scores-of-cosines",
-        "numerics.key-shift",
+        _GOLDEN,
         "queries and keys are normalised first: the scores are cosines",
         "take the dot products of the queries and keys as they are",
         {"heads": _normalised("query", "key")},

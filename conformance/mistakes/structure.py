@@ -226,7 +226,9 @@ def _lost_features() -> list[NamedMistake]:
                 continue
             found += mistakes(
                 f"{name}-lost-to-{other}",
-                "mask.causal-and-mask" if {name, other} == {"mask", "causal"} else _clause(name),
+                "mask.causal-and-mask"
+                if {name, other} == {"mask", "causal"}
+                else "numerics.options",
                 f"{spoken} is dropped where {winner} is given too",
                 "apply both",
                 {"question": _changed(_both(present, taken), **absent)},
@@ -248,10 +250,6 @@ def _lost_features() -> list[NamedMistake]:
                 special_of=_SPECIALS[name],
             )
     return found
-
-
-def _clause(name: str) -> str:
-    return {"scale-argument": "numerics.scale", "bias": _BIAS}.get(name, "mask.causal-combined")
 
 
 def _both(one: Callable[[Inputs], bool], two: Callable[[Inputs], bool]) -> Callable[..., bool]:
@@ -392,7 +390,7 @@ STRUCTURE: Final[tuple[NamedMistake, ...]] = (
     ),
     *mistakes(
         "softcap-after-bias",
-        _BIAS,
+        "mask.bias",
         "the softcap is applied after the bias",
         "cap the scores before bias and mask",
         {"core": _capped_after_bias},
