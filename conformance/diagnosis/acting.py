@@ -84,6 +84,7 @@ class Acted:
 def act(oracle: Oracle, declared: golden.Semantics, made: Made, inputs: Inputs) -> Acted:
     """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
     point = declared
+    made = [mistake for mistake in made if mistake.where(inputs)]
     for mistake in made:
         point = mistake.at(point)
     for mistake in made:

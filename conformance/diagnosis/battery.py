@@ -28,7 +28,7 @@ _GROUPED: Final = (2, 6, 2, 4, 5, 5, 3, 9, 8, 7, 30)
 _CUBE: Final = (4, 4, 4, 4, 4, 4, 4, 16, 16, 16, 16)
 _MORE_QUERIES: Final = (2, 2, 2, 8, 5, 9, 3, 7, 8, 6, 18)
 _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
-_LONG: Final = (1, 2, 2, 3, 150, 20, 5, 8, 9, 7, 40)
+_LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)

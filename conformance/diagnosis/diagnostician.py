@@ -108,20 +108,20 @@ class Diagnostician:
 
 def _explanations(found: list[Found]) -> list[Explanation]:
     """Each name once, without the special cases of what explains as much."""
-    named: dict[str, Found] = {}
+    named: dict[frozenset[str], Found] = {}
     for made in _most_general(found):
-        named.setdefault("+".join(mistake.name for mistake in made), made)
+        named.setdefault(frozenset(mistake.name for mistake in made), made)
     return [
         Explanation(
             entry={
-                "name": name,
+                "name": "+".join(mistake.name for mistake in made),
                 "text": "; ".join(mistake.text for mistake in made),
                 "fix": "; ".join(mistake.fix for mistake in made),
                 "confidence": 1.0,
             },
             made=made,
         )
-        for name, made in list(named.items())[:MOST_REPORTED]
+        for made in list(named.values())[:MOST_REPORTED]
     ]
 
 

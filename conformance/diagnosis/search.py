@@ -19,6 +19,8 @@ from .agreement import agrees, closeness, margin
 from .battery import Seen
 
 USUAL_WAYS: Final = 3
+# The part of the time that is left for equivalents of a pair that was found.
+REST_OF_TIME: Final = 0.2
 Found = tuple[NamedMistake, ...]
 
 
@@ -62,6 +64,8 @@ class Search:
                 break
             if self._explains_every(pair):
                 found.append(pair)
+                # Equivalent pairs are supported as well, so they come soon.
+                end = min(end, time.process_time() + seconds * REST_OF_TIME)
         return found
 
     def _promising(self, end: float) -> list[Found]:

@@ -453,7 +453,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "mask.golden",
         "the mask is read from the last key to the first",
         "leave the order of the keys as it is",
-        {"question": remasked(_flipped)},
+        {"question": remasked(_flipped, forms=(*_BOOLEAN, "bias"))},
     ),
     *mistakes(
         "mask-shifted",

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .named import NamedMistake
+from ..inputs import Inputs
+from .named import NamedMistake, Where, everywhere
 
 
-def _mistake(name: str, clause: str, text: str, fix: str, **changes: Any) -> NamedMistake:
-    return NamedMistake(name=name, text=text, fix=fix, clause=clause, changes=changes)
+def _mistake(
+    name: str, clause: str, text: str, fix: str, where: Where = everywhere, **changes: Any
+) -> NamedMistake:
+    return NamedMistake(name=name, text=text, fix=fix, clause=clause, changes=changes, where=where)
+
+
+def _causal(inputs: Inputs) -> bool:
+    return inputs.causal
 
 
 POINTS: Final[tuple[NamedMistake, ...]] = (
@@ -181,6 +188,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         "the causal flag is ignored",
         "hide the keys after each query when it is set, whether a mask is given or not",
         causal_combination="mask-only",
+        where=_causal,
     ),
     _mistake(
         "mask-lost-to-causal",
@@ -188,6 +196,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         "the mask is dropped when the causal flag is set",
         "apply both: a key must be admitted by the mask and by causality",
         causal_combination="causal-only",
+        where=_causal,
     ),
     _mistake(
         "causal-or-mask",
@@ -195,6 +204,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         "a key is attended when causality or the mask admits it",
         "combine the two with and, not or",
         causal_combination="either",
+        where=_causal,
     ),
     _mistake(
         "empty-rows-zeros",

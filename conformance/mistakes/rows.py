@@ -65,6 +65,7 @@ ROWS: Final[tuple[NamedMistake, ...]] = (
         "a row without keys returns the mean of the values that causality admits",
         _FIX,
         {"changes": {"empty_rows": "mean-of-valid"}},
+        special_of="empty-rows-mean",
     ),
     *mistakes(
         "empty-rows-first-value",

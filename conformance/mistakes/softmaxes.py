@@ -95,6 +95,21 @@ def _less_guarded(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
     return _in_working_dtype(weights)
 
 
+def _less_at_last(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
+    """With the division after the weighted sum: tiny exponentials lose other digits then."""
+
+    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
+        working = asked.inputs.query.dtype
+        logits, value = attention.logits.to(working), attention.value.to(working)
+        exponentials = torch.exp(logits - largest(logits))
+        output = exponentials @ value / exponentials.sum(dim=-1, keepdim=True)
+        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        output = torch.where(empty, attention.output, output.double())
+        return dataclasses.replace(attention, output=output)
+
+    return core
+
+
 def _not_rescaled(block: int, *, sums_too: bool) -> CoreChange:
     """Blocks of keys whose running maximum grows, and what was added up before is not rescaled."""
 
@@ -233,6 +248,7 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         "subtract each row's largest logit first, or use torch.softmax",
         {"core": _less(lambda _logits: 0.0)},
         {"core": _less_guarded(lambda _logits: 0.0)},
+        {"core": _less_at_last(lambda _logits: 0.0)},
     ),
     *mistakes(
         "maximum-of-the-whole-tensor",
@@ -241,6 +257,7 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         "subtract each row's own largest logit",
         {"core": _less(lambda logits: logits.max())},
         {"core": _less_guarded(lambda logits: logits.max())},
+        {"core": _less_at_last(lambda logits: logits.max())},
         {"core": _less(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
         {"core": _less_guarded(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
     ),
@@ -251,6 +268,7 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         "start it at minus infinity",
         {"core": _less(lambda logits: _largest(logits).clamp_min(0.0))},
         {"core": _less_guarded(lambda logits: _largest(logits).clamp_min(0.0))},
+        {"core": _less_at_last(lambda logits: _largest(logits).clamp_min(0.0))},
     ),
     *mistakes(
         "accumulator-not-rescaled",

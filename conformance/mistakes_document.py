@@ -1,0 +1,74 @@
+"""The named mistakes as a document, generated from their table."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from .diagnosis.facts import UNKNOWN
+from .mistakes import MISTAKES, NamedMistake
+from .precision_losses import LOSSES
+
+HEADER: Final = """# The mistakes that have a name
+
+Generated from the table by `python -m conformance.mistakes_document`; a test fails when it is
+stale. {count} names.
+
+When a numerical or mask clause fails, every mistake below is acted out on a small battery of
+problems, singles first, then pairs. A name is given only if the answers of such a candidate are
+those of yours, within the rounding bound, on every problem of the battery and on the failing one,
+and if that candidate fails the clause, too. Names that nothing tells apart on what your candidate
+can be asked share the confidence. Pairs are joined by `+`. The names are stable.
+
+| name | what is wrong | what to do | clause |
+| --- | --- | --- | --- |
+"""
+FOOTER: Final = """
+## Precision
+
+Named where the answers are off by little, and with what was measured.
+
+| name | what is wrong |
+| --- | --- |
+| `scale-off` | the scale of the logits is off by the relative error that is told |
+| `epsilon-in-the-denominator` | a number is added to the sum of the exponentials: it is told |
+| `computed-in-FORMAT` | every answer is a number of a coarser format |
+{losses}
+
+`FORMAT` is {formats}.
+
+## Without a name
+
+`{unknown}` has confidence 0. Its `facts` say what is true all the same: which problems go wrong
+(only with a mask, none with the causal flag …), which batch items, heads, queries and channels are
+affected, by how much, whether a second call differs, whether the weights sum to one, whether the
+answer is a constant multiple of the expected one.
+"""
+
+
+def render() -> str:
+    """The whole document as markdown."""
+    names = {mistake.name: mistake for mistake in reversed(MISTAKES)}
+    rows = "\n".join(_row(names[name]) for name in dict.fromkeys(m.name for m in MISTAKES))
+    formats = list(dict.fromkeys(loss.number_format for loss in LOSSES))
+    stages = {loss.stage: loss for loss in reversed(LOSSES)}
+    losses = "\n".join(
+        f"| `{stage}-FORMAT` | {stages[stage].what.format('a coarser format')} |"
+        for stage in dict.fromkeys(loss.stage for loss in LOSSES)
+        if stage != "computed-in"
+    )
+    footer = FOOTER.format(losses=losses, formats=", ".join(formats), unknown=UNKNOWN)
+    return HEADER.format(count=len(names)) + rows + "\n" + footer
+
+
+def _row(mistake: NamedMistake) -> str:
+    return f"| `{mistake.name}` | {mistake.text} | {mistake.fix} | `{mistake.clause}` |"
+
+
+def main() -> None:
+    """Print the document."""
+    sys.stdout.write(render())
+
+
+if __name__ == "__main__":
+    main()

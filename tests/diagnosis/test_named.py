@@ -1,0 +1,67 @@
+"""Hand-written implementations: right names, no wrong ones, and facts where there is no name."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from diagnosis.at_first_sight import SECOND
+from diagnosis.cores import CORES
+from diagnosis.handwritten import Handwritten
+from diagnosis.layers import LAYERS
+from diagnosis.outside import OUTSIDE
+from diagnosis.pairs import PAIRS
+
+SINGLES = [*CORES, *LAYERS]
+UNKNOWN = ["unknown-mistake"]
+
+
+@functools.cache
+def found(handwritten: Handwritten) -> list[frozenset[str]]:
+    """The names of a diagnosis, each as the set of mistakes it joins."""
+    return [frozenset(name.split("+")) for name in handwritten.found()]
+
+
+def is_right(handwritten: Handwritten) -> bool:
+    """Whether the first name is right, or one of several equivalent ones."""
+    right = {frozenset(name.split("+")) for name in handwritten.right}
+    return any(names in right for names in found(handwritten))
+
+
+def is_silent(handwritten: Handwritten) -> bool:
+    """Whether no name is given."""
+    return found(handwritten) == [frozenset(UNKNOWN)]
+
+
+def each(collection: list[Handwritten]) -> pytest.MarkDecorator:
+    """A test for every one of some implementations."""
+    return pytest.mark.parametrize("handwritten", collection, ids=lambda one: one.name)
+
+
+@each([*SINGLES, *SECOND])
+def test_single_mistake_is_named(handwritten: Handwritten) -> None:
+    """What is wrong with a hand-written implementation is named, alone or among equivalents."""
+    assert is_right(handwritten), found(handwritten)
+
+
+@each(PAIRS)
+def test_pair_of_mistakes_is_named_in_full(handwritten: Handwritten) -> None:
+    """Two mistakes made together are both named."""
+    assert is_right(handwritten), found(handwritten)
+
+
+@each(OUTSIDE)
+def test_mistake_without_a_name_gets_none(handwritten: Handwritten) -> None:
+    """What no named mistake explains is unknown, and said to be."""
+    assert is_silent(handwritten), found(handwritten)
+
+
+def test_there_are_enough_of_them() -> None:
+    """The collections are as large as is claimed, and nothing is listed twice."""
+    assert len(SINGLES) >= 45
+    assert len(PAIRS) >= 20
+    assert len(OUTSIDE) >= 12
+    assert len(SECOND) >= 25
+    for collection in (SINGLES, PAIRS, OUTSIDE, SECOND):
+        names = [one.name for one in collection]
+        assert len(names) == len(set(names))

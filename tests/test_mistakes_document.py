@@ -1,0 +1,46 @@
+"""docs/mistakes.md says what the table says, every name of it and no other."""
+
+from __future__ import annotations
+
+import re
+
+from _paths import CHECKOUT
+
+from conformance.mistakes import MISTAKES, named_mistakes
+from conformance.mistakes_document import render
+from conformance.registry import all_clauses
+
+DOCUMENT = (CHECKOUT / "docs" / "mistakes.md").read_text(encoding="utf-8")
+NAMES = list(dict.fromkeys(mistake.name for mistake in MISTAKES))
+
+
+def test_document_is_up_to_date() -> None:
+    """What the module prints is what is committed."""
+    told = "run: python -m conformance.mistakes_document > docs/mistakes.md"
+    assert render() == DOCUMENT, told
+
+
+def test_document_lists_every_name_once() -> None:
+    """Each name has one row."""
+    rows = re.findall(r"^\| `([^`]+)` \|.*\|.*\|.*\|$", DOCUMENT, flags=re.MULTILINE)
+    assert rows == NAMES
+
+
+def test_every_mistake_says_what_to_do() -> None:
+    """Name, sentence, remedy and a clause that exists; special cases of what is in the table."""
+    clauses = {clause.id for clause in all_clauses()}
+    for mistake in MISTAKES:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", mistake.name), mistake.name
+        assert mistake.text
+        assert mistake.fix
+        assert mistake.clause in clauses, mistake.name
+        assert not mistake.special_of or mistake.special_of in NAMES, mistake.name
+        changed = (mistake.question, mistake.heads, mistake.core, mistake.output)
+        assert mistake.changes or any(changed), mistake.name
+
+
+def test_more_mistakes_join_the_table() -> None:
+    """What others bring comes after what ships with this project."""
+    (first, *_) = MISTAKES
+    assert named_mistakes() == MISTAKES
+    assert named_mistakes([first])[-1] is first
