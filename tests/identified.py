@@ -26,6 +26,7 @@ NAMES = (
     "fixed_scale",
     "grouped",
     "factory",
+    "in_a_dict",
 )
 
 

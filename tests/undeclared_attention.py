@@ -218,6 +218,33 @@ def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 
 
+def in_a_dict(Q: Tensor, K: Tensor, V: Tensor) -> dict[str, Tensor]:  # noqa: N803
+    """The output has a name."""
+    return {"output": (Q @ K.mT / Q.shape[-1] ** 0.5).softmax(-1) @ V}
+
+
+class CausalLanguageAttention(nn.Module):
+    """One fused projection; the triangle is always there."""
+
+    def __init__(self, n_embd: int, n_head: int) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.c_attn = nn.Linear(n_embd, 3 * n_embd)
+        self.c_proj = nn.Linear(n_embd, n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, L, E]`` to the same shape."""
+        q, k, v = (
+            part.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+            for part in self.c_attn(x).chunk(3, dim=-1)
+        )
+        output: Tensor = self.c_proj(always_causal(q, k, v).transpose(1, 2).flatten(2))
+        return output
+
+
+language_model = CausalLanguageAttention(12, 3)
+
+
 def factory() -> nn.Module:
     """A function without arguments that makes a module."""
     return MaskedAttention(12, 3)

@@ -66,11 +66,13 @@ def investigate(case: Case, plain: Plain, tell: Tell) -> None:
         tell(what)
         step(case)
     if plain.always is not None:
+        square = case.box.convention.inputs == "self"
+        where = "" if square else f", aligned {plain.always}"
         case.found.add(
             "causal",
-            f"always, aligned {plain.always}; no flag turns it off",
+            f"always{where}; no flag turns it off",
             "a call without mask and flag is golden only under causality",
-            {"flag": None, "alignment": plain.always, "always": True},
+            {"flag": None, "alignment": None if square else plain.always, "always": True},
         )
         case.beyond.append("it is causal without being asked, which no declaration can say")
 

@@ -21,10 +21,9 @@ from ..inputs import Inputs
 from .box import Box, SizeRule
 from .convention import LAYER_LAYOUTS, Convention, Layout
 from .drawing import DTYPES, draw_weights
-from .opening import absent, read_inputs
+from .opening import OUTPUTS, absent, read_inputs
 from .signature import read_parameters
 
-_OUTPUTS: Final = ("answer", "answer[0]", "answer[1]")
 # Deviations under which projections without telling names can still be found.
 _POINTS: Final = (
     golden.STANDARD,
@@ -123,7 +122,7 @@ def module_boxes(reading: Understood) -> Iterator[Box]:
     mode = reading.calling.inputs
     names = reading.calling.names
     for layout in _layouts(reading):
-        for output in _OUTPUTS:
+        for output in OUTPUTS:
             yield Box(
                 prepare=prepare,
                 convention=Convention(

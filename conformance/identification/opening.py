@@ -15,7 +15,8 @@ from .signature import Parameters, read_parameters
 from .thing import Thing
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
-_OUTPUTS: Final = ("answer", "answer[0]", "answer[1]")
+# What the output is of what comes back: itself, a part of a tuple, the first entry of a dict.
+OUTPUTS: Final = ("answer", "answer[0]", "next(iter(answer.values()))", "answer[1]")
 SEPARATE: Final = 3
 # Sizes that many functions tie together, the fewest ties first.
 _CORE_RULES: Final = (
@@ -44,7 +45,7 @@ def function_boxes(thing: Thing) -> Iterator[Box]:
             options = (*options, (heads[0].name, "{query}.shape[1]"))
         elif needs_heads:
             continue
-        for output in _OUTPUTS:
+        for output in OUTPUTS:
             yield Box(
                 prepare=lambda _inputs: thing.value,
                 convention=Convention(
@@ -157,7 +158,7 @@ def builder_boxes(thing: Thing) -> Iterator[Box]:
 def _layer_boxes(
     thing: Thing, mode: str, rule: SizeRule, layout: Layout, biases: str
 ) -> Iterator[Box]:
-    for output in _OUTPUTS[:2]:
+    for output in OUTPUTS[:2]:
         box = Box(
             prepare=lambda inputs: _built(thing.value, inputs.geometry, inputs.weights),
             convention=Convention(kind="layer", inputs=mode, layout=layout, output=output),
@@ -204,7 +205,7 @@ def _fixed_boxes(thing: Thing) -> Iterator[Box]:
     forward = declared.function(None, None)
     mode, names = read_inputs(read_parameters(forward), thing.name)
     rule = SizeRule(changes=tuple((name, str(sizes[0])) for name, sizes in pins.sizes.items()))
-    for layout, output in itertools.product(LAYER_LAYOUTS, _OUTPUTS[:2]):
+    for layout, output in itertools.product(LAYER_LAYOUTS, OUTPUTS[:2]):
         yield Box(
             prepare=lambda _inputs: _built(declared.function, None, None),
             convention=Convention(

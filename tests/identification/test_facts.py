@@ -115,6 +115,18 @@ def test_causality() -> None:
     assert "no declaration can say" in record("always_causal")["beyond"][0]
 
 
+def test_causality_of_a_language_model() -> None:
+    """Self-attention that is always causal is found; no alignment could show."""
+    found = value("language_model", "causal")
+    assert (found["always"], found["alignment"]) == (True, None)
+
+
+def test_the_output_in_a_dict() -> None:
+    """A function that returns a dict is called by an adapter that takes the tensor out."""
+    assert value("in_a_dict", "kind")["kind"] == "core"
+    assert "next(iter(answer.values()))" in record("in_a_dict")["declaration"]
+
+
 def test_shared_heads() -> None:
     """Tiled key/value heads are told from repeated ones."""
     assert value("grouped", "groups") == "tile"
