@@ -7,7 +7,7 @@ from declared import CANDIDATES, core
 from examples import plan, problem
 from test_strategies import broken_promise
 
-from conformance.geometry import FIELDS
+from conformance.geometry import FIELDS, Geometry
 from conformance.problem import Problem
 from conformance.reduction import reduce_problem
 from conformance.space import Space
@@ -169,3 +169,46 @@ def test_harness_faults_are_not_swallowed() -> None:
 
     with pytest.raises(LookupError):
         reduce_problem(LARGE, core(), ANY, fails, tries=3)
+
+
+def test_length_beyond_a_tile_is_found_exactly() -> None:
+    """What fails from 21 keys on ends at 21 keys, by ever smaller steps."""
+
+    def fails(example: Problem) -> bool:
+        return example.geometry.key_length >= 21
+
+    found, _ = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    assert found.geometry.key_length == 21
+    assert found.geometry.query_length == found.geometry.batch == 1
+
+
+def test_other_clauses_counterexamples_are_tried_first() -> None:
+    """What showed one failure is asked before anything else, with this problem's options."""
+    small = LARGE.replace(geometry=Geometry(**dict.fromkeys(FIELDS, 1)), seed=5, values="integers")
+    seen: list[Problem] = []
+
+    def fails(example: Problem) -> bool:
+        seen.append(example)
+        return False
+
+    reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=1, known=[LARGE, small])
+    assert seen == [LARGE.replace(geometry=small.geometry, seed=5, values="integers")]
+
+
+def test_what_a_space_always_offers_stays() -> None:
+    """A clause that hands over a mask where it can is not shown a problem without one."""
+    space = Space(mask="offered", causal="offered", patterns=("random",))
+    start = LARGE.replace(scale=None, softcap=None, window=None, values="normal")
+    start = start.replace(mask=plan("random", "keep", "BHQK"))
+    found, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert found.causal
+    assert found.mask is not None
+    assert found.geometry == Geometry(**dict.fromkeys(FIELDS, 1))
+
+
+def test_preferred_sizes_bind_no_reduction() -> None:
+    """Sizes for a clause's power are not needed to show a failure."""
+    space = Space(preferred=(("query_length", 64), ("head_size", 16)))
+    start = LARGE.replace(mask=None, causal=False, scale=None, softcap=None, window=None)
+    found, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert found.geometry == Geometry(**dict.fromkeys(FIELDS, 1))

@@ -22,11 +22,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def report_of_unscaled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of a candidate that lacks the scale, made once."""
+    folder = tmp_path_factory.mktemp("unscaled")
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        assert run(["check", "attn.py:unscaled", *ONLY, "--json", "out.json"]) == 1
+    return (folder / "out.json").read_text(encoding="utf-8")
+
+
 @pytest.fixture
-def failed(folder: Path) -> Path:
+def failed(folder: Path, report_of_unscaled: str) -> Path:
     """A folder with a candidate that lacks the scale, and the report that says so."""
     write(folder, {"attn.py": KERNEL + UNSCALED})
-    assert run(["check", "attn.py:unscaled", *ONLY, "--json", "out.json"]) == 1
+    (folder / "out.json").write_text(report_of_unscaled, encoding="utf-8")
     return folder
 
 
