@@ -10,6 +10,7 @@ from typing import Final
 
 from .._golden import golden
 from ..comparison import GROSS
+from ..declaration import Declaration
 from ..inputs import Inputs
 from ..mistakes import Asked, NamedMistake, NotExpressible, everywhere
 from ..subject import Subject
@@ -18,6 +19,8 @@ from .acting import act
 from .agreement import agrees, closeness, margin
 from .battery import Seen
 
+# Clauses of what speaks of the bias of a projection rather than of an additive mask.
+_PROJECTIONS: Final = ("numerics.golden", "mask.empty-row")
 USUAL_WAYS: Final = 3
 # The part of the time that is left for equivalents of a pair that was found.
 REST_OF_TIME: Final = 0.2
@@ -45,7 +48,8 @@ class Search:
         self.mistakes = [
             mistake
             for mistake in mistakes
-            if not mistake.changes or mistake.at(self.declared) != self.declared
+            if (not mistake.changes or mistake.at(self.declared) != self.declared)
+            and _speaks_of_promises(mistake, subject.declaration)
         ]
         self._touched: dict[int, int] = {}
         self._judged: dict[int, int] = {}
@@ -160,6 +164,19 @@ class Search:
             asked = (Asked(inputs=seen.inputs, semantics=self.declared) for seen in self.observed)
             self._touched[id(mistake)] = _bits(touches(mistake, one) for one in asked)
         return self._touched[id(mistake)]
+
+
+def _speaks_of_promises(mistake: NamedMistake, declared: Declaration) -> bool:
+    """Whether what a name speaks of is promised at all: no mask is ignored where there is none."""
+    offered = {
+        "mask": bool(declared.masks),
+        "lengths": "lengths" in declared.masks,
+        "bias": "bias" in declared.masks or mistake.clause in _PROJECTIONS,
+        "causal": declared.causal is not None,
+        "window": "window" in declared.features,
+        "softcap": "softcap" in declared.features,
+    }
+    return all(offered.get(word, True) for word in mistake.name.split("-"))
 
 
 def _order(size: float, seen: Seen) -> tuple[bool, bool, int]:

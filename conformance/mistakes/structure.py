@@ -303,6 +303,7 @@ STRUCTURE: Final[tuple[NamedMistake, ...]] = (
         "causality is kept between blocks of tokens and forgotten inside a block",
         "compare positions of tokens, not of blocks",
         *({"question": _seen(_by_blocks(size))} for size in _BLOCKS),
+        special_of="causal-ignored",
     ),
     *mistakes(
         "causal-or-mask",
