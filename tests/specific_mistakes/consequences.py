@@ -12,6 +12,15 @@ NOTHING_ELSE: Final[frozenset[str]] = frozenset()
 ANYTHING: Final = frozenset({"*"})
 
 
+# Clauses that compare with the golden, each at its own kind of call.
+COMPARED: Final = frozenset(
+    "mask.bias mask.causal-alignment mask.causal-combined mask.golden numerics.golden".split()
+)
+# These compare with it whatever is given and however long: they may see what any of those sees.
+ANYWHERE: Final = frozenset({"numerics.any-length", "numerics.options"})
+
+
 def also(slugs: str) -> frozenset[str]:
     """The other clauses that a mistake may fail too, given as words."""
-    return frozenset(slugs.split())
+    named = frozenset(slugs.split())
+    return named | ANYWHERE if named & COMPARED else named

@@ -21,7 +21,7 @@ EQUIVARIANCE: Final[Specific] = {
         "BatchTakenForTokens",
         also(
             "numerics.golden numerics.large-logits numerics.near-ties numerics.scale "
-            "numerics.typical-error shape.weights state.inputs-unchanged"
+            "numerics.typical-error shape.weights shape.weights-aside state.inputs-unchanged"
         ),
     ),
     "equivariance.heads": (

@@ -12,25 +12,29 @@ MASK: Final[Specific] = {
         "UnscaledUnderMask",
         also("mask.bias mask.causal-combined mask.golden mask.padding-is-absence shape.weights"),
     ),
-    "mask.bias": ("BiasIgnored", also("mask.bias-counts mask.causal-combined")),
-    "mask.bias-counts": ("BiasClamped", also("mask.bias mask.causal-combined")),
+    "mask.bias": ("BiasIgnored", also("mask.bias-counts mask.causal-combined shape.weights")),
+    "mask.bias-counts": ("BiasClamped", also("mask.bias mask.causal-combined shape.weights")),
     "mask.broadcast": (
         "PaddingHidesQueriesToo",
         also(
-            "equivariance.keys mask.bias mask.bias-counts mask.causal-combined mask.golden "
-            "mask.padding-is-absence mask.single-key"
+            "equivariance.keys equivariance.queries mask.bias mask.bias-counts "
+            "mask.causal-combined mask.golden mask.padding-is-absence mask.single-key "
+            "state.no-memory"
         ),
     ),
     "mask.causal": (
         "CausalNeedsMask",
         also("mask.causal-alignment mask.causal-combined mask.causal-first-key shape.weights"),
     ),
-    "mask.causal-alignment": ("BottomRightForTopLeft", also("mask.empty-row shape.weights")),
+    "mask.causal-alignment": (
+        "BottomRightForTopLeft",
+        also("mask.empty-row numerics.any-length numerics.options shape.weights"),
+    ),
     "mask.causal-and-mask": (
         "CausalLostUnderMask",
         also("mask.causal-combined mask.empty-row shape.weights"),
     ),
-    "mask.causal-combined": ("WindowLostUnderCausal", NOTHING_ELSE),
+    "mask.causal-combined": ("WindowLostUnderCausal", also("numerics.options")),
     "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
     "mask.empty-row": ("EmptyRowIsInfinite", NOTHING_ELSE),
     "mask.empty-row-isolated": (
