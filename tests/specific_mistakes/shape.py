@@ -33,6 +33,6 @@ SHAPE: Final[Specific] = {
     "shape.rejects-width": ("WidthCutToFit", NOTHING_ELSE),
     "shape.shared": ("SharedValuesLost", NOTHING_ELSE),
     "shape.strided": ("LastStrideAssumedOne", NOTHING_ELSE),
-    "shape.weights": ("AnotherOutputWithWeights", NOTHING_ELSE),
+    "shape.weights": ("WeightsOfReversedHeads", NOTHING_ELSE),
     "shape.weights-aside": ("NoOutputWithWeights", NOTHING_ELSE),
 }
