@@ -51,7 +51,23 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     inputs, found = averaged
     entry = _scale(found.scale_error, found.scale_error, _head_sizes(subject, [inputs]))
     # Another mistake may lean the same way: the number explains this part of the squared errors.
-    return {**entry, "confidence": 1.0 - (found.unexplained / found.rms) ** 2}
+    return {**entry, "confidence": _part(found)}
+
+
+def _part(found: Fit) -> float:
+    """The part of the squared errors that a scale explains."""
+    return 1.0 - (found.unexplained / found.rms) ** 2
+
+
+def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> float:
+    """The part of the squared errors that one factor on the whole answer explains."""
+    known = subject.golden(inputs)
+    judged = known.judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    error = (output - known.output)[judged] * weight
+    along = known.output[judged] * weight
+    total = float(error.square().sum() * along.square().sum())
+    return float((error * along).sum()) ** 2 / total if total > 0.0 else 0.0
 
 
 def _scale_errors(subject: Subject, wrong: Observed) -> list[float]:
@@ -86,6 +102,8 @@ def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
         found = measured.fit(output)
         if found is None or not found.blames_scale:
             continue
+        if _a_factor_explains(subject, inputs, output) >= model.EXPLAINED_BY_SCALE * _part(found):
+            return None  # answers that are too large or small as a whole lean that way, too
         again = measured.fit(subject.answer(inputs).double())
         if again is None or abs(again.scale_error - found.scale_error) > found.scale_allowed:
             return None

@@ -281,6 +281,17 @@ def test_answers_too_large_by_a_factor_are_no_epsilon() -> None:
     assert unnamed(Subject(core(Larger()), "float32"))
 
 
+@pytest.mark.parametrize("factor", [1e-6, -1e-6, 3e-6])
+def test_answers_off_by_a_tiny_factor_have_no_wrong_scale(factor: float) -> None:
+    """A factor of every answer is not taken for one of the logits, with whatever confidence."""
+
+    class Larger(EagerCore):
+        def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+            return super().mix(weights, value) * (1.0 + factor)
+
+    assert unnamed(Subject(core(Larger()), "float32"))
+
+
 @pytest.mark.parametrize("size", [1e-2, 1e-3])
 def test_random_scale_is_no_scale(size: float) -> None:
     """A scale that differs between two calls on the same inputs is not named with a number."""

@@ -1,0 +1,140 @@
+"""What a diagnosis says of a mistake without a name is true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from examples import CLAUSES, core, problem, run_clause
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from conformance.diagnosis import Diagnostician, diagnose
+from conformance.subject import Subject
+
+PLAIN: dict[str, Any] = {
+    "masks": [],
+    "causal": None,
+    "features": [],
+    "empty_rows": "any",
+    "dtypes": ["float32"],
+}
+
+
+def facts_of(function: Callable[..., Tensor], **promises: Any) -> tuple[dict[str, Any], str]:
+    """The facts and the text of the only entry of a core without a name."""
+    (entry,) = diagnose(Subject(core(function, **{**PLAIN, **promises}), "float32"))
+    assert entry["name"] == "unknown-mistake"
+    assert entry["confidence"] == 0.0
+    return entry["facts"], entry["text"]
+
+
+def test_constant_factor_is_told() -> None:
+    """An answer that is three quarters of what is expected is said to be that."""
+
+    def less(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return 0.75 * scaled_dot_product_attention(query, key, value)
+
+    facts, text = facts_of(less)
+    assert facts["ratio"] == pytest.approx(0.75, rel=1e-5)
+    assert "0.75 times what is expected" in text
+    assert facts["weights_sum_to_one"] is False
+    assert facts["sums_of_weights"] == pytest.approx([0.75, 0.75])
+
+
+def test_constant_difference_is_told() -> None:
+    """An answer that is too large by a quarter throughout is said to be that."""
+
+    def more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value) + 0.25
+
+    facts, text = facts_of(more)
+    assert facts["difference"] == pytest.approx(0.25, rel=1e-4)
+    assert "ratio" not in facts
+    assert "+0.25 throughout" in text
+
+
+def test_affected_head_is_told() -> None:
+    """Where one head alone is wrong, that one is named, and where its answer is zero."""
+
+    def second_head_zero(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = scaled_dot_product_attention(query, key, value)
+        output[:, 1:2] = 0.0
+        return output
+
+    facts, text = facts_of(second_head_zero)
+    assert facts["affected"]["head"] == [1]
+    assert facts["affected"]["batch"] == "all"
+    assert facts["answer"] == "zero"
+    assert "heads 1 of" in text
+
+
+def test_what_wrong_problems_share_is_told() -> None:
+    """A mistake that shows only with a mask is said to."""
+
+    def every_third_row(
+        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+    ) -> Tensor:
+        if keep is not None:
+            keep = keep | (torch.arange(query.shape[2]) % 3 == 1)[:, None]
+        return scaled_dot_product_attention(query, key, value, attn_mask=keep)
+
+    facts, text = facts_of(every_third_row, masks=["keep"])
+    assert "mask" in facts["only_with"]
+    assert facts["affected"]["query"] == [1, 4]
+    assert "only those with a mask" in text
+
+
+def test_answers_at_random_are_told() -> None:
+    """A second call that gives another answer is a fact."""
+
+    def noisy(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = scaled_dot_product_attention(query, key, value)
+        return output + torch.randn_like(output)
+
+    facts, text = facts_of(noisy)
+    assert facts["repeats"] is False
+    assert "a second call" in text
+
+
+def test_nan_is_told() -> None:
+    """How many elements are not finite is counted."""
+
+    def broken(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = scaled_dot_product_attention(query, key, value)
+        output[..., -1, 0] = math.nan
+        return output
+
+    facts, text = facts_of(broken)
+    assert facts["not_finite"] > 0
+    assert facts["affected"]["channel"] == [0]
+    assert "not finite" in text
+
+
+def test_failing_clause_gets_the_name_with_the_remedy() -> None:
+    """A run names the mistake, says what to do, and does so for each clause that it explains."""
+
+    def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, scale=1.0)
+
+    result = run_clause(core(unscaled, **PLAIN), "numerics.golden")
+    (entry,) = result.diagnosis
+    assert entry["name"] == "scale-missing"
+    assert "square root" in entry["fix"]
+
+
+def test_failure_that_a_name_does_not_explain_is_unknown() -> None:
+    """A name must explain the failing problem, too: here it is one that the name leaves right."""
+
+    def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, scale=1.0)
+
+    candidate = core(unscaled, **PLAIN)
+    known = Diagnostician(Subject(candidate, "float32"))
+    assert [one["name"] for one in known.explain()] == ["scale-missing"]
+    convex = CLAUSES["numerics.convex"]  # which attention without a scale obeys
+    (entry,) = known.explain(convex, problem())
+    assert entry["name"] == "unknown-mistake"
