@@ -1,9 +1,9 @@
 """Whether a correct candidate is ever accused: every clause, many examples, fresh seeds.
 
 ``python benchmarks/soak.py [--examples 100000] [--profile quick] [--problems N] [--seed N]
-[--markdown FILE] [TARGET ...]`` runs the correct candidates of this repository (or the targets given) under one seed
-after the other until that many problems have been judged, each by one clause. It exits 1 when a
-clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly as announced.
+[--markdown FILE] [TARGET ...]`` runs the correct candidates of this repository (or the targets
+given) under one seed after the other until that many problems have been judged, each by one clause.
+It exits 1 when a clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly as announced.
 """
 
 from __future__ import annotations
@@ -43,6 +43,17 @@ KNOWN: Final = (
         clause="mask.no-leak-nonfinite",
         candidate="[tvm]*",
         reason="a hidden NaN meets a weight of zero in torch's own code and in two documents",
+    ),
+    ExpectedFailure(
+        clause="numerics.nan-shows",
+        candidate="torch_*",
+        reason="torch's kernels take a row of NaN for a row without keys, and answer zeros",
+    ),
+    ExpectedFailure(
+        clause="shape.rejects-others",
+        candidate="torch_*",
+        kind="not-raised",
+        reason="torch's flash kernel compares neither lengths nor heads of keys and values",
     ),
     ExpectedFailure(
         clause="shape.empty-*",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._kit import admitted, core, factor
+from ._kit import NAN_HIDDEN, NAN_SPREADS, admitted, core, factor
 
 
 @core(empty_rows="nan")
@@ -62,7 +62,7 @@ def empty_rows_keep_every_key(
     return torch.where(attended, output, weights @ value.nan_to_num(0.0, 0.0, 0.0))
 
 
-@core(empty_rows="mean-of-valid")
+@core(empty_rows="mean-of-valid", expected_failures=[NAN_SPREADS, NAN_HIDDEN])
 def empty_rows_average_what_causality_admits(
     query: Tensor,
     key: Tensor,

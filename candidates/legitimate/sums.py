@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._kit import admitted, check, core, factor, soften
+from ._kit import NAN_HIDDEN, NAN_SPREADS, admitted, check, core, factor, soften
 
 
 @core()
@@ -59,7 +59,7 @@ def pairwise_sums(
     return terms.sum(dim=-2)
 
 
-@core()
+@core(expected_failures=[NAN_SPREADS, NAN_HIDDEN])
 def largest_weight_first(
     query: Tensor,
     key: Tensor,
