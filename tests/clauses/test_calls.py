@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from examples import bare, core, layer, plan, problem, try_on
+from torch import Tensor
+
+GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+
+
+@pytest.mark.parametrize("candidate", [core, layer])
+@pytest.mark.parametrize("slug", ["state.call-order", "state.settings", "state.grad-mode"])
+def test_honest_candidates_pass(candidate: Any, slug: str) -> None:
+    """A correct core and a correct layer pass, and their examples count."""
+    finding = try_on(candidate(), slug, problem(mask=plan()))
+    assert finding.violation is None
+    assert finding.binding
+
+
+@pytest.mark.parametrize("wrong", [0, 12])
+def test_number_of_the_call_is_seen(wrong: int) -> None:
+    """A first call that is wrong, and a thirteenth, fail."""
+    calls: list[int] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        calls.append(1)
+        return bare(query, key, value) * (2.0 if len(calls) == wrong + 1 else 1.0)
+
+    assert try_on(core(kernel, **GIVEN), "state.call-order", problem()).violation is not None
+
+
+def test_path_while_recording_gradients_is_seen() -> None:
+    """Another answer where gradients are recorded fails, although nobody asks for them."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return bare(query, key, value) * (2.0 if torch.is_grad_enabled() else 1.0)
+
+    assert try_on(core(kernel, **GIVEN), "state.grad-mode", problem()).violation is not None
+
+
+def test_settings_of_torch_are_watched() -> None:
+    """Seeding everybody's random numbers fails."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return bare(query, key, value)
+
+    finding = try_on(core(kernel, **GIVEN), "state.settings", problem())
+    assert finding.violation is not None
+    assert "seed" in finding.violation.message
+
+
+def test_nan_that_is_hidden_is_seen() -> None:
+    """A NaN query answered with zeros fails, one answered with NaN passes."""
+
+    def cleaned(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return bare(query, key, value).nan_to_num()
+
+    found = try_on(core(cleaned, **GIVEN), "numerics.nan-shows", problem())
+    assert found.violation is not None
+    assert try_on(core(bare, **GIVEN), "numerics.nan-shows", problem()).violation is None
