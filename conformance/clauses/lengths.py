@@ -56,6 +56,7 @@ ROWWISE: Final = frozenset(
     ),
     needs_golden=True,
     counterfactual="the last key left out",
+    subtle=True,
 )
 def any_length(subject: Subject, problem: Problem) -> Finding:
     """Long sequences with few and small heads; some rows of the answer are judged."""

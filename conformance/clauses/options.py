@@ -44,6 +44,7 @@ def _some_option(candidate: Candidate) -> str:
     needs_golden=True,
     counterfactual="one of them lost",
     applies=(_some_option,),
+    subtle=True,
 )
 def options(subject: Subject, problem: Problem) -> Finding:
     """All pairs of what is declared, systematically; what is lost in turn must be able to show."""
