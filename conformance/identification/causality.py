@@ -14,7 +14,8 @@ from .convention import MaskUse
 from .drawing import masked, prefix_keep, random_keep
 from .signature import Parameter
 
-_ALIGNMENTS: Final = ("top-left", "bottom-right")
+# Where nothing tells them apart, the specification's own is taken.
+_ALIGNMENTS: Final = ("bottom-right", "top-left")
 _OFFSETS: Final = (0, -1, 1)
 _COMBINATIONS: Final = ("both", "causal-only", "mask-only", "either")
 LONG_KEYS: Final = {"query_length": 4, "key_length": 6}

@@ -26,6 +26,7 @@ _CORE_RULES: Final = (
     SizeRule(
         changes=(("key_length", "g.query_length"), ("value_head_size", "g.head_size")),
     ),
+    SizeRule(changes=(("num_kv_heads", "1"),)),
 )
 
 
@@ -78,7 +79,7 @@ def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...
         names = tuple(roles[role] for role in "qkv")
         leading = [entry.name for entry in parameters.entries if entry.position in (0, 1, 2)]
         return "separate", None if tuple(leading) == names else names
-    if not parameters.entries:
+    if not says_inputs(parameters):
         return "separate", None  # nothing is known of it: query, key and value, by position
     needed = [
         entry
@@ -94,6 +95,11 @@ def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...
         )
         raise UsageError(msg)
     return _MODES[len(needed)], None
+
+
+def says_inputs(parameters: Parameters) -> bool:
+    """Whether a signature names its inputs: one of ``*inputs, **keywords`` does not."""
+    return any(entry.position >= 0 or entry.required for entry in parameters.entries)
 
 
 def absent(parameters: Parameters) -> tuple[tuple[str, str], ...]:
@@ -150,9 +156,17 @@ def builder_boxes(thing: Thing) -> Iterator[Box]:
         yield from _fixed_boxes(thing)
         return
     for mode in ("separate", "self", "memory"):
-        for rule, biases in itertools.product(size_rules(mode), ("qkvo", "")):
+        rules = [*_pinned(thing), *size_rules(mode)]
+        for rule, biases in itertools.product(rules, ("qkvo", "", "qkv", "o")):
             for layout in LAYER_LAYOUTS:
                 yield from _layer_boxes(thing, mode, rule, layout, biases)
+
+
+def _pinned(thing: Thing) -> list[SizeRule]:
+    """The sizes of a declared layer that was built before: no others can be had."""
+    sizes = thing.declared.declaration.pins.sizes if thing.declared is not None else {}
+    fixed = tuple((name, str(one[0])) for name, one in sizes.items() if len(one) == 1)
+    return [SizeRule(changes=fixed)] if fixed else []
 
 
 def _layer_boxes(
@@ -176,7 +190,7 @@ def _layer_boxes(
             taken, names = read_inputs(parameters, thing.name)
         except UsageError:
             return
-        if taken != mode:
+        if taken != mode and says_inputs(parameters):
             return
         yield box.under(names=names, options=absent(parameters))
 
