@@ -166,12 +166,13 @@ def _summary(
     judged: Collection[str],
 ) -> dict[str, Any]:
     rows = [*mistakes, *correct]
+    ended = [row for row in mistakes if row["complete"]]
     toothless = [clause["id"] for clause in clauses if not clause["caught"]]
     return {
         "mistakes": len(mistakes),
         "caught": sum(row["caught"] for row in mistakes),
-        "missed": [row["name"] for row in mistakes if not row["caught"]],
-        "primary_missed": [row["name"] for row in mistakes if not row["primary_caught"]],
+        "missed": [row["name"] for row in ended if not row["caught"]],
+        "primary_missed": [row["name"] for row in ended if not row["primary_caught"]],
         "clauses": len(clauses),
         "toothless": toothless,
         "toothless_judged": [slug for slug in toothless if slug in judged],
