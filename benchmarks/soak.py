@@ -3,7 +3,8 @@
 ``python benchmarks/soak.py [--examples 100000] [--profile quick] [--problems N] [--seed N]
 [--markdown FILE] [TARGET ...]`` runs the correct candidates of this repository (or the targets
 given) under one seed after the other until that many problems have been judged, each by one clause.
-It exits 1 when a clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly as announced.
+It exits 1 when a clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly
+as announced.
 """
 
 from __future__ import annotations
