@@ -151,6 +151,16 @@ def _rebiased(change: Callable[[Tensor], Tensor]) -> Question:
     return question
 
 
+def _bias_of_first(axis: int) -> Question:
+    def question(asked: Asked) -> Inputs | None:
+        bias = asked.inputs.bias
+        if bias is None or bias.shape[axis] == 1:
+            return None
+        return asked.inputs.replace(bias=bias.narrow(axis, 0, 1))
+
+    return question
+
+
 def _as_boolean(hidden: Callable[[Tensor, Tensor], Tensor]) -> Question:
     """The additive mask is cast to bool: ``hidden`` gets its table and its finite values."""
 
@@ -481,6 +491,20 @@ STRUCTURE: Final[tuple[NamedMistake, ...]] = (
         "add it as it is",
         {"question": _rebiased(torch.abs)},
         {"question": _rebiased(lambda bias: -bias.abs())},
+    ),
+    *(
+        mistake
+        for axis, (name, clause) in enumerate(
+            (("item", "mask.per-item"), ("head", "mask.per-head"), ("query", "mask.bias"))
+        )
+        for mistake in mistakes(
+            f"bias-of-first-{name}",
+            clause,
+            f"the finite values of the bias of the first {name} are used for all",
+            "broadcast the bias along its own axes",
+            {"question": _bias_of_first(axis)},
+            special_of=f"mask-of-first-{name}",
+        )
     ),
     *mistakes(
         "bias-multiplied",
