@@ -136,8 +136,8 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
         if row["caught"]:
             told = f"caught by {_some(row['caught_by'])}, but not by its primary clause"
             yield False, f"{name}: {told} {row['primary']} ({row['primary_reason']})"
-    for slug in () if record["interrupted"] else summary["toothless"]:
-        yield slug not in summary["toothless_judged"], f"catches no mistake: {slug}"
+    for slug in () if record["interrupted"] else summary["toothless_judged"]:
+        yield False, f"catches no mistake: {slug}"
     for name in summary["flagged"]:
         row = by_name[name]
         for slug in row["flagged"]:
