@@ -151,11 +151,15 @@ def _rebiased(change: Callable[[Tensor], Tensor]) -> Question:
     return question
 
 
-def _bias_of_first(axis: int) -> Question:
+def _bias_of_first(axis: int, *, hidden_too: bool) -> Question:
+    """With the values at hidden keys, or zeros there, as where minus infinity was taken out."""
+
     def question(asked: Asked) -> Inputs | None:
-        bias = asked.inputs.bias
+        bias, keep = asked.inputs.bias, asked.inputs.keep
         if bias is None or bias.shape[axis] == 1:
             return None
+        if keep is not None and not hidden_too:
+            bias = bias.masked_fill(~keep, 0.0)
         return asked.inputs.replace(bias=bias.narrow(axis, 0, 1))
 
     return question
@@ -502,7 +506,8 @@ STRUCTURE: Final[tuple[NamedMistake, ...]] = (
             clause,
             f"the finite values of the bias of the first {name} are used for all",
             "broadcast the bias along its own axes",
-            {"question": _bias_of_first(axis)},
+            {"question": _bias_of_first(axis, hidden_too=True)},
+            {"question": _bias_of_first(axis, hidden_too=False)},
             special_of=f"mask-of-first-{name}",
         )
     ),
