@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from .errors import DeclarationError
@@ -54,3 +55,19 @@ class Mistake:
         if self.candidate is None and not self.changes:
             msg = f"the mistake {self.name!r} has neither candidate= nor changes=: give one"
             raise DeclarationError(msg)
+
+
+def mistakes_in(given: Any) -> Iterator[Mistake]:
+    """The mistakes that an object is, or holds: a Mistake, a list of them, a module of either."""
+    if isinstance(given, Mistake):
+        yield given
+    elif isinstance(given, (list, tuple)):
+        for entry in given:
+            yield from mistakes_in(entry)
+    elif isinstance(given, ModuleType):
+        seen: set[int] = set()
+        for value in list(vars(given).values()):
+            if isinstance(value, (Mistake, list, tuple)):
+                fresh = [one for one in mistakes_in(value) if id(one) not in seen]
+                seen.update(map(id, fresh))
+                yield from fresh

@@ -18,6 +18,7 @@ from . import torch_state
 from .candidate import Candidate
 from .counterexample import describe
 from .diagnosis import Diagnostician
+from .mistakes import named_mistakes
 from .pool import Pool
 from .problem import Problem
 from .profile import Profile
@@ -95,6 +96,7 @@ class CandidateRun:
         self._subjects: dict[str, Subject] = {}
         self._diagnosticians: dict[str, Diagnostician] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
+        self._mistakes = named_mistakes() if explain else ()
 
     @property
     def subjects(self) -> list[Subject]:
@@ -227,7 +229,7 @@ class CandidateRun:
         """What explains a failure; the search is made once a candidate and dtype."""
         known = self._diagnosticians.get(subject.dtype)
         if known is None:
-            known = self._diagnosticians[subject.dtype] = Diagnostician(subject)
+            known = self._diagnosticians[subject.dtype] = Diagnostician(subject, self._mistakes)
         return known.explain(clause, problem)
 
 

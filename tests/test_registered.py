@@ -92,6 +92,18 @@ def test_teeth_runs_clause_and_mistakes(installed: Path) -> None:
     assert not [row for row in found["correct"] if row["flagged"]]
 
 
+def test_a_failure_bears_the_name_of_its_mistake(installed: Path) -> None:
+    """A candidate that makes a registered mistake is told its name and its sentence."""
+    halved = KERNEL.replace("** -0.5", "** -0.5 / 2")
+    write(installed / "work", {"halved.py": halved})
+    options = ("--profile", "quick", "--only", "numerics.scale", "--json", "out.json")
+    assert run(installed, *COMMAND, "check", "halved.py", *options).returncode == 1
+    (clause,) = record(installed)["candidates"][0]["clauses"]
+    (entry,) = clause["diagnosis"]
+    assert entry["name"] == "house-half-scale"
+    assert entry["text"] == "The scale is half of what it should be."
+
+
 def test_pytest_collects_it(installed: Path) -> None:
     """``pytest --pyargs conformance`` has a test for it."""
     options = ("-q", "-p", "no:cacheprovider", "-k", "house", "-rA")
@@ -184,3 +196,14 @@ def test_a_broken_mistake_is_one_sentence(tmp_path: Path, module: str, why: str)
     assert done.stderr.count("\n") == 1
     assert "the mistakes 'house' that thirdparty 1.0 registers (thirdparty:M)" in done.stderr
     assert why in done.stderr
+
+
+def test_a_broken_mistake_stops_a_check(tmp_path: Path) -> None:
+    """``check``, which would name failures after it, refuses it in the same words."""
+    module = BROKEN_MISTAKES["no point"][0]
+    folder = distribution(tmp_path, module, {MISTAKES: "house = thirdparty:M"})
+    write(tmp_path / "work", {"attn.py": KERNEL})
+    done = run(folder, *COMMAND, "check", "attn.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the mistakes 'house' that thirdparty 1.0 registers (thirdparty:M)" in done.stderr
+    assert "scael" in done.stderr

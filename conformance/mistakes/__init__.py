@@ -13,6 +13,7 @@ from .masking import MASKING
 from .named import Asked, NamedMistake, NotExpressible, everywhere, mistakes
 from .points import POINTS
 from .projections import PROJECTIONS
+from .registered import registered_mistakes
 from .rows import ROWS
 from .scaling import SCALING
 from .softmaxes import SOFTMAXES
@@ -28,22 +29,20 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *LAYOUT,
     *PROJECTIONS,
 )
-# Filled when a distribution's mistakes are loaded.
-REGISTERED: Final[list[NamedMistake]] = []
 
 
 def named_mistakes(more: Iterable[NamedMistake] = ()) -> tuple[NamedMistake, ...]:
     """What ships with this project, what others have registered, and what is given."""
-    return (*MISTAKES, *REGISTERED, *more)
+    return (*MISTAKES, *registered_mistakes(), *more)
 
 
 __all__ = [
     "MISTAKES",
-    "REGISTERED",
     "Asked",
     "NamedMistake",
     "NotExpressible",
     "everywhere",
     "mistakes",
     "named_mistakes",
+    "registered_mistakes",
 ]

@@ -15,7 +15,7 @@ from ..candidate import Candidate
 from ..declare import renamed
 from ..errors import UsageError
 from ..loading import closest, import_dotted, put_on_path
-from ..mistake import Mistake
+from ..mistake import Mistake, mistakes_in
 from ..registered import MISTAKES, home, registered, taking_in
 from ..registry import all_clauses
 from ..selection import matching
@@ -112,22 +112,6 @@ def _sentence(candidate: Candidate) -> str:
     """The first line of what a candidate says of itself."""
     text = inspect.getdoc(candidate.function) or ""
     return " ".join(text.partition("\n\n")[0].split())
-
-
-def mistakes_in(given: Any) -> Iterator[Mistake]:
-    """The mistakes that an object is, or holds: a Mistake, a list of them, a module of either."""
-    if isinstance(given, Mistake):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for entry in given:
-            yield from mistakes_in(entry)
-    elif isinstance(given, ModuleType):
-        seen: set[int] = set()
-        for value in list(vars(given).values()):
-            if isinstance(value, (Mistake, list, tuple)):
-                fresh = [one for one in mistakes_in(value) if id(one) not in seen]
-                seen.update(map(id, fresh))
-                yield from fresh
 
 
 def _brought(given: Any, origin: str) -> list[Entry]:
