@@ -53,15 +53,22 @@ def _mask(mask: Any) -> str:
     return f"mask {mask.get('pattern', '')} as {where}"
 
 
-def diagnosis(entries: Sequence[Mapping[str, Any]]) -> str:
-    """What known mistakes the answers match."""
-    return "; ".join(_cause(entry) for entry in entries)
+def diagnosis(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What known mistakes the answers match, and what to do about each, as label and text."""
+    pairs = []
+    for index, entry in enumerate(entries):
+        pairs.append(("or" if index else "diagnosis", _cause(entry)))
+        pairs.append(("fix", str(entry.get("fix") or "")))
+    return pairs
 
 
 def _cause(entry: Mapping[str, Any]) -> str:
-    text = str(entry.get("text") or entry.get("name") or "")
+    """``name: what is wrong``, and how sure that is where it is not certain."""
+    told = ": ".join(filter(None, (str(entry.get(key) or "") for key in ("name", "text"))))
     confidence = entry.get("confidence")
-    return text if confidence is None else f"{text} (confidence {_number(confidence)})"
+    if not confidence or float(confidence) == 1.0:
+        return told
+    return f"{told} (confidence {_number(confidence)})"
 
 
 def _number(value: Any) -> str:
@@ -83,7 +90,7 @@ def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("requires", str(clause.get("requirement") or "")),
         ("found", message(clause)),
         ("on", counterexample(clause["counterexample"]) if clause.get("counterexample") else ""),
-        ("diagnosis", diagnosis(clause.get("diagnosis") or ())),
+        *diagnosis(clause.get("diagnosis") or ()),
     ]
     return [(label, printable(text)) for label, text in pairs if text]
 

@@ -20,7 +20,13 @@ FAILED = result(
     violation=Violation(kind="value", message="off by 1 at [0, 0]"),
     counterexample={"problem": PROBLEM},
     diagnosis=[
-        {"name": "unscaled", "text": "equals attention without a scale", "confidence": 0.75}
+        {
+            "name": "scale-missing",
+            "text": "equals attention without a scale",
+            "fix": "divide by the root of the head size",
+            "confidence": 0.75,
+        },
+        {"name": "unknown-mistake", "text": "it has facts", "fix": "", "confidence": 0.0},
     ],
 )
 
@@ -57,7 +63,9 @@ def test_a_failure_is_explained() -> None:
         "on:        batch 1, heads 2, queries 3, keys 4, head size 5, value head size 6, values "
         "normal, mask padding as keep[B, 1, 1, K], causal, dtype float32, seed 7"
     ) in text
-    assert "diagnosis: equals attention without a scale (confidence 0.75)" in text
+    assert "diagnosis: scale-missing: equals attention without a scale (confidence 0.75)" in text
+    assert "or:        unknown-mistake: it has facts\n" in text
+    assert "fix:       divide by the root of the head size" in text
 
 
 def test_several_candidates_in_a_table() -> None:
