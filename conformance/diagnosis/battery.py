@@ -104,6 +104,7 @@ def _plans(candidate: Candidate) -> Iterator[_Plan]:
             yield _Plan(sizes=_APART, form=form, broad=broad)
             yield _Plan(sizes=_ALIKE, form=form, broad=broad, seed=12)
         yield _Plan(sizes=_GROUPED, form=form, pattern="dense")
+        yield _Plan(sizes=_LONG, form=form, pattern="single")
         yield _Plan(sizes=_APART, form=form, pattern="empty-rows", seed=13)
         yield _Plan(sizes=_ALIKE, form=form, pattern="empty-rows", seed=14, broad=True)
     yield from _structured(candidate)

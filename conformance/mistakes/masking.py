@@ -86,6 +86,16 @@ def _first_of(axis: int) -> Callable[[Tensor], Tensor | None]:
     return lambda table: table.narrow(axis, 0, 1) if table.shape[axis] > 1 else None
 
 
+def _first_kept_of(axis: int) -> Callable[[Inputs, Tensor], Tensor | None]:
+    """The minus infinities of an additive mask are added as well, each where it belongs."""
+
+    def change(inputs: Inputs, keep: Tensor) -> Tensor | None:
+        first = _first_of(axis)(keep)
+        return keep & first if inputs.mask_form == "bias" and first is not None else first
+
+    return change
+
+
 def _turned(table: Tensor) -> Tensor:
     """Queries and keys of a table swapped."""
     require(table.shape[-2] in (1, table.shape[-1]))
@@ -377,6 +387,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "the mask of the first batch item is used for all",
         "broadcast the mask along its own batch axis",
         {"question": remasked(_first_of(0))},
+        {"question": rekept(_first_kept_of(0))},
     ),
     *mistakes(
         "mask-of-first-head",
@@ -384,6 +395,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "the mask of the first head is used for all",
         "broadcast the mask along its own head axis",
         {"question": remasked(_first_of(1))},
+        {"question": rekept(_first_kept_of(1))},
     ),
     *mistakes(
         "mask-of-first-query",
@@ -391,6 +403,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "the mask of the first query is used for all, as if it were a padding mask",
         "keep the query axis of the mask",
         {"question": remasked(_first_of(2))},
+        {"question": rekept(_first_kept_of(2))},
     ),
     *mistakes(
         "mask-batch-on-heads",

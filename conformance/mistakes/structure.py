@@ -212,6 +212,11 @@ _FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool], dict[str, object
         {"keep": None, "bias": None},
     ),
     "bias": ("the bias", _biased, {"bias": None}),
+    "lengths": (
+        "lengths",
+        lambda inputs: inputs.mask_form == "lengths",
+        {"keep": None},
+    ),
     "causal": ("the causal flag", _causal, {"causal": False}),
     "window": ("the window", _windowed, {"window": None}),
     "softcap": ("the softcap", _capped, {"softcap": None}),
@@ -224,6 +229,7 @@ _FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool], dict[str, object
 _SPECIALS: Final = {
     "mask": "mask-ignored",
     "bias": "bias-ignored",
+    "lengths": "lengths-ignored",
     "causal": "causal-ignored",
     "window": "window-ignored",
     "softcap": "softcap-ignored",
@@ -236,7 +242,11 @@ def _lost_features() -> list[NamedMistake]:
     found: list[NamedMistake] = []
     for name, (spoken, present, absent) in _FEATURES.items():
         for other, (winner, taken, _) in _FEATURES.items():
-            if other == name or {name, other} == {"mask", "bias"} or other == "scale-argument":
+            if (
+                other == name
+                or {name, other} <= {"mask", "bias", "lengths"}
+                or other == "scale-argument"
+            ):
                 continue
             found += mistakes(
                 f"{name}-lost-to-{other}",
