@@ -10,7 +10,7 @@ from torch import Tensor
 from .._golden import golden
 from ..calling import Answer
 from ..candidate import Candidate
-from ..comparison import compare, moves
+from ..comparison import WEIGHT_AXES, compare, moves
 from ..headroom import finite_limit as largest_finite
 from ..inputs import Inputs
 from ..registry import Finding
@@ -297,6 +297,7 @@ def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
         bound,
         judged=judged,
         wording="the returned weights are wrong",
+        axes=WEIGHT_AXES,
     )
     uniform = known.core.allowed.double()
     uniform = uniform / uniform.sum(dim=-1, keepdim=True).clamp_min(1.0)

@@ -79,6 +79,9 @@ def test_returned_weights_are_compared() -> None:
         return (output, weights) if return_weights else output
 
     given = {**GIVEN, "features": ["weights"]}
-    assert run_clause(core(uniform, **given), "shape.weights").status == "failed"
+    result = run_clause(core(uniform, **given), "shape.weights")
+    assert result.status == "failed"
+    assert ", query " in result.reason
+    assert ", key " in result.reason
     assert run_clause(core(uniform, **given), "shape.output").status == "passed"
     assert run_clause(layer(), "shape.weights").status == "passed"
