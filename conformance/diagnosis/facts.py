@@ -17,6 +17,8 @@ from .agreement import margin, wrong_elements
 from .battery import Seen, ask
 
 UNKNOWN: Final = "unknown-mistake"
+# Right answers to problems with something in common, before that is said to spare them.
+FEWEST_RIGHT: Final = 3
 _SPOKEN_AXES: Final = {
     "batch": "batch items",
     "head": "heads",
@@ -97,8 +99,8 @@ def _conditions(facts: dict[str, Any], observed: Sequence[Seen], wrong: Sequence
     """Which problems go wrong, if they have something in common that right ones lack."""
     bad = {id(seen) for seen in wrong}
     fine = [seen for seen in observed if id(seen) not in bad]
-    only = [name for name in _FEATURES if _sets_apart(name, wrong, fine)]
-    never = [name for name in _FEATURES if _sets_apart(name, fine, wrong)]
+    only = [name for name in _FEATURES if _only_with(name, wrong, fine)]
+    never = [name for name in _FEATURES if _never_with(name, wrong, fine)]
     facts["only_with"], facts["never_with"] = only, never
     text = f"{len(wrong)} of {len(observed)} problems go wrong"
     if only:
@@ -108,14 +110,20 @@ def _conditions(facts: dict[str, Any], observed: Sequence[Seen], wrong: Sequence
     return text
 
 
-def _sets_apart(name: str, having: Sequence[Seen], others: Sequence[Seen]) -> bool:
-    """Whether all of some problems have a feature, and some of the others lack it."""
+def _only_with(name: str, wrong: Sequence[Seen], fine: Sequence[Seen]) -> bool:
+    """Whether every wrong answer is to a problem with a feature, and some right one is not."""
     holds = _FEATURES[name][1]
-    return (
-        bool(having)
-        and all(holds(seen.inputs) for seen in having)
-        and any(not holds(seen.inputs) for seen in others)
+    return all(holds(seen.inputs) for seen in wrong) and not all(
+        holds(seen.inputs) for seen in fine
     )
+
+
+def _never_with(name: str, wrong: Sequence[Seen], fine: Sequence[Seen]) -> bool:
+    """Whether no problem with a feature is answered wrongly, though there are several of them."""
+    holds = _FEATURES[name][1]
+    if any(holds(seen.inputs) for seen in wrong):
+        return False
+    return sum(holds(seen.inputs) for seen in fine) >= FEWEST_RIGHT
 
 
 def _of_answer(subject: Subject, facts: dict[str, Any], seen: Seen) -> list[str]:
