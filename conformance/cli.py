@@ -36,7 +36,8 @@ COMMANDS: Final = (
 def cli(context: click.Context) -> None:
     """Check whether an attention computes attention as specified, clause by clause.
 
-    Exit code: 0 conforms, 1 fails or is inconclusive, 2 bad input, 3 the harness failed.
+    Exit code: 0 conforms, 1 fails or is inconclusive, 2 bad input, 3 the harness failed,
+    130 interrupted.
     """
     if context.invoked_subcommand is None:
         *names, last = (str(command.name) for command in COMMANDS)

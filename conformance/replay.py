@@ -15,6 +15,8 @@ from .supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
 
 JOB: Final = "conformance.replaying:replay_job"
 _FAILED: Final = ("failed", "expected-failure")
+# What every clause's entry has.
+_CLAUSE: Final = frozenset({"id", "status"})
 
 Record = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -45,8 +47,10 @@ class Replayed:
     outcome: str
 
 
-def cases(reference: str, candidate: str | None = None) -> list[Case]:
+def cases(reference: str, candidate: str | None = None, *, dtype: str | None = None) -> list[Case]:
     """The failures that ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE`` names.
+
+    ``dtype`` leaves those in other dtypes out.
 
     Raises UsageError with one sentence for what is missing, unreadable or has not failed.
     """
@@ -56,12 +60,24 @@ def cases(reference: str, candidate: str | None = None) -> list[Case]:
     found = [case for entry in entries for case in _failures(entry, slug)]
     if slug:
         _check_slug(entries, slug, found)
+    if dtype is not None:
+        found = _in_dtype(found, dtype)
     if not found:
         msg = f"{path} holds no failure: there is nothing to replay"
         raise UsageError(msg)
     for case in found:
         _check_rebuilds(case)
     return found
+
+
+def _in_dtype(found: Sequence[Case], dtype: str) -> list[Case]:
+    """The failures in one dtype; raises UsageError where there are others only."""
+    chosen = [case for case in found if case.clause.get("dtype") == dtype]
+    if found and not chosen:
+        others = ", ".join(sorted({str(case.clause.get("dtype")) for case in found}))
+        msg = f"nothing of that failed in {dtype}, only in {others}"
+        raise UsageError(msg)
+    return chosen
 
 
 def _split(reference: str) -> tuple[Path, str | None, str]:
@@ -89,13 +105,26 @@ def read_report(path: Path) -> Record:
     except ValueError as error:
         msg = f"{path} is no JSON: {error}"
         raise UsageError(msg) from None
-    if not isinstance(data, dict) or not isinstance(data.get("candidates"), list):
+    if not isinstance(data, dict) or not _lists_candidates(data.get("candidates")):
         msg = f"{path} is no report of conformance check: it has no list of candidates"
         raise UsageError(msg)
     if data.get("schema") != SCHEMA:
         msg = f"{path} has schema {data.get('schema')!r}; this version reads schema {SCHEMA}"
         raise UsageError(msg)
     return data
+
+
+def _lists_candidates(entries: Any) -> bool:
+    """Whether every entry is a candidate as a report of this schema has it."""
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("clauses"), list)
+        and all(
+            isinstance(clause, dict) and not _CLAUSE - set(clause) for clause in entry["clauses"]
+        )
+        for entry in entries
+    )
 
 
 def _candidates(report: Record, name: str | None, path: Path) -> list[Record]:
@@ -164,6 +193,9 @@ def replay(
 
 def _options(own: Sequence[Case], target: str | None) -> RunOptions:
     candidate = own[0].candidate
+    if target is None and not isinstance(candidate.get("target"), str):
+        msg = f"the report does not say where {candidate['name']} is: give --target"
+        raise UsageError(msg)
     only = tuple(dict.fromkeys(case.clause["id"] for case in own))
     return RunOptions(targets=(target or candidate["target"],), profile="quick", only=only)
 

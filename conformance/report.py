@@ -181,6 +181,18 @@ def _should_failed(report: Mapping[str, Any]) -> bool:
     )
 
 
+def check_apart(files: Mapping[str, Path | None]) -> None:
+    """Require that no two options name one file: the second would take the first one's place."""
+    taken: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None or (path.exists() and _is_special(path)):
+            continue
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            msg = f"{other} and {option} name the same file {path}: give each its own"
+            raise UsageError(msg)
+
+
 def check_writable(path: Path, option: str) -> None:
     """Require that a file can be written there; raises UsageError. Leaves nothing behind."""
     path = path.resolve()

@@ -20,9 +20,12 @@ _COMPARED: Final = ("value", "finite")
 _SHOWN: Final = (*_COMPARED, "raised", "not-raised", "shape", "dtype", "mutated")
 
 
-def check_single(found: Sequence[Case], path: str) -> None:
-    """Require one failure, in one file that can be written; raises UsageError."""
-    if len(found) != 1:
+def single(found: Sequence[Case], path: str) -> list[Case]:
+    """The one failure to write, in a file that can be written; raises UsageError.
+
+    Of a clause that failed in several dtypes it is the first.
+    """
+    if len({(case.candidate["name"], case.clause["id"]) for case in found}) != 1:
         named = ", ".join(f"{case.candidate['name']}/{case.clause['id']}" for case in found[:4])
         more = " …" if len(found) > len(("one", "two", "three", "four")) else ""
         msg = f"--emit-script writes one failure, not {len(found)}: name one of {named}{more}"
@@ -31,6 +34,7 @@ def check_single(found: Sequence[Case], path: str) -> None:
         from .report import check_writable  # noqa: PLC0415 (an option that few give)
 
         check_writable(Path(path), "--emit-script")
+    return [found[0]]
 
 
 def write_script(clause: Record, target: str, path: str) -> None:

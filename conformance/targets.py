@@ -130,6 +130,7 @@ def split_target(target: str) -> tuple[str, str | None]:
 
 
 def is_path(where: str) -> bool:
+    """Whether the first part of a target is the path of a file or folder."""
     return "/" in where or "\\" in where or where.endswith(".py") or Path(where).exists()
 
 

@@ -10,6 +10,7 @@ from workspaces import KERNEL, UNSCALED, write
 from conformance.__main__ import run
 from conformance.errors import UsageError
 from conformance.replay import cases, read_report
+from conformance.script import single
 
 ONLY = ("--profile", "quick", "--only", "numerics.scale", "--only", "shape.output")
 
@@ -139,6 +140,7 @@ def test_missing_report_says_how_to_write_one(folder: Path) -> None:
         ("{", "is no JSON"),
         ("[]", "is no report"),
         ('{"candidates": 3}', "is no report"),
+        ('{"schema": 1, "candidates": [{"name": "a", "clauses": [3]}]}', "is no report"),
         ('{"schema": 9, "candidates": []}', "has schema 9; this version reads schema 1"),
     ],
 )
@@ -193,6 +195,17 @@ def test_candidates_and_clauses_select(folder: Path) -> None:
     assert names(path) == [("one", "mask.no-leak"), ("one", "mask.causal"), ("two", "mask.no-leak")]
     assert names(f"{path}#mask.no-leak") == [("one", "mask.no-leak"), ("two", "mask.no-leak")]
     assert names(f"{path}#two/mask.no-leak") == names(path, "two") == [("two", "mask.no-leak")]
+
+
+def test_one_dtype_of_a_clause_is_chosen(folder: Path) -> None:
+    """Of a clause that failed in several dtypes one may be asked alone; a script takes the first."""
+    dtypes = ("float32", "bfloat16")
+    path = report(folder, entry("one", *(clause("mask.no-leak", dtype=name) for name in dtypes)))
+    (half,) = cases(path, dtype="bfloat16")
+    assert half.clause["dtype"] == "bfloat16"
+    assert [case.clause["dtype"] for case in single(cases(path), "-")] == ["float32"]
+    with pytest.raises(UsageError, match="failed in float16, only in bfloat16, float32"):
+        cases(path, dtype="float16")
 
 
 def test_hash_in_a_file_name_is_no_fragment(folder: Path) -> None:

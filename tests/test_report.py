@@ -15,6 +15,7 @@ from conformance.messages import RunOptions
 from conformance.report import (
     build_report,
     candidate_entry,
+    check_apart,
     check_writable,
     exit_code,
     verdict,
@@ -170,3 +171,15 @@ def test_devices_are_written_to(tmp_path: Path) -> None:
     write_report(report(PASSED), Path(os.devnull))
     assert not Path(os.devnull).is_file()
     assert not list(tmp_path.iterdir())
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Two options that name one file would lose the first: bad input, however it is spelt."""
+    files = {
+        "--json": tmp_path / "out",
+        "--html": None,
+        "--markdown": tmp_path / "x" / ".." / "out",
+    }
+    with pytest.raises(UsageError, match="--json and --markdown name the same file"):
+        check_apart(files)
+    check_apart({"--json": Path(os.devnull), "--html": Path(os.devnull)})

@@ -6,12 +6,14 @@ import sys
 
 import click
 
+from ..dtypes import DTYPES
 from ._output import printing, progress_bar
 
 
 @click.command(name="replay")
 @click.argument("reference", metavar="REPORT.json[#CLAUSE]")
 @click.option("--candidate", metavar="NAME", help="Only this candidate's failures.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Only the failures in this dtype.")
 @click.option("--target", metavar="TARGET", help="Ask this candidate instead of the report's.")
 @click.option(
     "--emit-script",
@@ -31,6 +33,7 @@ def replay_command(
     *,
     reference: str,
     candidate: str | None,
+    dtype: str | None,
     target: str | None,
     script_path: str | None,
     timeout: float,
@@ -42,11 +45,11 @@ def replay_command(
     """
     from ..replay import cases, replay  # noqa: PLC0415 (--help must not pay for it)
     from ..reports.replay import show, show_count  # noqa: PLC0415
-    from ..script import check_single, write_script  # noqa: PLC0415
+    from ..script import single, write_script  # noqa: PLC0415
 
-    found = cases(reference, candidate)
+    found = cases(reference, candidate, dtype=dtype)
     if script_path is not None:
-        check_single(found, script_path)
+        found = single(found, script_path)
     outcomes = []
     told = sys.stderr if script_path == "-" else sys.stdout
     with progress_bar() as progress:

@@ -31,8 +31,18 @@ FILE = click.Path(path_type=Path)
     help="Stop each mistake at the first clause that catches it, the primary one tried first, and "
     "leave candidates/legitimate out, which the tests run.",
 )
-@click.option("--only", multiple=True, metavar="GLOB", help="Run only these mistakes.")
-@click.option("--skip", multiple=True, metavar="GLOB", help="Leave these mistakes out.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="GLOB",
+    help="Run only these mistakes, and no correct candidate but those of --correct.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    metavar="GLOB",
+    help="Leave these mistakes out, and every correct candidate but those of --correct.",
+)
 @click.option(
     "--correct",
     multiple=True,
@@ -80,15 +90,17 @@ def teeth_command(
     installed distributions and, in a checkout of the repository, candidates/broken.
 
     Exit code: 0 when every mistake is caught, by its primary clause too, every clause catches a
-    mistake and no correct candidate is flagged; else 1; 2 for bad input, 3 when the harness failed.
+    mistake and no correct candidate is flagged; else 1; 2 for bad input, 3 when the harness failed,
+    130 when it was interrupted: what was found until then is shown and written.
     """
-    from ..report import check_writable  # noqa: PLC0415 (--help must not pay for it)
+    from ..report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
     from ..teeth.jobs import Pace, default_jobs  # noqa: PLC0415
     from ..teeth.options import TeethOptions  # noqa: PLC0415
     from ..teeth.record import exit_code  # noqa: PLC0415
     from ..teeth.running import run_teeth  # noqa: PLC0415
 
     files = {"--json": json_path, "--html": html_path, "--markdown": markdown_path}
+    check_apart(files)
     for option, path in files.items():
         if path is not None:
             check_writable(path, option)

@@ -82,7 +82,22 @@ def ask(subject: Subject, inputs: Inputs) -> Seen | None:
 
 
 def battery(subject: Subject) -> Iterator[Inputs]:
-    """The problems that a candidate can be asked, plain ones first."""
+    """The problems that a candidate can be asked, plain ones first.
+
+    Rows without keys are left out where nothing is promised about them: what the candidate makes of
+    them is no mistake, and a layer that mixes tokens carries it everywhere.
+    """
+    promised = subject.declaration.empty_rows != "any"
+    for inputs in _every(subject):
+        if promised or not _has_empty_rows(subject, inputs):
+            yield inputs
+
+
+def _has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
+    return not bool(inputs.allowed(subject.declaration.semantics).any(dim=-1).all())
+
+
+def _every(subject: Subject) -> Iterator[Inputs]:
     seen: set[Problem] = set()
     for plan in _plans(subject.candidate):
         problem = _problem(subject, plan)

@@ -75,6 +75,16 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
 
 
 def _correct(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
+    """The correct candidates: all beside the whole catalogue, those given beside a part of it."""
+    if options.whole:
+        yield from _known_correct(options, tell)
+    for target in options.correct:
+        tell("loading", target)
+        for candidate in resolve_one(target):
+            yield Entry(candidate=candidate, origin=target, correct=True)
+
+
+def _known_correct(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
     for candidate in correct_candidates():
         yield Entry(candidate=candidate, origin=SHIPPED, correct=True)
     for name, attribute in ((REPOSITORY, "CORRECT"), (LEGITIMATE, "CANDIDATES")):
@@ -83,10 +93,6 @@ def _correct(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
         module = _repository(name, tell)
         for candidate in getattr(module, attribute, ()):
             yield Entry(candidate=candidate, origin=name, correct=True)
-    for target in options.correct:
-        tell("loading", target)
-        for candidate in resolve_one(target):
-            yield Entry(candidate=candidate, origin=target, correct=True)
 
 
 def _repository(name: str, tell: Tell) -> ModuleType | None:

@@ -17,8 +17,9 @@ class TeethOptions(RunOptions):
 
     ``targets`` name mistakes; without any it is the whole catalogue: the shipped mistakes, those of
     installed distributions and, in a checkout of the repository, ``candidates.broken``.
-    ``correct`` names further correct candidates. ``mistakes`` and ``not_mistakes`` are globs of
-    names. Without ``thorough`` the many correct candidates of the repository are left out.
+    ``correct`` names further correct candidates; the others run beside the whole catalogue only.
+    ``mistakes`` and ``not_mistakes`` are globs of names. Without ``thorough`` the many correct
+    candidates of the repository are left out.
     """
 
     correct: tuple[str, ...] = ()
@@ -27,6 +28,11 @@ class TeethOptions(RunOptions):
     not_mistakes: tuple[str, ...] = ()
     preflight: bool = False
     loader: str = LOADER
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole catalogue that is run."""
+        return not (self.targets or self.mistakes or self.not_mistakes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,12 @@ def build_record(
             "profile": options.profile,
             "seed": options.seed,
             "first": first,
+            "selection": {
+                "targets": list(options.targets),
+                "only": list(options.mistakes),
+                "skip": list(options.not_mistakes),
+                "correct": list(options.correct),
+            },
             "seconds": round(seconds, 1),
             "interrupted": caught.interrupted,
             "clauses": clauses,

@@ -53,11 +53,13 @@ def test_broken_candidates_without_a_catalogue(workspace: Path) -> None:
 
 
 def test_correct_candidates_are_added(workspace: Path) -> None:
-    """``--correct`` adds to the standard acted out, which is always there."""
+    """``--correct`` adds to the standard acted out, which runs beside the whole catalogue."""
     write(workspace, {"attn.py": KERNEL, "mine.py": MINE})
-    correct = [one.name for one in found("mine.py", correct=("attn.py",)) if one.correct]
-    assert correct[-1] == "my_kernel"
-    assert "standard_core" in correct
+    whole = [one.name for one in found(correct=("attn.py",)) if one.correct]
+    assert whole[-1] == "my_kernel"
+    assert "standard_core" in whole
+    part = [one.name for one in found("mine.py", correct=("attn.py",)) if one.correct]
+    assert part == ["my_kernel"]
 
 
 def test_globs_choose_mistakes(workspace: Path) -> None:
