@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calling import Arguments, arguments
+from ..calling import Arguments, CandidateFailure, arguments
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
@@ -147,7 +147,8 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
         subject,
         (later, again),
         (asked_anew, answer),
-        "after an earlier call in the same storage the answer is another",
+        "after an earlier call in the same storage the answer is another than to the same question "
+        "asked anew, its items in another order",
         view=view,
         counterfactual=lambda: view(subject.oracle.output(earlier)),
     )
@@ -243,9 +244,29 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def grad_mode(subject: Subject, problem: Problem) -> Finding:
-    """The same call under no_grad and with gradients recorded."""
+    """The same call under no_grad, with gradients recorded, and with inputs that ask for them."""
     inputs = subject.inputs(problem)
-    recording = inputs.replace(grad_mode=True)
-    answers = subject.answer(inputs), subject.answer(recording)
+    plain, recording = subject.answer(inputs), inputs.replace(grad_mode=True)
+    answers = [subject.answer(recording), _with_leaves(subject, recording)]
     wording = "with gradients recorded the answer is another"
-    return same_unless_identical(subject, (inputs, answers[0]), (inputs, answers[1]), wording)
+    findings = [
+        same_unless_identical(subject, (inputs, plain), (inputs, answer), wording)
+        for answer in answers
+        if answer is not None
+    ]
+    return next((found for found in findings if found.violation is not None), findings[0])
+
+
+def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
+    """The answer for inputs that want gradients; None where such are refused.
+
+    Whether gradients can be had is another question.
+    """
+    tensors, keywords = arguments(inputs)
+    asking = tuple(tensor.requires_grad_() for tensor in tensors)
+    try:
+        return subject.ask(subject.forward(inputs), (asking, keywords), inputs).output
+    except CandidateFailure as failure:
+        if failure.violation.kind != "raised":
+            raise
+        return None
