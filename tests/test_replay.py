@@ -198,7 +198,7 @@ def test_candidates_and_clauses_select(folder: Path) -> None:
 
 
 def test_one_dtype_of_a_clause_is_chosen(folder: Path) -> None:
-    """Of a clause that failed in several dtypes one may be asked alone; a script takes the first."""
+    """Of a clause that failed in several dtypes one may be asked; a script takes the first."""
     dtypes = ("float32", "bfloat16")
     path = report(folder, entry("one", *(clause("mask.no-leak", dtype=name) for name in dtypes)))
     (half,) = cases(path, dtype="bfloat16")

@@ -19,6 +19,7 @@ from .battery import Seen, ask
 UNKNOWN: Final = "unknown-mistake"
 # Right answers to problems with something in common, before that is said to spare them.
 FEWEST_RIGHT: Final = 3
+MANY_KEYS: Final = 64
 _SPOKEN_AXES: Final = {
     "batch": "batch items",
     "head": "heads",
@@ -42,6 +43,7 @@ _FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool]]]] = {
         lambda inputs: inputs.geometry.num_kv_heads < inputs.geometry.num_heads,
     ),
     "several items": ("with several batch items", lambda inputs: inputs.geometry.batch > 1),
+    "many keys": ("with more than 64 keys", lambda inputs: inputs.geometry.key_length > MANY_KEYS),
     "unequal lengths": (
         "with more or fewer keys than queries",
         lambda inputs: inputs.geometry.query_length != inputs.geometry.key_length,
@@ -82,7 +84,7 @@ def gather(
     if one is not None:
         told += _of_answer(subject, facts, one)
     told += _unsteady(subject, facts, one)
-    told += _sum_of_weights(subject, facts, wrong)
+    told += _values_of_one(subject, facts, wrong)
     return facts, told
 
 
@@ -176,9 +178,7 @@ def _sizes(facts: dict[str, Any], got: Tensor, expected: Tensor, bound: Tensor) 
     """Magnitudes: the largest error, a constant ratio, a constant difference."""
     error = (got - expected).abs()
     facts["largest_error"] = float(error.max())
-    facts["largest_error_in_bounds"] = float((error / bound.clamp_min(model.LOST_WEIGHT)).max())
-    most, times = facts["largest_error"], facts["largest_error_in_bounds"]
-    told = [f"the largest error is {most:.3g}, {times:.3g} times what is allowed"]
+    told = [f"the largest error is {facts['largest_error']:.3g}{_in_bounds(facts, error, bound)}"]
     if not bool(got.any()):
         facts["answer"] = "zero"
         return [*told, "the answer is zero there"]
@@ -193,6 +193,15 @@ def _sizes(facts: dict[str, Any], got: Tensor, expected: Tensor, bound: Tensor) 
         facts["difference"] = shift
         told.append(f"it differs by {shift:+.6g} throughout")
     return told
+
+
+def _in_bounds(facts: dict[str, Any], error: Tensor, bound: Tensor) -> str:
+    """The largest error as a multiple of what is allowed, where anything is."""
+    allowed = bound > 0.0
+    if not bool(allowed.any()):
+        return " where the answer must be exact"
+    facts["largest_error_in_bounds"] = float((error[allowed] / bound[allowed]).max())
+    return f", up to {facts['largest_error_in_bounds']:.3g} times what is allowed"
 
 
 def _nothing_left(left: Tensor, error: Tensor) -> bool:
@@ -219,8 +228,8 @@ def repeats(subject: Subject, seen: Seen) -> bool:
     return not bool((apart & torch.isfinite(again.output)).any())
 
 
-def _sum_of_weights(subject: Subject, facts: dict[str, Any], wrong: Sequence[Seen]) -> list[str]:
-    """What the weights of a core sum to: its answer to values that are all one."""
+def _values_of_one(subject: Subject, facts: dict[str, Any], wrong: Sequence[Seen]) -> list[str]:
+    """A core's answer to values that are all one, which must stay so."""
     plain = next((seen for seen in wrong if not seen.inputs.masked), None)
     if plain is None or plain.inputs.is_layer or facts.get("repeats") is False:
         return []
@@ -232,8 +241,8 @@ def _sum_of_weights(subject: Subject, facts: dict[str, Any], wrong: Sequence[See
     known = subject.golden(ones)
     least, most = float(sums.min()), float(sums.max())
     right = bool(((sums - known.output).abs() <= known.bound).all())
-    facts["weights_sum_to_one"] = right
+    facts["ones_stay"] = right
     if right:
-        return ["its weights sum to one"]
-    facts["sums_of_weights"] = [least, most]
-    return [f"values that are all one become {least:.4g} to {most:.4g}: weights do not sum to one"]
+        return ["values that are all one stay so"]
+    facts["ones_become"] = [least, most]
+    return [f"values that are all one become {least:.4g} to {most:.4g}"]

@@ -249,7 +249,7 @@ def _fills() -> list[NamedMistake]:
             found += mistakes(
                 f"{part}-adds-{text}",
                 clause,
-                f"-{text} is added to {hidden} logits: high ones stay visible",
+                f"about -{text} is added to {hidden} logits: high ones stay visible",
                 _FILL,
                 {"core": operated(part, added(fill))},
                 where=_of_part(part),

@@ -129,8 +129,8 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
             f"mask-fill-{text}",
             "mask.single-key",
             (
-                f"hidden logits are filled with -{text} instead of minus infinity: they win over "
-                "lower ones"
+                f"hidden logits are filled with about -{text} instead of minus infinity: "
+                "they win over lower ones"
             ),
             "fill them with minus infinity",
             mask_fill=fill,
@@ -147,7 +147,10 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         _mistake(
             f"mask-adds-{text}",
             "mask.single-key",
-            f"-{text} is added to hidden logits instead of minus infinity: high ones stay visible",
+            (
+                f"about -{text} is added to hidden logits instead of minus infinity: "
+                "high ones stay visible"
+            ),
             "add minus infinity, or fill with it",
             mask_operation="add",
             mask_fill=fill,

@@ -346,7 +346,7 @@ STRUCTURE: Final[tuple[NamedMistake, ...]] = (
     *mistakes(
         "window-one-wider",
         "mask.golden",
-        "the window shows one key more than asked for on either side",
+        "the window shows one key more than asked for, on one side or on both",
         "a window of n shows n keys before the query's own place and n after",
         {"changes": {"window_offset": 1}},
         {"question": _rewindowed(lambda left, right: (left + (left >= 0), right))},

@@ -41,8 +41,8 @@ def test_constant_factor_is_told() -> None:
     facts, text = facts_of(less)
     assert facts["ratio"] == pytest.approx(0.75, rel=1e-5)
     assert "0.75 times what is expected" in text
-    assert facts["weights_sum_to_one"] is False
-    assert facts["sums_of_weights"] == pytest.approx([0.75, 0.75])
+    assert facts["ones_stay"] is False
+    assert facts["ones_become"] == pytest.approx([0.75, 0.75])
 
 
 def test_constant_difference_is_told() -> None:
