@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import UsageError, did_you_mean
-from .messages import RunOptions
+from .messages import Loaded, RunOptions
 from .report import SCHEMA
 from .supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
 
@@ -106,7 +106,7 @@ def read_report(path: Path) -> Record:
         msg = f"{path} is no JSON: {error}"
         raise UsageError(msg) from None
     if not isinstance(data, dict) or not _lists_candidates(data.get("candidates")):
-        msg = f"{path} is no report of conformance check: it has no list of candidates"
+        msg = f"{path} is no report of conformance check: it has no list of candidates and their clauses"
         raise UsageError(msg)
     if data.get("schema") != SCHEMA:
         msg = f"{path} has schema {data.get('schema')!r}; this version reads schema {SCHEMA}"
@@ -184,11 +184,32 @@ def replay(
         progress(f"loading {name}", done, len(found))
         with Supervisor(options, timeout=timeout) as supervisor:
             supervisor.start()
-            index = _index([loaded.name for loaded in supervisor.load()], name, options.targets[0])
+            found_there = _loaded(supervisor, target)
+            index = _index([one.name for one in found_there], name, options.targets[0])
+            _check_kind(own[0].candidate, found_there[index])
             for case in own:
                 progress(f"{name} {case.clause['id']}", done, len(found))
                 yield _again(supervisor, index, case)
                 done += 1
+
+
+def _loaded(supervisor: Supervisor, target: str | None) -> list[Loaded]:
+    """The candidates that load; a report's target may lie in another folder."""
+    try:
+        return supervisor.load()
+    except UsageError as error:
+        if target is not None:
+            raise
+        msg = f"{error}; replay a report where it was written, or give --target"
+        raise UsageError(msg) from None
+
+
+def _check_kind(candidate: Record, loaded: Loaded) -> None:
+    """Require what takes the same inputs: a layer has no answer to a core's counterexample."""
+    kind = candidate.get("kind", loaded.kind)
+    if loaded.kind != kind:
+        msg = f"{loaded.name} is a {loaded.kind}, but {candidate['name']} of the report is a {kind}"
+        raise UsageError(msg)
 
 
 def _options(own: Sequence[Case], target: str | None) -> RunOptions:

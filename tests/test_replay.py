@@ -115,7 +115,29 @@ def test_target_that_is_gone_is_bad_input(failed: Path, capsys: pytest.CaptureFi
     assert run(["replay", "out.json"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("conformance: there is no file or folder attn.py")
+    assert "or give --target" in err
     assert err.count("\n") == 1
+
+
+def test_target_of_another_kind_is_bad_input(
+    failed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layer has no answer to the counterexample of a core, which is said."""
+    write(
+        failed,
+        {
+            "layer.py": """
+            import conformance
+
+            @conformance.layer()
+            def mine(geometry, weights):
+                return lambda query, key, value: query
+            """
+        },
+    )
+    capsys.readouterr()
+    assert run(["replay", "out.json", "--target", "layer.py"]) == 2
+    assert "mine is a layer, but unscaled of the report is a core" in capsys.readouterr().err
 
 
 def test_crash_is_asked_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def scale(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     used = subject.golden(inputs).core.scale
     larger = inputs.replace(scale=used * OTHER_SCALE[subject.dtype])
-    wording = f"the logits are not scaled by {used:.6g}"
+    wording = f"the answer with a scale of {used:.6g} is another"
     return measures_golden(subject, inputs, wording, counterfactual=larger)
 
 
