@@ -55,6 +55,16 @@ class EmptyRowIsInfinite(EagerCore):
         return output.masked_fill(~self.seen.any(dim=-1, keepdim=True), -math.inf)
 
 
+@core("mask.empty-row-isolated", geometry={"batch": 1}, masks=["keep"], features=[])
+class EmptyRowBlanksTheItem(EagerCore):
+    """One row without any key, and all rows are zeros; it takes a single item."""
+
+    def attend(self, call: Call) -> Answer:
+        allowed, answer = self.allowed(call), super().attend(call)
+        lost = allowed is not None and not bool(allowed.any(dim=-1).all())
+        return torch.zeros_like(answer) if lost and isinstance(answer, Tensor) else answer
+
+
 @core("mask.empty-row", empty_rows="nan")
 class ZerosForPromisedNan(EagerCore):
     """A row without any key is zeros though NaN is promised: an empty row goes unnoticed."""

@@ -21,6 +21,14 @@ class UnscaledWhileRecording(EagerCore):
         return 1.0 if torch.is_grad_enabled() else super().scale(call)
 
 
+@core("state.grad-mode")
+class UnscaledForGradients(EagerCore):
+    """The function that has its own backward pass forgets the scale: inputs want gradients."""
+
+    def scale(self, call: Call) -> float:
+        return 1.0 if call.query.requires_grad else super().scale(call)
+
+
 @layer("state.grad-mode", masks=["keep"])
 class FloatMaskWhileRecording(EagerLayer):
     """The slow path takes the boolean mask for numbers to add to the logits."""

@@ -64,6 +64,21 @@ class BufferNotSaved(EagerModule):
 
 
 @layer("state.state-dict")
+class FusedAtFirstCall(EagerModule):
+    """The output projection is copied at the first call: a state that is loaded later is lost."""
+
+    copied: Tensor | None = None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
+        output: Any = self.o
+        if self.copied is None:
+            self.copied = output.detach().clone()
+        with torch.no_grad():
+            output.copy_(self.copied)
+        return super().forward(query, key, value, **options)
+
+
+@layer("state.state-dict")
 class FusedOnce(EagerModule):
     """The output projection is copied when the module is built: loading a state has no effect."""
 

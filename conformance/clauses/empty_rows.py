@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from ..candidate import Candidate
@@ -10,7 +12,7 @@ from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..results import Violation
-from ..space import Space
+from ..space import Space, allowed_sizes, tied_fields
 from ..subject import Subject
 from ._vocabulary import relate
 
@@ -24,8 +26,11 @@ EMPTY_BY_MASK = Space(
     mask="always",
     patterns=("empty-rows", "full-and-empty"),
     values=LIVELY,
-    least=(("key_length", 2), ("query_length", 2), ("batch", 2)),
+    least=(("key_length", 2),),
+    # A pinned batch leaves rows beside the empty ones, and so does a single query in a batch.
+    preferred=(("query_length", 2), ("batch", 2)),
 )
+COUNTED_BY: Final = {"B": "batch", "H": "num_heads", "Q": "query_length"}
 
 
 def _promised(candidate: Candidate) -> str:
@@ -75,12 +80,24 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
     )
 
 
+def _some_row_stays(candidate: Candidate) -> str:
+    """Why no declared mask can empty one row and leave another, or ""."""
+    letters = {letter for _, shape in EMPTY_BY_MASK.options(candidate) for letter in shape}
+    counted = {COUNTED_BY[letter] for letter in letters & set(COUNTED_BY)}
+    for group in tied_fields(candidate, EMPTY_BY_MASK):
+        sizes = allowed_sizes(group, candidate)
+        if counted & set(group) and (sizes is None or any(size > 1 for size in sizes)):
+            return ""
+    return "its masks empty every row or none" if letters else ""
+
+
 @clause(
     "mask.empty-row-isolated",
     level="MUST",
     sentence="A query without any key never changes the answer of another query, head or item.",
     source="pytorch#160064: one fully masked head turns everything NaN",
     space=EMPTY_BY_MASK,
+    applies=(_some_row_stays,),
 )
 def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
     """The same problem with the empty rows given every key: the other rows must not notice."""

@@ -86,12 +86,14 @@ def _draws_weights(candidate: Candidate) -> str:
     explained=False,
 )
 def state_dict(subject: Subject, problem: Problem) -> Finding:
-    """Two modules of other weights; the second loads the first's state dict."""
+    """Two modules of other weights; the second, perhaps used before, loads the first's state."""
     inputs = subject.inputs(problem)
     module = _module(subject, inputs)
     drawn = draw_weights(problem, subject.declaration.semantics, generator_for(problem, 13))
     others = inputs.replace(weights=drawn)
     second = _module(subject, others)
+    if problem.seed % 2:  # what a call derives from the weights must not outlive them
+        subject.call(second, others)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     guarded(second.load_state_dict, (state,), {}, "loading its own state dict")
     first_answer = subject.call(module, inputs).output

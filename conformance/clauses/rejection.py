@@ -20,7 +20,7 @@ LEAST_OTHERS = (
     ("query_length", 2),
     ("key_length", 2),
 )
-LEAST_MISMATCHED = (("key_length", 4), ("head_size", 2))
+LEAST_MISMATCHED = (("key_length", 4),)
 
 
 def _mismatches(candidate: Candidate) -> list[str]:
@@ -45,13 +45,19 @@ def _some_mismatch(candidate: Candidate) -> str:
         "raise an exception instead of giving an answer."
     ),
     source="pytorch#64888; DESIGN: mismatches that must be refused",
-    space=Space(mask="offered", forms=KEY_FORMS, least=LEAST_MISMATCHED),
+    space=Space(
+        mask="offered", forms=KEY_FORMS, least=LEAST_MISMATCHED, preferred=(("head_size", 2),)
+    ),
     applies=(_some_mismatch,),
     explained=False,
 )
 def rejects_mismatch(subject: Subject, problem: Problem) -> Finding:
     """One mismatch an example; sizes of 1, which broadcast, are never used."""
     kinds = _mismatches(subject.candidate)
+    if problem.geometry.head_size == 1 and "head-size" in kinds:
+        kinds.remove("head-size")
+    if not kinds:
+        return Finding(binding=False)
     kind = kinds[problem.seed % len(kinds)]
     inputs = subject.inputs(problem)
     wrong, told = _mismatched(inputs, kind)

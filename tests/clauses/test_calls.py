@@ -61,3 +61,16 @@ def test_nan_that_is_hidden_is_seen() -> None:
     found = try_on(core(cleaned, **GIVEN), "numerics.nan-shows", problem())
     assert found.violation is not None
     assert try_on(core(bare, **GIVEN), "numerics.nan-shows", problem()).violation is None
+
+
+def test_inputs_that_want_gradients_are_tried() -> None:
+    """A function of its own for inputs that want gradients shows; one that refuses them passes."""
+
+    def doubled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return bare(query, key, value) * (2.0 if query.requires_grad else 1.0)
+
+    def refused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.from_numpy(bare(query, key, value).numpy())
+
+    assert try_on(core(doubled, **GIVEN), "state.grad-mode", problem()).violation is not None
+    assert try_on(core(refused, **GIVEN), "state.grad-mode", problem()).violation is None

@@ -75,3 +75,38 @@ def test_refusing_empty_rows_needs_no_promise() -> None:
         candidate = core(refuse, masks=["keep"], causal=None, features=[], empty_rows=rule)
         finding = try_on(candidate, "mask.empty-row-isolated", EMPTIED)
         assert (finding.violation is not None) is raises
+
+
+def test_one_item_has_rows_beside_an_empty_one() -> None:
+    """Where the batch is pinned to one, a mask by query still tells whether rows disturb others."""
+
+    def blank(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
+        output: Tensor = kernel("zeros")(query, key, value, keep)
+        return output if keep is None or bool(keep.any(-1).all()) else torch.zeros_like(output)
+
+    given: dict[str, Any] = {
+        "masks": ["keep"],
+        "causal": None,
+        "features": [],
+        "empty_rows": "zeros",
+        "geometry": {"batch": 1, "num_heads": 1},
+    }
+    assert run_clause(core(blank, **given), "mask.empty-row-isolated").status == "failed"
+    assert run_clause(core(kernel("zeros"), **given), "mask.empty-row-isolated").status == "passed"
+
+
+def test_masks_that_leave_no_row() -> None:
+    """A mask that all rows of a single item share empties every row or none."""
+    given: dict[str, Any] = {
+        "masks": ["keep"],
+        "mask_shapes": ["B11K"],
+        "causal": None,
+        "features": [],
+        "empty_rows": "zeros",
+        "geometry": {"batch": 1},
+    }
+    result = run_clause(core(kernel("zeros"), **given), "mask.empty-row-isolated")
+    assert (result.status, result.reason) == (
+        "not-applicable",
+        "its masks empty every row or none",
+    )

@@ -100,3 +100,21 @@ def test_weights_outside_the_state_are_seen() -> None:
 
     finding = try_on(layer(Frozen, **GIVEN), "state.state-dict", problem())
     assert finding.violation is not None
+
+
+def test_what_a_call_keeps_of_the_weights_is_seen() -> None:
+    """A matrix that the first call copies is old news after another state was loaded."""
+
+    class Fused(EagerModule):
+        copied: Tensor | None = None
+
+        def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+            output: Any = self.o
+            self.copied = output.detach().clone() if self.copied is None else self.copied
+            with torch.no_grad():
+                output.copy_(self.copied)
+            return super().forward(query, key, value, **options)
+
+    candidate = layer(Fused, **GIVEN)
+    assert try_on(candidate, "state.state-dict", problem(seed=1)).violation is not None
+    assert try_on(candidate, "state.state-dict", problem(seed=2)).violation is None
