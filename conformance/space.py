@@ -135,6 +135,20 @@ class Space:
                 return f"its geometry pins {self._apart(group)} to different {self._measure(group)}"
             told = "its geometry pins " + pinned[0] if pinned else "its longest length is"
             return f"{told} below {least}"
+        return self._built_too_small(candidate)
+
+    def _built_too_small(self, candidate: Candidate) -> str:
+        """Which size a declaration's geometry function keeps below what is needed, or ""."""
+        build = candidate.declaration.pins.build
+        if build is None:
+            return ""
+        ample = 12 * max((least for _, least in self.least), default=1)
+        large = PROBE.replace(**dict.fromkeys(FIELDS, ample))
+        built = [build(probe) for probe in (PROBE, large)]
+        absent = WIDTHS if candidate.kind == "core" else ()
+        for name, least in self.least:
+            if name not in absent and all(getattr(sizes, name) < least for sizes in built):
+                return f"its geometry makes {name} smaller than {least}"
         return ""
 
     def _apart(self, group: tuple[str, ...]) -> str:

@@ -173,3 +173,12 @@ def test_half_precision_gets_the_probes_it_is_asked(dtype: str) -> None:
     assert set(Space().recipes(dtype)) == set(HALF_PRECISION) & set(ORDINARY)
     assert Space(values=("subnormal",)).recipes(dtype) == ("normal",)
     assert Space(values=("subnormal",)).recipes("float32") == ("subnormal",)
+
+
+def test_size_that_a_geometry_function_keeps_small() -> None:
+    """A function that always makes one head keeps out of what needs two, as a pinned size does."""
+    one_head = core(geometry=lambda sizes: sizes.replace(num_heads=1, num_kv_heads=1))
+    space = Space(least=(("num_heads", 2),))
+    assert space.not_applicable(one_head) == "its geometry makes num_heads smaller than 2"
+    assert space.not_applicable(core(geometry=lambda sizes: sizes)) == ""
+    assert Space(least=(("num_heads", 1),)).not_applicable(one_head) == ""
