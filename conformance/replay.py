@@ -106,7 +106,7 @@ def read_report(path: Path) -> Record:
         msg = f"{path} is no JSON: {error}"
         raise UsageError(msg) from None
     if not isinstance(data, dict) or not _lists_candidates(data.get("candidates")):
-        msg = f"{path} is no report of conformance check: it has no list of candidates and their clauses"
+        msg = f"{path} is no report of conformance check: it lists no candidates with clauses"
         raise UsageError(msg)
     if data.get("schema") != SCHEMA:
         msg = f"{path} has schema {data.get('schema')!r}; this version reads schema {SCHEMA}"

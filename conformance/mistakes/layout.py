@@ -330,6 +330,12 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         "query head h reads values of head h modulo their number, and keys of h // group",
         "repeat keys and values in the same order: repeat_interleave",
         {"heads": _values_tiled},
+    ),
+    *mistakes(
+        "groups-of-keys-tiled",
+        _GOLDEN,
+        "query head h reads keys of head h modulo their number, and values of h // group",
+        "repeat keys and values in the same order: repeat_interleave",
         {"heads": _keys_tiled},
     ),
     *mistakes(

@@ -157,7 +157,7 @@ PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
     *mistakes(
         "projections-transposed",
         _GOLDEN,
-        "the matrices of all projections are transposed",
+        "the projection matrices of query, key and value are transposed, if not the output's, too",
         "matrices are (out, in): tokens @ matrix.T, as nn.Linear does",
         {"question": _transposed("q", "k", "v", "o")},
         {"question": _transposed("q", "k", "v")},
@@ -166,7 +166,7 @@ PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
     *mistakes(
         "input-projections-missing",
         _GOLDEN,
-        "the projections of query, key and value are left out",
+        "the projections of query, key and value are left out, if not the output's, too",
         "project the inputs before cutting them into heads",
         {"question": _missing("q", "k", "v")},
         {"question": _missing("q", "k", "v", "o")},

@@ -401,7 +401,19 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         "queries and keys are normalised first: the scores are cosines",
         "take the dot products of the queries and keys as they are",
         {"heads": _normalised("query", "key")},
+    ),
+    *mistakes(
+        "queries-normalised",
+        _GOLDEN,
+        "the queries are normalised to unit length first",
+        "take the dot products of the queries as they are",
         {"heads": _normalised("query")},
+    ),
+    *mistakes(
+        "keys-normalised",
+        _GOLDEN,
+        "the keys are normalised to unit length first",
+        "take the dot products of the keys as they are",
         {"heads": _normalised("key")},
     ),
     *mistakes(

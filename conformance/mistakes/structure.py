@@ -508,12 +508,10 @@ STRUCTURE: Final[tuple[NamedMistake, ...]] = (
     ),
     *(
         mistake
-        for axis, (name, clause) in enumerate(
-            (("item", "mask.per-item"), ("head", "mask.per-head"), ("query", "mask.bias"))
-        )
+        for axis, name in enumerate(("item", "head", "query"))
         for mistake in mistakes(
             f"bias-of-first-{name}",
-            clause,
+            _BIAS,
             f"the finite values of the bias of the first {name} are used for all",
             "broadcast the bias along its own axes",
             {"question": _bias_of_first(axis, hidden_too=True)},
