@@ -30,12 +30,25 @@ def _is_module(candidate: Candidate) -> str:
     """Build it once at the smallest size to see what the builder returns."""
     if candidate.kind != "layer":
         return "it speaks of layers"
+    forward = _built(candidate)
+    return "" if forward is None or isinstance(forward, nn.Module) else NO_MODULE
+
+
+def _has_state(candidate: Candidate) -> str:
+    """Whose state dict holds anything: a module may leave its weights to whoever builds it."""
+    forward = _built(candidate)
+    if isinstance(forward, nn.Module) and not forward.state_dict():
+        return "its state dict is empty: it promises nothing about its weights"
+    return ""
+
+
+def _built(candidate: Candidate) -> object:
+    """What the builder returns at the smallest size; None where the clause will show its error."""
     problem = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0])[0]
     try:
-        forward = build_forward(candidate, materialise(problem, candidate))
+        return build_forward(candidate, materialise(problem, candidate))
     except CandidateFailure:
-        return ""  # the clause will show what was raised
-    return "" if isinstance(forward, nn.Module) else NO_MODULE
+        return None
 
 
 def _module(subject: Subject, inputs: Inputs) -> nn.Module:
@@ -82,7 +95,7 @@ def _draws_weights(candidate: Candidate) -> str:
     source="torch.nn.Module.load_state_dict: the state dict holds the whole state",
     space=LAYERS,
     counterfactual="the answer with the weights from before loading",
-    applies=(_draws_weights, _is_module),
+    applies=(_draws_weights, _is_module, _has_state),
     explained=False,
 )
 def state_dict(subject: Subject, problem: Problem) -> Finding:

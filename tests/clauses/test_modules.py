@@ -8,6 +8,7 @@ from examples import layer, problem, try_on
 from torch import Tensor
 
 from candidates.eager import EagerModule
+from conformance.registry import all_clauses
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
@@ -118,3 +119,20 @@ def test_what_a_call_keeps_of_the_weights_is_seen() -> None:
     candidate = layer(Fused, **GIVEN)
     assert try_on(candidate, "state.state-dict", problem(seed=1)).violation is not None
     assert try_on(candidate, "state.state-dict", problem(seed=2)).violation is None
+
+
+def test_an_empty_state_promises_nothing() -> None:
+    """A module whose weights stay with its builder has no state to load: not applicable."""
+
+    class Stateless(torch.nn.Module):
+        def __init__(self, geometry: Any, weights: Any) -> None:
+            super().__init__()
+            self.attend = [EagerModule(geometry, weights)]
+
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
+            """Attend with a module that nobody registered."""
+            return self.attend[0](query, key, value)
+
+    (clause,) = [clause for clause in all_clauses() if clause.id == "state.state-dict"]
+    assert "state dict is empty" in clause.not_applicable(layer(Stateless, **GIVEN))
+    assert not clause.not_applicable(layer(EagerModule, **GIVEN))
