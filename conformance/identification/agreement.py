@@ -41,13 +41,15 @@ class Judge:
         *,
         declaration: Declaration | None = None,
         always_causal: bool = False,
+        cap: float | None = None,
     ) -> None:
         self.oracle = Oracle(declaration or declare(kind), dtype)
         self.always_causal = always_causal
+        self.cap = cap
 
     def margin(self, point: golden.Semantics, one: Seen) -> float:
         """The largest error over its bound; infinite for another shape, or NaN elsewhere."""
-        known = self.oracle.at(self._read(one.inputs), point)
+        known = self.oracle.at(self.read(one.inputs), point)
         if known.output.shape != one.output.shape:
             return torch.inf
         return _margin(known, one)
@@ -60,12 +62,17 @@ class Judge:
         """The largest difference from a point's answers: cheaper than the bound."""
         return max((self._distance(point, one) for one in observed), default=0.0)
 
-    def _read(self, inputs: Inputs) -> Inputs:
-        """The problem as it is understood: causal, where the thing always is."""
-        return inputs.replace(causal=True) if self.always_causal else inputs
+    def read(self, inputs: Inputs) -> Inputs:
+        """The problem as it is understood: causal or capped, where the thing always is."""
+        read = inputs.replace(causal=True) if self.always_causal else inputs
+        return read if self.cap is None or read.softcap else read.replace(softcap=self.cap)
+
+    def in_dtype(self, kind: str, dtype: str) -> Judge:
+        """One that understands problems the same, at the arithmetic of another dtype."""
+        return Judge(kind, dtype, always_causal=self.always_causal, cap=self.cap)
 
     def _distance(self, point: golden.Semantics, one: Seen) -> float:
-        return _distance(point, Seen(self._read(one.inputs), one.output, one.rows))
+        return _distance(point, Seen(self.read(one.inputs), one.output, one.rows))
 
 
 def _margin(known: Golden, one: Seen) -> float:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 from . import empty_rows
 from .causality import Causality, find_causality, find_combination
 from .record import LIKELY
+from .signature import Parameter
+from .switches import is_flag
 from .wording import empty_words, placed
 
 if TYPE_CHECKING:
@@ -28,10 +30,11 @@ _COMBINATIONS: Final = {
 
 def ask(case: Case) -> None:
     """Find the flag that works; then its company."""
-    parameters = [one for one in case.parameters.meaning("causal") if one.by_keyword]
+    parameters = _flags(case)
     points = [case.point, *case.other_readings]
     tried = [find_causality(case.box, one, points, case.judge) for one in parameters]
     working = next((one for one in tried if one.works), None)
+    tried = [one for one in tried if one.parameter.meaning == "causal"]
     if working is None:
         words = "; ".join(f"{placed(one.parameter)}: {one.why}" for one in tried)
         case.found.add(
@@ -45,6 +48,23 @@ def ask(case: Case) -> None:
     _settle_empty_rows(case)
 
 
+def _flags(case: Case) -> list[Parameter]:
+    """What sounds causal, and the flags that plain calls turn off."""
+    off = {name for name, value in case.box.convention.options if value in ("True", "False")}
+    return [
+        one
+        for one in case.parameters.entries
+        if one.by_keyword and (one.meaning == "causal" or (is_flag(one) and one.name in off))
+    ]
+
+
+def _unless(case: Case, found: Causality) -> str:
+    """What is said of a flag that has to be turned off."""
+    plain = dict(case.box.convention.options).get(found.parameter.name)
+    required = found.parameter.required
+    return "" if plain is None or required else f"; on unless {found.parameter.name}={plain}"
+
+
 def _take(case: Case, found: Causality) -> None:
     first = found.readings[0]
     alignments = list(dict.fromkeys(one.causal_alignment for one in found.readings))
@@ -52,7 +72,7 @@ def _take(case: Case, found: Causality) -> None:
     where = alignments[0] if known else "top-left or bottom-right: lengths are always equal"
     case.found.add(
         "causal",
-        f"{placed(found.parameter)}: {where}{_OFFSETS[first.causal_offset]}",
+        f"{placed(found.parameter)}: {where}{_OFFSETS[first.causal_offset]}{_unless(case, found)}",
         found.evidence,
         {
             "flag": found.parameter.name,
@@ -73,14 +93,16 @@ def _take(case: Case, found: Causality) -> None:
         causal_alignment=found.alignment, causal_offset=first.causal_offset
     )
     case.promises["causal"] = found.alignment
-    _combine(case, found)
-    case.box = case.box.under(causal=found.parameter.name, alignment=found.alignment)
+    case.box = case.box.under(
+        causal=found.parameter.name, causal_gives=found.gives, alignment=found.alignment
+    )
+    _combine(case)
 
 
-def _combine(case: Case, found: Causality) -> None:
+def _combine(case: Case) -> None:
     words = {}
     for use in {use.form: use for use in reversed(case.box.convention.masks)}.values():
-        combination = find_combination(case.box, found.parameter.name, use, case.point, case.judge)
+        combination = find_combination(case.box, use, case.point, case.judge)
         words[use.form] = combination
     if not words:
         return

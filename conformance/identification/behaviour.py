@@ -34,13 +34,10 @@ class DtypeFound:
 
 
 def find_dtypes(
-    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, *, always_causal: bool
+    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
 ) -> list[DtypeFound]:
     """Each dtype of the contract, plain and with the first mask of each form."""
-    return [
-        _dtype(box, uses, point, Judge(box.kind, dtype, always_causal=always_causal))
-        for dtype in DTYPES
-    ]
+    return [_dtype(box, uses, point, judge.in_dtype(box.kind, dtype)) for dtype in DTYPES]
 
 
 def _dtype(
@@ -79,7 +76,9 @@ class WeightsFound:
     words: str
 
 
-def find_weights(box: Box, parameters: Parameters, point: golden.Semantics) -> WeightsFound | None:
+def find_weights(
+    box: Box, parameters: Parameters, point: golden.Semantics, judge: Judge
+) -> WeightsFound | None:
     """Attention weights returned beside the output, by default or when asked."""
     ask = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.by_keyword]
     average = [(entry.name, "False") for entry in parameters.meaning("average")]
@@ -92,7 +91,7 @@ def find_weights(box: Box, parameters: Parameters, point: golden.Semantics) -> W
         if not isinstance(returned[1], Tensor) or not isinstance(returned[0], Tensor):
             continue
         words = ", ".join(f"{name}={value}" for name, value in options) or "always returned"
-        found = _weights_kind(box, inputs, returned[1], point)
+        found = _weights_kind(box, judge.read(inputs), returned[1], point)
         if found:
             return WeightsFound(options, found == "averaged", words)
     return None

@@ -20,6 +20,8 @@ _OFFSETS: Final = (0, -1, 1)
 _COMBINATIONS: Final = ("both", "causal-only", "mask-only", "either")
 LONG_KEYS: Final = {"query_length": 4, "key_length": 6}
 LONG_QUERIES: Final = {"query_length": 6, "key_length": 4}
+# A flag that was turned off for plain calls is turned on by its other value.
+_FLIPPED: Final = {"False": "True", "True": "False"}
 _SQUARE: Final = {"query_length": 5, "key_length": 5}
 
 
@@ -27,11 +29,13 @@ _SQUARE: Final = {"query_length": 5, "key_length": 5}
 class Causality:
     """What the flag does.
 
-    ``readings`` are the points that fit, several where no lengths tell them apart. ``merges`` says
-    that a mask beside it is refused. ``combination`` is how both act together, None when unknown.
+    ``gives`` is its value that is causal, as source. ``readings`` are the points that fit, several
+    where no lengths tell them apart. ``merges`` says that a mask beside it is refused.
+    ``combination`` is how both act together, None when unknown.
     """
 
     parameter: Parameter
+    gives: str
     readings: tuple[golden.Semantics, ...]
     why: str = ""
     evidence: str = ""
@@ -56,7 +60,8 @@ def find_causality(
 
     ``points`` are what hiding a key may mean for this thing, the likeliest first.
     """
-    flagged = box.under(causal=parameter.name)
+    gives = _FLIPPED.get(dict(box.convention.options).get(parameter.name, ""), "True")
+    flagged = box.under(causal=parameter.name, causal_gives=gives)
     answers = [_ask(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
     observed = [one for one in answers if isinstance(one, Observation)]
     if not observed:
@@ -65,16 +70,19 @@ def find_causality(
     if not observed:
         refusal = answers[0]
         why = refusal.why if isinstance(refusal, Refusal) else "gives an answer of another shape"
-        return Causality(parameter=parameter, readings=(), why=f"with it alone it {why}")
+        return Causality(
+            parameter=parameter, gives=gives, readings=(), why=f"with it alone it {why}"
+        )
     plain = [Seen(one.inputs.replace(causal=False), one.output) for one in observed]
     if judge.fits(points[0], plain):
-        return Causality(parameter=parameter, readings=(), why="it changes nothing")
+        return Causality(parameter=parameter, gives=gives, readings=(), why="it changes nothing")
     fits: list[golden.Semantics] = []
     for point in points:
         fits = fits or [one for one in _points(point) if _fits(one, observed, judge)]
     if not fits:
         return Causality(
             parameter=parameter,
+            gives=gives,
             readings=(),
             why="it hides keys in no way that is known",
         )
@@ -83,8 +91,9 @@ def find_causality(
     )
     return Causality(
         parameter=parameter,
+        gives=gives,
         readings=tuple(fits),
-        evidence=f"{parameter.name}=True on queries x keys of {lengths}",
+        evidence=f"{parameter.name}={gives} on queries x keys of {lengths}",
     )
 
 
@@ -117,11 +126,9 @@ def rows_with_keys(inputs: Inputs, point: golden.Semantics) -> Any:
     return some.all(dim=1).unsqueeze(-1) if inputs.is_layer else some.unsqueeze(-1)
 
 
-def find_combination(
-    box: Box, flag: str, use: MaskUse, point: golden.Semantics, judge: Judge
-) -> str | None:
+def find_combination(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> str | None:
     """How mask and causality act together: ``both``, … or ``refused``; None when unknown."""
-    both = box.under(causal=flag, masks=(use,))
+    both = box.under(masks=(use,))
     inputs = box.draw(LONG_KEYS, seed=0)
     make = prefix_keep if use.form == "lengths" else random_keep
     keep = make(use.shape, inputs.geometry, seed=3)

@@ -113,6 +113,8 @@ class Convention:
         For each form and shape, where it goes.
     causal, scale, softcap, window, dropout, weights
         Their parameters (for weights "" means: returned anyway), None where there is none.
+    causal_gives
+        The value of the flag that is causal, as source.
     merges_causal
         They refuse a mask beside the flag, so that both are put into one mask.
     output, returned_weights
@@ -128,6 +130,7 @@ class Convention:
     options: tuple[tuple[str, str], ...] = ()
     masks: tuple[MaskUse, ...] = ()
     causal: str | None = None
+    causal_gives: str = "True"
     merges_causal: bool = False
     alignment: str = "top-left"
     scale: tuple[str, str] | None = None
@@ -200,7 +203,7 @@ def adapter_body(convention: Convention, callee: str) -> list[str]:
     for form in convention.forms:
         lines += _mask_lines(convention, form)
     if convention.causal:
-        lines += ["if causal:", f'    options["{convention.causal}"] = True']
+        lines += ["if causal:", f'    options["{convention.causal}"] = {convention.causal_gives}']
     for word, parameter, give in _numbers(convention):
         lines += [f"if {word} is not None:", f'    options["{parameter}"] = {give}']
     weights = convention.weights

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .._golden import golden
-from . import asking_causality, asking_masks
+from . import asking_causality, asking_masks, asking_switches
 from .agreement import Judge
 from .behaviour import (
     accepted_mismatches,
@@ -23,12 +23,14 @@ from .keywords import find_groups, find_scale, find_softcap, find_window
 from .plain import Plain
 from .record import LIKELY, Findings
 from .signature import Parameter, Parameters
+from .switches import is_flag
 from .wording import (
     SCALE_WORDS,
     biases_words,
     head_order_words,
     inputs_words,
     kind_words,
+    parameters_words,
     placed,
     rivals,
     scale_number,
@@ -65,6 +67,15 @@ def investigate(case: Case, plain: Plain, tell: Tell) -> None:
     for what, step in _STEPS:
         tell(what)
         step(case)
+    tell("flags")
+    asking_switches.ask(case, plain)
+    _always(case, plain)
+
+
+def _always(case: Case, plain: Plain) -> None:
+    """What nothing turns off, and no declaration can say."""
+    if plain.cap is not None:
+        _always_capped(case, plain, plain.cap)
     if plain.always is not None:
         square = case.box.convention.inputs == "self"
         where = "" if square else f", aligned {plain.always}"
@@ -75,6 +86,20 @@ def investigate(case: Case, plain: Plain, tell: Tell) -> None:
             {"flag": None, "alignment": None if square else plain.always, "always": True},
         )
         case.beyond.append("it is causal without being asked, which no declaration can say")
+
+
+def _always_capped(case: Case, plain: Plain, cap: float) -> None:
+    keyword = "softcap" in case.features
+    other = "unless its keyword gives another cap" if keyword else "no keyword turns it off"
+    case.found.add(
+        "softcap",
+        f"always: logits become {cap:.6g} * tanh(logits / {cap:.6g}); {other}",
+        rivals(plain),
+        {"parameter": None, "works": keyword, "always": True, "cap": cap},
+    )
+    case.beyond.append(
+        f"its logits are capped at {cap:.6g} without being asked, which no declaration can say"
+    )
 
 
 def _computation(case: Case, plain: Plain) -> None:
@@ -89,7 +114,7 @@ def _computation(case: Case, plain: Plain) -> None:
         f"an answer of shape {list(first.output_shape)} to sizes that all differ",
         {"kind": box.kind, "inputs": shape.inputs, "batched": shape.layout.batched},
     )
-    found.add("inputs", inputs_words(shape, parameters), parameters.text, shape.inputs)
+    found.add("inputs", inputs_words(shape, parameters), parameters_words(parameters), shape.inputs)
     found.add(
         "axes", shape.layout.words, "the first order whose answers are golden", shape.layout.name
     )
@@ -190,7 +215,8 @@ def _numbers(case: Case) -> None:
 
 
 def _by_keyword(case: Case, meaning: str) -> list[Parameter]:
-    return [one for one in case.parameters.meaning(meaning) if one.by_keyword]
+    named = case.parameters.meaning(meaning)
+    return [one for one in named if one.by_keyword and not is_flag(one)]
 
 
 def _groups(case: Case) -> None:
@@ -215,7 +241,7 @@ def _groups(case: Case) -> None:
 
 
 def _weights(case: Case) -> None:
-    weights = find_weights(case.box, case.parameters, case.point)
+    weights = find_weights(case.box, case.parameters, case.point, case.judge)
     if weights is None:
         asked = [entry.name for entry in case.parameters.meaning("weights")]
         why = f"none that are attention's ({', '.join(asked)} tried)" if asked else "none"
@@ -234,12 +260,7 @@ def _weights(case: Case) -> None:
 
 
 def _dtypes(case: Case) -> None:
-    found = find_dtypes(
-        case.box,
-        case.box.convention.masks,
-        case.point,
-        always_causal=case.judge.always_causal,
-    )
+    found = find_dtypes(case.box, case.box.convention.masks, case.point, case.judge)
     right = [one.dtype for one in found if one.right]
     wrong = [f"{one.dtype}: {one.why}" for one in found if not one.right]
     case.found.add(

@@ -11,12 +11,14 @@ from ..results import plain as as_data
 from . import modules, opening
 from .agreement import Judge
 from .box import Box, Observation, Refusal
+from .capping import capped
 from .contradictions import contradictions
 from .investigation import Case, behave, investigate
 from .plain import Plain, observe, plain
 from .positions import find_positions
 from .record import Findings
-from .signature import read_parameters
+from .signature import Parameters, read_parameters
+from .switches import without_causality
 from .thing import Thing
 from .wording import kind_words
 from .writing import declaration_text, positions_text
@@ -24,6 +26,8 @@ from .writing import declaration_text, positions_text
 JOB: Final = "conformance.identification.job:identify"
 # Ways of calling that are kept for the nearest reading, when none is golden.
 _MOST_UNREAD: Final = 12
+# The first of them in which a cap is looked for.
+_MOST_CAPPED: Final = 3
 
 Tell = Callable[[str, str], None]
 
@@ -65,11 +69,8 @@ def _identify(thing: Thing, found: Findings, record: dict[str, Any], tell: Tell)
     if isinstance(opened, str):
         return opened
     box, read = opened
-    judge = Judge(box.kind, "float32", always_causal=read.always is not None)
-    called = box.prepare(box.draw())
-    case = Case(
-        box=box, parameters=read_parameters(called), judge=judge, point=read.point, found=found
-    )
+    judge = Judge(box.kind, "float32", always_causal=read.always is not None, cap=read.cap)
+    case = Case(box=box, parameters=_parameters(box), judge=judge, point=read.point, found=found)
     investigate(case, read, lambda what: tell("probing", what))
     tell("probing", "the declaration")
     record["semantics"] = {name: pair[1] for name, pair in opening_differences(case).items()}
@@ -154,16 +155,30 @@ def _first_golden(boxes: Iterator[Box]) -> tuple[Box, Plain] | str:
             refusals.append(Refusal("type", f"returned a tensor of shape {shown}"))
         read = plain(box, observed, Judge(box.kind, "float32"))
         if read is not None:
-            return box, read
+            return without_causality(box, read, _parameters(box))
         if _shaped(observed):
             unread.append((box, observed))
             if len(unread) >= _MOST_UNREAD:
                 break
     if unread:
-        return _unread(*unread[0])
+        return _first_capped(unread) or _unread(*unread[0])
     if not refusals:
         return "it takes neither query, key and value nor any inputs that attention has"
     return f"no way of calling it gives an answer: it {_commonest(refusals)}"
+
+
+def _first_capped(unread: list[tuple[Box, list[Observation]]]) -> tuple[Box, Plain] | None:
+    """The first way of calling whose answers a cap on the logits explains."""
+    for box, observed in unread[:_MOST_CAPPED]:
+        read = capped(observed, Judge(box.kind, "float32"))
+        if read is not None:
+            return box, read
+    return None
+
+
+def _parameters(box: Box) -> Parameters:
+    """The parameters of what is called."""
+    return read_parameters(box.prepare(box.draw()))
 
 
 def _shaped(observed: list[Observation]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,7 @@ from .convention import LAYER_LAYOUTS, Convention, Layout
 from .drawing import DTYPES, draw_weights
 from .opening import OUTPUTS, absent, read_inputs
 from .signature import read_parameters
+from .switches import plain_options
 
 # Deviations under which projections without telling names can still be found.
 _POINTS: Final = (
@@ -119,10 +121,11 @@ def module_boxes(reading: Understood) -> Iterator[Box]:
         )
 
     parameters = read_parameters(reading.built)
+    ways = plain_options(parameters, absent(parameters))
     mode = reading.calling.inputs
     names = reading.calling.names
     for layout in _layouts(reading):
-        for output in OUTPUTS:
+        for output, way in itertools.product(OUTPUTS, ways):
             yield Box(
                 prepare=prepare,
                 convention=Convention(
@@ -130,7 +133,7 @@ def module_boxes(reading: Understood) -> Iterator[Box]:
                     inputs=mode,
                     layout=layout,
                     names=names,
-                    options=absent(parameters),
+                    options=way,
                     output=output,
                 ),
                 sizes=SizeRule(changes=tuple((name, str(size)) for name, size in widths.items())),

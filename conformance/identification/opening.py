@@ -12,6 +12,7 @@ from .box import Box, SizeRule
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
 from .drawing import draw_weights, in_dtype
 from .signature import Parameters, read_parameters
+from .switches import Options, plain_options
 from .thing import Thing
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
@@ -38,7 +39,7 @@ def function_boxes(thing: Thing) -> Iterator[Box]:
         return
     heads = parameters.meaning("heads")
     for rule, layout in itertools.product(_CORE_RULES, CORE_LAYOUTS):
-        options = absent(parameters)
+        options: Options = absent(parameters)
         needs_heads = bool(heads) and heads[0].required
         if layout.name == "BLE":
             if not heads:
@@ -46,7 +47,8 @@ def function_boxes(thing: Thing) -> Iterator[Box]:
             options = (*options, (heads[0].name, "{query}.shape[1]"))
         elif needs_heads:
             continue
-        for output in OUTPUTS:
+        ways = plain_options(parameters, options)
+        for output, way in itertools.product(OUTPUTS, ways):
             yield Box(
                 prepare=lambda _inputs: thing.value,
                 convention=Convention(
@@ -54,7 +56,7 @@ def function_boxes(thing: Thing) -> Iterator[Box]:
                     inputs="separate",
                     layout=layout,
                     names=names,
-                    options=options,
+                    options=way,
                     output=output,
                 ),
                 sizes=_with_layout(rule, layout),
@@ -192,7 +194,8 @@ def _layer_boxes(
             return
         if taken != mode and says_inputs(parameters):
             return
-        yield box.under(names=names, options=absent(parameters))
+        for way in plain_options(parameters, absent(parameters)):
+            yield box.under(names=names, options=way)
 
 
 def _try_building(box: Box) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,7 +46,8 @@ class Plain:
     """The reading that fits every plain probe.
 
     ``always`` is the alignment of a causality that no flag turns on. ``others`` are the points that
-    no probe of these sizes can tell from it; ``tried`` counts the rivals.
+    no probe of these sizes can tell from it; ``tried`` counts the rivals. ``cap`` is that of logits
+    which are always capped.
     """
 
     point: golden.Semantics
@@ -55,6 +56,7 @@ class Plain:
     margin: float
     tried: int
     fitted: bool = False
+    cap: float | None = None
 
 
 def observe(box: Box, dtype: str = "float32") -> list[Observation] | Refusal:
@@ -73,21 +75,23 @@ def plain(box: Box, observed: Sequence[Observation], judge: Judge) -> Plain | No
     """The simplest point within bound of every probe; None when there is none."""
     tried = 0
     for always in (None, "bottom-right", "top-left"):
-        seen = [_read(one, always) for one in observed]
+        seen = [read_as(one, always) for one in observed]
         for simple in _by_deviations(box):
-            points = [_aligned(point, always) for point in simple]
+            points = [with_alignment(point, always) for point in simple]
             tried += len(points)
             found = fitting(judge, points, seen)
             if found:
                 return _chosen(found, always, seen, judge, tried)
-    return _with_fitted_scale(box, [_read(one, None) for one in observed], judge, tried)
+    return _with_fitted_scale(box, [read_as(one, None) for one in observed], judge, tried)
 
 
-def _read(one: Observation, always: str | None) -> Seen:
+def read_as(one: Observation, always: str | None) -> Seen:
+    """An answer, read as a causal one where something is always causal."""
     return Seen(one.inputs.replace(causal=always is not None), one.output)
 
 
-def _aligned(point: golden.Semantics, always: str | None) -> golden.Semantics:
+def with_alignment(point: golden.Semantics, always: str | None) -> golden.Semantics:
+    """A point with the alignment of a causality that is always there."""
     return point if always is None else point.replace(causal_alignment=always)
 
 
@@ -134,9 +138,9 @@ def _with_fitted_scale(box: Box, seen: Sequence[Seen], judge: Judge, tried: int)
     del box
     best = _best_scale(seen[0], judge)
     first: float = golden.scale_value(golden.STANDARD, **_head_sizes(seen[0]))
-    numbers = [golden.STANDARD.replace(scale=number) for number in _round_numbers(best)]
+    numbers = [golden.STANDARD.replace(scale=number) for number in round_numbers(best)]
     factors = [
-        golden.STANDARD.replace(scale_factor=number) for number in _round_numbers(best / first)
+        golden.STANDARD.replace(scale_factor=number) for number in round_numbers(best / first)
     ]
     for point in (*numbers, *factors):
         if judge.fits(point, seen):
@@ -147,7 +151,7 @@ def _with_fitted_scale(box: Box, seen: Sequence[Seen], judge: Judge, tried: int)
     return None
 
 
-def _round_numbers(fitted: float) -> list[float]:
+def round_numbers(fitted: float) -> list[float]:
     """Numbers that people write which may be meant by a fitted one, and at last that itself."""
     roots = [math.sqrt(count) for count in range(2, _MOST_ROOTS)]
     inverse = [1.0 / count for count in range(2, _MOST_ROOTS)]
@@ -158,13 +162,18 @@ def _round_numbers(fitted: float) -> list[float]:
 
 
 def _best_scale(one: Seen, judge: Judge) -> float:
-    """The number on the grid, then between its points, whose answer comes nearest."""
+    """The scale whose answer comes nearest."""
 
     def apart(scale: float) -> float:
         return judge.distance(golden.STANDARD.replace(scale=scale), [one])
 
-    best: float = min(_GRID, key=apart)
-    width = _GRID[1] / _GRID[0]
+    return nearest_number(_GRID, apart)
+
+
+def nearest_number(grid: Sequence[float], apart: Callable[[float], float]) -> float:
+    """The number of a logarithmic grid, then between its points, that is least apart."""
+    best = min(grid, key=apart)
+    width = grid[1] / grid[0]
     for _ in range(_REFINEMENTS):
         width = math.sqrt(width)
         best = min((best, best * width, best / width), key=apart)

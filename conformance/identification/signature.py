@@ -168,7 +168,9 @@ def _meaning(name: str, default: object) -> str:
             return meaning
     if any(word in lowered for word in _WORDS["dropout"]):
         return "dropout"
-    if "causal" in lowered and isinstance(default, (bool, type(None), str)):
+    # A mask that is only switched on is the triangle.
+    is_triangle = "mask" in lowered and isinstance(default, bool)
+    if is_triangle or ("causal" in lowered and isinstance(default, (bool, type(None), str))):
         return "causal"
     if any(word in lowered for word in _WORDS["mask"]):
         return "mask"

@@ -26,6 +26,7 @@ _INPUTS: Final = {
     "memory": "cross-attention: query, and one input for key and value",
     "self": "self-attention: one input",
 }
+_MOST_NAMES: Final = 8
 _SPLITS: Final = {
     "blocks": "head h owns its own block of channels",
     "interleaved": "head h owns every H-th channel",
@@ -56,6 +57,14 @@ def inputs_words(convention: Convention, parameters: Parameters) -> str:
     named = [entry.name for entry in parameters.entries if 0 <= entry.position < count]
     beside = f" ({', '.join(named)})" if named else ""
     return f"{_INPUTS[convention.inputs]}, by position{beside}"
+
+
+def parameters_words(parameters: Parameters) -> str:
+    """The names of the parameters, the first ones where there are many."""
+    names = parameters.names[:_MOST_NAMES]
+    more = len(parameters.names) - len(names)
+    listed = f"parameters {', '.join(names)}" if names else "by calling it"
+    return listed + (f" and {more} more" if more > 0 else "")
 
 
 def placed(parameter: Parameter) -> str:

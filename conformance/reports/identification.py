@@ -14,6 +14,10 @@ from .printing import Fitting, indented, write
 Record = Mapping[str, Any]
 _STYLES: Final = {"certain": "", "likely": "yellow", "undetermined": "yellow"}
 _LEAST: Final = 72
+# No line of the table is longer, on a pipe either; longer cells are folded.
+_WIDEST: Final = 160
+_FOUND: Final = 72
+_BETWEEN: Final = 2
 
 
 def show(record: Record, file: IO[str]) -> None:
@@ -45,8 +49,9 @@ def _code(text: str) -> Iterator[Text]:
 def _table(facts: list[Record]) -> Fitting:
     table = Table(box=None, pad_edge=False)
     table.add_column("fact", no_wrap=True)
-    table.add_column("found")
-    table.add_column("evidence", style="dim")
+    table.add_column("found", max_width=_FOUND)
+    names = max(len(fact["fact"]) for fact in facts)
+    table.add_column("evidence", style="dim", max_width=_WIDEST - names - _FOUND - 2 * _BETWEEN)
     rows: list[Any] = []
     for fact in facts:
         style = _STYLES.get(fact["confidence"], "")
