@@ -177,8 +177,10 @@ def total(record: Record) -> str:
         f"{summary['caught']} of {summary['mistakes']} mistakes caught",
         f"{summary['mistakes'] - len(summary['primary_missed'])} by their primary clause",
         f"{toothed} of {summary['clauses']} clauses catch one",
-        f"{len(summary['flagged']) or 'none'} of {summary['correct']} correct candidates flagged",
     ]
+    if summary["correct"]:
+        flagged = len(summary["flagged"]) or "none"
+        told.append(f"{flagged} of {summary['correct']} correct candidates flagged")
     how = f"profile {record['profile']}, seed {record['seed']}, {duration(record['seconds'])}"
     stopped = "interrupted: " if record["interrupted"] else ""
     return f"{stopped}{', '.join(told)} ({how})"
