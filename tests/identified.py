@@ -27,6 +27,10 @@ NAMES = (
     "grouped",
     "factory",
     "in_a_dict",
+    "causal_by_default",
+    "causal_unless_told",
+    "normalised",
+    "capped_by_default",
 )
 
 

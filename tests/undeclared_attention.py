@@ -201,6 +201,60 @@ def always_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
 
 
+def causal_by_default(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = True,  # noqa: FBT001, FBT002 (as people write it)
+) -> Tensor:
+    """The triangle is there unless it is turned off; a mask is added to the scores."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        hidden = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(hidden, -math.inf)
+    return (scores if mask is None else scores + mask).softmax(-1) @ v
+
+
+def causal_unless_told(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bidirectional: bool = False,  # noqa: FBT001, FBT002 (as people write it)
+) -> Tensor:
+    """The flag turns causality off, and says so by another word."""
+    return causal_by_default(q, k, v, causal=not bidirectional)
+
+
+def normalised(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    normalize: bool = True,  # noqa: FBT001, FBT002 (as people write it)
+    scale: bool = True,  # noqa: FBT001, FBT002 (as people write it)
+) -> Tensor:
+    """Queries and keys become unit vectors unless that is turned off."""
+    if normalize:
+        q, k = nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale else 1.0)
+    return scores.softmax(-1) @ v
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits never leave -30 to 30, and no keyword says so; the weights come along."""
+    logits = q @ k.mT / q.shape[-1] ** 0.5
+    weights = (30.0 * torch.tanh(logits / 30.0)).softmax(-1)
+    return weights @ v, weights
+
+
+def capped_by_default(q: Tensor, k: Tensor, v: Tensor, softcap: float | None = 20.0) -> Tensor:
+    """A cap unless there is to be none."""
+    logits = q @ k.mT / q.shape[-1] ** 0.5
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits.softmax(-1) @ v
+
+
 def half_scale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Half the usual scale."""
     return (q @ k.mT * 0.5 / q.shape[-1] ** 0.5).softmax(-1) @ v

@@ -76,3 +76,29 @@ def test_view_is_a_function_of_the_record() -> None:
     text = file.getvalue()
     assert "core (likely)" in text
     assert "nothing could be identified: it \\x1bhides" in text
+
+
+def test_a_pipe_has_no_wide_lines() -> None:
+    """Long cells are folded: no line of the table is wider than 160 columns."""
+    fact = {
+        "fact": "shapes that do not fit",
+        "found": "accepted: " + "words " * 40,
+        "value": None,
+        "evidence": "evidence " * 30,
+        "confidence": "certain",
+    }
+    record = {
+        "name": "it",
+        "form": "function",
+        "target": "a:it",
+        "identified": True,
+        "reason": "",
+        "facts": [fact],
+        "declaration": None,
+    }
+    file = io.StringIO()
+    show(record, file)
+    text = file.getvalue()
+    assert text.count("evidence") == 31
+    assert text.count("words") == 40
+    assert max(map(len, text.splitlines())) <= 160

@@ -33,6 +33,8 @@ def test_text_is_python(name: str) -> None:
         f"{UNDECLARED}:valid_length_attention",
         f"{UNDECLARED}:unbatched_attention",
         f"{UNDECLARED}:half_scale",
+        f"{UNDECLARED}:causal_by_default",
+        f"{UNDECLARED}:causal_unless_told",
         "torch.nn.functional:scaled_dot_product_attention",
     ],
     ids=lambda target: target.rpartition(":")[2],
