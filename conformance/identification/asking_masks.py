@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from . import empty_rows
 from .convention import MaskUse
-from .leaks import MUST_UP_TO, Leak, find_leak, largest_asked
+from .leaks import MUST_UP_TO, Leak, Tight, find_leak
 from .masks import MaskFound, chosen_uses, find_masks
 from .wording import empty_words, placed
 
@@ -171,14 +171,15 @@ def _leaks(case: Case, uses: Sequence[MaskUse]) -> None:
         for use in uses
         if use.form != "bias"
     }
-    found = [leak for leak in leaks.values() if leak is not None]
+    found = [leak for leak in leaks.values() if isinstance(leak, Leak)]
     if not leaks:
         return
     if not found:
-        largest = f"{largest_asked():g}".replace("e+", "e")
+        largest = min(leak.up_to for leak in leaks.values() if isinstance(leak, Tight))
+        told = f"{largest:g}".replace("e+0", "e").replace("e+", "e")
         case.found.add(
             "hidden keys",
-            f"never win, up to logits of {largest}",
+            f"never win, up to logits of {told}" if largest > 1.0 else "could not be asked",
             "the only live logit driven down, and hidden ones up, decade by decade",
             None,
         )

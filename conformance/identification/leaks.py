@@ -35,9 +35,17 @@ class Leak:
     fill: float | None
 
 
-def find_leak(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | None:
-    """The smallest magnitude at which a hidden key shows; None up to 1e12."""
+@dataclass(frozen=True, kw_only=True)
+class Tight:
+    """No hidden key won up to this magnitude; 1 where nothing could be asked."""
+
+    up_to: float
+
+
+def find_leak(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | Tight:
+    """The smallest magnitude at which a hidden key shows; how far it does not, where none does."""
     called = box.under(masks=(use,))
+    asked = []
     for operation, low in (("replace", True), ("add", False)):
         held = 1.0
         for target in _DECADES:
@@ -47,12 +55,8 @@ def find_leak(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> 
             if not judge.fits(point, [seen]):
                 return _refined(called, use, point, judge, (operation, low, held, target))
             held = target
-    return None
-
-
-def largest_asked() -> float:
-    """The largest magnitude that is probed."""
-    return _DECADES[-1]
+        asked.append(held)
+    return Tight(up_to=min(asked))
 
 
 def _observe(
@@ -77,7 +81,12 @@ def _extreme(inputs: Inputs, point: golden.Semantics, *, low: bool) -> float:
     """How far the logit of the live key lies below 0, or that of a hidden one above."""
     evaluation = evaluate(inputs.without_mask(), point)
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
-    return float(-core.scores[..., 0].min() if low else core.scores[..., 1:].max())
+    scores = core.scores
+    if inputs.mode == "self":  # the enlarged tokens are queries, too: their own rows are not judged
+        scores = scores[..., 1:, :] if low else scores[..., :1, :]
+    if not scores.numel():
+        return 0.0
+    return float(-scores[..., 0].min() if low else scores[..., 1:].max())
 
 
 def _finite(inputs: Inputs) -> bool:
