@@ -124,10 +124,19 @@ def test_level_of_an_unnamed_kind_is_must() -> None:
 
 
 def test_position_encodings_get_their_clauses_alone() -> None:
-    """What speaks of attention is not asked of an encoding, and the reverse."""
+    """An encoding is asked what any function owes, nothing of attention; and the reverse."""
     encoding = positions(max_length=64)(lambda x: x)
     mine = {found.id for found in REAL if not found.not_applicable(encoding)}
-    assert mine == {"position.formula", "position.relative-shift", "position.breaks-equivariance"}
+    assert {slug for slug in mine if slug.startswith("position.")} == {
+        f"position.{name}" for name in BY_FAMILY["position"].split()
+    }
+    assert {slug for slug in mine if not slug.startswith("position.")} == {
+        "shape.dtype",
+        "shape.output",
+        "state.answer-is-fresh",
+        "state.answer-kept",
+        "state.inputs-unchanged",
+    }
     assert CLAUSES["position.formula"].not_applicable(core()) != ""
 
 

@@ -75,4 +75,4 @@ def test_kinds_are_all_listed() -> None:
     """A kind that is not in the list could not be expected in a file of expected failures."""
     package = Path(conformance.__file__).parent
     named = {kind for path in package.rglob("*.py") for kind in kinds_in(path)}
-    assert named == set(KINDS) - {"shape"}  # which a call to ``calling._refuse`` names
+    assert named == set(KINDS)

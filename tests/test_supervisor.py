@@ -9,6 +9,7 @@ from workspaces import KERNEL, write
 
 from conformance.errors import UsageError
 from conformance.messages import RunOptions
+from conformance.profile import PROFILES
 from conformance.results import ClauseResult
 from conformance.supervisor import Supervisor
 
@@ -171,7 +172,8 @@ def test_a_forked_copy_of_the_worker_says_nothing(folder: Path) -> None:
     started = time.monotonic()
     ((result,),) = results("attn.py", only=("shape.output",))
     assert time.monotonic() - started < 60
-    assert (result.status, result.examples) == ("passed", 40)
+    assert result.status == "passed"
+    assert result.examples >= PROFILES["quick"].examples
 
 
 def test_signals_are_let_through_again(folder: Path) -> None:

@@ -91,6 +91,7 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
     needs_golden=True,
     counterfactual="one of them lost",
     applies=(_has_company,),
+    subtle=True,
 )
 def causal_combined(subject: Subject, problem: Problem) -> Finding:
     """Everything at once against the golden; what is lost in turn must be able to show."""

@@ -35,6 +35,7 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
     space=Space(mask="always", extras="maybe", patterns=SCATTERED),
     needs_golden=True,
     counterfactual="no mask at all",
+    subtle=True,
 )
 def mask_golden(subject: Subject, problem: Problem) -> Finding:
     """Any form and shape of mask against the golden."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 from diagnosis.at_first_sight import SECOND
 from diagnosis.cores import CORES
@@ -16,10 +14,14 @@ SINGLES = [*CORES, *LAYERS]
 UNKNOWN = ["unknown-mistake"]
 
 
-@functools.cache
+KNOWN: dict[str, list[frozenset[str]]] = {}
+
+
 def found(handwritten: Handwritten) -> list[frozenset[str]]:
-    """The names of a diagnosis, each as the set of mistakes it joins."""
-    return [frozenset(name.split("+")) for name in handwritten.found()]
+    """The names of a diagnosis, each as the set of mistakes it joins; remembered."""
+    if handwritten.name not in KNOWN:
+        KNOWN[handwritten.name] = [frozenset(name.split("+")) for name in handwritten.found()]
+    return KNOWN[handwritten.name]
 
 
 def is_right(handwritten: Handwritten) -> bool:

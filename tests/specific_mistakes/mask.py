@@ -52,7 +52,8 @@ MASK: Final[Specific] = {
         "FirstQuerysMask",
         also(
             "equivariance.queries equivariance.tokens mask.empty-row mask.empty-row-isolated "
-            "mask.no-leak mask.no-leak-nonfinite numerics.convex shape.weights state.no-memory"
+            "mask.no-leak mask.no-leak-nonfinite numerics.convex shape.rejects-others "
+            "shape.weights state.no-memory"
         ),
     ),
     "mask.no-leak": (
@@ -71,10 +72,10 @@ MASK: Final[Specific] = {
     "mask.per-head": (
         "FirstHeadsMask",
         also(
-            "equivariance.heads mask.bias mask.bias-counts mask.causal-and-mask "
-            "mask.causal-combined mask.empty-row mask.empty-row-isolated mask.forms-agree "
-            "mask.golden mask.no-leak mask.no-leak-nonfinite mask.per-item numerics.convex "
-            "shape.weights"
+            "equivariance.heads equivariance.keys equivariance.tokens mask.bias mask.bias-counts "
+            "mask.causal-and-mask mask.causal-combined mask.empty-row mask.empty-row-isolated "
+            "mask.forms-agree mask.golden mask.no-leak mask.no-leak-nonfinite mask.per-item "
+            "mask.strided numerics.convex shape.weights state.call-order"
         ),
     ),
     "mask.per-item": (

@@ -17,8 +17,10 @@ DECLARATION = declare("core")
 # Tokens that are independent of each other, with logits that float32 still tells apart.
 GENERIC = ("normal", "logits to 30", "offset keys", "offset values", "wide scales")
 EVERY = {**CORES, **UNDIVIDED}
-# One answers out of torch's graph, the other is slow.
-DIFFERENTIABLE = [name for name in EVERY if name not in ("float64 inside", "row by row")]
+# One answers out of torch's graph, one is slow; what a merge by shares loses where one share is
+# nearly all (docs/tolerance.md, step 7) is in the bound of the answer, not in that of gradients.
+OMITTED = ("float64 inside", "row by row", "merged in 2 by shares")
+DIFFERENTIABLE = [name for name in EVERY if name not in OMITTED]
 # A part without a key has the gradient NaN.
 SPLIT = ("split in 4", "split in 7, undivided")
 
