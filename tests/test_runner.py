@@ -149,7 +149,7 @@ def test_example_that_does_not_bind_still_fails(own_clause: Callable[..., str]) 
 
 @pytest.mark.parametrize(
     ("slug", "status"),
-    [("numerics.scale", "untestable"), ("numerics.golden", "untestable")],
+    [("numerics.scale", "not-applicable"), ("numerics.golden", "untestable")],
 )
 def test_single_key_shows_neither_scale_nor_softmax(slug: str, status: str) -> None:
     """With one key the weight is one whatever the scale: nothing was tested, and nothing passes."""
