@@ -52,8 +52,8 @@ MASK: Final[Specific] = {
         "FirstQuerysMask",
         also(
             "equivariance.queries equivariance.tokens mask.empty-row mask.empty-row-isolated "
-            "mask.no-leak mask.no-leak-nonfinite numerics.convex shape.rejects-others "
-            "shape.weights state.no-memory"
+            "mask.no-leak mask.no-leak-nonfinite numerics.any-length numerics.convex "
+            "numerics.options shape.rejects-others shape.weights state.no-memory"
         ),
     ),
     "mask.no-leak": (
