@@ -32,6 +32,14 @@ torch.set_num_threads(1)  # the problems are tiny, and workers share the cores
 append_checkout()
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the user's, whose worker computes on one thread."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
 @pytest.fixture(autouse=True)
 def plain_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what is printed independent of the width that tox writes into COLUMNS."""

@@ -2,35 +2,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import FEW, record
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
 from conformance.selection import check_selection
-
-COMMAND = [sys.executable, "-Im", "conformance"]
-FEW = ("--profile", "quick", "--only", "shape.output", "--only", "numerics.golden")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder of the user's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return tmp_path
-
-
-def record(folder: Path) -> Any:
-    """The report that was written."""
-    return json.loads((folder / "out.json").read_text(encoding="utf-8"))
 
 
 def test_check_of_a_conforming_candidate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,49 +150,6 @@ def test_bad_input(
     assert "Traceback" not in err
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Wait until a process, or its worker, has made a file."""
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals) -> None:
-    """Ctrl-C ends the run with 130 and a record of what was done, which says so."""
-    body = "    open('started', 'w').close()\n    time.sleep(0.2)\n    return attend"
-    write(folder, {"attn.py": f"import time\n{KERNEL.replace('    return attend', body)}"})
-    process = subprocess.Popen(
-        [*COMMAND, "check", "attn.py", "--profile", "quick", "--json", "out.json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(folder / "started", process)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted: the report holds what was done before" in out
-    assert "Traceback" not in err
-    report = record(folder)
-    assert report["interrupted"] is True
-    assert report["candidates"][0]["verdict"] == "inconclusive"
-    assert not list(folder.glob("*.tmp"))
-
-
-def test_an_interrupt_while_loading(folder: Path) -> None:
-    """An interrupt before anything is loaded leaves a valid record, too."""
-    write(folder, {"attn.py": "import time\nopen('started', 'w').close()\ntime.sleep(600)\n"})
-    process = subprocess.Popen(
-        [*COMMAND, "check", "attn.py", "--json", "out.json"], stderr=subprocess.PIPE, text=True
-    )
-    wait_for(folder / "started", process)
-    process.send_signal(signal.SIGINT)
-    assert "Traceback" not in process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert record(folder)["candidates"] == []
-
-
 def test_help_imports_nothing_heavy() -> None:
     """``--help`` answers without torch, hypothesis, onnx, numpy, pytest and rich."""
     code = (
@@ -256,79 +195,6 @@ def test_a_users_file_named_as_a_standard_module(folder: Path) -> None:
         env=environment,
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_reader_that_leaves_early(folder: Path) -> None:
-    """A closed pipe, as under ``head``, ends the program without a word."""
-    assert folder.is_dir()
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [*COMMAND, "list"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
-    )
-    os.close(writer)
-    assert not done.stderr
-
-
-def test_a_reader_that_leaves_early_changes_no_verdict(folder: Path) -> None:
-    """The exit code and the record are the run's, whoever stops reading its table."""
-    write(folder, {"attn.py": KERNEL + UNSCALED})
-    for target, code in (("attn.py:my_kernel", 0), ("attn.py:unscaled", 1)):
-        reader, writer = os.pipe()
-        os.close(reader)
-        done = subprocess.run(
-            [*COMMAND, "check", target, *FEW, "--json", "out.json"],
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        os.close(writer)
-        assert (done.returncode, done.stderr) == (code, "")
-        assert len(record(folder)["candidates"]) == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-def test_output_that_cannot_be_written(folder: Path) -> None:
-    """A full disk is said in one sentence and is no mistake of the harness."""
-    assert folder.is_dir()
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        done = subprocess.run(
-            [*COMMAND, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    sentence = "conformance: the output cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (2, sentence)
-
-
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
-def test_closed_standard_streams(folder: Path, closed: tuple[int, ...]) -> None:
-    """A caller that closes standard streams, as some schedulers do, gets the same verdict."""
-    write(folder, {"attn.py": KERNEL})
-    program = (
-        f"import os; [os.close(each) for each in {closed}]; "
-        f"os.execv({COMMAND[0]!r}, {[*COMMAND, 'check', 'attn.py', *FEW, '--json', 'out.json']})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert record(folder)["candidates"][0]["verdict"] == "conforms"
-
-
-def test_repeated_interrupts_do_not_cut_off_the_report(folder: Path) -> None:
-    """Whoever presses Ctrl-C again and again gets the report of the first time."""
-    body = "    open('started', 'w').close()\n    time.sleep(0.2)\n    return attend"
-    write(folder, {"attn.py": f"import time\n{KERNEL.replace('    return attend', body)}"})
-    process = subprocess.Popen(
-        [*COMMAND, "check", "attn.py", "--profile", "quick", "--json", "out.json"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(folder / "started", process)
-    while process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
-    assert (process.returncode, process.communicate()[1]) == (130, "")
-    assert record(folder)["interrupted"] is True
 
 
 def test_list_shows_every_clause(capsys: pytest.CaptureFixture[str]) -> None:

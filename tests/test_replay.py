@@ -15,14 +15,6 @@ from conformance.script import single
 ONLY = ("--profile", "quick", "--only", "numerics.scale", "--only", "shape.output")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder of the user's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def report_of_unscaled(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The report of a candidate that lacks the scale, made once."""

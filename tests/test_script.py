@@ -159,14 +159,6 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder of the user's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return tmp_path
-
-
 def file_of(text: str) -> str:
     """The text of a mistake as a file."""
     return HEAD + dedent(text)

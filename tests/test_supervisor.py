@@ -16,14 +16,6 @@ from conformance.supervisor import Supervisor
 CLAUSES = ("shape.output", "shape.dtype", "shape.strided", "shape.expanded", "mask.causal")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder of the user's, whose worker computes on one thread."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return tmp_path
-
-
 def kernel(body: str) -> str:
     """A candidate that does something on queries longer than two, and attends."""
     return f"""

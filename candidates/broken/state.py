@@ -56,6 +56,8 @@ class BiasFilledInPlace(EagerCore):
     """The minus infinities of the caller's bias are replaced by a large number, in place."""
 
     def add_bias(self, scores: Tensor, bias: Tensor) -> Tensor:
+        if 0 in bias.stride():  # torch refuses, or warns about, writing to what is expanded
+            bias = bias.clone()
         return scores + bias.masked_fill_(bias.isneginf(), torch.finfo(bias.dtype).min)
 
 

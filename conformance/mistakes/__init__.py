@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from .biases import BIASES
+from .causality import CAUSALITY
+from .exchanges import EXCHANGES
+from .fills import FILLED
+from .groups import GROUPS
 from .layout import LAYOUT
+from .lengths import LENGTHS
+from .lost_options import LOST_OPTIONS
 from .masking import MASKING
 from .named import Asked, NamedMistake, NotExpressible, everywhere, mistakes
 from .points import POINTS
@@ -16,17 +23,30 @@ from .projections import PROJECTIONS
 from .registered import registered_mistakes
 from .rows import ROWS
 from .scaling import SCALING
+from .softcaps import SOFTCAPS
 from .softmaxes import SOFTMAXES
-from .structure import STRUCTURE
+from .tiles import TILES
+from .weighing import WEIGHING
+from .windows import WINDOWS
 
 MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *POINTS,
     *SCALING,
     *SOFTMAXES,
+    *TILES,
+    *WEIGHING,
+    *FILLED,
     *MASKING,
-    *STRUCTURE,
+    *LENGTHS,
+    *CAUSALITY,
+    *WINDOWS,
+    *SOFTCAPS,
+    *BIASES,
+    *LOST_OPTIONS,
     *ROWS,
     *LAYOUT,
+    *GROUPS,
+    *EXCHANGES,
     *PROJECTIONS,
 )
 
