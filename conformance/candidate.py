@@ -9,6 +9,7 @@ from typing import Any
 
 from ._golden import golden
 from .declaration import Declaration
+from .graphs.opened import OpenedGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,8 @@ class Candidate:
     fixed_weights
         The weights a layer brings along; None when it takes those of each problem. With
         ``weights_known=False`` it brings weights nobody can see: no golden answer exists.
-    module
-        The ``torch.nn.Module`` class or instance behind it, when there is one.
+    graph
+        The ONNX graph behind it, when there is one.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Candidate:
     target: str = ""
     fixed_weights: golden.ProjectionWeights | None = None
     weights_known: bool = True
+    graph: OpenedGraph | None = None
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the wrapped function."""
@@ -40,6 +42,11 @@ class Candidate:
     def kind(self) -> str:
         """``core``, ``layer`` or ``positions``."""
         return self.declaration.kind
+
+    @property
+    def shown_kind(self) -> str:
+        """The kind as a report says it: ``graph`` for any ONNX graph."""
+        return self.kind if self.graph is None else "graph"
 
     @property
     def draws_weights(self) -> bool:

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "tables",
         ),
     ),
+    ("graphs", ("graphs", "graphs.*")),
     ("declaration", ("candidate", "declaration", "declare")),
     ("tolerance", ("double_double*", "tolerance*")),
     ("adapters", ("adapters", "adapters.*")),
@@ -125,10 +126,11 @@ MAY_IMPORT = {
         "_pytest",
         "reference",
         "rich",
+        "safetensors",
         "torch",
         "xdist",
     },
-    "candidates": {"conformance", "numpy", "torch", "onnx"},
+    "candidates": {"conformance", "numpy", "torch", "onnx", "onnxruntime"},
 }
 
 

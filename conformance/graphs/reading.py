@@ -1,0 +1,81 @@
+"""What the inputs and outputs of a graph are: their roles, the order of their axes, fixed sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+TENSOR_ROLES: Final = ("query", "key", "value", "x", "context")
+MASK_ROLES: Final = ("keep", "drop", "keep_int", "drop_int", "bias", "lengths")
+OTHER_ROLES: Final = ("past_key", "past_value", "constant")
+OUTPUT_ROLES: Final = ("output", "weights", "present_key", "present_value", "ignored")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What one input or output of a graph is.
+
+    axes
+        One letter an axis, in the graph's order. Tokens: ``B`` item, ``L`` position, ``E`` width,
+        such as ``BLE``, ``LBE`` or ``LE``. Heads: ``B``, ``H``, ``L``, ``D``, such as ``BHLD`` or
+        ``BLHD``; ``M`` for heads and head size packed into one axis, such as ``BLM``. Masks:
+        ``B``, ``H``, ``Q``, ``K``, and ``1`` for an axis of size 1. ``F`` is the axis of items and
+        heads folded together, items first.
+    dtype
+        As in :class:`Port`.
+    value
+        For the role ``constant`` what is handed over in every call, else None.
+    """
+
+    name: str
+    role: str
+    axes: str = ""
+    dtype: str = "float32"
+    value: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a graph computes of what.
+
+    kind
+        ``layer``: it projects tokens; ``core``: query, key and value come projected.
+    mode
+        ``separate``: query, key and value; ``memory``: query and context; ``self``: x alone.
+    inputs, outputs
+        The role of each, in the graph's order; one output has the role ``output``.
+    pins
+        Geometry fields (``batch``, ``query_length``, ``key_length``, ``num_heads``,
+        ``query_size`` …) that the graph fixes: a number, or the name of the field it equals.
+    baked
+        Axes whose size is fixed although the file calls them dynamic: geometry field → size. They
+        are in ``pins``, too.
+    causal
+        The alignment of a causal rule that the graph always applies, None when it applies none.
+    assumptions
+        One sentence for each thing that was taken for granted, or found by behaviour.
+    """
+
+    kind: Literal["layer", "core"]
+    mode: Literal["separate", "memory", "self"]
+    inputs: tuple[Role, ...]
+    outputs: tuple[Role, ...]
+    pins: Mapping[str, int | str] = field(default_factory=dict)
+    baked: Mapping[str, int] = field(default_factory=dict)
+    causal: str | None = None
+    assumptions: tuple[str, ...] = ()
+
+    def role(self, role: str) -> Role | None:
+        """The input of a role, None when there is none."""
+        return next((found for found in self.inputs if found.role == role), None)
+
+    @property
+    def output(self) -> Role:
+        """The output that is the answer."""
+        return next(found for found in self.outputs if found.role == "output")
+
+    @property
+    def masks(self) -> tuple[Role, ...]:
+        """The inputs that say which keys may be attended."""
+        return tuple(found for found in self.inputs if found.role in MASK_ROLES)
