@@ -55,7 +55,8 @@ class Declaration:
 
     ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
     of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
-    ``empty_rows`` already in it. ``assumptions`` says what an adapter took for granted.
+    ``empty_rows`` already in it. ``assumptions`` says what an adapter took for granted;
+    ``mask_pairs`` which form an adapter takes in which shape, None for any in any.
     """
 
     kind: str
@@ -78,6 +79,14 @@ class Declaration:
     max_length: int | None
     expected_failures: tuple[ExpectedFailure, ...]
     assumptions: tuple[str, ...] = ()
+    mask_pairs: tuple[tuple[str, str], ...] | None = None
+
+    def shapes_of(self, form: str) -> tuple[str, ...]:
+        """The shapes in which masks of a form are accepted."""
+        shapes = self.length_shapes if form == "lengths" else self.mask_shapes
+        if self.mask_pairs is None:
+            return shapes
+        return tuple(shape for shape in shapes if (form, shape) in self.mask_pairs)
 
     @property
     def keywords(self) -> tuple[str, ...]:

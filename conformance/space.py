@@ -97,7 +97,7 @@ class Space:
         for form in declared.masks:
             if form not in self.forms or (self.finite_bias == "always" and form != "bias"):
                 continue
-            shapes = declared.length_shapes if form == "lengths" else declared.mask_shapes
+            shapes = declared.shapes_of(form)
             fits = [shape for shape in shapes if all(axis in shape for axis in self.axes)]
             pairs.extend((form, shape) for shape in fits)
         return pairs

@@ -111,7 +111,7 @@ def _broadcast_pairs(candidate: Candidate) -> list[tuple[str, str, str]]:
     declared = candidate.declaration
     pairs: list[tuple[str, str, str]] = []
     for form in declared.masks:
-        shapes = declared.length_shapes if form == "lengths" else declared.mask_shapes
+        shapes = declared.shapes_of(form)
         pairs.extend((form, a, b) for a in shapes for b in shapes if _covers(a, b))
     return pairs
 
@@ -210,11 +210,7 @@ def _letters(shape: str) -> set[str]:
 def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, str]]]:
     """Pairs of (form, shape) of different forms, where the second can hold the first's mask."""
     declared = candidate.declaration
-    options = [
-        (form, shape)
-        for form in declared.masks
-        for shape in (declared.length_shapes if form == "lengths" else declared.mask_shapes)
-    ]
+    options = [(form, shape) for form in declared.masks for shape in declared.shapes_of(form)]
     return [
         (one, two)
         for one in options

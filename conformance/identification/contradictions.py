@@ -76,7 +76,7 @@ def declared_box(candidate: Candidate) -> Box:
     uses = tuple(
         MaskUse(form=form, parameter=form, shape=shape, native=shape)
         for form in declared.masks
-        for shape in (declared.length_shapes if form == "lengths" else declared.mask_shapes)
+        for shape in declared.shapes_of(form)
     )
     convention = Convention(kind=candidate.kind, inputs=declared.inputs, layout=layout, masks=uses)
     return Box(
