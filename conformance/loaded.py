@@ -9,13 +9,14 @@ from typing import Final
 import torch
 
 from ._golden import golden
+from .beside import NOTHING, Beside
 from .candidate import Candidate
 from .errors import DeclarationError, UsageError, did_you_mean
 from .messages import Loaded, RunOptions, Task
 from .preflight import check_layer
 from .profile import PROFILES
 from .runner import CandidateRun, Planned
-from .targets import resolve_one, unique_names
+from .targets import is_graph, resolve_one, unique_names
 from .tolerance import contract_for
 from .tolerance.wording import describe
 
@@ -39,7 +40,7 @@ class Plan:
         return Loaded(
             name=candidate.name,
             target=candidate.target,
-            kind=candidate.kind,
+            kind=candidate.shown_kind,
             declaration={
                 **candidate.declaration.as_json(),
                 "precision": _precision(candidate, self.run.dtypes),
@@ -59,10 +60,13 @@ def _precision(candidate: Candidate, dtypes: tuple[str, ...]) -> dict[str, list[
 
 
 def _gauge(candidate: Candidate) -> str:
-    """Why no golden answer exists for a candidate, or ""."""
+    """What was not verified of a candidate, or ""."""
+    if candidate.graph is not None and candidate.graph.found.gauge:
+        return candidate.graph.found.gauge
     if candidate.golden_known:
         return ""
-    return "its weights are unknown" if not candidate.weights_known else "it mixes in positions"
+    why = "its weights are unknown" if not candidate.weights_known else "it mixes in positions"
+    return f"{why}, so no golden answer was compared"
 
 
 def plan_targets(
@@ -76,8 +80,18 @@ def plan_targets(
     found: list[Candidate] = []
     for target in options.targets:
         tell("loading", target)
-        found.extend(resolve_one(target))
+        found.extend(
+            resolve_one(
+                target, options.beside if is_graph(target) or len(options.targets) == 1 else NOTHING
+            )
+        )
     return plan_candidates(unique_names(found), options, tell)
+
+
+def _beside(target: str, options: RunOptions) -> Beside:
+    """What is given beside graphs; without any graph it is given to be refused."""
+    some = any(is_graph(other) for other in options.targets)
+    return options.beside if is_graph(target) or not some else NOTHING
 
 
 def plan_candidates(

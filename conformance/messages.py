@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from .beside import Beside
 from .expected import ExpectedFailure
 
 PLAN_TARGETS: Final = "conformance.loaded:plan_targets"
@@ -18,7 +19,8 @@ class RunOptions:
     in the worker: it is called like ``plan_targets``, and each of its plans has ``loaded()``.
 
     ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
-    slugs. Without ``preflight`` layers are not built while loading (their builder killed a worker).
+    slugs; ``beside`` speaks of the graphs among the targets. Without ``preflight`` layers are not
+    built while loading (their builder killed a worker).
     """
 
     targets: tuple[str, ...]
@@ -30,6 +32,7 @@ class RunOptions:
     skip: tuple[str, ...] = ()
     preflight: bool = True
     loader: str = PLAN_TARGETS
+    beside: Beside = field(default_factory=Beside)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,8 @@ class Loaded:
     """A candidate as the report needs it, with its plan.
 
     ``deviations`` are the fields in which its semantics differs from the standard, but for the
-    causal alignment, which every kernel has to choose. ``gauge`` says why no golden answer exists,
-    "" when one does.
+    causal alignment, which every kernel has to choose. ``gauge`` says what was not verified, and
+    why, "" when all was.
     """
 
     name: str

@@ -106,8 +106,13 @@ class Clause:
         return ", ".join(f"{level} ({kind})" for kind, level in levels.items())
 
     def level_for(self, kind: str) -> Level:
-        """The level for a kind of candidate; MUST where none is given."""
-        return self.level if isinstance(self.level, str) else self.level.get(kind, "MUST")
+        """The level for a kind of candidate; MUST where none is given.
+
+        Where nothing is said of graphs, they are held to what layers are.
+        """
+        if isinstance(self.level, str):
+            return self.level
+        return self.level.get(kind, self.level_for("layer") if kind == "graph" else "MUST")
 
     def not_applicable(self, candidate: Candidate) -> str:
         """Why the clause does not apply to a candidate, or ""."""

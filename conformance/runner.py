@@ -114,7 +114,7 @@ class CandidateRun:
             Planned(
                 id=clause.id,
                 family=clause.family,
-                level=clause.level_for(self.candidate.kind),
+                level=clause.level_for(self.candidate.shown_kind),
                 dtype=dtype,
                 device=device,
                 reason=clause.not_applicable(self.candidate),

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from .beside import NOTHING, Beside
 from .candidate import Candidate
 from .declare import renamed
 from .errors import UsageError
@@ -25,6 +26,9 @@ from .loading import (
     shown_path,
 )
 from .preflight import check_layer
+
+if TYPE_CHECKING:
+    from .adapters.source import Source
 
 ENTRY_POINTS: Final = "attention_conformance.candidates"
 _NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
@@ -46,9 +50,12 @@ def resolve(targets: Iterable[str]) -> list[Candidate]:
     return candidates
 
 
-def resolve_one(target: str) -> list[Candidate]:
-    """The candidates of one target, their layers not yet built."""
-    found = list(_once(_find(target)))
+def resolve_one(target: str, beside: Beside = NOTHING) -> list[Candidate]:
+    """The candidates of one target, their layers not yet built.
+
+    ``beside`` is what the user gives for graphs; a target that is none must be given nothing.
+    """
+    found = list(_once(_find(target, beside)))
     if not found:
         msg = (
             f"{target} declares no candidate: decorate one with @conformance.core or "
@@ -103,11 +110,13 @@ def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
             yield candidate.located(place)
 
 
-def _find(target: str) -> Iterable[tuple[Candidate, str]]:
-    where, name = split_target(target)
-    if where.lower().endswith(".onnx"):
-        msg = f"{where} is an ONNX graph, which this version cannot check yet"
+def _find(target: str, beside: Beside) -> Iterable[tuple[Candidate, str]]:
+    if is_graph(target):
+        return [(_graph(Path(target).expanduser(), beside), target)]
+    if beside.given():
+        msg = f"{' and '.join(beside.given())} speak of an ONNX graph, which {target} is not"
         raise UsageError(msg)
+    where, name = split_target(target)
     if is_path(where):
         return _from_path(Path(where).expanduser(), where, name)
     if name is None:
@@ -116,6 +125,47 @@ def _find(target: str) -> Iterable[tuple[Candidate, str]]:
             return _from_entry_point(registered[where])
     put_on_path(Path.cwd())
     return _from_module(import_dotted(_checked_name(where)), where, name)
+
+
+def is_graph(target: str) -> bool:
+    """Whether a target is an ONNX file."""
+    return target.lower().endswith(".onnx")
+
+
+def _graph(path: Path, beside: Beside) -> Candidate:
+    """The candidate of an ONNX file, with what the user gives beside it."""
+    from .adapters.graph import Besides, graph_candidate  # noqa: PLC0415 (onnx: only for graphs)
+
+    besides = Besides(
+        declaration=_file(beside.declaration, "--declaration"),
+        state_dict=_file(beside.state_dict, "--state-dict"),
+        source=None if beside.source is None else _source(beside.source),
+    )
+    return graph_candidate(path, besides)
+
+
+def _file(name: str | None, option: str) -> Path | None:
+    if name is None:
+        return None
+    path = Path(name).expanduser()
+    if not path.is_file():
+        msg = f"{option} {name}: there is no such file"
+        raise UsageError(msg)
+    return path
+
+
+def _source(target: str) -> Source:
+    """The module that a target names; a function without arguments is called once."""
+    from .adapters.source import source_of  # noqa: PLC0415
+
+    value = object_of(target)
+    if value is None or isinstance(value, ModuleType):
+        msg = f"--source {target} names no object: write package.module:object"
+        raise UsageError(msg)
+    is_function = callable(value) and not _is_candidate(value)
+    if is_function:
+        value = _called(value, target)
+    return source_of(value, target)
 
 
 def split_target(target: str) -> tuple[str, str | None]:

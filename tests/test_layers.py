@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "words",
         (
             "_golden",
+            "beside",
             "dtypes",
             "errors",
             "expected",

@@ -38,6 +38,23 @@ from ._output import printing, progress_bar
     metavar="DEVICE,...",
     help="Run on these devices (cpu,cuda:1) instead of the declared ones; may be repeated.",
 )
+@click.option(
+    "--source",
+    metavar="TARGET",
+    help="The module (package.module:object) that the ONNX graph was exported from.",
+)
+@click.option(
+    "--state-dict",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The weights of the ONNX graph: .pt (weights only) or .safetensors.",
+)
+@click.option(
+    "--declaration",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML: roles and promises of the ONNX graph [default: NAME.conformance.toml beside it].",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
 @click.option("--only", multiple=True, metavar="GLOB", help="Run only these clauses.")
 @click.option("--skip", multiple=True, metavar="GLOB", help="Leave these clauses out.")
@@ -69,6 +86,9 @@ def check_command(
     profile: str,
     dtypes: tuple[str, ...],
     devices: tuple[str, ...],
+    source: str | None,
+    state_dict: Path | None,
+    declaration: Path | None,
     seed: int,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -80,9 +100,10 @@ def check_command(
     """Check every candidate of the targets.
 
     A TARGET is package.module:object, path/to/file.py:object, a package, module, file or folder
-    alone (every candidate declared in it), or the name of a registered candidate. Candidates run in
-    a process of their own; what they print is not shown.
+    alone (every candidate declared in it), path/to/model.onnx, or the name of a registered
+    candidate. Candidates run in a process of their own; what they print is not shown.
     """
+    from ..beside import Beside  # noqa: PLC0415
     from ..checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..messages import RunOptions  # noqa: PLC0415
     from ..report import check_writable, exit_code, write_report  # noqa: PLC0415
@@ -98,6 +119,11 @@ def check_command(
         devices=devices or None,
         only=only,
         skip=skip,
+        beside=Beside(
+            source=source,
+            state_dict=None if state_dict is None else str(state_dict),
+            declaration=None if declaration is None else str(declaration),
+        ),
     )
     with progress_bar() as progress:
         report = check(

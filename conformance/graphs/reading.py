@@ -71,6 +71,12 @@ class Reading:
         return next((found for found in self.inputs if found.role == role), None)
 
     @property
+    def batched(self) -> bool:
+        """Whether the tokens or heads have an axis of items."""
+        axes = next(found.axes for found in self.inputs if found.role in TENSOR_ROLES)
+        return "B" in axes or "F" in axes
+
+    @property
     def output(self) -> Role:
         """The output that is the answer."""
         return next(found for found in self.outputs if found.role == "output")

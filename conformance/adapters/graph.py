@@ -1,0 +1,189 @@
+"""An ONNX file as a candidate: read, opened in a child process, its roles and weights found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from .._golden import golden
+from ..candidate import Candidate
+from ..declare import core, fixed_layer
+from ..errors import DeclarationError, UsageError
+from ..graphs.header import Header
+from ..graphs.lost import GraphRefused
+from ..graphs.opened import OpenedGraph
+from ..graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
+from ..graphs.reading import Reading
+from ..graphs.roles import read_roles
+from ..graphs.sidecar import read_told, sidecar_of
+from ..graphs.told import Told
+from ..graphs.validation import read_header
+from ..graphs.weighing import Found
+from ..graphs.weights import find_weights, read_state_dict
+from .graph_forward import GraphForward, mask_pairs
+from .source import Source
+from .wish import assuming
+
+_QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Besides:
+    """What the user gives beside the graph: files, and the module it was exported from."""
+
+    declaration: Path | None = None
+    state_dict: Path | None = None
+    source: Source | None = None
+
+
+def graph_candidate(path: Path, besides: Besides | None = None) -> Candidate:
+    """The candidate that an ONNX file is.
+
+    Raises UsageError with one sentence for a file that cannot be opened, that holds no attention or
+    whose declaration contradicts it.
+    """
+    besides = besides or Besides()
+    header = read_header(path)
+    told = _told(path, besides.declaration)
+    process = GraphProcess(path)
+    try:
+        reading = read_roles(header, process.run, told)
+        found = _found(header, process, reading, told, besides)
+    except GraphRefused as error:
+        process.close()
+        msg = f"{path} cannot be run: {error}"
+        raise UsageError(msg) from None
+    except BaseException:
+        process.close()
+        raise
+    return _candidate(header, told, process, reading, found, besides.source)
+
+
+def _told(path: Path, declaration: Path | None) -> Told:
+    file = declaration or sidecar_of(path)
+    return Told() if file is None else read_told(file)
+
+
+def _found(
+    header: Header, process: GraphProcess, reading: Reading, told: Told, besides: Besides
+) -> Found:
+    source = besides.source
+    state = None if besides.state_dict is None else read_state_dict(besides.state_dict)
+    if state is None and source is not None and source.found is None and source.module is not None:
+        state = dict(source.module.state_dict())
+    return find_weights(
+        header,
+        process,
+        reading,
+        told,
+        state_dict=state,
+        source=None if source is None else source.found,
+    )
+
+
+def _candidate(
+    header: Header,
+    told: Told,
+    process: GraphProcess,
+    reading: Reading,
+    found: Found,
+    source: Source | None,
+) -> Candidate:
+    heads = told.num_heads or found.num_heads or _pinned(reading, "num_heads")
+
+    def forward(setting: Setting) -> GraphForward:
+        return GraphForward(_running(process, setting), reading, heads)
+
+    opened = OpenedGraph(
+        header=header,
+        told=told,
+        process=process,
+        reading=reading,
+        found=found,
+        forward=forward,
+        source=None if source is None else source.forward(reading, heads),
+        exported=None if source is None else source.exported(reading, heads),
+        notes={"source": source.note} if source is not None and source.note else {},
+    )
+    candidate = _declared(forward(DEFAULT), opened, heads)
+    notes = [*reading.assumptions, *found.assumptions]
+    if source is not None and source.note:
+        notes.append(f"{source.shown} tells no weights: {source.note}")
+    return assuming(dataclasses.replace(candidate, graph=opened), *notes)
+
+
+def _running(process: GraphProcess, setting: Setting) -> Callable[[Feeds], dict[str, Array]]:
+    return lambda feeds: process.run(feeds, setting=setting)
+
+
+def _pinned(reading: Reading, field: str) -> int | None:
+    pin = reading.pins.get(field)
+    return pin if isinstance(pin, int) else None
+
+
+def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> Candidate:
+    """The declaration that roles and weights make, completed by what the user promises."""
+    reading, told = opened.reading, opened.told
+    promises = {**_promises(opened), **told.promises}
+    name = told.name or opened.header.path.stem
+    try:
+        if reading.kind == "core":
+            made = core(name=name, **promises)(forward)
+        else:
+            made = fixed_layer(
+                forward,
+                opened.found.weights,
+                num_heads=heads,
+                num_kv_heads=opened.found.num_kv_heads,
+                name=name,
+                **promises,
+            )
+    except DeclarationError as error:
+        where = f" ({told.where})" if told.where else ""
+        msg = f"{opened.header.path}{where}: {error}"
+        raise UsageError(msg) from None
+    pairs = mask_pairs(reading)
+    declaration = dataclasses.replace(made.declaration, mask_pairs=pairs)
+    return dataclasses.replace(made, declaration=declaration)
+
+
+def _promises(opened: OpenedGraph) -> dict[str, Any]:
+    reading, found = opened.reading, opened.found
+    pairs = mask_pairs(reading)
+    features = []
+    if any(role.role == "weights" for role in reading.outputs):
+        features.append("weights")
+    if reading.kind == "core" and reading.pins.get("num_kv_heads") != reading.pins.get("num_heads"):
+        features.append("gqa")
+    promises: dict[str, Any] = {
+        "masks": list(dict.fromkeys(form for form, _ in pairs)),
+        "batched": reading.batched,
+        "features": features,
+        "without": ["gradients"],
+        "dtypes": [_dtype(reading)],
+        "geometry": dict(reading.pins),
+    }
+    if pairs:
+        promises["mask_shapes"] = list(dict.fromkeys(shape for _, shape in pairs))
+    if reading.kind == "layer":
+        promises["inputs"] = reading.mode
+    if reading.causal is not None:
+        promises.update(causal=reading.causal, always_causal=True)
+    if found.gauge and found.weights is not None and found.scale is not None:
+        promises["semantics"] = golden.STANDARD.replace(scale=found.scale)
+    if opened.told.precision or _is_quantised(opened.header):
+        promises["precision"] = opened.told.precision or "int8-dynamic"
+    return promises
+
+
+def _is_quantised(header: Header) -> bool:
+    present = {operator.rpartition("::")[2] for operator in header.operators}
+    return all(operator in present for operator in _QUANTISED)
+
+
+def _dtype(reading: Reading) -> str:
+    names = ("query", "x")
+    return next(role.dtype for role in reading.inputs if role.role in names)

@@ -1,0 +1,153 @@
+"""A graph under the harness' call ``forward(query, key, value, *, keep=…)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..graphs.process import Array, Feeds
+from ..graphs.reading import MASK_ROLES, Reading, Role
+from .arranging import arrange, restore, spelled
+
+Run = Callable[[Feeds], Mapping[str, Array]]
+# Our name of a mask's form for each role; the graph's dtype makes the rest of the difference.
+FORMS: Final = {
+    "keep": "keep",
+    "drop": "drop",
+    "keep_int": "keep_int",
+    "drop_int": "drop",
+    "bias": "bias",
+    "lengths": "lengths",
+}
+_ORDER: Final = {
+    "self": ("x",),
+    "memory": ("query", "context"),
+    "separate": ("query", "key", "value"),
+}
+
+
+def mask_pairs(reading: Reading) -> tuple[tuple[str, str], ...]:
+    """Which form of a mask the graph takes in which shape, in the declaration's letters."""
+    pairs = ((FORMS[role.role], spelled(role.axes)) for role in reading.masks)
+    return tuple(dict.fromkeys(pairs))
+
+
+class GraphForward:
+    """Calls something that takes and gives arrays by name as if it were a kernel or a layer.
+
+    run
+        ``run(feeds)``: the graph in its process, or the eager module it was exported from.
+    num_heads
+        For masks with an axis of heads; None where nobody knows.
+    """
+
+    def __init__(self, run: Run, reading: Reading, num_heads: int | None) -> None:
+        self.run = run
+        self.reading = reading
+        self.num_heads = num_heads
+
+    def __call__(self, *inputs: Tensor, return_weights: bool = False, **masks: Tensor) -> Any:
+        """The answer as the public contract shapes it; with ``return_weights`` a pair."""
+        found = self.run(self.feeds(inputs, masks))
+        sizes = self._sizes(inputs)
+        output = self.taken(found[self.reading.output.name], self.reading.output, sizes)
+        if not return_weights:
+            return output
+        weights = next(role for role in self.reading.outputs if role.role == "weights")
+        return output, self.taken(found[weights.name], weights, sizes)
+
+    def feeds(self, inputs: tuple[Tensor, ...], masks: Mapping[str, Tensor]) -> dict[str, Array]:
+        """What the graph is given, by the names of its inputs."""
+        given = dict(zip(_ORDER[self.reading.mode], inputs, strict=True))
+        sizes = self._sizes(inputs)
+        feeds: dict[str, Array] = {}
+        left = dict(masks)
+        for role in self.reading.inputs:
+            if role.role in MASK_ROLES:
+                feeds[role.name] = self._mask(role, left, sizes)
+            elif role.role in given:
+                own = self._own(given[role.role])
+                feeds[role.name] = _array(arrange(given[role.role], own, role.axes), role.dtype)
+            else:
+                feeds[role.name] = np.asarray(role.value)
+        if left:
+            msg = f"the graph has no input for {', '.join(left)} of this shape"
+            raise TypeError(msg)
+        return feeds
+
+    def taken(self, array: Array, role: Role, sizes: Mapping[str, int]) -> Tensor:
+        """An output of the graph in the harness' order of axes."""
+        tensor = torch.from_numpy(np.array(array))
+        if role.role == "weights":
+            own = "BHQK" if self.reading.batched else "HQK"
+        elif self.reading.kind == "core":
+            own = "BHLD" if self.reading.batched else "HLD"
+        else:
+            own = "BLE" if self.reading.batched else "LE"
+        if role.role != "weights" and "M" in role.axes and tensor.dim() == len(role.axes):
+            packed = tensor.shape[role.axes.index("M")]
+            sizes = {**sizes, "D": packed // sizes["H"] if sizes["H"] else 0}
+        return restore(tensor, role.axes, own, sizes)
+
+    def _own(self, tensor: Tensor) -> str:
+        if self.reading.kind == "core":
+            return "BHLD" if self.reading.batched else "HLD"
+        return "BLE" if tensor.dim() == len("BLE") else "LE"
+
+    def _sizes(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+        query, key = inputs[0], inputs[min(1, len(inputs) - 1)]
+        heads = query.shape[-3] if self.reading.kind == "core" else self.num_heads
+        batch = query.shape[0] if self.reading.batched else 1
+        return {
+            "B": batch,
+            "H": 1 if heads is None else heads,
+            "Q": query.shape[-2],
+            "K": key.shape[-2],
+            "D": query.shape[-1],
+        }
+
+    def _mask(self, role: Role, left: dict[str, Tensor], sizes: Mapping[str, int]) -> Array:
+        """The mask given for this input, taken out of ``left``; else one that hides nothing."""
+        form, letters = FORMS[role.role], spelled(role.axes)
+        given = left.get(form)
+        if given is not None and _fits(given, letters, sizes):
+            del left[form]
+            mask = given
+        else:
+            mask = _nothing_hidden(form, [1 if one == "1" else sizes[one] for one in letters])
+            if form == "lengths":
+                mask = mask * sizes["K"]
+        sizes = {**sizes, "K": mask.shape[-1]} if letters.endswith("K") else sizes
+        shape = [1 if one == "1" else _together(one, sizes) for one in role.axes]
+        return _array(mask.reshape(shape), role.dtype)
+
+
+def _fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a mask has the axes of an input; whether its keys fit is for the graph to say."""
+    return mask.dim() == len(letters) and all(
+        size == (1 if letter == "1" else sizes[letter])
+        for letter, size in zip(letters, mask.shape, strict=True)
+        if letter != "K"
+    )
+
+
+def _nothing_hidden(form: str, shape: list[int]) -> Tensor:
+    if form == "lengths":
+        return torch.ones(shape, dtype=torch.int64)
+    if form == "bias":
+        return torch.zeros(shape)
+    return torch.zeros(shape, dtype=torch.bool) if form == "drop" else torch.ones(shape).bool()
+
+
+def _together(letter: str, sizes: Mapping[str, int]) -> int:
+    return sizes["B"] * sizes["H"] if letter == "F" else sizes[letter]
+
+
+def _array(tensor: Tensor, dtype: str) -> Array:
+    """A contiguous array of the graph's dtype."""
+    array = tensor.detach().cpu().contiguous().numpy()
+    return array.astype(dtype, copy=False)

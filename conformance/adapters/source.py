@@ -1,0 +1,173 @@
+"""The eager module that a graph was exported from, as the yardstick of the export."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..candidate import Candidate
+from ..errors import DeclarationError, UsageError
+from ..graphs.process import Array, Feeds
+from ..graphs.reading import Reading
+from ..graphs.weighing import Found
+from .graph_forward import GraphForward, Run
+from .understanding import understand
+from .wish import Wish
+
+_ACCEPTED: Final = "a torch.nn.Module instance, or a function without arguments that returns one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What ``--source`` names.
+
+    module
+        The eager module in eval mode, None for a declared candidate.
+    candidate
+        The declared candidate, None for a module.
+    found
+        Its weights and heads, None where the harness does not understand the module.
+    note
+        Why it does not.
+    """
+
+    shown: str
+    module: nn.Module | None = None
+    candidate: Candidate | None = None
+    found: Found | None = None
+    note: str = ""
+
+    def forward(self, reading: Reading, num_heads: int | None) -> Callable[..., Any]:
+        """The source under the harness' call, given what the graph is given."""
+        if self.candidate is not None:
+            return _of_candidate(self.candidate)
+        return GraphForward(self._run(reading), reading, num_heads)
+
+    def exported(self, reading: Reading, num_heads: int | None) -> Callable[..., Any] | None:
+        """The same for the exported program, the step before the graph."""
+        if self.module is None:
+            return None
+        return GraphForward(self._run(reading, exported=True), reading, num_heads)
+
+    def _run(self, reading: Reading, *, exported: bool = False) -> Run:
+        module = self.module
+        if module is None:
+            msg = f"{self.shown} is no module"
+            raise TypeError(msg)
+        programs: dict[str, Callable[..., Any]] = {}
+
+        def run(feeds: Feeds) -> dict[str, Array]:
+            positional, keywords = arguments_of(module, feeds)
+            callee: Callable[..., Any] = module
+            if exported:
+                shapes = str({name: array.shape for name, array in feeds.items()})
+                if shapes not in programs:
+                    programs[shapes] = torch.export.export(module, positional, keywords).module()
+                callee = programs[shapes]
+            with torch.no_grad():
+                return _named(callee(*positional, **keywords), reading)
+
+        return run
+
+
+def source_of(value: Any, shown: str) -> Source:
+    """The source that an object is; raises UsageError for what cannot be one."""
+    if isinstance(value, Candidate):
+        return _candidate_source(value, shown)
+    if isinstance(value, type) and issubclass(value, nn.Module):
+        msg = (
+            f"--source {shown} is a class, whose instances have other weights than the graph: name "
+            f"{_ACCEPTED}"
+        )
+        raise UsageError(msg)
+    if not isinstance(value, nn.Module):
+        msg = f"--source {shown} is {value!r:.60}: name {_ACCEPTED}"
+        raise UsageError(msg)
+    module = value.eval()
+    found, note = _understood(module, shown)
+    return Source(shown=shown, module=module, found=found, note=note)
+
+
+def _candidate_source(candidate: Candidate, shown: str) -> Source:
+    weights = candidate.fixed_weights
+    if candidate.kind == "layer" and weights is None:
+        msg = (
+            f"--source {shown} takes the weights of each problem, so it has none to compare: name "
+            f"{_ACCEPTED}, or a conformance.fixed_layer"
+        )
+        raise UsageError(msg)
+    found = None
+    if weights is not None:
+        sizes = candidate.declaration.pins.sizes
+        found = Found(
+            weights=weights,
+            num_heads=sizes["num_heads"][0],
+            num_kv_heads=sizes["num_kv_heads"][0],
+            how="source",
+        )
+    return Source(shown=shown, candidate=candidate, found=found)
+
+
+def _of_candidate(candidate: Candidate) -> Callable[..., Any]:
+    if candidate.kind != "layer":
+        return candidate.function
+    built: Callable[..., Any] = candidate.function(None, candidate.fixed_weights)
+    return built
+
+
+def _understood(module: nn.Module, shown: str) -> tuple[Found | None, str]:
+    """The module's weights as the module adapter reads them, or why it cannot."""
+    wish = Wish(
+        shown=shown, num_heads=None, num_kv_heads=None, call=None, projections=None, promises={}
+    )
+    try:
+        _, finding, _ = understand(module, wish)
+        weights = finding.recipe.read(module, finding.sizes)
+    except DeclarationError as error:
+        return None, str(error)
+    sizes = finding.sizes
+    return (
+        Found(
+            weights=weights,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            how="source",
+        ),
+        "",
+    )
+
+
+def arguments_of(module: nn.Module, feeds: Feeds) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """A graph's inputs as the module's arguments: by name where names agree, else in order."""
+    dtype = next((entry.dtype for entry in module.parameters() if entry.is_floating_point()), None)
+    tensors = {name: _tensor(array, dtype) for name, array in feeds.items()}
+    parameters = inspect.signature(module.forward).parameters
+    if all(name in parameters for name in tensors):
+        return (), tensors
+    return tuple(tensors.values()), {}
+
+
+def _tensor(array: Array, dtype: torch.dtype | None) -> Tensor:
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _named(answer: Any, reading: Reading) -> dict[str, Array]:
+    """What a module returned by the names of the graph's outputs, which come in the same order."""
+    flat = [entry for entry in _flattened(answer) if isinstance(entry, Tensor)]
+    names = [role.name for role in reading.outputs]
+    return {name: entry.detach().cpu().numpy() for name, entry in zip(names, flat, strict=False)}
+
+
+def _flattened(answer: Any) -> list[Any]:
+    if isinstance(answer, Mapping):
+        answer = list(answer.values())
+    if isinstance(answer, (tuple, list)):
+        return [part for entry in answer for part in _flattened(entry)]
+    return [answer]
