@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-import numpy as np
+from .child import START_SECONDS, Child
+from .limits import Limits
+from .lost import GraphLost, GraphRefused
+from .protocol import Array, Arrays, Head
 
-Array = np.ndarray[Any, Any]
+__all__ = ["DEFAULT", "Array", "Feeds", "GraphProcess", "Limits", "Setting"]
+
 Feeds = Mapping[str, Array]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one child may use: bytes of address space, seconds of CPU and of wall a run."""
-
-    memory: int = 8 << 30
-    cpu_seconds: float = 20.0
-    wall_seconds: float = 10.0
+LEVELS: Final = ("disabled", "basic", "extended", "all")
+_CPU: Final = "CPUExecutionProvider"
+# After a hang the next run may take half as long: an endless loop is seen in every example.
+_SHRINK: Final = 2.0
+_LEAST_SECONDS: Final = 1.0
+# Bytes of a model file that are read and optimised in a second, on a slow disk.
+_OPENED_A_SECOND: Final = 50e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +34,13 @@ class Setting:
 
     level
         onnxruntime's graph optimisation: ``disabled``, ``basic``, ``extended`` or ``all``.
+    child
+        Which process runs it: any other number than 0 has one of its own, with its own sessions.
     """
 
     level: str = "all"
-    provider: str = "CPUExecutionProvider"
+    provider: str = _CPU
+    child: int = 0
 
 
 DEFAULT: Final = Setting()
@@ -44,6 +52,11 @@ class GraphProcess:
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
         self.path = path
         self.limits = limits or Limits()
+        self._children: dict[tuple[bool, int], Child] = {}
+        self._opened: set[tuple[int, Setting, tuple[str, ...]]] = set()
+        self._seconds = self.limits.wall_seconds
+        self._lock = threading.Lock()
+        self._ending = weakref.finalize(self, _close_all, self._children)
 
     def __enter__(self) -> Self:
         return self
@@ -63,11 +76,73 @@ class GraphProcess:
 
         Raises GraphRefused for what the runtime refuses, GraphLost when the child hangs or dies.
         """
-        raise NotImplementedError
+        return self.ask("run", feeds, setting=setting, taps=taps)[1]
+
+    def open(self, *, setting: Setting = DEFAULT) -> None:
+        """Open the graph without running it; raises as ``run`` does."""
+        self.ask("open", setting=setting)
 
     def providers(self) -> list[str]:
         """The execution providers of the runtime in the child."""
-        raise NotImplementedError
+        return list(self.ask("providers")[0]["providers"])
+
+    def ask(
+        self,
+        do: str,
+        feeds: Feeds | None = None,
+        *,
+        setting: Setting = DEFAULT,
+        taps: Sequence[str] = (),
+    ) -> tuple[Head, Arrays]:
+        """The child's answer to a request; raises GraphRefused, GraphLost."""
+        asked = {
+            "do": do,
+            "level": setting.level,
+            "provider": setting.provider,
+            "taps": list(taps),
+            "answer": self.limits.answer,
+        }
+        with self._lock:
+            place = (setting.provider == _CPU, setting.child)
+            child = self._child(place)
+            seconds = self._seconds + self._opening(child, setting, tuple(taps))
+            try:
+                return child.ask(asked, feeds or {}, seconds)
+            except GraphLost as lost:
+                self._children.pop(place, None)
+                if lost.kind == "hung":
+                    self._seconds = max(self._seconds / _SHRINK, _LEAST_SECONDS)
+                raise
+
+    def _child(self, place: tuple[bool, int]) -> Child:
+        """The child of a place, with onnxruntime imported."""
+        child = self._children.get(place)
+        if child is None:
+            # Accelerators reserve far more address space than they use.
+            memory = self.limits.memory if place[0] else 0
+            child = Child(self.path, dataclasses.replace(self.limits, memory=memory))
+            try:
+                child.ask({"do": "providers"}, {}, START_SECONDS)
+            except (GraphLost, GraphRefused) as error:
+                child.kill()
+                msg = f"could not start: its process {error}"
+                raise GraphLost(msg, kind="crashed") from None
+            self._children[place] = child
+        return child
+
+    def _opening(self, child: Child, setting: Setting, taps: tuple[str, ...]) -> float:
+        """Seconds that reading the file may take where it is opened first."""
+        key = (child.pid, setting, taps)
+        if key in self._opened:
+            return 0.0
+        self._opened.add(key)
+        return self.path.stat().st_size / _OPENED_A_SECOND if self.path.exists() else 0.0
 
     def close(self) -> None:
-        """End the child."""
+        """End the children; a later run starts new ones."""
+        _close_all(self._children)
+
+
+def _close_all(children: dict[tuple[bool, int], Child]) -> None:
+    while children:
+        children.popitem()[1].close()

@@ -1,0 +1,111 @@
+"""How a graph's process and its parent talk: a head in JSON, then the bytes of arrays.
+
+Nothing is pickled: a graph that takes its process over must not reach the parent. The head names
+every array with dtype and shape, and its bytes follow in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+Head = dict[str, Any]
+
+_SIZE: Final = struct.Struct("<Q")
+_LARGEST_HEAD: Final = 64 << 20
+_JOINED: Final = 1 << 16  # below that one system call is cheaper than none of the copies
+_KINDS: Final = "biufc"
+
+
+class ProtocolError(Exception):
+    """What came is no message."""
+
+
+def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
+    """Send a message; raises OSError when the other end is gone, TimeoutError when it is stuck."""
+    parts = [_bytes(array) for array in arrays.values()]
+    told = [[name, dtype_name(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    text = json.dumps({"head": head, "arrays": told}).encode()
+    start = _SIZE.pack(len(text)) + text
+    if sum(part.nbytes for part in parts) <= _JOINED:
+        end.sendall(b"".join((start, *parts)))
+        return
+    for part in (start, *parts):
+        end.sendall(part)
+
+
+def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> tuple[Head, Arrays]:
+    """The next message, with at most so many bytes of arrays.
+
+    Raises EOFError or OSError when the other end is gone, TimeoutError at the deadline (of
+    ``time.monotonic``), ProtocolError for what is no message, MemoryError.
+    """
+    (size,) = _SIZE.unpack(_exactly(end, _SIZE.size, deadline))
+    if size > _LARGEST_HEAD:
+        msg = f"a head of {size} bytes"
+        raise ProtocolError(msg)
+    try:
+        message = json.loads(_exactly(end, size, deadline))
+        told = [(str(name), _dtype(kind), tuple(shape)) for name, kind, shape in message["arrays"]]
+        total = sum(kind.itemsize * math.prod(shape) for _, kind, shape in told)
+        if total > most or any(axis < 0 for _, _, shape in told for axis in shape):
+            msg = f"arrays of {total} bytes"
+            raise ProtocolError(msg)
+        head: Head = message["head"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(str(error)) from error
+    arrays = {name: np.empty(shape, kind) for name, kind, shape in told}
+    for array in arrays.values():
+        _fill(end, _bytes(array), deadline)
+    return head, arrays
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Give numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for any other."""
+    if dtype.kind in _KINDS or dtype.name == "bfloat16":
+        return dtype.name
+    msg = f"arrays of {dtype.name} are not numbers"
+    raise TypeError(msg)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes  # noqa: PLC0415 (onnx brings it along; few graphs need it)
+
+        return np.dtype(ml_dtypes.bfloat16)
+    dtype = np.dtype(name)
+    dtype_name(dtype)
+    return dtype
+
+
+def _bytes(array: Array) -> memoryview:
+    """The bytes of an array, where it is contiguous its own."""
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _exactly(end: socket.socket, size: int, deadline: float | None) -> bytearray:
+    into = bytearray(size)
+    _fill(end, memoryview(into), deadline)
+    return into
+
+
+def _fill(end: socket.socket, into: memoryview, deadline: float | None) -> None:
+    while into.nbytes:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            end.settimeout(left)
+        got = end.recv_into(into)
+        if not got:
+            raise EOFError
+        into = into[got:]

@@ -1,0 +1,143 @@
+"""The sessions that onnxruntime keeps for one model file, inside the graph's process."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+
+from .protocol import Arrays, Head
+
+CPU: Final = "CPUExecutionProvider"
+# It sends graphs to a service and computes nothing itself.
+_REMOTE: Final = "AzureExecutionProvider"
+_KEPT: Final = 16
+_FATAL: Final = 4
+_BFLOAT16: Final = "tensor(bfloat16)"
+_BFLOAT16_CODE: Final = 16  # onnx.TensorProto.BFLOAT16
+_FOLDER: Final = "session.model_external_initializers_file_folder_path"
+
+
+class Refused(Exception):  # noqa: N818 (the graph's fault)
+    """Why a graph is not run, where onnxruntime itself does not say so."""
+
+
+class Sessions:
+    """Sessions by level, provider and the tensors inside the graph that are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        onnxruntime.set_default_logger_severity(_FATAL)
+        self._path = path
+        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._model: Any = None
+
+    def providers(self) -> list[str]:
+        """What can compute here; the CPU's is always among it."""
+        return [name for name in onnxruntime.get_available_providers() if name != _REMOTE]
+
+    def run(self, asked: Head, feeds: Arrays) -> Arrays:
+        """The outputs and taps by name."""
+        session = self.open(asked)
+        names = [output.name for output in session.get_outputs()]
+        kinds = {port.name: port.type for port in (*session.get_inputs(), *session.get_outputs())}
+        if _BFLOAT16 in kinds.values():
+            outputs = _run_values(session, names, feeds, kinds)
+        else:
+            outputs = session.run(names, feeds)
+        answer = dict(zip(names, outputs, strict=True))
+        for name, array in answer.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
+                msg = f"the output {name!r} ({kinds[name]}) is no tensor of numbers"
+                raise Refused(msg)
+        size = sum(array.nbytes for array in answer.values())
+        if size > asked["answer"]:
+            msg = f"its outputs have {size} bytes, more than the {asked['answer']} it may answer"
+            raise Refused(msg)
+        return answer
+
+    def open(self, asked: Head) -> Any:
+        """The session of a level, a provider and taps; the latest few are kept."""
+        taps = tuple(sorted(set(asked["taps"])))
+        key = (asked["level"], asked["provider"], taps)
+        session = self._kept.get(key)
+        if session is None:
+            session = self._kept[key] = self._opened(asked["level"], asked["provider"], taps)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return session
+
+    def _opened(self, level: str, provider: str, taps: Sequence[str]) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = _FATAL
+        options.graph_optimization_level = _levels()[level]
+        if provider not in self.providers():
+            msg = f"the provider {provider} is not there: {', '.join(self.providers())}"
+            raise Refused(msg)
+        source: str | bytes = str(self._path)
+        if taps:
+            source = self._with_outputs(taps)
+            options.add_session_config_entry(_FOLDER, str(self._path.parent))
+        given = [provider] if provider == CPU else [provider, CPU]
+        session = onnxruntime.InferenceSession(source, options, providers=given)
+        if provider not in session.get_providers():
+            msg = f"the provider {provider} does not start here"
+            raise Refused(msg)
+        return session
+
+    def _with_outputs(self, taps: Sequence[str]) -> bytes:
+        """The model with tensors inside the graph as more outputs."""
+        if self._model is None:
+            import onnx  # noqa: PLC0415 (most processes are never asked for a tap)
+
+            self._model = onnx.load(str(self._path), load_external_data=False)
+        outputs = self._model.graph.output
+        before = len(outputs)
+        known = {output.name for output in outputs}
+        try:
+            for name in taps:
+                if name not in known:
+                    outputs.add().name = name
+            return bytes(self._model.SerializeToString())
+        finally:
+            del outputs[before:]
+
+
+def _levels() -> dict[str, Any]:
+    levels = onnxruntime.GraphOptimizationLevel
+    return {
+        "disabled": levels.ORT_DISABLE_ALL,
+        "basic": levels.ORT_ENABLE_BASIC,
+        "extended": levels.ORT_ENABLE_EXTENDED,
+        "all": levels.ORT_ENABLE_ALL,
+    }
+
+
+def _run_values(session: Any, names: list[str], feeds: Arrays, kinds: dict[str, str]) -> list[Any]:
+    """Run with onnxruntime's own values, as its numpy interface knows no bfloat16."""
+    given = {name: _value(array, kinds.get(name, "")) for name, array in feeds.items()}
+    found = session.run_with_ort_values(names, given)
+    return [
+        _bfloat16(value) if value.data_type() == _BFLOAT16 else value.numpy() for value in found
+    ]
+
+
+def _value(array: Any, kind: str) -> Any:
+    if kind != _BFLOAT16:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+        array.view(np.uint16), _BFLOAT16_CODE
+    )
+
+
+def _bfloat16(value: Any) -> Any:
+    import ml_dtypes  # noqa: PLC0415 (few graphs need it)
+
+    held = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(held, ml_dtypes.bfloat16).reshape(value.shape())
