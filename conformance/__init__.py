@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._golden import golden as _golden
+    from .adapters.graph import graph
     from .adapters.module import module
     from .candidate import Candidate
     from .clauses._vocabulary import matches_golden, same_answer
@@ -56,6 +57,7 @@ _HOME = {
     "contract_for": "tolerance.contract",
     "core": "declare",
     "fixed_layer": "declare",
+    "graph": "adapters.graph",
     "layer": "declare",
     "matches_golden": "clauses._vocabulary",
     "module": "adapters.module",
@@ -88,6 +90,7 @@ __all__ = [
     "contract_for",
     "core",
     "fixed_layer",
+    "graph",
     "layer",
     "matches_golden",
     "module",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from torch import nn
 
 from .._golden import golden
 from ..candidate import Candidate
@@ -24,7 +26,7 @@ from ..graphs.validation import read_header
 from ..graphs.weighing import Found
 from ..graphs.weights import find_weights, read_state_dict
 from .graph_forward import GraphForward, mask_pairs
-from .source import Source
+from .source import Source, source_of
 from .wish import assuming
 
 _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
@@ -32,22 +34,57 @@ _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 @dataclass(frozen=True, kw_only=True)
 class Besides:
-    """What the user gives beside the graph: files, and the module it was exported from."""
+    """What the user gives beside the graph: files, the module it was exported from, promises."""
 
     declaration: Path | None = None
     state_dict: Path | None = None
     source: Source | None = None
+    name: str | None = None
+    promises: Mapping[str, Any] = field(default_factory=dict)
 
 
-def graph_candidate(path: Path, besides: Besides | None = None) -> Candidate:
-    """The candidate that an ONNX file is.
+def graph(
+    path: str | Path,
+    *,
+    source: nn.Module | Candidate | None = None,
+    state_dict: str | Path | None = None,
+    declaration: str | Path | None = None,
+    name: str | None = None,
+    **promises: Any,
+) -> Candidate:
+    """Declare an ONNX file that computes attention; it runs on onnxruntime in a child process.
 
-    Raises UsageError with one sentence for a file that cannot be opened, that holds no attention or
-    whose declaration contradicts it.
+    The roles of its inputs and outputs are those that ``declaration`` (by default the file
+    ``NAME.conformance.toml`` beside it) gives, else they are found by behaviour; its weights are
+    those of ``source`` or ``state_dict``, else they are recovered from the graph. What was found is
+    in the declaration's ``assumptions``.
+
+    source
+        The module that it was exported from, or a candidate that brings its weights.
+    state_dict
+        A file of weights: ``.pt``, read with ``weights_only=True``, or ``.safetensors``.
+    promises
+        As for :func:`conformance.layer`: ``empty_rows``, ``semantics``, ``expected_failures`` …
+
+    Raises UsageError (a ValueError) with one sentence for a file that cannot be opened or that
+    holds no attention, and for a declaration that contradicts it.
     """
-    besides = besides or Besides()
+    return graph_candidate(
+        Path(path),
+        Besides(
+            declaration=None if declaration is None else Path(declaration),
+            state_dict=None if state_dict is None else Path(state_dict),
+            source=None if source is None else source_of(source, type(source).__name__),
+            name=name,
+            promises=promises,
+        ),
+    )
+
+
+def graph_candidate(path: Path, besides: Besides) -> Candidate:
+    """The candidate that an ONNX file is; raises UsageError, see :func:`graph`."""
     header = read_header(path)
-    told = _told(path, besides.declaration)
+    told = _told(path, besides)
     process = GraphProcess(path)
     try:
         reading = read_roles(header, process.run, told)
@@ -62,9 +99,12 @@ def graph_candidate(path: Path, besides: Besides | None = None) -> Candidate:
     return _candidate(header, told, process, reading, found, besides.source)
 
 
-def _told(path: Path, declaration: Path | None) -> Told:
-    file = declaration or sidecar_of(path)
-    return Told() if file is None else read_told(file)
+def _told(path: Path, besides: Besides) -> Told:
+    file = besides.declaration or sidecar_of(path)
+    told = Told() if file is None else read_told(file)
+    return dataclasses.replace(
+        told, name=besides.name or told.name, promises={**told.promises, **besides.promises}
+    )
 
 
 def _found(
