@@ -39,7 +39,8 @@ def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
     if sum(part.nbytes for part in parts) <= _JOINED:
         end.sendall(b"".join((start, *parts)))
         return
-    for part in (start, *parts):
+    end.sendall(start)
+    for part in parts:
         end.sendall(part)
 
 
@@ -55,7 +56,9 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
         raise ProtocolError(msg)
     try:
         message = json.loads(_exactly(end, size, deadline))
-        told = [(str(name), _dtype(kind), tuple(shape)) for name, kind, shape in message["arrays"]]
+        told = [
+            (str(name), _dtype(str(kind)), tuple(shape)) for name, kind, shape in message["arrays"]
+        ]
         total = sum(kind.itemsize * math.prod(shape) for _, kind, shape in told)
         if total > most or any(axis < 0 for _, _, shape in told for axis in shape):
             msg = f"arrays of {total} bytes"
@@ -77,19 +80,19 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     raise TypeError(msg)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def _dtype(name: Any) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes  # noqa: PLC0415 (onnx brings it along; few graphs need it)
 
-        return np.dtype(ml_dtypes.bfloat16)
-    dtype = np.dtype(name)
+        name = ml_dtypes.bfloat16
+    dtype: np.dtype[Any] = np.dtype(name)
     dtype_name(dtype)
     return dtype
 
 
 def _bytes(array: Array) -> memoryview:
     """The bytes of an array, where it is contiguous its own."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _exactly(end: socket.socket, size: int, deadline: float | None) -> bytearray:
