@@ -66,7 +66,7 @@ def graph(
     promises
         As for :func:`conformance.layer`: ``empty_rows``, ``semantics``, ``expected_failures`` …
 
-    Raises UsageError (a ValueError) with one sentence for a file that cannot be opened or that
+    Raises UsageError with one sentence for a file that cannot be opened or that
     holds no attention, and for a declaration that contradicts it.
     """
     return graph_candidate(
