@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from .errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +35,18 @@ class Beside:
 
 
 NOTHING = Beside()
+
+
+def read_beside(given: Any) -> Beside:
+    """The same from a report; raises UsageError for what no report holds."""
+    if given is None:
+        return NOTHING
+    known = {field.name for field in dataclasses.fields(Beside)}
+    if not isinstance(given, Mapping) or not known >= set(given):
+        msg = f"the report's 'beside' is {given!r:.60}: give {', '.join(sorted(known))}"
+        raise UsageError(msg)
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str):
+            msg = f"the report's 'beside' has {value!r:.60} as {name}: give a text"
+            raise UsageError(msg)
+    return Beside(**given)

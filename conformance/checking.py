@@ -128,6 +128,7 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
             run.ready.sentences,
             stale_by_name[loaded.name],
             warnings=run.warnings.get(loaded.name, ()),
+            beside=options.beside,
             interrupted=run.interrupted
             and len(run.results.get(loaded.name, [])) < max(1, len(loaded.tasks)),
         )

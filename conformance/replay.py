@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import UsageError, did_you_mean
+from .beside import read_beside
 from .messages import Loaded, RunOptions
 from .report import SCHEMA
 from .supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
@@ -218,7 +219,10 @@ def _options(own: Sequence[Case], target: str | None) -> RunOptions:
         msg = f"the report does not say where {candidate['name']} is: give --target"
         raise UsageError(msg)
     only = tuple(dict.fromkeys(case.clause["id"] for case in own))
-    return RunOptions(targets=(target or candidate["target"],), profile="quick", only=only)
+    beside = read_beside(candidate.get("beside"))
+    return RunOptions(
+        targets=(target or candidate["target"],), profile="quick", only=only, beside=beside
+    )
 
 
 def _index(names: list[str], name: str, target: str) -> int:

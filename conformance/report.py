@@ -7,9 +7,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from .beside import NOTHING, Beside
 from .environment import package_version
 from .errors import UsageError
 from .expectations import Stale
@@ -108,14 +110,19 @@ def candidate_entry(
     *,
     interrupted: bool = False,
     warnings: Sequence[str] = (),
+    beside: Beside = NOTHING,
 ) -> dict[str, Any]:
-    """The entry for one candidate; ``warnings`` say where its declaration is contradicted."""
+    """The entry for one candidate; ``warnings`` say where its declaration is contradicted.
+
+    ``beside`` is what was given for graphs, so that a replay can open the same again.
+    """
     word, reason = verdict(loaded, results, stale, interrupted=interrupted)
     return {
         "target": loaded.target,
         "name": loaded.name,
         "kind": loaded.kind,
         "declaration": loaded.declaration,
+        **({"beside": asdict(beside)} if loaded.kind == "graph" else {}),
         "verdict": word,
         "verdict_reason": reason,
         "warnings": list(warnings),
