@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .errors import UsageError, did_you_mean
 from .beside import read_beside
+from .errors import UsageError, did_you_mean
 from .messages import Loaded, RunOptions
 from .report import SCHEMA
 from .supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
