@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import torch_state
+from .adapters.graph_forward import described
 from .counterexample import describe
 from .errors import UsageError, did_you_mean
 from .loaded import Plan
@@ -66,10 +67,12 @@ def replay_job(
 
 def access(plan: Plan) -> dict[str, Any]:
     """How a script finds the candidate at its target, and whether it can call it without us."""
-    function = plan.candidate.function
+    candidate = plan.candidate
+    function = candidate.function
     module = str(getattr(function, "__module__", "") or type(function).__module__)
     return {
-        "adapted": module.startswith(f"{__package__}.adapters"),
+        "adapted": candidate.graph is None and module.startswith(f"{__package__}.adapters"),
+        "graph": None if candidate.graph is None else described(candidate.graph),
         "batched": plan.candidate.declaration.batched,
         "kind": plan.candidate.kind,
     }

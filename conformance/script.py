@@ -1,4 +1,7 @@
-"""Writes a failure as a Python file that needs torch and the candidate, and nothing of ours."""
+"""Writes a failure as a Python file that needs torch and the candidate, and nothing of ours.
+
+That of a graph needs onnxruntime, too.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +53,17 @@ def script(clause: Record, target: str) -> str:
     """The text of the script; raises UsageError for a failure that calls alone do not show."""
     data = clause.get("counterexample") or {}
     refused = why_not(clause)
-    if not refused and ":" not in target:
+    graph = (data.get("access") or {}).get("graph")
+    if not refused and ":" not in target and graph is None:
         refused = f"{target} is a registered name; give its file or module with --target"
     if refused:
         msg = f"no script can be written for {clause['id']}: {refused}"
         raise UsageError(msg)
-    frame = resources.files(__package__).joinpath("script_frame.py.txt").read_text("utf-8")
+    frame = _text("script_frame.py.txt")
     parts = {
         "TITLE": _comment(f"{clause['id']} fails for {data['candidate']}: {_message(clause)}"),
         "REQUIREMENT": _comment(str(clause.get("requirement") or "")),
+        "GRAPH": "" if graph is None else _graph(graph),
         "TARGET": repr(_absolute(target)),
         "NAME": repr(data["candidate"]),
         "CALLS": "\n".join(f"    {line}".rstrip() for line in _calls(data)),
@@ -67,6 +72,24 @@ def script(clause: Record, target: str) -> str:
     for name, text in parts.items():
         frame = frame.replace(f"@{name}@", text)
     return frame
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _graph(graph: Record) -> str:
+    """The code that runs a graph, with the roles of its inputs and outputs."""
+    parts = {
+        "ROLES": repr({name: graph[name] for name in ("inputs", "outputs", "order")}),
+        "KIND": repr(graph["kind"]),
+        "BATCHED": repr(graph["batched"]),
+        "NUM_HEADS": repr(graph["num_heads"]),
+    }
+    text = _text("script_graph.py.txt")
+    for name, value in parts.items():
+        text = text.replace(f"@{name}@", value)
+    return text.strip()
 
 
 def why_not(clause: Record) -> str:
@@ -105,8 +128,14 @@ def _every_tensor(data: Record) -> Iterator[Record]:
     for call in data.get("calls", ()):
         every = [*call["arguments"].values(), *call["keywords"].values()]
         yield from (value for value in every if isinstance(value, Mapping))
-    for layer in data.get("layers", ()):
+    for layer in _layers(data):
         yield from (layer["weights"] or {}).values()
+
+
+def _layers(data: Record) -> Sequence[Record]:
+    """The layers to build; a graph is one already, weights included."""
+    is_graph = (data.get("access") or {}).get("graph") is not None
+    return () if is_graph else data.get("layers", ())
 
 
 def _message(clause: Record) -> str:
@@ -130,7 +159,7 @@ def _absolute(target: str) -> str:
 
 def _calls(data: Record) -> Iterator[str]:
     """The calls as code: tensors first, then the call."""
-    for number, layer in enumerate(data.get("layers", ())):
+    for number, layer in enumerate(_layers(data)):
         yield from _layer(number, layer)
     for number, call in enumerate(data["calls"]):
         names = []
@@ -144,7 +173,7 @@ def _calls(data: Record) -> Iterator[str]:
                 keywords.append(f'"{name}": {name}_{number}')
             else:
                 keywords.append(f'"{name}": {_literal(_tupled(value))}')
-        forward = f"layer_{call['layer']}" if "layer" in call else "candidate"
+        forward = f"layer_{call['layer']}" if "layer" in call and _layers(data) else "candidate"
         yield f"calls.append(ask({forward}, [{', '.join(names)}], {{{', '.join(keywords)}}}))"
 
 

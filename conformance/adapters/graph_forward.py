@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..graphs.opened import OpenedGraph
 from ..graphs.process import Array, Feeds
 from ..graphs.reading import MASK_ROLES, Reading, Role
 from .arranging import arrange, restore, spelled
@@ -34,6 +35,26 @@ def mask_pairs(reading: Reading) -> tuple[tuple[str, str], ...]:
     """Which form of a mask the graph takes in which shape, in the declaration's letters."""
     pairs = ((FORMS[role.role], spelled(role.axes)) for role in reading.masks)
     return tuple(dict.fromkeys(pairs))
+
+
+def described(opened: OpenedGraph) -> dict[str, Any]:
+    """How the graph is called, as plain data for a script that does it alone."""
+    reading = opened.reading
+    return {
+        "inputs": [_role(role) for role in reading.inputs],
+        "outputs": [_role(role) for role in reading.outputs],
+        "order": list(_ORDER[reading.mode]),
+        "kind": reading.kind,
+        "batched": reading.batched,
+        "num_heads": opened.found.num_heads,
+    }
+
+
+def _role(role: Role) -> dict[str, Any]:
+    told = {"name": role.name, "role": role.role, "axes": role.axes, "dtype": role.dtype}
+    if role.role in FORMS:
+        return {**told, "form": FORMS[role.role]}
+    return told if role.value is None else {**told, "value": np.asarray(role.value).tolist()}
 
 
 class GraphForward:
