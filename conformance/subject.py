@@ -150,9 +150,9 @@ class Subject:
             return known.output, known.bound, known.judged
         empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
         judged = (~empty).all(dim=1).unsqueeze(-1) if inputs.is_layer else ~empty.unsqueeze(-1)
-        return None, self._spread(inputs), judged
+        return None, self.spread(inputs), judged
 
-    def _spread(self, inputs: Inputs) -> Tensor:
+    def spread(self, inputs: Inputs) -> Tensor:
         """How far the candidate's own answers lie apart when its inputs change by one unit each."""
         with self.recorded(None):
             return self._measured_spread(inputs)

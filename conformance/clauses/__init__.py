@@ -23,6 +23,9 @@ from . import freshness
 from . import settings
 from . import modules
 from . import dropout
+from . import export_dynamic
+from . import export_inputs
+from . import export_runs
 
 __all__ = [
     "algebra",
@@ -32,6 +35,9 @@ __all__ = [
     "dropout",
     "empty_rows",
     "equivariance",
+    "export_dynamic",
+    "export_inputs",
+    "export_runs",
     "freshness",
     "leaks",
     "lengths",

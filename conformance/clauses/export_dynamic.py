@@ -1,0 +1,250 @@
+"""export.dynamic-batch, .dynamic-length: what a file calls dynamic may have any size."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..calling import CandidateFailure
+from ..candidate import Candidate
+from ..geometry import Geometry
+from ..graphs.header import Axis
+from ..graphs.opened import OpenedGraph
+from ..graphs.reading import TENSOR_ROLES
+from ..inputs import Inputs
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import LENGTHS, Space, admits_lengths, can_cross
+from ..subject import Subject
+from ._exports import graph_of
+from ._graphs import is_graph
+from ._vocabulary import View, as_given, one_item, same_answer
+
+_QUERIES: Final = ("query", "x")
+_SPOKEN: Final = {
+    "batch": "batch",
+    "query_length": "number of queries",
+    "key_length": "number of keys",
+}
+
+
+def declared_axes(graph: OpenedGraph, field: str) -> list[Axis]:
+    """What the file says of each axis of its inputs that has the batch or a length."""
+    found: list[Axis] = []
+    for role in graph.reading.inputs:
+        shape = graph.header.input(role.name).shape
+        for place, letter in enumerate(role.axes):
+            if letter in _letters(role.role, field):
+                fits = shape is not None and len(shape) == len(role.axes)
+                found.append(shape[place] if shape is not None and fits else None)
+    return found
+
+
+def _letters(role: str, field: str) -> str:
+    """The letters of a role's axes that have a size; items and heads may be one axis."""
+    if field == "batch":
+        return "BF"
+    if role in TENSOR_ROLES:
+        return "L" if (role in _QUERIES) == (field == "query_length") else ""
+    return "Q" if field == "query_length" else "K"
+
+
+def is_dynamic(graph: OpenedGraph, field: str) -> bool:
+    """Whether the file leaves a size open wherever it occurs."""
+    axes = declared_axes(graph, field)
+    return bool(axes) and not any(isinstance(axis, int) for axis in axes)
+
+
+def _dynamic_batch(candidate: Candidate) -> str:
+    graph = graph_of(candidate)
+    axes = declared_axes(graph, "batch")
+    if not axes:
+        return "it takes one item without a batch axis"
+    fixed = [axis for axis in axes if isinstance(axis, int)]
+    return f"the file fixes the batch at {fixed[0]}" if fixed else ""
+
+
+def _dynamic_length(candidate: Candidate) -> str:
+    graph = graph_of(candidate)
+    free = any(is_dynamic(graph, field) for field in LENGTHS)
+    return "" if free else "the file fixes the lengths"
+
+
+@clause(
+    "export.dynamic-batch",
+    level="MUST",
+    sentence=(
+        "A graph whose file leaves the batch open runs at every batch, and answers an item there "
+        "as it answers it alone."
+    ),
+    source="pytorch.org/docs/onnx: tracing bakes sizes that are read as numbers",
+    space=Space(values=LIVELY, preferred=(("batch", 2),)),
+    counterfactual="the answer of another item",
+    applies=(is_graph, _dynamic_batch),
+    explained=False,
+)
+def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
+    """The shape of the answer, then one item against the same item alone."""
+    inputs = subject.inputs(problem)
+    found = _baked(subject, inputs, "batch")
+    if found is not None:
+        return Finding(violation=found)
+    count = inputs.geometry.batch
+    alone, view = one_item(subject, inputs, problem.seed % count)
+    found_values = same_answer(
+        subject,
+        inputs,
+        alone,
+        "an item answers differently alone and in its batch",
+        view=view,
+        counterfactual=lambda: view(subject.oracle.output(inputs).roll(1, dims=0)),
+    )
+    return dataclasses.replace(found_values, binding=found_values.binding and count > 1)
+
+
+@clause(
+    "export.dynamic-length",
+    level="MUST",
+    sentence=(
+        "A graph whose file leaves the lengths of queries or keys open runs at every length of "
+        "each, and the same tokens answer the same among fewer and among more of them."
+    ),
+    source="pytorch.org/docs/onnx: tracing bakes sizes that are read as numbers",
+    space=Space(values=LIVELY, preferred=(("query_length", 2), ("key_length", 2))),
+    counterfactual="one length for all",
+    applies=(is_graph, _dynamic_length),
+    explained=False,
+)
+def dynamic_length(subject: Subject, problem: Problem) -> Finding:
+    """The shape of the answer, then fewer queries, and every key twice: it weighs half as much."""
+    inputs = subject.inputs(problem)
+    found = next(
+        filter(None, (_baked(subject, inputs, field) for field in _lengths(subject))), None
+    )
+    found = found or _tied(subject, inputs)
+    if found is not None:
+        return Finding(violation=found)
+    subject.answer(inputs)
+    other, view = _other_lengths(subject, inputs)
+    if other.geometry == inputs.geometry or not admits_lengths(subject.candidate, other.geometry):
+        return Finding(binding=False)
+    return same_answer(
+        subject, inputs, other, "tokens answer differently among another number of them", view=view
+    )
+
+
+def _lengths(subject: Subject) -> tuple[str, ...]:
+    return LENGTHS if can_cross(subject.candidate) else ("query_length",)
+
+
+def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
+    """What happens at another size, where a size is fixed that the file leaves open."""
+    baked = graph_of(subject.candidate).reading.baked
+    together = LENGTHS if field in LENGTHS and not can_cross(subject.candidate) else (field,)
+    if not set(together) & set(baked):
+        return None
+    size = getattr(inputs.geometry, field)
+    told = f"the file leaves the {_SPOKEN[field]} open, but the graph runs at {size} only"
+    return _refused(subject, _longer(subject, inputs, field), f"{told}: with {size + 1}")
+
+
+def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
+    """What happens with one key more, where the file names two lengths that must be equal."""
+    graph = graph_of(subject.candidate)
+    pins = graph.reading.pins
+    tied = pins.get("key_length") == "query_length" or pins.get("query_length") == "key_length"
+    if graph.reading.mode == "self" or not tied:
+        return None
+    queries, keys = (set(declared_axes(graph, field)) for field in LENGTHS)
+    if queries & keys - {None} or not is_dynamic(graph, "key_length"):
+        return None
+    told = "the file leaves the numbers of queries and keys open apart, but they must be equal"
+    return _refused(subject, _longer(subject, inputs, "key_length"), f"{told}: with one key more")
+
+
+def _refused(subject: Subject, longer: Inputs, told: str) -> Violation | None:
+    """How the graph fails at another size; None where it does not."""
+    try:
+        subject.answer(longer)
+    except CandidateFailure as failure:
+        found = failure.violation
+        return dataclasses.replace(found, message=f"{told} {found.message}")
+    return None
+
+
+def _longer(subject: Subject, inputs: Inputs, field: str) -> Inputs:
+    """The same inputs with their first item, query or key once more."""
+    if field == "batch":
+        return inputs.with_tokens(
+            query=_once_more(inputs.query, 0),
+            key=_once_more(inputs.key, 0),
+            value=_once_more(inputs.value, 0),
+        )
+    both = not can_cross(subject.candidate) and inputs.mode == "self"
+    query = _once_more(inputs.query, -2) if field == "query_length" or both else inputs.query
+    if field == "query_length" and not both:
+        return inputs.with_tokens(query=query)
+    return inputs.with_tokens(
+        query=query, key=_once_more(inputs.key, -2), value=_once_more(inputs.value, -2)
+    )
+
+
+def _once_more(tokens: Tensor, axis: int) -> Tensor:
+    return torch.cat([tokens, tokens.narrow(axis, 0, 1)], dim=axis)
+
+
+def _other_lengths(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
+    """The same tokens among another number of them, and which rows of the answer stay.
+
+    Without a rule of order every key twice leaves the weighted mean as it is; a diagonal stays
+    where it is when as many queries as keys go from the end.
+    """
+    declared, sizes = subject.declaration, inputs.geometry
+    if declared.position is not None:
+        return inputs, as_given
+    if declared.always_causal:
+        return _shortened(subject, inputs)
+    graph = graph_of(subject.candidate)
+    if not can_cross(subject.candidate):
+        twice = inputs.with_tokens(**_twice(inputs))
+        return twice, lambda answer: torch.cat([answer, answer], dim=-2)
+    rows = _rows(graph, sizes)
+    changes = {"query": inputs.query[..., :rows, :]}
+    if is_dynamic(graph, "key_length"):
+        changes |= {name: both for name, both in _twice(inputs).items() if name != "query"}
+    return inputs.with_tokens(**changes), lambda answer: answer[..., :rows, :]
+
+
+def _rows(graph: OpenedGraph, sizes: Geometry) -> int:
+    """Half of the queries, all of them where the file fixes their number."""
+    free = is_dynamic(graph, "query_length")
+    return (sizes.query_length + 1) // 2 if free else sizes.query_length
+
+
+def _twice(inputs: Inputs) -> dict[str, Tensor]:
+    names = ("query", "key", "value")
+    return {name: torch.cat([getattr(inputs, name)] * 2, dim=-2) for name in names}
+
+
+def _shortened(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
+    """The last tokens gone, so that a causal rule leaves the others what they see."""
+    sizes, graph = inputs.geometry, graph_of(subject.candidate)
+    crossing = can_cross(subject.candidate)
+    top_left = crossing and subject.declaration.causal == "top-left"
+    rows = (sizes.query_length + 1) // 2
+    gone = sizes.query_length - rows
+    keys = sizes.key_length if top_left else sizes.key_length - gone
+    free = all(is_dynamic(graph, field) for field in LENGTHS)
+    if keys < 1 or (crossing and not free):
+        return inputs, as_given
+    cut = inputs.with_tokens(
+        query=inputs.query[..., :rows, :],
+        key=inputs.key[..., :keys, :],
+        value=inputs.value[..., :keys, :],
+    )
+    return cut, lambda answer: answer[..., :rows, :]
