@@ -151,7 +151,7 @@ def _refusal(answer: Head) -> Exception:
     error, text = str(answer["error"]), str(answer["refused"])
     if error in ("ImportError", "ModuleNotFoundError"):
         return UsageError(f"graphs cannot be run here: {text}; install onnx and onnxruntime")
-    return GraphRefused(text if error == "Refused" else f"{error}: {text}".rstrip(": "))
+    return GraphRefused(text if error == "GraphRefused" else f"{error}: {text}".rstrip(": "))
 
 
 def _cause(status: int | None) -> str:

@@ -80,14 +80,19 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     raise TypeError(msg)
 
 
-def _dtype(name: Any) -> np.dtype[Any]:
+def _dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
-        import ml_dtypes  # noqa: PLC0415 (onnx brings it along; few graphs need it)
-
-        name = ml_dtypes.bfloat16
+        return bfloat16()
     dtype: np.dtype[Any] = np.dtype(name)
     dtype_name(dtype)
     return dtype
+
+
+def bfloat16() -> np.dtype[Any]:
+    """The dtype that numpy lacks, as onnx spells it."""
+    import onnx  # noqa: PLC0415 (few graphs need it)
+
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
 
 
 def _bytes(array: Array) -> memoryview:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from .limits import confine, grant_cpu
 from .protocol import Arrays, Head, receive, send
+from .wording import sentence
 
 OUT_OF_MEMORY: Final = 86  # the exit status that says so
 _LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
@@ -59,7 +60,7 @@ def _serve(parent: socket.socket, server: _Server, cpu_seconds: float) -> None:
         except Exception as error:  # whatever onnx or onnxruntime say of a graph
             if _out_of_memory(error):
                 raise MemoryError from error
-            send(parent, {"refused": _sentence(error), "error": type(error).__name__}, {})
+            send(parent, {"refused": sentence(error), "error": type(error).__name__}, {})
 
 
 class _Server:
@@ -79,9 +80,7 @@ class _Server:
         if do == "open":
             self._opened().open(asked)
             return {}, {}
-        from . import inspecting  # noqa: PLC0415 (imports onnx)
-
-        return {"found": getattr(inspecting, do)(self._path)}, {}
+        return {"found": _inspected(do, self._path)}, {}
 
     def _opened(self) -> Any:
         if self._sessions is None:
@@ -91,25 +90,20 @@ class _Server:
         return self._sessions
 
 
+def _inspected(do: str, path: Path) -> Any:
+    """What onnx says of the file; it is imported here only."""
+    if do == "header":
+        from .parsing import header  # noqa: PLC0415
+
+        return header(path)
+    from .checks import defects  # noqa: PLC0415
+
+    return defects(path)
+
+
 def _out_of_memory(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_MEMORY_WORDS)
-
-
-def _sentence(error: Exception) -> str:
-    """The first line that says something, without onnxruntime's codes and source lines."""
-    text = str(error)
-    if text.startswith("[ONNXRuntimeError]"):
-        text = text.split(" : ", 3)[-1]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _without_source(lines[0] if lines else "")
-
-
-def _without_source(line: str) -> str:
-    """A line without the C++ function that it starts with: ``/…/graph.cc:12 void f(…) Text``."""
-    if line.startswith("/") and ".cc:" in line.split(" ", 1)[0] and ") " in line:
-        return line.split(") ", 1)[-1].strip()
-    return line
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from .protocol import Arrays, Head
+from .lost import GraphRefused
+from .protocol import Arrays, Head, bfloat16
 
 CPU: Final = "CPUExecutionProvider"
 # It sends graphs to a service and computes nothing itself.
@@ -23,8 +24,26 @@ _BFLOAT16_CODE: Final = 16  # onnx.TensorProto.BFLOAT16
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
 
 
-class Refused(Exception):  # noqa: N818 (the graph's fault)
-    """Why a graph is not run, where onnxruntime itself does not say so."""
+class Opened:
+    """A session with the names and types of what goes in and comes out."""
+
+    def __init__(self, session: Any) -> None:
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        self.session = session
+        self.outputs = [port.name for port in outputs]
+        self.kinds = {port.name: str(port.type) for port in (*inputs, *outputs)}
+        self._by_value = _BFLOAT16 in self.kinds.values()
+
+    def run(self, feeds: Arrays) -> list[Any]:
+        """The outputs in order; by onnxruntime's own values where numpy knows no such type."""
+        if not self._by_value:
+            outputs: list[Any] = self.session.run(self.outputs, feeds)
+            return outputs
+        given = {name: _value(array, self.kinds.get(name, "")) for name, array in feeds.items()}
+        found = self.session.run_with_ort_values(self.outputs, given)
+        return [
+            _bfloat16(value) if value.data_type() == _BFLOAT16 else value.numpy() for value in found
+        ]
 
 
 class Sessions:
@@ -33,7 +52,7 @@ class Sessions:
     def __init__(self, path: Path) -> None:
         onnxruntime.set_default_logger_severity(_FATAL)
         self._path = path
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], Opened] = OrderedDict()
         self._model: Any = None
 
     def providers(self) -> list[str]:
@@ -42,31 +61,26 @@ class Sessions:
 
     def run(self, asked: Head, feeds: Arrays) -> Arrays:
         """The outputs and taps by name."""
-        session = self.open(asked)
-        names = [output.name for output in session.get_outputs()]
-        kinds = {port.name: port.type for port in (*session.get_inputs(), *session.get_outputs())}
-        if _BFLOAT16 in kinds.values():
-            outputs = _run_values(session, names, feeds, kinds)
-        else:
-            outputs = session.run(names, feeds)
-        answer = dict(zip(names, outputs, strict=True))
+        opened = self.open(asked)
+        answer = dict(zip(opened.outputs, opened.run(feeds), strict=True))
         for name, array in answer.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
-                msg = f"the output {name!r} ({kinds[name]}) is no tensor of numbers"
-                raise Refused(msg)
+                msg = f"the output {name!r} ({opened.kinds[name]}) is no tensor of numbers"
+                raise GraphRefused(msg)
         size = sum(array.nbytes for array in answer.values())
         if size > asked["answer"]:
             msg = f"its outputs have {size} bytes, more than the {asked['answer']} it may answer"
-            raise Refused(msg)
+            raise GraphRefused(msg)
         return answer
 
-    def open(self, asked: Head) -> Any:
+    def open(self, asked: Head) -> Opened:
         """The session of a level, a provider and taps; the latest few are kept."""
         taps = tuple(sorted(set(asked["taps"])))
         key = (asked["level"], asked["provider"], taps)
         session = self._kept.get(key)
         if session is None:
-            session = self._kept[key] = self._opened(asked["level"], asked["provider"], taps)
+            session = Opened(self._opened(asked["level"], asked["provider"], taps))
+            self._kept[key] = session
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -79,7 +93,7 @@ class Sessions:
         options.graph_optimization_level = _levels()[level]
         if provider not in self.providers():
             msg = f"the provider {provider} is not there: {', '.join(self.providers())}"
-            raise Refused(msg)
+            raise GraphRefused(msg)
         source: str | bytes = str(self._path)
         if taps:
             source = self._with_outputs(taps)
@@ -88,7 +102,7 @@ class Sessions:
         session = onnxruntime.InferenceSession(source, options, providers=given)
         if provider not in session.get_providers():
             msg = f"the provider {provider} does not start here"
-            raise Refused(msg)
+            raise GraphRefused(msg)
         return session
 
     def _with_outputs(self, taps: Sequence[str]) -> bytes:
@@ -119,15 +133,6 @@ def _levels() -> dict[str, Any]:
     }
 
 
-def _run_values(session: Any, names: list[str], feeds: Arrays, kinds: dict[str, str]) -> list[Any]:
-    """Run with onnxruntime's own values, as its numpy interface knows no bfloat16."""
-    given = {name: _value(array, kinds.get(name, "")) for name, array in feeds.items()}
-    found = session.run_with_ort_values(names, given)
-    return [
-        _bfloat16(value) if value.data_type() == _BFLOAT16 else value.numpy() for value in found
-    ]
-
-
 def _value(array: Any, kind: str) -> Any:
     if kind != _BFLOAT16:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
@@ -137,7 +142,5 @@ def _value(array: Any, kind: str) -> Any:
 
 
 def _bfloat16(value: Any) -> Any:
-    import ml_dtypes  # noqa: PLC0415 (few graphs need it)
-
     held = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(held, ml_dtypes.bfloat16).reshape(value.shape())
+    return np.frombuffer(held, bfloat16()).reshape(value.shape())

@@ -1,0 +1,154 @@
+"""What a model file says of itself, read where it can do no harm."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import UsageError
+from ..printable import printable
+from .header import Header, Port
+from .limits import size_text
+from .lost import GraphLost, GraphRefused
+from .process import GraphProcess, Setting
+
+_LARGEST: Final = 2**31 - 1  # what a protobuf message can hold
+_LFS: Final = b"version https://git-lfs.github.com/"
+_START: Final = 512
+_REASONS: Final = (
+    (
+        re.compile(r"Opset (\d+) is under development.* till opset (\d+)"),
+        (
+            "is of opset {0}, newer than the {1} that the installed onnxruntime supports: "
+            "export it at opset {1} or lower"
+        ),
+    ),
+    (
+        re.compile(r"model IR version: (\d+), max supported IR version: (\d+)"),
+        (
+            "is of the file format's version {0}, newer than the {1} that the installed onnxruntime "
+            "reads: export it with an older onnx, or install a newer onnxruntime"
+        ),
+    ),
+    (
+        re.compile(r"No Op registered for (\w+) with domain_version of (\d+)"),
+        (
+            "uses the operator {0}, which the opset {1} of its header does not have: export it again, "
+            "at an opset that has it"
+        ),
+    ),
+)
+_LOWEST: Final = Setting(level="disabled")
+
+
+def read_header(path: Path) -> Header:
+    """The header of a model file that onnxruntime opens.
+
+    Raises UsageError with one sentence (what, where, what to do) for a file that is no graph, that
+    is damaged, or that onnxruntime refuses to open. A graph that kills or hangs its process when it
+    is opened has a header: its runs will say so.
+    """
+    _check_file(path)
+    with GraphProcess(path) as process:
+        try:
+            told = process.ask("header")[0]["found"]
+        except GraphRefused as error:
+            msg = printable(f"{path} {error}")
+            raise UsageError(msg) from None
+        except GraphLost as lost:
+            msg = printable(f"{path} cannot be read: the process that read it {lost}")
+            raise UsageError(msg) from None
+        _check_opens(process)
+    return _header(path, told)
+
+
+def _header(path: Path, told: dict[str, Any]) -> Header:
+    return Header(
+        path=path,
+        ir_version=told["ir_version"],
+        opsets=told["opsets"],
+        producer=told["producer"],
+        inputs=tuple(_port(port) for port in told["inputs"]),
+        outputs=tuple(_port(port) for port in told["outputs"]),
+        operators=frozenset(told["operators"]),
+        external=tuple(told["external"]),
+        size=told["size"],
+    )
+
+
+def _port(told: dict[str, Any]) -> Port:
+    shape = told["shape"]
+    return Port(
+        name=told["name"], dtype=told["dtype"], shape=None if shape is None else tuple(shape)
+    )
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what needs no parser to be told from a graph."""
+    if path.is_dir():
+        msg = f"{path} is a folder: name the .onnx file in it"
+        raise UsageError(msg)
+    if not path.exists():
+        msg = f"there is no file {path}: check the path"
+        raise UsageError(msg)
+    if not path.is_file():
+        msg = f"{path} is no regular file: name an .onnx file"
+        raise UsageError(msg)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_START)
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise UsageError(msg) from None
+    reason = _no_graph(start, size)
+    if reason:
+        msg = f"{path} {reason}"
+        raise UsageError(msg)
+
+
+def _no_graph(start: bytes, size: int) -> str:
+    if not size:
+        return "is empty: export the graph again"
+    if size > _LARGEST:
+        return (
+            f"has {size_text(size)}, more than the 2 GiB that an ONNX file can hold: "
+            "export it with its weights in a file of their own (external data)"
+        )
+    if start.startswith(_LFS):
+        return "is a pointer of Git LFS, not the graph itself: fetch it with `git lfs pull`"
+    text = start.decode("ascii", errors="replace")
+    if all(letter.isprintable() or letter in "\t\r\n" for letter in text) and "�" not in text:
+        return "is a text file, no ONNX graph: name the file that an exporter wrote"
+    return ""
+
+
+def _check_opens(process: GraphProcess) -> None:
+    try:
+        process.open(setting=_LOWEST)
+    except GraphRefused as error:
+        msg = printable(f"{process.path} {_why_closed(str(error))}")
+        raise UsageError(msg) from None
+    except GraphLost:
+        return  # a verdict, by the first run
+
+
+def _why_closed(told: str) -> str:
+    """Onnxruntime's reason for not opening a graph, with what to do about the common ones."""
+    for pattern, sentence in _REASONS:
+        found = pattern.search(told)
+        if found:
+            return sentence.format(*found.groups())
+    return f"cannot be opened by onnxruntime: {told}"
+
+
+def defects(path: Path) -> tuple[str, ...]:
+    """What is wrong with a file that opens: one sentence each, none for a valid graph."""
+    with GraphProcess(path) as process:
+        try:
+            return tuple(printable(found) for found in process.ask("defects")[0]["found"])
+        except GraphRefused as error:
+            return (printable(str(error)),)
+        except GraphLost as lost:
+            return (printable(f"onnx's checker, asked about it, {lost}"),)
