@@ -1,0 +1,5 @@
+"""What the inputs and outputs of a graph are: by declaration, else by behaviour."""
+
+from .reader import read_roles
+
+__all__ = ["read_roles"]

@@ -1,0 +1,137 @@
+"""Which tensor is the query, which the key, which the value: what fits its behaviour best."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..header import Port
+from ..told import Told
+from . import names
+from .plans import LAYOUTS
+from .traits import Traits
+
+ROLES: Final[dict[int, tuple[str, ...]]] = {
+    1: ("x",),
+    2: ("query", "context"),
+    3: ("query", "key", "value"),
+}
+MODES: Final = {1: "self", 2: "memory", 3: "separate"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Roles of the tensors and the order of their axes.
+
+    passed, asked
+        How much of the evidence speaks for it, of how much there is.
+    named
+        How many names say the same.
+    """
+
+    roles: Mapping[str, str]
+    layout: str
+    passed: int
+    asked: int
+    named: int
+    told: bool
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing that was seen contradicts it."""
+        return self.passed == self.asked
+
+    def of(self, role: str) -> str:
+        """The name of the input of a role; raises StopIteration when there is none."""
+        return next(name for name, found in self.roles.items() if found == role)
+
+    @property
+    def first(self) -> str:
+        """The name of the query, or of the one input."""
+        return next(iter(n for n, role in self.roles.items() if role in ("query", "x")))
+
+    @property
+    def attended(self) -> tuple[str, ...]:
+        """The inputs whose positions are the keys'."""
+        return tuple(n for n, role in self.roles.items() if role != "query")
+
+    @property
+    def item_axis(self) -> int | None:
+        """Where the items are, None without."""
+        return self.layout.index("B") if "B" in self.layout else None
+
+    @property
+    def length_axis(self) -> int:
+        """Where the positions are."""
+        return self.layout.index("L")
+
+
+def assign(tensors: Sequence[Port], seen: Mapping[str, Traits], told: Told) -> Assignment:
+    """The best assignment: by evidence, then by names, then by the order of the inputs."""
+    options = list(_options(tensors, seen, told))
+    return max(options, key=lambda option: (option.passed, option.named))
+
+
+def _options(
+    tensors: Sequence[Port], seen: Mapping[str, Traits], told: Told
+) -> Iterator[Assignment]:
+    """Every assignment that the declaration admits, that of the graph's order first."""
+    rank = len(seen[tensors[0].name].local)
+    said = {port.name: told.inputs.get(port.name, {}) for port in tensors}
+    for order in _orders(len(tensors)):
+        roles = dict(zip((port.name for port in tensors), order, strict=True))
+        if any(said[name].get("role", role) != role for name, role in roles.items()):
+            continue
+        for layout in LAYOUTS[rank]:
+            if any(_other_order(str(one.get("axes", layout)), layout) for one in said.values()):
+                continue
+            checks = [
+                check for name in roles for check in _evidence(roles[name], seen[name], layout)
+            ]
+            yield Assignment(
+                roles=roles,
+                layout=layout,
+                passed=sum(weight for weight, fits in checks if fits),
+                asked=sum(weight for weight, _ in checks),
+                named=sum(names.suggests(name, role) for name, role in roles.items()),
+                told=all("role" in one for one in said.values()),
+            )
+
+
+def _orders(count: int) -> Iterator[tuple[str, ...]]:
+    yield from itertools.permutations(ROLES[count])
+
+
+def _other_order(axes: str, layout: str) -> bool:
+    """Whether told axes put items or positions elsewhere than a layout."""
+    axes = axes.replace("F", "B")
+    return any(axes.find(letter) != layout.find(letter) for letter in "BL")
+
+
+def _evidence(role: str, seen: Traits, layout: str) -> Iterator[tuple[int, bool]]:
+    """Weighted facts that speak for or against a role in a layout."""
+    if not seen.matters:
+        return
+    length = layout.index("L")
+    for letter in "BH":
+        at = layout.find(letter)
+        if at >= 0 and not seen.open[at]:
+            yield 1, seen.local[at] is not None
+    if role == "query":
+        if not seen.open[length]:
+            yield 2, seen.local[length] is not None
+        yield 1, not seen.affine
+        return
+    if not seen.open[length]:
+        yield 2, seen.local[length] is None
+    if role == "key":
+        yield 2, seen.shift[length]
+        yield 1, not seen.affine
+    elif role == "value":
+        yield 2, seen.affine
+        yield 1, not seen.shift[length]
+    else:
+        yield 1, not seen.affine
+        yield 1, not seen.shift[length]

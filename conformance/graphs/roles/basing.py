@@ -1,0 +1,146 @@
+"""Finding a call that runs: shapes, then fills of the masks that let every key be attended."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ...errors import UsageError
+from ..header import Header, Port
+from ..process import Array
+from ..told import Told
+from . import names
+from .outputs import main_output
+from .plans import FLOATS, INTEGERS, Plan, plans
+from .probe import Probe
+from .sizes import Hints, Sizes, baked, usual
+from .traits import Base, bend
+
+# Larger inputs until the answer bends: weights of small initial values give tiny logits.
+_AMPLITUDES: Final = (1.0, 4.0, 16.0, 64.0)
+# As bent as this the answer is visibly no average with fixed weights.
+_BENT: Final = 1 / 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A plan that runs, its call, and with what the masks are filled so that all is attended."""
+
+    plan: Plan
+    base: Base
+    fills: Mapping[str, float]
+    bent: float
+
+
+def starts(header: Header, probe: Probe, told: Told, hints: Hints) -> Iterator[Start]:
+    """Every way to call the graph that the runtime accepts, the likely ones first."""
+    yield from _at_sizes(header, probe, told, list(usual()))
+    yield from _at_sizes(header, probe, told, list(baked(hints, apart=True)))
+
+
+def _at_sizes(header: Header, probe: Probe, told: Told, sizes: Sequence[Sizes]) -> Iterator[Start]:
+    seen: set[tuple[object, ...]] = set()
+    for size in sizes:
+        for plan in plans(header, told, size):
+            shapes = plan.shapes()
+            names_of = tuple(port.name for port in plan.tensors)
+            if shapes is None or (key := (names_of, plan.lead, *shapes.items())) in seen:
+                continue
+            seen.add(key)
+            start = _start(header, probe, told, plan)
+            if start is not None:
+                yield start
+
+
+def _start(header: Header, probe: Probe, told: Told, plan: Plan) -> Start | None:
+    """A call of a plan with the fill that keeps most alive, None when it is refused."""
+    shapes = plan.shapes()
+    assert shapes is not None  # noqa: S101 (the caller asked)
+    found: list[Start] = []
+    for fills in _fills(plan, shapes):
+        feeds = _feeds(probe, told, plan, shapes, fills)
+        answers = probe.ask(feeds)
+        if answers is None:
+            if not found:
+                return None
+            continue
+        output = main_output(header, probe, feeds, plan, told)
+        base = Base(probe, feeds, output, answers[output])
+        found.append(_loud(Start(plan=plan, base=base, fills=fills, bent=0.0)))
+    return max(found, key=lambda start: start.bent > 0.0) if found else None
+
+
+def _loud(start: Start) -> Start:
+    """The same call with inputs large enough that the answer is no plain average."""
+    floats = [port.name for port in start.plan.tensors]
+    best = start
+    for amplitude in _AMPLITUDES:
+        feeds = dict(start.base.feeds)
+        for name in floats:
+            feeds[name] = (feeds[name] * amplitude).astype(feeds[name].dtype)
+        answers = start.base.probe.ask(feeds)
+        if answers is None:
+            break
+        base = Base(start.base.probe, feeds, start.base.output, answers[start.base.output])
+        bent = bend(base, floats)
+        if bent > best.bent:
+            best = Start(plan=start.plan, base=base, fills=start.fills, bent=bent)
+        if bent >= _BENT:
+            break
+    return best
+
+
+def _fills(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mapping[str, float]]:
+    """What the masks may be filled with, what is likely to let everything through first."""
+    choices = [_fill_choices(port, axes, plan, shapes) for port, axes in plan.masks]
+    for values in itertools.product(*choices):
+        yield {port.name: value for (port, _), value in zip(plan.masks, values, strict=True)}
+
+
+def _fill_choices(
+    port: Port, axes: str, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[float, ...]:
+    if port.dtype in FLOATS:
+        return (0.0, 1.0)
+    either = (0.0, 1.0) if names.suggests_drop(port.name) else (1.0, 0.0)
+    if "K" in axes or port.dtype not in INTEGERS:
+        return either
+    tensor = plan.tensors[-1 if plan.lead == 0 else 0]
+    return (float(shapes[tensor.name][plan.layout.index("L")]),)
+
+
+def _feeds(
+    probe: Probe,
+    told: Told,
+    plan: Plan,
+    shapes: Mapping[str, tuple[int, ...]],
+    fills: Mapping[str, float],
+) -> dict[str, Array]:
+    feeds: dict[str, Array] = {}
+    for port in plan.tensors:
+        feeds[port.name] = probe.draw(shapes[port.name], port.dtype)
+    for port, _ in plan.masks:
+        feeds[port.name] = np.full(shapes[port.name], fills[port.name], dtype=port.dtype)
+    for port in plan.pasts:
+        feeds[port.name] = np.zeros(shapes[port.name], dtype=port.dtype)
+    for port in plan.constants:
+        feeds[port.name] = constant(port, shapes[port.name], told)
+    return feeds
+
+
+def constant(port: Port, shape: tuple[int, ...], told: Told) -> Array:
+    """What a scalar input is always given: told, else False or 0."""
+    value = told.inputs.get(port.name, {}).get("value", 0)
+    try:
+        return np.broadcast_to(np.asarray(value).astype(port.dtype), shape).copy()
+    except (TypeError, ValueError) as error:
+        where = told.where or "the declaration"
+        msg = (
+            f"{where} gives {port.name} the value {value!r}, which is no {port.dtype} of shape "
+            f"{list(shape)}"
+        )
+        raise UsageError(msg) from error

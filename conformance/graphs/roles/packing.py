@@ -1,0 +1,169 @@
+"""Layer or core, how heads are packed, widths: from which channels reach which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..reading import Role
+from ..told import Told
+from .assigning import Assignment
+from .traits import Base, affected, local_axis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """The kind of a graph, its tensors with their final axes, and the sizes it fixes."""
+
+    kind: Literal["layer", "core"]
+    tensors: list[Role]
+    output: Role
+    pins: Mapping[str, int | str]
+    assumptions: list[str]
+
+
+def read_packing(base: Base, assignment: Assignment, told: Told) -> Packing:
+    """Tell a layer from a core, and find the heads of a packed one."""
+    said = "".join(str(told.inputs.get(name, {}).get("axes", "")) for name in assignment.roles)
+    if "H" in assignment.layout:
+        return _apart(base, assignment)
+    if "M" in said or "F" in said or ("E" not in said and _is_core(base, assignment)):
+        return _packed(base, assignment, told, folded="F" in said)
+    return _layer(base, assignment)
+
+
+def _layer(base: Base, assignment: Assignment) -> Packing:
+    axes = assignment.layout
+    widths = {f"{role}_size": base.feeds[n].shape[-1] for n, role in assignment.roles.items()}
+    pins = {name: size for name, size in widths.items() if name[: -len("_size")] in _FIELDS}
+    if "x_size" in widths:
+        pins = dict.fromkeys(("query_size", "key_size", "value_size"), widths["x_size"])
+    if "context_size" in widths:
+        pins |= dict.fromkeys(("key_size", "value_size"), widths["context_size"])
+    pins["output_size"] = base.answer.shape[-1] if base.answer.ndim else 1
+    return Packing(
+        kind="layer",
+        tensors=_roles(base, assignment, axes),
+        output=_output(base, _output_axes(base, assignment, axes)),
+        pins=dict(pins),
+        assumptions=[],
+    )
+
+
+_FIELDS = ("query", "key", "value")
+
+
+def _roles(base: Base, assignment: Assignment, axes: str) -> list[Role]:
+    return [
+        Role(name=name, role=role, axes=axes, dtype=str(base.feeds[name].dtype))
+        for name, role in assignment.roles.items()
+    ]
+
+
+def _output(base: Base, axes: str) -> Role:
+    return Role(name=base.output, role="output", axes=axes, dtype=str(base.answer.dtype))
+
+
+def _output_axes(base: Base, assignment: Assignment, axes: str) -> str:
+    """The order of the answer's axes: that of the query, unless items are seen elsewhere."""
+    at = assignment.item_axis
+    if at is None or base.answer.ndim != len(axes):
+        return axes
+    query = base.feeds[assignment.first]
+    if query.shape[at] == 1:
+        return axes
+    found = local_axis(base, assignment.first, at)
+    if found is None or found == at or found > 1:
+        return axes
+    return axes[1] + axes[0] + axes[2:]
+
+
+def _is_core(base: Base, assignment: Assignment) -> bool:
+    """Whether channels of the value stay apart: nothing projects them."""
+    if "value" not in assignment.roles.values():
+        return False
+    value = assignment.of("value")
+    at = base.feeds[value].ndim - 1
+    size = base.feeds[value].shape[at]
+    if size == 1:
+        return False
+    spread = [affected(base, value, at, index) for index in (0, size - 1)]
+    others = tuple(range(base.answer.ndim - 1))
+    reached = [change.any(axis=others) for change in spread if change.ndim == base.answer.ndim]
+    if len(reached) < len(spread) or not all(one.any() for one in reached):
+        return False
+    return not (reached[0] & reached[1]).any()
+
+
+def _apart(base: Base, assignment: Assignment) -> Packing:
+    """A core with an axis of heads."""
+    axes = assignment.layout
+    pins: dict[str, int | str] = {}
+    head, width = axes.index("H"), axes.index("D")
+    for role, heads, size in (
+        ("query", "num_heads", "head_size"),
+        ("value", "num_kv_heads", "value_head_size"),
+    ):
+        if role in assignment.roles.values():
+            shape = base.feeds[assignment.of(role)].shape
+            pins |= {heads: shape[head], size: shape[width]}
+    answer = axes
+    if base.answer.ndim == len(axes) - 1:
+        answer = "BLM"
+    return Packing(
+        kind="core",
+        tensors=_roles(base, assignment, axes),
+        output=_output(base, answer),
+        pins=pins,
+        assumptions=["the inputs are projected heads: this is the core of an attention"],
+    )
+
+
+def _packed(base: Base, assignment: Assignment, told: Told, *, folded: bool) -> Packing:
+    """A core whose heads lie side by side in the last axis, or are folded into the items."""
+    heads, kv_heads, how = (1, 1, "folded") if folded else _count_heads(base, assignment, told)
+    axes = assignment.layout.replace("E", "D" if folded else "M")
+    axes = axes.replace("B", "F") if folded else axes
+    query, value = (base.feeds[assignment.of(role)].shape[-1] for role in ("query", "value"))
+    pins: dict[str, int | str] = {
+        "head_size": query // heads,
+        "value_head_size": value // kv_heads,
+    }
+    if not folded:
+        pins |= {"num_heads": heads, "num_kv_heads": kv_heads}
+    return Packing(
+        kind="core",
+        tensors=_roles(base, assignment, axes),
+        output=_output(base, axes),
+        pins=pins,
+        assumptions=[
+            "channels of the value stay apart: the inputs are projected heads",
+            f"{heads} heads, {kv_heads} of them of keys and values ({how})",
+        ],
+    )
+
+
+def _count_heads(base: Base, assignment: Assignment, told: Told) -> tuple[int, int, str]:
+    """Heads and heads of keys: told, else how many channels one channel reaches."""
+    width = base.answer.shape[-1]
+    query = _reach(base, assignment.of("query"))
+    value = _reach(base, assignment.of("value"))
+    heads = width // query if query and width % query == 0 else 1
+    how = f"by behaviour: a channel of the query reaches {query} of {width}"
+    groups = value or 1
+    kv_heads = heads // groups if heads % groups == 0 else heads
+    if told.num_heads:
+        heads, kv_heads = told.num_heads, told.num_kv_heads or told.num_heads
+        how = f"declared in {told.where or 'the declaration'}"
+    return heads, kv_heads, how
+
+
+def _reach(base: Base, name: str) -> int:
+    """How many channels of the answer a change of the first channel of an input reaches."""
+    change = affected(base, name, base.feeds[name].ndim - 1, 0)
+    if change.ndim != base.answer.ndim:
+        return 0
+    return int(np.count_nonzero(change.any(axis=tuple(range(change.ndim - 1)))))

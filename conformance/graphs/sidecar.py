@@ -1,0 +1,223 @@
+"""The file that says what a graph's inputs are, ``model.conformance.toml`` by ``model.onnx``."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from .._golden import golden
+from ..errors import DeclarationError, UsageError, did_you_mean
+from ..expected import ExpectedFailure
+from .header import Header
+from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES
+from .told import Told
+
+INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES)
+PRECISIONS: Final = ("int8-dynamic",)
+# The keywords of conformance.layer that a graph can be given; their values are checked there.
+PROMISES: Final[Mapping[str, type]] = {
+    "accumulate": str,
+    "always_causal": bool,
+    "causal": str,
+    "empty_rows": str,
+    "features": list,
+    "max_length": int,
+    "position": str,
+    "without": list,
+}
+_OWN: Final[Mapping[str, type]] = {
+    "name": str,
+    "num_heads": int,
+    "num_kv_heads": int,
+    "precision": str,
+    "inputs": dict,
+    "outputs": dict,
+    "semantics": dict,
+    "expected": list,
+}
+_SHOWN: Final = {str: "a text", int: "a whole number", bool: "true or false", list: "a list"}
+# The letters of the axes by role: tokens or heads, masks, lengths.
+_TENSOR_LETTERS: Final = "BLEHDMF1"
+_MASK_LETTERS: Final = "BHQKF1"
+
+
+def sidecar_of(graph: Path) -> Path | None:
+    """The declaration beside a graph, ``model.conformance.toml`` for ``model.onnx``, if any."""
+    beside = graph.with_name(f"{graph.stem}.conformance.toml")
+    return beside if beside.is_file() else None
+
+
+def read_told(path: Path) -> Told:
+    """Read a graph's declaration; raises UsageError that names the file, the key and its remedy."""
+    data = _load(path)
+    where = str(path)
+    known = {**_OWN, **PROMISES}
+    for key, value in data.items():
+        _check_key(key, known, where)
+        _check_type(value, known[key], f"{where}: {key}")
+    for key in ("num_heads", "num_kv_heads"):
+        if data.get(key, 1) < 1:
+            msg = f"{where}: {key} is {data[key]}: give a positive whole number"
+            raise UsageError(msg)
+    if "precision" in data:
+        _check_word(data["precision"], PRECISIONS, f"{where}: precision")
+    return Told(
+        inputs=_read_inputs(data.get("inputs", {}), where),
+        outputs=_read_outputs(data.get("outputs", {}), where),
+        promises=_read_promises(data, where),
+        num_heads=data.get("num_heads"),
+        num_kv_heads=data.get("num_kv_heads"),
+        name=data.get("name"),
+        precision=data.get("precision", ""),
+        where=where,
+    )
+
+
+def check_told(told: Told, header: Header) -> None:
+    """Require that a declaration speaks of inputs and outputs that a graph has."""
+    where = told.where or "the declaration"
+    for kind, said, ports in (
+        ("input", told.inputs, header.inputs),
+        ("output", told.outputs, header.outputs),
+    ):
+        ranks = {port.name: port.rank for port in ports}
+        for name, entry in said.items():
+            if name not in ranks:
+                msg = f"{where}: {header.path.name} has no {kind} {name!r}"
+                raise UsageError(msg + did_you_mean(name, ranks))
+            axes, rank = entry.get("axes"), ranks[name]
+            if axes is not None and rank is not None and len(axes) != rank:
+                msg = (
+                    f"{where}: {kind} {name!r} has {rank} axes in {header.path.name}, but "
+                    f"axes = {axes!r} names {len(axes)}"
+                )
+                raise UsageError(msg)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = f"there is no file {path} with a graph's declaration"
+        raise UsageError(msg) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path} cannot be read as TOML: {error}"
+        raise UsageError(msg) from None
+
+
+def _check_key(key: str, known: Collection[str], where: str) -> None:
+    if key not in known:
+        msg = f"{where} has an unknown key {key!r}{did_you_mean(key, known)}"
+        raise UsageError(msg)
+
+
+def _check_type(value: object, wanted: type, where: str) -> None:
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        msg = f"{where} is {value!r}: give {_SHOWN.get(wanted, 'a table')}"
+        raise UsageError(msg)
+
+
+def _check_word(word: object, known: Collection[str], where: str) -> None:
+    if word not in known:
+        msg = f"{where} is {word!r}, which is unknown{did_you_mean(str(word), known)}"
+        raise UsageError(msg)
+
+
+def _read_inputs(tables: Mapping[str, Any], where: str) -> dict[str, Mapping[str, Any]]:
+    return {
+        name: _read_port(entry, INPUT_ROLES, ("role", "axes", "value"), f"{where}, input {name!r}")
+        for name, entry in tables.items()
+    }
+
+
+def _read_outputs(tables: Mapping[str, Any], where: str) -> dict[str, Mapping[str, Any]]:
+    found = {
+        name: _read_port(entry, OUTPUT_ROLES, ("role", "axes"), f"{where}, output {name!r}")
+        for name, entry in tables.items()
+    }
+    answers = [name for name, entry in found.items() if entry.get("role") == "output"]
+    if len(answers) > 1:
+        msg = f"{where} gives the role 'output' to {' and '.join(answers)}: only one is the answer"
+        raise UsageError(msg)
+    return found
+
+
+def _read_port(
+    entry: object, roles: Collection[str], keys: Collection[str], where: str
+) -> Mapping[str, Any]:
+    """One table ``[inputs.NAME]``, or the role alone as in ``inputs.NAME = "query"``."""
+    if isinstance(entry, str):
+        entry = {"role": entry}
+    if not isinstance(entry, Mapping):
+        msg = f'{where} is {entry!r}: give a role, or a table such as {{ role = "query" }}'
+        raise UsageError(msg)
+    for key in entry:
+        _check_key(key, keys, where)
+    if "role" in entry:
+        _check_word(entry["role"], roles, f"{where}: role")
+    if "axes" in entry:
+        _check_axes(entry["axes"], entry.get("role"), where)
+    if "value" in entry and entry.get("role") != "constant":
+        msg = f'{where} has a value: that is for role = "constant" only'
+        raise UsageError(msg)
+    return dict(entry)
+
+
+def _check_axes(axes: object, role: str | None, where: str) -> None:
+    """Require letters that the axes of a role can have, each once but for 1."""
+    letters = _MASK_LETTERS if role in MASK_ROLES else _TENSOR_LETTERS
+    if role is None or role == "weights":
+        letters = _TENSOR_LETTERS + _MASK_LETTERS
+    good = isinstance(axes, str) and axes and all(letter in letters for letter in axes)
+    named = [letter for letter in str(axes) if letter != "1"]
+    if not good or len(set(named)) < len(named):
+        msg = (
+            f"{where}: axes is {axes!r}: give one letter an axis, of {', '.join(letters)}, "
+            'such as "BLE" for tokens, "BHLD" for heads or "BHQK" for a mask'
+        )
+        raise UsageError(msg)
+
+
+def _read_promises(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    promises = {key: data[key] for key in PROMISES if key in data}
+    if "semantics" in data:
+        promises["semantics"] = _read_semantics(data["semantics"], where)
+    if "expected" in data:
+        promises["expected_failures"] = tuple(
+            _read_expected(entry, f"{where}, [[expected]] {number}")
+            for number, entry in enumerate(data["expected"], 1)
+        )
+    return promises
+
+
+def _read_semantics(table: Mapping[str, Any], where: str) -> golden.Semantics:
+    """The table ``[semantics]``: fields in which the graph differs from the standard."""
+    known = [field.name for field in dataclasses.fields(golden.Semantics)]
+    for key in table:
+        _check_key(key, known, f"{where}, [semantics]")
+    try:
+        return golden.STANDARD.replace(**table)
+    except (TypeError, ValueError) as error:
+        msg = f"{where}, [semantics]: {error}"
+        raise UsageError(msg) from None
+
+
+def _read_expected(entry: object, where: str) -> ExpectedFailure:
+    keys = [field.name for field in dataclasses.fields(ExpectedFailure)]
+    if not isinstance(entry, Mapping):
+        msg = f"{where} is {entry!r}: write each expected failure as a table [[expected]]"
+        raise UsageError(msg)
+    for key in entry:
+        _check_key(key, keys, where)
+    for key in ("clause", "reason"):
+        if key not in entry:
+            msg = f"{where} has no {key!r}: give a clause and the reason why it is known to fail"
+            raise UsageError(msg)
+    try:
+        return ExpectedFailure(**entry)
+    except DeclarationError as error:
+        msg = f"{where}: {error}"
+        raise UsageError(msg) from None
