@@ -1,0 +1,158 @@
+"""The attention core of a graph: two products with a softmax between them, or a single node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from .contraction import Contraction, contraction_of
+from .unreadable import UnreadableError
+from .wiring import Node, Wiring
+
+SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax"})
+# What a search for a product may not walk through: behind these the tokens are mixed otherwise.
+_WALLS: Final = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "Conv"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """A tensor of heads, and the axis of its features (counted from the end or the start)."""
+
+    name: str
+    feature: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Core:
+    """Where attention happens in a graph.
+
+    product, scores
+        What the product of query and key gives, and what the softmax is given; "" inside a node.
+    heads, heads_feature, heads_length
+        What comes out of the weighted mean, with the axes of its features and its queries.
+    num_heads, num_kv_heads, scale
+        As a node's attributes say them, else None.
+    bias
+        The tensor of the biases that a node adds itself, query's, key's and value's in one.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    heads: str
+    heads_feature: int = -1
+    heads_length: int = -2
+    product: str = ""
+    scores: str = ""
+    weights: str = ""
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    scale: float | None = None
+    bias: str = ""
+
+    @property
+    def head_counts(self) -> dict[str, int | None]:
+        """How many heads lie side by side in the last axis of each part's tensor."""
+        shared = self.num_kv_heads or self.num_heads
+        return {"query": self.num_heads, "key": shared, "value": shared}
+
+
+def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core]:
+    """The core around each softmax that tokens flow through on the way to the output.
+
+    Raises UnreadableError where a softmax is there but not between two products.
+    """
+    above = wiring.above(output)
+    found = []
+    for node in wiring.graph.node:
+        scores = _scores_of(wiring, node)
+        if scores and node.output[0] in above and wiring.reaching(scores, tokens):
+            found.append(_around(wiring, tokens, scores, node))
+    return found
+
+
+def _scores_of(wiring: Wiring, node: Node) -> str:
+    """What a softmax, or the exponential at the heart of a written-out one, is given."""
+    if node.op_type in SOFTMAXES:
+        return str(node.input[0])
+    if node.op_type != "Exp":
+        return ""
+    source = wiring.producer.get(node.input[0])
+    if source is not None and source.op_type in SOFTMAXES:
+        return ""
+    if not any(user.op_type == "ReduceSum" for user in wiring.consumers[node.output[0]]):
+        return ""
+    if source is not None and source.op_type == "Sub":
+        maximum = wiring.producer.get(source.input[1])
+        if maximum is not None and source.input[0] in maximum.input:
+            return str(source.input[0])
+    return str(node.input[0])
+
+
+def _around(wiring: Wiring, tokens: frozenset[str], scores: str, softmax: Node) -> Core:
+    first = _product_above(wiring, tokens, scores)
+    weights, second = _product_below(wiring, tokens, softmax.output[0])
+    left, right = first.operands
+    weighted = second.index_of(weights)
+    heads = second.output
+    return Core(
+        query=Operand(name=left, feature=first.shared_axis(0)),
+        key=Operand(name=right, feature=first.shared_axis(1)),
+        value=Operand(name=second.operands[1 - weighted], feature=second.own_axis(1 - weighted)),
+        product=first.output,
+        scores=scores,
+        weights=weights,
+        heads=_normalised(wiring, tokens, heads),
+        heads_feature=second.place(1 - weighted),
+        heads_length=second.place(weighted),
+    )
+
+
+def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contraction:
+    found, seen, waiting = [], {scores}, [scores]
+    while waiting:
+        node = wiring.producer.get(waiting.pop())
+        if node is None:
+            continue
+        contraction = contraction_of(node)
+        if contraction is not None:
+            if all(wiring.reaching(name, tokens) for name in contraction.operands):
+                found.append(contraction)
+            continue
+        if node.op_type in _WALLS:
+            continue
+        fresh = {name for name in node.input if wiring.reaching(name, tokens)} - seen
+        seen |= fresh
+        waiting += fresh
+    if len(found) != 1:
+        msg = f"the scores come from {len(found)} products of tokens instead of one"
+        raise UnreadableError(msg)
+    return found[0]
+
+
+def _product_below(wiring: Wiring, tokens: frozenset[str], start: str) -> tuple[str, Contraction]:
+    """The weights as the second product reads them, and that product."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        name = waiting.pop(0)
+        for node in wiring.consumers[name]:
+            contraction = contraction_of(node)
+            if contraction is not None and name in contraction.operands:
+                other = contraction.operands[1 - contraction.index_of(name)]
+                if wiring.reaching(other, tokens):
+                    return name, contraction
+                continue
+            fresh = {made for made in node.output if made} - seen
+            seen |= fresh
+            waiting += sorted(fresh)
+    msg = "no product of the softmax with values was found"
+    raise UnreadableError(msg)
+
+
+def _normalised(wiring: Wiring, tokens: frozenset[str], heads: str) -> str:
+    """The heads after a division by the sum of weights, where that comes after the mean."""
+    for node in wiring.consumers[heads]:
+        divides = node.op_type == "Div" and node.input[0] == heads
+        if divides and wiring.reaching(node.input[1], tokens):
+            return str(node.output[0])
+    return heads

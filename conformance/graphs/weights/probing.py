@@ -1,0 +1,184 @@
+"""Reading an affine map of tokens out of a graph by asking it: zeros, basis vectors, codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from .core import Operand
+from .questions import Questions
+from .unreadable import UnreadableError
+
+Array = np.ndarray[Any, Any]
+
+# Roundings between a stored weight and what is read back of it: product, scale, bias, casts.
+ROUNDINGS: Final = 16
+# A power of two as the length of basis vectors: a bias then hides fewer digits of a weight.
+STRETCH: Final = 64.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AffineMap:
+    """What a tensor of heads is of its tokens: ``heads = matrix · token + bias``, head by head.
+
+    matrix, bias
+        ``[H, D, E]`` and ``[H, D]`` in float64, factors of the graph included.
+    noise
+        How far, element by element, ``matrix`` may be from what the graph holds.
+    order
+        How items and heads lie in the tensor: ``items`` first or ``heads`` first.
+    """
+
+    matrix: Array
+    bias: Array
+    noise: Array
+    order: str
+
+
+def affine_maps(
+    questions: Questions, operands: Mapping[str, Operand], counts: Mapping[str, int | None]
+) -> dict[str, AffineMap]:
+    """The map behind each part's tensor; ``counts``: heads side by side in its last axis.
+
+    Raises UnreadableError where a tensor is no map of single tokens, or its heads lie elsewhere.
+    """
+    probe = _Probe(questions, operands)
+    owners = {part: _rows_of(probe, part, counts.get(part)) for part in operands}
+    return {part: _solved(probe, part, rows) for part, rows in owners.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Which row of a tensor ``[rows, D]`` holds which head of which token: ``[tokens, H]``."""
+
+    index: Array
+    head_size: int
+    order: str
+
+    def of(self, tensor: Array) -> Array:
+        """The tensor by token: ``[tokens, H, D]``."""
+        return tensor.reshape(-1, self.head_size)[self.index]
+
+
+class _Probe:
+    """Runs that all parts share: a token is asked for query, key and value at once."""
+
+    def __init__(self, questions: Questions, operands: Mapping[str, Operand]) -> None:
+        self.questions, self.operands = questions, operands
+        self.roles = {part: questions.role_of(part) for part in operands}
+        self.shapes = {role: questions.shape(role) for role in questions.tokens}
+        self._taps = [operand.name for operand in operands.values()]
+        self.base = self.run({})
+
+    def run(self, tokens: Mapping[str, Array]) -> dict[str, Array]:
+        """Each part's tensor, its feature axis last, for ``[tokens, E]`` of some roles."""
+        filled = {
+            role: np.reshape(tokens.get(role, np.zeros(shape)), shape)
+            for role, shape in self.shapes.items()
+        }
+        found = self.questions.ask(filled, self._taps)
+        return {
+            part: np.moveaxis(found[operand.name], operand.feature, -1)
+            for part, operand in self.operands.items()
+        }
+
+    def count(self, part: str) -> int:
+        """The number of tokens of a part."""
+        batch, length, _ = self.shapes[self.roles[part]]
+        return batch * length
+
+
+def _rows_of(probe: _Probe, part: str, heads: int | None) -> _Rows:
+    base = probe.base[part]
+    packed = heads is not None and base.ndim == len("BLM")
+    size = base.shape[-1] // heads if heads and packed else base.shape[-1]
+    owner = _owners(probe, part).reshape(-1, size)
+    tokens, count = probe.count(part), len(owner)
+    row_owner = owner.max(axis=1)
+    if np.any((owner != 0) & (owner != row_owner[:, None])) or np.any(row_owner > tokens):
+        msg = f"the {part} heads are no map of single tokens"
+        raise UnreadableError(msg)
+    held = [np.flatnonzero(row_owner == token + 1) for token in range(tokens)]
+    if len({len(rows) for rows in held}) != 1 or not len(held[0]):
+        msg = f"the {part} heads are no map of single tokens ({count} rows, {tokens} tokens)"
+        raise UnreadableError(msg)
+    index = np.stack(held)
+    shape = (*base.shape[:-1], base.shape[-1] // size)
+    return _Rows(index, size, _order(probe, part, index, shape))
+
+
+def _owners(probe: _Probe, part: str) -> Array:
+    """The number of the token, from 1, that each element depends on; 0 where on none.
+
+    Tokens are asked in a code: run r changes those whose number has bit r set.
+    """
+    role, count = probe.roles[part], probe.count(part)
+    width = probe.shapes[role][-1]
+    number = np.arange(1, count + 1)
+    pattern = np.random.default_rng(width).integers(0, 2, size=width).astype(float)
+    pattern[0] = 1.0
+    found = np.zeros(probe.base[part].shape, dtype=np.int64)
+    for bit in range(count.bit_length()):
+        asked = ((number >> bit) & 1)[:, None] * pattern
+        changed = probe.run({role: asked})[part] != probe.base[part]
+        found += changed.astype(np.int64) << bit
+    return found
+
+
+def _order(probe: _Probe, part: str, index: Array, shape: tuple[int, ...]) -> str:
+    """How rows lie: position by position along one axis, items and heads along the others."""
+    batch, length, _ = probe.shapes[probe.roles[part]]
+    heads = index.shape[1]
+    rows = index.reshape(batch, length, heads)
+    for axis, size in enumerate(shape):
+        if size < length:
+            continue
+        along = np.moveaxis(np.arange(int(np.prod(shape))).reshape(shape), axis, -1)
+        lines = along.reshape(-1, size)[:, size - length :]
+        if lines.size != rows.size:
+            continue
+        for order, picture in (
+            ("items", lines.reshape(batch, heads, length).transpose(0, 2, 1)),
+            ("heads", lines.reshape(heads, batch, length).transpose(1, 2, 0)),
+        ):
+            if np.array_equal(picture, rows):
+                return order
+    msg = f"the {part} heads are not cut out of each token's own row"
+    raise UnreadableError(msg)
+
+
+def _solved(probe: _Probe, part: str, rows: _Rows) -> AffineMap:
+    role, count = probe.roles[part], probe.count(part)
+    width = probe.shapes[role][-1]
+    base = rows.of(probe.base[part]).astype(np.float64)
+    matrix = np.empty((*base.shape[1:], width))
+    for start in range(0, width, count):
+        asked = np.eye(count, width, k=start) * STRETCH
+        answer = rows.of(probe.run({role: asked})[part]).astype(np.float64)
+        for token in range(min(count, width - start)):
+            matrix[..., start + token] = (answer[token] - base[token]) / STRETCH
+    bias = base.mean(axis=0)
+    roundoff = float(np.finfo(probe.base[part].dtype).eps)
+    noise = ROUNDINGS * roundoff * (np.abs(matrix) + 2 * np.abs(bias)[..., None] / STRETCH)
+    found = AffineMap(matrix=matrix, bias=bias, noise=noise, order=rows.order)
+    _check(probe, part, rows, found)
+    return found
+
+
+def _check(probe: _Probe, part: str, rows: _Rows, found: AffineMap) -> None:
+    """Hold the map against an answer to tokens of every size; raises UnreadableError."""
+    role, count = probe.roles[part], probe.count(part)
+    width = probe.shapes[role][-1]
+    asked = np.random.default_rng(width + 1).standard_normal((count, width))
+    tensor = probe.run({role: asked})[part]
+    asked = asked.astype(tensor.dtype).astype(np.float64)
+    expected = np.einsum("hde,te->thd", found.matrix, asked) + found.bias
+    size = np.einsum("hde,te->thd", np.abs(found.matrix), np.abs(asked)) + np.abs(found.bias)
+    roundoff = float(np.finfo(tensor.dtype).eps)
+    bound = (width + ROUNDINGS) * roundoff * size
+    if np.any(np.abs(rows.of(tensor) - expected) > bound + np.finfo(tensor.dtype).tiny):
+        msg = f"the {part} heads are no affine map of single tokens"
+        raise UnreadableError(msg)

@@ -1,0 +1,60 @@
+"""The factor between raw projections and logits, and what may be said of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from .answers import Answers
+from .probing import ROUNDINGS
+
+Array = np.ndarray[Any, Any]
+
+FOLDED: Final = (
+    "no factor between the graph's own weights and its logits: a scale that was folded into the "
+    "weights cannot be told from one that is missing"
+)
+UNKNOWN: Final = "attention up to gauge; scale and head layout not verified"
+
+
+def measured_factor(answers: Answers) -> float | None:
+    """What lies between the product of query and key and the softmax, as a factor.
+
+    Entries that a mask fills and a bias that depends on no token are outvoted, or cancel between
+    two calls. None where no factor explains half of the entries.
+    """
+    if not answers.products:
+        return None
+    return _voted(answers.scores[0], answers.products[0], answers) or _voted(
+        answers.scores[0] - answers.scores[1], answers.products[0] - answers.products[1], answers
+    )
+
+
+def _voted(scores: Array, products: Array, answers: Answers) -> float | None:
+    if scores.size != products.size:
+        return None
+    scores, products = scores.reshape(-1), products.reshape(-1)
+    live = np.isfinite(scores) & (np.abs(products) > np.sqrt(answers.roundoff))
+    if not live.any():
+        return None
+    ratios = scores[live] / products[live]
+    middle = float(np.median(ratios))
+    agreeing = np.abs(ratios - middle) <= ROUNDINGS * answers.roundoff * abs(middle)
+    return middle if middle > 0 and 2 * agreeing.sum() >= live.sum() else None
+
+
+def snapped(factor: float, head_size: int, roundoff: float) -> float:
+    """A measured factor, exactly 1 or ``1/sqrt(D)`` where it is one of them but for roundings."""
+    for exact in (1 / math.sqrt(head_size), 1.0):
+        if abs(factor - exact) <= 2 * ROUNDINGS * roundoff * exact:
+            return exact
+    return factor
+
+
+def gauge_of(scale: float | None, head_size: int) -> str:
+    """What is not verified of a scale between the graph's own weights and its logits."""
+    if scale is None:
+        return "the factor between projections and logits was not found: scale not verified"
+    return FOLDED if scale == 1.0 and head_size > 1 else ""

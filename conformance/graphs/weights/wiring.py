@@ -1,0 +1,113 @@
+"""The nodes of a graph as a network: who makes a tensor, who reads it, which inputs reach it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+Array = np.ndarray[Any, Any]
+Node = onnx.NodeProto
+
+# What comes out of these says nothing of the values that went in.
+SHAPE_OPERATORS: Final = frozenset({"Shape", "Size", "ConstantOfShape", "EyeLike"})
+_CONSTANT_ATTRIBUTES: Final = ("value", "value_float", "value_floats", "value_int", "value_ints")
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """A graph whose local functions are written out; ``folder`` holds its external data."""
+
+    graph: onnx.GraphProto
+    folder: Path
+
+    @cached_property
+    def producer(self) -> dict[str, Node]:
+        """The node behind each tensor."""
+        return {name: node for node in self.graph.node for name in node.output if name}
+
+    @cached_property
+    def consumers(self) -> dict[str, list[Node]]:
+        """The nodes that read each tensor, those that read it inside a subgraph included."""
+        found: dict[str, list[Node]] = defaultdict(list)
+        for node in self.graph.node:
+            for name in _read_by(node):
+                found[name].append(node)
+        return found
+
+    @cached_property
+    def initializers(self) -> dict[str, onnx.TensorProto]:
+        """The stored tensors by name."""
+        return {tensor.name: tensor for tensor in self.graph.initializer}
+
+    @cached_property
+    def reached(self) -> dict[str, frozenset[str]]:
+        """The inputs whose *values* reach each tensor; their sizes do not count."""
+        stored = self.initializers
+        found = {port.name: frozenset({port.name}) for port in self.graph.input}
+        found.update({name: frozenset() for name in stored})
+        for node in self.graph.node:
+            inputs = frozenset[str]().union(
+                *(found.get(name, frozenset()) for name in _read_by(node))
+            )
+            if node.op_type in SHAPE_OPERATORS:
+                inputs = frozenset()
+            found.update({name: inputs for name in node.output if name})
+        return found
+
+    def reaching(self, name: str, among: frozenset[str]) -> frozenset[str]:
+        """Those of some inputs whose values reach a tensor."""
+        return self.reached.get(name, frozenset()) & among
+
+    def above(self, name: str) -> set[str]:
+        """All tensors that a tensor is computed from, itself included."""
+        found, waiting = {name}, [name]
+        while waiting:
+            node = self.producer.get(waiting.pop())
+            fresh = set(_read_by(node)) - found if node is not None else set()
+            found |= fresh
+            waiting += fresh
+        return found
+
+    def constant(self, name: str) -> Array | None:
+        """The value of an initializer or of a ``Constant`` node, None for any other tensor."""
+        if (tensor := self.initializers.get(name)) is not None:
+            return numpy_helper.to_array(tensor, base_dir=str(self.folder))
+        node = self.producer.get(name)
+        if node is None or node.op_type != "Constant":
+            return None
+        values = attributes(node)
+        return next(
+            (np.asarray(values[key]) for key in _CONSTANT_ATTRIBUTES if key in values), None
+        )
+
+
+def attributes(node: Node) -> dict[str, Any]:
+    """A node's attributes as Python values, tensors as arrays, texts as ``str``."""
+    found: dict[str, Any] = {}
+    for attribute in node.attribute:
+        value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, onnx.TensorProto):
+            value = numpy_helper.to_array(value)
+        found[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    return found
+
+
+def _read_by(node: Node) -> Iterator[str]:
+    """The tensors that a node or its subgraphs read."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+        for graph in graphs:
+            made = {name for inner in graph.node for name in inner.output}
+            made |= {port.name for port in graph.input} | {t.name for t in graph.initializer}
+            read = {name for inner in graph.node for name in _read_by(inner)}
+            read |= {port.name for port in graph.output}
+            yield from sorted(read - made)
