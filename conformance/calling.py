@@ -100,7 +100,7 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
     keywords: dict[str, Any] = {}
     if inputs.mask_form is not None:
         keywords[inputs.mask_form] = present_mask(inputs)
-    if inputs.causal:
+    if inputs.causal and not inputs.causal_unasked:
         keywords["causal"] = True
     for name in ("scale", "softcap", "window", "dropout"):
         value = getattr(inputs, name)

@@ -55,7 +55,8 @@ class Declaration:
 
     ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
     of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
-    ``empty_rows`` already in it. ``assumptions`` says what an adapter took for granted;
+    ``empty_rows`` already in it. ``always_causal`` says that every call is causal unasked, so that
+    no keyword is passed. ``assumptions`` says what an adapter took for granted;
     ``mask_pairs`` which form an adapter takes in which shape, None for any in any.
     """
 
@@ -80,6 +81,7 @@ class Declaration:
     expected_failures: tuple[ExpectedFailure, ...]
     assumptions: tuple[str, ...] = ()
     mask_pairs: tuple[tuple[str, str], ...] | None = None
+    always_causal: bool = False
 
     def shapes_of(self, form: str) -> tuple[str, ...]:
         """The shapes in which masks of a form are accepted."""
@@ -91,7 +93,8 @@ class Declaration:
     @property
     def keywords(self) -> tuple[str, ...]:
         """Every keyword that a call may use."""
-        offered = [*self.masks, *(["causal"] if self.causal else [])]
+        flagged = self.causal is not None and not self.always_causal
+        offered = [*self.masks, *(["causal"] if flagged else [])]
         for feature in sorted(self.features):
             offered.extend(FEATURE_KEYWORDS.get(feature, ()))
         return tuple(offered)
@@ -111,6 +114,7 @@ class Declaration:
             "masks": list(self.masks),
             "mask_shapes": list(self.mask_shapes + self.length_shapes),
             "causal": self.causal,
+            "always_causal": self.always_causal,
             "empty_rows": self.empty_rows,
             "features": sorted(self.features),
             "inputs": self.inputs,
@@ -132,6 +136,7 @@ def declare(
     masks: Iterable[str] = (),
     mask_shapes: Iterable[str] | None = None,
     causal: str | None = None,
+    always_causal: bool = False,
     empty_rows: str = "any",
     features: Iterable[str] = (),
     without: Iterable[str] = (),
@@ -156,6 +161,12 @@ def declare(
     _choice("scores", scores, ("eager", "fused"))
     if causal is not None:
         _choice("causal", causal, ALIGNMENTS)
+    if always_causal and causal is None:
+        msg = (
+            "always_causal is True but causal is not declared: give its alignment, causal="
+            f"{' or '.join(repr(word) for word in ALIGNMENTS)}"
+        )
+        raise DeclarationError(msg)
     if accumulate is not None:
         _choice("accumulate", accumulate, (*DTYPES, "native"))
     if position is not None:
@@ -186,6 +197,7 @@ def declare(
         position=position,
         max_length=max_length,
         expected_failures=read_expected(expected_failures),
+        always_causal=bool(always_causal),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from .candidate import Candidate
 from .geometry import Geometry
 from .problem import MaskPlan, Problem
-from .settling import settle
+from .settling import settle, settle_causal
 from .space import Often, Space
 
 SCALES = (None, 0.25, 0.3, 1.0, 1.7)
@@ -39,16 +39,13 @@ class Draft:
     def problem(self, candidate: Candidate, space: Space, *, dtype: str) -> Problem:
         """The problem of a space that this draft becomes for a candidate."""
         recipes = space.recipes(dtype)
-        causal = (
-            _decide(space.causal, drawn=self.causal) and candidate.declaration.causal is not None
-        )
         return Problem(
             geometry=settle(self.geometry, candidate, space),
             dtype=dtype,
             seed=self.seed,
             values=recipes[self.values % len(recipes)],
             mask=self._mask(candidate, space),
-            causal=causal,
+            causal=settle_causal(candidate, flagged=_decide(space.causal, drawn=self.causal)),
             biases=self.biases,
             **self._extras(candidate, space),
         )

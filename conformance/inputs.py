@@ -35,6 +35,8 @@ class Inputs:
         Whether the call is made with gradients recorded, which nobody asks for here.
     shared
         Whether inputs that are one object here are handed over as one object, too.
+    causal_unasked
+        Whether the candidate applies the causal rule in every call, so that no flag is passed.
     """
 
     geometry: Geometry
@@ -59,6 +61,7 @@ class Inputs:
     mask_layout: str = "contiguous"
     grad_mode: bool = False
     shared: bool = False
+    causal_unasked: bool = False
 
     @property
     def is_layer(self) -> bool:

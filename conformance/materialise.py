@@ -48,11 +48,12 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         bias=bias,
         mask_form=None if plan is None else plan.form,
         mask_shape="" if plan is None else plan.shape,
-        causal=problem.causal,
+        causal=problem.causal or candidate.declaration.always_causal,
         scale=problem.scale,
         softcap=problem.softcap,
         window=problem.window,
         generic=_is_generic(problem, candidate),
+        causal_unasked=candidate.declaration.always_causal,
     )
     return overridden(drawn, problem)
 

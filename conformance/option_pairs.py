@@ -12,7 +12,7 @@ from typing import Any, Final
 from .candidate import Candidate
 from .geometry import Geometry
 from .problem import MaskPlan, Problem
-from .settling import settle
+from .settling import settle, settle_causal
 from .space import Space
 
 Changes = dict[str, Any]
@@ -134,4 +134,5 @@ def _problem(
     geometry: Geometry = given["geometry"]
     kv_heads = geometry.num_kv_heads // given.pop("groups", 1)
     given["geometry"] = settle(geometry.replace(num_kv_heads=kv_heads), candidate, space)
+    given["causal"] = settle_causal(candidate, flagged=given.get("causal", False))
     return Problem(dtype=dtype, seed=turn, values="normal", **given)

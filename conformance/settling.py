@@ -1,4 +1,4 @@
-"""Fits sizes to what a candidate can be called with and what a clause needs."""
+"""Fits sizes and causality to what a candidate can be called with and what a clause needs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def settle(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
             break
         built = build(geometry)
     return built
+
+
+def settle_causal(candidate: Candidate, *, flagged: bool) -> bool:
+    """Whether a problem is causal: where it can be asked for, and wherever it always is."""
+    declared = candidate.declaration
+    return declared.always_causal or (flagged and declared.causal is not None)
 
 
 def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:

@@ -49,7 +49,8 @@ class Space:
 
     mask, causal
         Whether a mask is handed over, whether the causal flag is set; "offered" means always when
-        the candidate offers it and never otherwise.
+        the candidate offers it and never otherwise. Candidates that are always causal get causal
+        problems from every space.
     patterns, forms, axes
         The mask's patterns; the forms it may take; letters its shape must contain.
     finite_bias
@@ -183,7 +184,8 @@ class Space:
 
     def admits(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether a problem (a reduced one) still belongs to the space."""
-        if problem.values not in self.recipes(problem.dtype):
+        unasked = candidate.declaration.always_causal and not problem.causal
+        if unasked or problem.values not in self.recipes(problem.dtype):
             return False
         sizes = problem.geometry
         absent = WIDTHS if candidate.kind == "core" else ()

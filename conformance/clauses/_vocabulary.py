@@ -206,6 +206,12 @@ def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]
     return alone, lambda answer: answer[only]
 
 
+def order_is_free(candidate: Candidate) -> str:
+    """Why the order of tokens, or how many come before one, changes an answer, or ""."""
+    always = candidate.declaration.always_causal
+    return "it always applies a causal rule" if always else ""
+
+
 def heads_stay(candidate: Candidate) -> str:
     """Why heads cannot be exchanged, or ""."""
     if candidate.kind == "layer" and not candidate.draws_weights:

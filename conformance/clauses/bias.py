@@ -13,7 +13,7 @@ from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
-from ._vocabulary import matches_golden, same_answer
+from ._vocabulary import matches_golden, order_is_free, same_answer
 
 BIASED = Space(mask="always", forms=("bias",), finite_bias="always", extras="maybe")
 MOST_COPIES = 4
@@ -56,7 +56,7 @@ def _counts(candidate: Candidate) -> str:
         least=(("key_length", 2),),
     ),
     counterfactual="the key counted once",
-    applies=(_counts,),
+    applies=(_counts, order_is_free),
 )
 def bias_counts(subject: Subject, problem: Problem) -> Finding:
     """One key with a larger bias against the same key repeated."""

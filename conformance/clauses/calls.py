@@ -11,6 +11,7 @@ from ..inputs import Inputs
 from ..problem import MaskPlan, Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
+from ..settling import settle_causal
 from ..space import Space, admits_lengths, can_cross
 from ..subject import Subject
 from ._vocabulary import same_unless_identical
@@ -83,6 +84,8 @@ def _asked(subject: Subject, problem: Problem) -> Iterator[Inputs]:
 
 def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     geometry, declared = problem.geometry, subject.declaration
+    causal = settle_causal(subject.candidate, flagged=True)
+    other = settle_causal(subject.candidate, flagged=not problem.causal)
     masks = ORDER.options(subject.candidate)
     form, shape = masks[problem.seed % len(masks)] if masks else ("", "")
     mask = MaskPlan(pattern="random", form=form, shape=shape) if masks else None
@@ -92,8 +95,8 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     short = (geometry.query_length + 1) // 2 if can_cross(subject.candidate) else fewer
     long_one = geometry.replace(key_length=longer, query_length=queries)
     yield problem.replace(seed=problem.seed + 1, mask=mask)
-    yield problem.replace(geometry=long_one, causal=declared.causal is not None)
+    yield problem.replace(geometry=long_one, causal=causal)
     yield problem.replace(geometry=geometry.replace(key_length=fewer, query_length=short))
     items = geometry.batch + 1 if declared.batched else 1
     yield problem.replace(geometry=long_one.replace(batch=items), mask=other_mask)
-    yield problem.replace(causal=not problem.causal and declared.causal is not None)
+    yield problem.replace(causal=other)

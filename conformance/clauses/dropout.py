@@ -15,6 +15,7 @@ from ..results import Violation
 from ..space import Space
 from ..subject import Subject
 from ..tolerance import model
+from ._vocabulary import order_is_free
 
 PROBABILITIES = (0.5, 0.25, 0.1)
 # Two calls keep equally many of a row's 8 or more keys with a chance of at most 0.36 (for a
@@ -39,7 +40,7 @@ def _offers_dropout(candidate: Candidate) -> str:
     ),
     needs_golden=True,
     counterfactual="no dropout at all",
-    applies=(_offers_dropout,),
+    applies=(_offers_dropout, order_is_free),
     explained=False,
 )
 def dropout(subject: Subject, problem: Problem) -> Finding:

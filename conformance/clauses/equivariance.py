@@ -17,6 +17,7 @@ from ..subject import Subject
 from ._vocabulary import (
     heads_stay,
     one_item,
+    order_is_free,
     permutation,
     permute_heads,
     permuted_heads_view,
@@ -48,7 +49,7 @@ def _separate(candidate: Candidate) -> str:
         mask="maybe", forms=KEY_FORMS, values=LIVELY, square="always", least=(("key_length", 2),)
     ),
     counterfactual="rows that stay where they were",
-    applies=(_no_position,),
+    applies=(_no_position, order_is_free),
 )
 def tokens(subject: Subject, problem: Problem) -> Finding:
     """One permutation for queries, keys, values and both axes of the mask."""
@@ -79,7 +80,7 @@ def tokens(subject: Subject, problem: Problem) -> Finding:
     source=SOURCE,
     space=Space(mask="maybe", values=LIVELY, least=(("query_length", 2),)),
     counterfactual="rows that stay where they were",
-    applies=(_separate, _no_position),
+    applies=(_separate, _no_position, order_is_free),
 )
 def queries(subject: Subject, problem: Problem) -> Finding:
     """Queries and the rows of the mask permuted."""
@@ -105,7 +106,7 @@ def queries(subject: Subject, problem: Problem) -> Finding:
     source=SOURCE,
     space=Space(mask="maybe", forms=KEY_FORMS, values=LIVELY, least=(("key_length", 2),)),
     counterfactual="the keys reordered without their values",
-    applies=(_separate, _no_position),
+    applies=(_separate, _no_position, order_is_free),
 )
 def keys(subject: Subject, problem: Problem) -> Finding:
     """Keys, values and the columns of the mask permuted."""

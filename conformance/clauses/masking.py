@@ -18,6 +18,7 @@ from ._vocabulary import (
     matches_golden,
     narrow_range,
     one_item,
+    order_is_free,
     permute_heads,
     permuted_heads_view,
     same_answer,
@@ -64,6 +65,16 @@ def _free_key_length(candidate: Candidate) -> str:
     return "its geometry pins the key length" if is_fixed(candidate, "key_length") else ""
 
 
+def _padding_shows(candidate: Candidate) -> str:
+    """Why causality hides the last keys from all queries that could be asked without them, or "".
+
+    Where the diagonal ends at the last query and key, or both are one sequence, queries must be cut
+    off with the keys, and those that are left see none of the keys that are cut.
+    """
+    shows = can_cross(candidate) and candidate.declaration.causal == "top-left"
+    return "" if shows else order_is_free(candidate)
+
+
 @clause(
     "mask.padding-is-absence",
     level="MUST",
@@ -71,7 +82,7 @@ def _free_key_length(candidate: Candidate) -> str:
     source="ONNX trial: masked suffix equals truncation",
     space=Space(mask="always", patterns=("padding",), values=LIVELY, least=(("key_length", 3),)),
     counterfactual="no mask at all",
-    applies=(_free_key_length,),
+    applies=(_free_key_length, _padding_shows),
 )
 def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
     """The same number of keys is masked for every row; the other call never sees them."""

@@ -118,7 +118,8 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     enlarged = _enlarge(subject, inputs, target)
     wording = f"logits near {target:.0e} give a wrong answer"
     finding = measures_golden(subject, enlarged, wording, signal=False)
-    largest = subject.golden(enlarged).core.logits.amax(dim=-1).abs().amax()
+    core = subject.golden(enlarged).core
+    largest = core.logits.amax(dim=-1).masked_fill(core.empty, 0.0).abs().amax()
     overflows = float(largest) > math.log(finite_limit(subject))
     return Finding(
         binding=finding.binding and overflows, margin=finding.margin, violation=finding.violation

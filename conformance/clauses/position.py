@@ -16,7 +16,7 @@ from ..results import Violation
 from ..space import WIDTHS, Space
 from ..subject import Subject
 from ..tolerance.position import position_bound
-from ._vocabulary import permutation
+from ._vocabulary import order_is_free, permutation
 
 SOURCE = "Vaswani et al. 2017, section 3.5; document 002"
 # The length and the width that a problem is extended to, by its seed; 0 leaves it as it is. Tables
@@ -129,7 +129,7 @@ def _has_positions(candidate: Candidate) -> str:
         square="always",
         least=(("key_length", 4), ("key_size", 4), ("query_size", 4)),
     ),
-    applies=(_has_positions,),
+    applies=(_has_positions, order_is_free),
 )
 def breaks_equivariance(subject: Subject, problem: Problem) -> Finding:
     """The negative control: the same permutation must show somewhere in the answer."""

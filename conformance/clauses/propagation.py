@@ -25,7 +25,10 @@ from ..subject import Subject
 def nan_shows(subject: Subject, problem: Problem) -> Finding:
     """One token of each item is NaN; every channel of its own row is looked at."""
     inputs = subject.inputs(problem)
-    row = problem.seed % inputs.geometry.query_length
+    attending = inputs.allowed(subject.declaration.semantics).any(dim=-1).all(dim=(0, 1)).nonzero()
+    if len(attending) == 0:
+        return Finding(binding=False)
+    row = int(attending[problem.seed % len(attending)])
     answer = subject.answer(_poisoned(inputs, row)).select(-2, row)
     hidden = ~answer.isnan()
     if not bool(hidden.any()):

@@ -192,7 +192,8 @@ def _reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inpu
     """The same question with items in another order: what was remembered by shape does not fit."""
     generator = generator_for(problem, 12)
     if inputs.geometry.batch == 1:
-        if subject.declaration.position is not None:  # order matters there
+        declared = subject.declaration
+        if declared.position is not None or declared.always_causal:  # order matters there
             return inputs, as_given
         return _reordered_rows(inputs, generator)
     order = permutation(inputs.geometry.batch, generator)

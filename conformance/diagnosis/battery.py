@@ -15,7 +15,7 @@ from ..clauses.numerics import largest_product
 from ..geometry import FIELDS, Geometry
 from ..inputs import Inputs
 from ..problem import MaskPlan, Problem
-from ..settling import settle
+from ..settling import settle, settle_causal
 from ..space import Space
 from ..stretching import lowered_key, single_key_inputs
 from ..subject import Subject
@@ -184,7 +184,7 @@ def _problem(subject: Subject, plan: _Plan) -> Problem | None:
         seed=plan.seed,
         values="normal",
         mask=mask,
-        causal=plan.causal,
+        causal=settle_causal(candidate, flagged=plan.causal),
         **plan.extras,
     )
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from .._golden import golden
 from ..candidate import Candidate
+from ..declaration import Declaration
 from ..geometry import Geometry, Pins
 from ..inputs import Inputs
 from . import empty_rows
@@ -20,6 +21,7 @@ from .wording import SCALE_WORDS, empty_words
 
 JOB: Final = "conformance.identification.contradictions:job"
 _SEEDS: Final = (0, 1)
+_PLAIN_SIZES: Final[tuple[dict[str, int], ...]] = ({}, OTHER_SIZES)
 _POLARITIES: Final = {
     "keep": "declared masks=['keep'] (True attends), but True in it ignores a key",
     "drop": "declared masks=['drop'] (True ignores), but True in it attends",
@@ -51,11 +53,17 @@ def contradictions(candidate: Candidate) -> list[str]:
     if candidate.kind == "positions" or not candidate.golden_known:
         return []
     box = declared_box(candidate)
-    judge = Judge(box.kind, candidate.declaration.dtypes[0], declaration=candidate.declaration)
-    declared = candidate.declaration.semantics
-    point, sentences = _plain(box, judge, declared)
+    promised = candidate.declaration
+    judge = Judge(
+        box.kind,
+        promised.dtypes[0],
+        declaration=promised,
+        always_causal=promised.always_causal,
+    )
+    observed = _plain_answers(box)
+    point, sentences = _plain(observed, judge, promised.semantics)
     if point is None:
-        return []
+        return list(_unasked(promised, observed, judge))
     return [
         *sentences,
         *_masks(box, judge, point),
@@ -115,16 +123,20 @@ def _weigh(candidate: Candidate) -> Callable[[Geometry, str, int], Any]:
     return weigh
 
 
+def _plain_answers(box: Box) -> list[Seen]:
+    """The answers to two plain calls; none where one of them is refused."""
+    answers = [box.answers(box.draw(sizes, seed=seed)) for seed, sizes in enumerate(_PLAIN_SIZES)]
+    seen = [Seen(answer.inputs, answer.output) for answer in answers if answer is not None]
+    return seen if len(seen) == len(answers) else []
+
+
 def _plain(
-    box: Box, judge: Judge, declared: golden.Semantics
+    seen: list[Seen], judge: Judge, declared: golden.Semantics
 ) -> tuple[golden.Semantics | None, list[str]]:
     """The point that plain answers follow, with a sentence when its scale is another."""
-    seen = []
-    for seed, sizes in ((0, {}), (1, OTHER_SIZES)):
-        answer = box.answers(box.draw(sizes, seed=seed))
-        if answer is None:
-            return None, []
-        seen.append(Seen(answer.inputs, answer.output))
+    if not seen:
+        return None, []
+    seen = _live(seen, judge, declared)
     if judge.fits(declared, seen):
         return declared, []
     for rule in SCALES:
@@ -133,6 +145,27 @@ def _plain(
             said = SCALE_WORDS.get(str(declared.scale), f"{declared.scale}")
             return point, [f"declared scale {said}, but it is {SCALE_WORDS[rule]}"]
     return None, []
+
+
+def _live(seen: list[Seen], judge: Judge, reading: golden.Semantics) -> list[Seen]:
+    """The same, judged where a reading leaves each query a key."""
+    rows = [rows_with_keys(judge.read(one.inputs), reading) for one in seen]
+    return [Seen(one.inputs, one.output, live) for one, live in zip(seen, rows, strict=True)]
+
+
+def _unasked(promised: Declaration, seen: list[Seen], judge: Judge) -> Iterator[str]:
+    """What the causality that is always promised is instead, where it is another or none."""
+    if not promised.always_causal or not seen:
+        return
+    declared = promised.semantics
+    other = "top-left" if promised.causal == "bottom-right" else "bottom-right"
+    told = f"declared always_causal=True with causal={promised.causal!r}"
+    free = Judge(promised.kind, promised.dtypes[0], declaration=promised)
+    reading = declared.replace(causal_alignment=other)
+    if judge.fits(reading, _live(seen, judge, reading)):
+        yield f"{told}, but the diagonal is {other}"
+    elif free.fits(declared, seen):
+        yield f"{told}, but plain answers are those without causality"
 
 
 def _masks(box: Box, judge: Judge, point: golden.Semantics) -> Iterator[str]:
@@ -155,7 +188,8 @@ def _masks(box: Box, judge: Judge, point: golden.Semantics) -> Iterator[str]:
 
 def _causal(candidate: Candidate, box: Box, judge: Judge, point: golden.Semantics) -> Iterator[str]:
     declared = candidate.declaration.causal
-    if declared is None or candidate.declaration.inputs == "self":
+    always = candidate.declaration.always_causal
+    if declared is None or always or candidate.declaration.inputs == "self":
         return
     called = box.under(causal="causal")
     answers = [

@@ -73,7 +73,7 @@ def investigate(case: Case, plain: Plain, tell: Tell) -> None:
 
 
 def _always(case: Case, plain: Plain) -> None:
-    """What nothing turns off, and no declaration can say."""
+    """What nothing turns off; no declaration can say a cap."""
     if plain.cap is not None:
         _always_capped(case, plain, plain.cap)
     if plain.always is not None:
@@ -85,7 +85,7 @@ def _always(case: Case, plain: Plain) -> None:
             "a call without mask and flag is golden only under causality",
             {"flag": None, "alignment": None if square else plain.always, "always": True},
         )
-        case.beyond.append("it is causal without being asked, which no declaration can say")
+        case.promises |= {"causal": plain.always, "always_causal": True}
 
 
 def _always_capped(case: Case, plain: Plain, cap: float) -> None:

@@ -79,8 +79,9 @@ def promises_of(case: Case) -> dict[str, str]:
     if convention.masks:
         found["masks"] = repr(list(convention.forms))
         found["mask_shapes"] = repr(list(convention.shapes))
-    if convention.causal:
+    if convention.causal or "always_causal" in promises:
         found["causal"] = repr(promises["causal"])
+    found |= {"always_causal": "True"} if "always_causal" in promises else {}
     rule = promises.get("empty_rows", "any")
     if rule != "any":
         found["empty_rows"] = repr(rule)

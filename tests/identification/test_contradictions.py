@@ -47,6 +47,14 @@ def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(query @ key.mT, value)
 
 
+def always_top_left(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The triangle that nothing turns off."""
+    return top_left(query, key, value, causal=True)
+
+
+UNASKED = {"causal": "top-left", "always_causal": True}
+
+
 @pytest.mark.parametrize(
     ("function", "promises", "said"),
     [
@@ -54,6 +62,8 @@ def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (top_left, {"causal": "bottom-right"}, "the diagonal is top-left"),
         (averages, {"masks": ["keep"], "empty_rows": "zeros"}, "the mean of all values"),
         (unscaled, {}, "it is none: the dot products are not scaled"),
+        (always_top_left, {**UNASKED, "causal": "bottom-right"}, "the diagonal is top-left"),
+        (averages, UNASKED, "plain answers are those without causality"),
     ],
 )
 def test_contradictions(function: object, promises: dict[str, object], said: str) -> None:
@@ -70,6 +80,7 @@ def test_contradictions(function: object, promises: dict[str, object], said: str
         (top_left, {"causal": "top-left"}),
         (averages, {"masks": ["keep"], "empty_rows": "mean-of-all"}),
         (unscaled, {"semantics": conformance.STANDARD.replace(scale="none")}),
+        (always_top_left, UNASKED),
     ],
 )
 def test_true_declarations_are_left_alone(function: object, promises: dict[str, object]) -> None:

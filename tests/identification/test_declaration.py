@@ -35,6 +35,7 @@ def test_text_is_python(name: str) -> None:
         f"{UNDECLARED}:half_scale",
         f"{UNDECLARED}:causal_by_default",
         f"{UNDECLARED}:causal_unless_told",
+        f"{UNDECLARED}:always_causal",
         "torch.nn.functional:scaled_dot_product_attention",
     ],
     ids=lambda target: target.rpartition(":")[2],

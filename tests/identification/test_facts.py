@@ -108,11 +108,12 @@ def test_keywords_that_carry_numbers() -> None:
 
 
 def test_causality() -> None:
-    """A flag's alignment is found; causality that nothing turns off is found, and not declared."""
+    """A flag's alignment is found; causality that nothing turns off is found and declared."""
     assert value("tokens_first", "causal")["alignment"] == "bottom-right"
     assert value("always_causal", "causal")["alignment"] == "top-left"
-    assert record("always_causal")["declaration"] is None
-    assert "no declaration can say" in record("always_causal")["beyond"][0]
+    assert record("always_causal")["beyond"] == []
+    assert "causal='top-left'" in record("always_causal")["declaration"]
+    assert "always_causal=True" in record("always_causal")["declaration"]
 
 
 def test_causality_of_a_language_model() -> None:
