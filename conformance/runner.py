@@ -30,6 +30,8 @@ from .subject import Subject
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
+# What takes a process with it costs seconds a try: few to make it small, none for what hangs.
+TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8}
 # The kinds of failure that another point of the semantics may explain.
 DIAGNOSED = ("value", "shape", "finite")
 
@@ -199,12 +201,13 @@ class CandidateRun:
         if not self.explain:
             return result.replace(status="failed", reason=broken.message, violation=broken)
         kind = broken.kind
+        tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
         smallest = smallest_failure(
             clause,
             subject,
             problem,
             broken,
-            tries=int(self.reductions_left * SHARE_OF_ONE_CLAUSE),
+            tries=min(tries, TRIES_OF_A_LOSS.get(kind, tries)),
             known=tuple(self._reduced),
             on_example=on_example,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ __all__ = ["DEFAULT", "Array", "Feeds", "GraphProcess", "Limits", "Setting"]
 Feeds = Mapping[str, Array]
 LEVELS: Final = ("disabled", "basic", "extended", "all")
 _CPU: Final = "CPUExecutionProvider"
-# After a hang the next run may take half as long: an endless loop is seen in every example.
-_SHRINK: Final = 2.0
+# After a hang the next run may take a part of the time, as an endless loop is met in every example:
+# but always many times what the slowest run took that came to an end.
+_SHRINK: Final = 4.0
 _LEAST_SECONDS: Final = 1.0
+_TIMES_THE_SLOWEST: Final = 20.0
 # Bytes of a model file that are read and optimised in a second, on a slow disk.
 _OPENED_A_SECOND: Final = 50e6
 
@@ -55,6 +58,7 @@ class GraphProcess:
         self._children: dict[tuple[bool, int], Child] = {}
         self._opened: set[tuple[int, Setting, tuple[str, ...]]] = set()
         self._seconds = self.limits.wall_seconds
+        self._slowest = 0.0
         self._lock = threading.Lock()
         self._ending = weakref.finalize(self, _close_all, self._children)
 
@@ -106,13 +110,21 @@ class GraphProcess:
             place = (setting.provider == _CPU, setting.child)
             child = self._child(place)
             seconds = self._seconds + self._opening(child, setting, tuple(taps))
+            started = time.monotonic()
             try:
-                return child.ask(asked, feeds or {}, seconds)
+                answer = child.ask(asked, feeds or {}, seconds)
             except GraphLost as lost:
                 self._children.pop(place, None)
                 if lost.kind == "hung":
-                    self._seconds = max(self._seconds / _SHRINK, _LEAST_SECONDS)
+                    self._hurry()
                 raise
+            self._slowest = max(self._slowest, time.monotonic() - started)
+            return answer
+
+    def _hurry(self) -> None:
+        """Wait less for the next run."""
+        least = max(_LEAST_SECONDS, _TIMES_THE_SLOWEST * self._slowest)
+        self._seconds = min(self._seconds, max(self._seconds / _SHRINK, least))
 
     def _child(self, place: tuple[bool, int]) -> Child:
         """The child of a place, with onnxruntime imported."""

@@ -27,15 +27,15 @@ _REASONS: Final = (
     (
         re.compile(r"model IR version: (\d+), max supported IR version: (\d+)"),
         (
-            "is of the file format's version {0}, newer than the {1} that the installed onnxruntime "
-            "reads: export it with an older onnx, or install a newer onnxruntime"
+            "is of the file format's version {0}, newer than the {1} that the installed "
+            "onnxruntime reads: export it with an older onnx, or install a newer onnxruntime"
         ),
     ),
     (
         re.compile(r"No Op registered for (\w+) with domain_version of (\d+)"),
         (
-            "uses the operator {0}, which the opset {1} of its header does not have: export it again, "
-            "at an opset that has it"
+            "uses the operator {0}, which the opset {1} of its header does not have: export it "
+            "again, at an opset that has it"
         ),
     ),
 )
