@@ -15,16 +15,17 @@ from ..candidate import Candidate
 from ..declare import core, fixed_layer
 from ..errors import DeclarationError, UsageError
 from ..graphs.header import Header
-from ..graphs.lost import GraphRefused
+from ..graphs.lost import GraphLost, GraphRefused
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
 from ..graphs.reading import Reading
-from ..graphs.roles import read_roles
+from ..graphs.roles import read_roles, read_unasked
 from ..graphs.sidecar import read_told, sidecar_of
 from ..graphs.told import Told
 from ..graphs.validation import read_header
 from ..graphs.weighing import Found
 from ..graphs.weights import find_weights, read_state_dict
+from ..graphs.weights.scaling import UNKNOWN
 from .graph_forward import GraphForward, mask_pairs
 from .source import Source, source_of
 from .wish import assuming
@@ -87,8 +88,7 @@ def graph_candidate(path: Path, besides: Besides) -> Candidate:
     told = _told(path, besides)
     process = GraphProcess(path)
     try:
-        reading = read_roles(header, process.run, told)
-        found = _found(header, process, reading, told, besides)
+        reading, found = _read(header, process, told, besides)
     except GraphRefused as error:
         process.close()
         msg = f"{path} cannot be run: {error}"
@@ -97,6 +97,20 @@ def graph_candidate(path: Path, besides: Besides) -> Candidate:
         process.close()
         raise
     return _candidate(header, told, process, reading, found, besides.source)
+
+
+def _read(
+    header: Header, process: GraphProcess, told: Told, besides: Besides
+) -> tuple[Reading, Found]:
+    """Roles and weights; of a graph that hangs or dies what its file says, for a verdict."""
+    try:
+        reading = read_roles(header, process.run, told)
+        return reading, _found(header, process, reading, told, besides)
+    except GraphLost as lost:
+        note = f"when its inputs were tried, the graph {lost}"
+        reading = read_unasked(header, told)
+        reading = dataclasses.replace(reading, assumptions=(*reading.assumptions, note))
+        return reading, Found(how="none", gauge=UNKNOWN)
 
 
 def _told(path: Path, besides: Besides) -> Told:
