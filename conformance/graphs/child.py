@@ -95,6 +95,11 @@ class Child:
         """The number of the process."""
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the process, gently at first: it follows the end of its standard input."""
         self._end.close()

@@ -113,9 +113,11 @@ class GraphProcess:
             started = time.monotonic()
             try:
                 answer = child.ask(asked, feeds or {}, seconds)
-            except GraphLost as lost:
+            except GraphRefused:
+                raise
+            except BaseException as lost:  # Ctrl-C as well: the child is gone
                 self._children.pop(place, None)
-                if lost.kind == "hung":
+                if isinstance(lost, GraphLost) and lost.kind == "hung":
                     self._hurry()
                 raise
             self._slowest = max(self._slowest, time.monotonic() - started)
@@ -129,6 +131,9 @@ class GraphProcess:
     def _child(self, place: tuple[bool, int]) -> Child:
         """The child of a place, with onnxruntime imported."""
         child = self._children.get(place)
+        if child is not None and not child.alive:  # ended from outside: no fault of the next run
+            child.kill()
+            child = None
         if child is None:
             # Accelerators reserve far more address space than they use.
             memory = self.limits.memory if place[0] else 0

@@ -9,7 +9,10 @@ from typing import Final
 _CODE: Final = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # The place in the source, with the whole signature of a function or with its name alone.
 _LONG_SOURCE: Final = re.compile(r"/onnxruntime_src/\S+:\d+ [^()]*(?:\(\))?\([^()]*\)(?: const)? ")
-_SHORT_SOURCE: Final = re.compile(r"\b[\w/.]+\.(?:cc|h):\d+ [\w:~<>]+ ")
+_SHORT_SOURCE: Final = re.compile(r"\b[\w/.]+\.(?:cc|h):\d+ [\w:~<>]+(?:\(\))? ")
+_NODE: Final = re.compile(
+    r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
+)
 _LOADING: Final = re.compile(r"Load model from .*? failed: ?")
 _CONTEXT: Final = "==> Context: "
 _LONGEST: Final = 400
@@ -20,6 +23,9 @@ def sentence(error: BaseException) -> str:
     text = str(error)
     for pattern in (_CODE, _LONG_SOURCE, _SHORT_SOURCE, _LOADING):
         text = pattern.sub("", text)
+    text = _NODE.sub(
+        lambda found: f"{found[1]} {found[2]!r}: " if found[2] else f"{found[1]}: ", text
+    )
     text = text.replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = lines[0] if lines else ""
