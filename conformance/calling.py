@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import torch_state
 from .candidate import Candidate
+from .graphs.lost import GraphLost, GraphRefused
 from .inputs import Inputs
 from .layouts import LAYOUTS, MIXED, arrange_mask
 from .printable import printable
@@ -160,10 +161,21 @@ def guarded(
             return function(*positional, **keywords)
     except KeyboardInterrupt:
         raise
+    except GraphLost as lost:
+        message = printable(f"the graph {lost}")
+        raise CandidateFailure(Violation(kind=lost.kind, message=message)) from lost
+    except GraphRefused as refused:
+        raise CandidateFailure(_refused_graph(str(refused), doing)) from refused
     except BaseException as error:  # a candidate may raise anything, SystemExit included
         raise CandidateFailure(
             Violation(kind="raised", message=describe_error(error, doing), got=type(error).__name__)
         ) from error
+
+
+def _refused_graph(told: str, doing: str) -> Violation:
+    """What the runtime said of a graph; no line of a program raised it."""
+    message = printable(f"the graph is refused: {told}") + (f" while {doing}" if doing else "")
+    return Violation(kind="raised", message=message, got=told.partition(":")[0])
 
 
 def describe_error(error: BaseException, doing: str = "") -> str:
