@@ -24,7 +24,9 @@ def core(*, name: str | None = None, **promises: Any) -> Decorator:
 
     It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``, ``key
     [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the query's
-    dtype. The keywords passed are those that are declared and that the problem uses.
+    dtype. The keywords passed are those that are declared and that the problem uses. One that is
+    causal in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is
+    passed, and every problem is causal.
 
     Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
     signature cannot keep.
