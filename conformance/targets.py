@@ -114,7 +114,8 @@ def _find(target: str, beside: Beside) -> Iterable[tuple[Candidate, str]]:
     if is_graph(target):
         return [(_graph(Path(target).expanduser(), beside), target)]
     if beside.given():
-        msg = f"{' and '.join(beside.given())} speak of an ONNX graph, which {target} is not"
+        given = " and ".join(beside.given())
+        msg = f"{target} is no ONNX graph, and {given} can be given for graphs only"
         raise UsageError(msg)
     where, name = split_target(target)
     if is_path(where):
