@@ -23,6 +23,7 @@ from . import freshness
 from . import settings
 from . import modules
 from . import dropout
+from . import export_file
 from . import export_dynamic
 from . import export_inputs
 from . import export_runs
@@ -36,6 +37,7 @@ __all__ = [
     "empty_rows",
     "equivariance",
     "export_dynamic",
+    "export_file",
     "export_inputs",
     "export_runs",
     "freshness",

@@ -14,9 +14,11 @@ from onnx.external_data_helper import ExternalDataInfo
 from .lost import GraphRefused
 
 _LONGEST_NAME: Final = 120
+# What exporters call the file of weights beside ``model.onnx``.
+_SIDECARS: Final = (".data", "_data")
 
 
-def external_files(tensors: Iterable[TensorProto], folder: Path) -> list[str]:
+def external_files(tensors: Iterable[TensorProto], path: Path) -> list[str]:
     """The files beside the graph that hold tensors of it, relative to its folder.
 
     Raises GraphRefused for a file outside that folder, missing, or too short. A hard link is a file
@@ -26,21 +28,53 @@ def external_files(tensors: Iterable[TensorProto], folder: Path) -> list[str]:
     for tensor in tensors:
         if tensor.data_location == TensorProto.EXTERNAL:
             name = tensor.name[:_LONGEST_NAME]
-            found[_checked(tensor, f"keeps its tensor {name!r}", folder)] = None
+            found[_checked(tensor, f"keeps its tensor {name!r}", path)] = None
     return sorted(found)
 
 
-def _checked(tensor: TensorProto, keeps: str, folder: Path) -> str:
+def relocate(tensors: Iterable[TensorProto], path: Path) -> None:
+    """Name external data from the folder that a graph which is a link leads to."""
+    home = path.resolve().parent
+    for tensor in tensors if path.is_symlink() else ():
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = os.path.relpath(os.path.realpath(path.parent / entry.value), home)
+
+
+def external_size(tensors: Iterable[TensorProto]) -> int:
+    """The bytes of all tensors that lie outside, after they were checked."""
+    outside = [tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
+    return sum(_extent(tensor, "")[1] for tensor in outside)
+
+
+def stray_files(external: Iterable[str], path: Path) -> list[str]:
+    """What is wrong with the files beside a graph that would open all the same.
+
+    A model that is a link itself, as in a download cache, has its data behind links, too.
+    """
+    found = [
+        f"its external data {name!r} are a symbolic link, which onnx does not follow: copy the file"
+        for name in external
+        if (path.parent / name).is_symlink() and not path.is_symlink()
+    ]
+    for suffix in _SIDECARS:
+        beside = path.with_name(path.name + suffix)
+        if beside.name not in external and beside.is_file() and beside.stat().st_size:
+            found.append(f"{beside.name!r} lies beside it, but it uses nothing of that file")
+    return found
+
+
+def _checked(tensor: TensorProto, keeps: str, path: Path) -> str:
     told = {entry.key: entry.value for entry in tensor.external_data}
     location = told.get("location", "")
     where = f"{keeps} in {location[:_LONGEST_NAME]!r}"
     if not location:
         msg = f"{keeps} outside its own file, but does not say where: export it again"
         raise GraphRefused(msg)
-    if _escapes(location, folder):
+    if _escapes(location, path):
         msg = f"{where}, outside its own folder: move that file beside it and export it again"
         raise GraphRefused(msg)
-    file = folder / location
+    file = path.parent / location
     if not file.is_file():
         what = "which is no file" if file.exists() else "which is missing"
         msg = f"{where}, {what}: copy that file beside the graph, too"
@@ -53,12 +87,16 @@ def _checked(tensor: TensorProto, keeps: str, folder: Path) -> str:
     return str(location)
 
 
-def _escapes(location: str, folder: Path) -> bool:
-    """Whether a location leads out of a folder, links followed."""
+def _escapes(location: str, path: Path) -> bool:
+    """Whether a location leads out of the graph's folder, links followed.
+
+    Where the graph itself is a link, its own folder is also the one that the link leads to.
+    """
     if Path(location).is_absolute() or "\0" in location:
         return True
-    home = os.path.realpath(folder)
-    return os.path.commonpath([home, os.path.realpath(folder / location)]) != home
+    place = os.path.realpath(path.parent / location)
+    homes = {os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))}  # noqa: PTH120
+    return all(os.path.commonpath([home, place]) != home for home in homes)
 
 
 def _extent(tensor: TensorProto, where: str) -> tuple[int, int]:

@@ -42,6 +42,12 @@ class Header:
         ``domain::Operator`` of every node, those of subgraphs and functions included, each once.
     external
         The files, relative to the graph's folder, that hold tensors outside the graph's own file.
+    external_size
+        The bytes of the tensors in them.
+    stray
+        One sentence for each of the files beside it that are links, or that it does not use.
+    random
+        The nodes that draw random numbers, such as ``Dropout 'drop' in training mode``.
     """
 
     path: Path
@@ -53,6 +59,9 @@ class Header:
     operators: frozenset[str]
     external: tuple[str, ...]
     size: int
+    external_size: int = 0
+    stray: tuple[str, ...] = ()
+    random: tuple[str, ...] = ()
 
     def input(self, name: str) -> Port:
         """The input of a name; raises KeyError."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import onnx
 from onnx import ModelProto, TensorProto
 
-from .external import external_files
+from .external import external_files, external_size, stray_files
 from .lost import GraphRefused
 
 _LONGEST_NAME: Final = 120
@@ -39,6 +39,8 @@ def read_model(path: Path) -> ModelProto:
 
 def header(path: Path) -> dict[str, Any]:
     """The fields of a Header as plain data; raises GraphRefused for what cannot be judged."""
+    from .randomness import random_nodes  # noqa: PLC0415 (it imports this module)
+
     model = read_model(path)
     graph = model.graph
     given = {tensor.name for tensor in graph.initializer}
@@ -57,6 +59,7 @@ def header(path: Path) -> dict[str, Any]:
         raise GraphRefused(msg)
     tensors = list(all_tensors(model))
     _check_claims(tensors)
+    files = external_files(tensors, path)
     return {
         "ir_version": int(model.ir_version),
         "opsets": opsets,
@@ -64,7 +67,10 @@ def header(path: Path) -> dict[str, Any]:
         "inputs": inputs,
         "outputs": outputs,
         "operators": operators,
-        "external": external_files(tensors, path.parent),
+        "external": files,
+        "external_size": external_size(tensors),
+        "stray": stray_files(files, path),
+        "random": random_nodes(model),
         "size": path.stat().st_size,
     }
 

@@ -97,7 +97,7 @@ class Sessions:
         source: str | bytes = str(self._path)
         if taps:
             source = self._with_outputs(taps)
-            options.add_session_config_entry(_FOLDER, str(self._path.parent))
+            options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
         given = [provider] if provider == CPU else [provider, CPU]
         session = onnxruntime.InferenceSession(source, options, providers=given)
         if provider not in session.get_providers():
@@ -108,9 +108,11 @@ class Sessions:
     def _with_outputs(self, taps: Sequence[str]) -> bytes:
         """The model with tensors inside the graph as more outputs."""
         if self._model is None:
-            import onnx  # noqa: PLC0415 (most processes are never asked for a tap)
+            from .external import relocate  # noqa: PLC0415 (imports onnx, as few processes need)
+            from .parsing import all_tensors, read_model  # noqa: PLC0415
 
-            self._model = onnx.load(str(self._path), load_external_data=False)
+            self._model = read_model(self._path)
+            relocate(all_tensors(self._model), self._path)
         outputs = self._model.graph.output
         before = len(outputs)
         known = {output.name for output in outputs}

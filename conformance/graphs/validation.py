@@ -13,7 +13,7 @@ from .limits import size_text
 from .lost import GraphLost, GraphRefused
 from .process import GraphProcess, Setting
 
-_LARGEST: Final = 2**31 - 1  # what a protobuf message can hold
+LARGEST_FILE: Final = 2**31 - 1  # what a protobuf message can hold
 _LFS: Final = b"version https://git-lfs.github.com/"
 _START: Final = 512
 _REASONS: Final = (
@@ -74,6 +74,9 @@ def _header(path: Path, told: dict[str, Any]) -> Header:
         operators=frozenset(told["operators"]),
         external=tuple(told["external"]),
         size=told["size"],
+        external_size=told["external_size"],
+        stray=tuple(told["stray"]),
+        random=tuple(told["random"]),
     )
 
 
@@ -111,7 +114,7 @@ def _check_file(path: Path) -> None:
 def _no_graph(start: bytes, size: int) -> str:
     if not size:
         return "is empty: export the graph again"
-    if size > _LARGEST:
+    if size > LARGEST_FILE:
         return (
             f"has {size_text(size)}, more than the 2 GiB that an ONNX file can hold: "
             "export it with its weights in a file of their own (external data)"
