@@ -29,6 +29,7 @@ _START_LIMIT: Final = 300.0  # importing torch from a cold disk
 _SLICE: Final = 0.5
 _FAREWELL: Final = 2.0
 _IN_A_ROW: Final = 3
+_HANGS_IN_ALL: Final = 8  # each of them takes seconds
 _LAST_WORDS: Final = 2000
 _STARTING: Final = threading.Lock()  # a process inherits what is set for all threads
 
@@ -121,12 +122,15 @@ class Supervisor:
 
     def run_candidate(self, index: int) -> Iterator[ClauseResult]:
         """Every clause of a candidate, one after the other, whatever becomes of the worker."""
-        in_a_row, limit, last = 0, self._timeout, ""
+        in_a_row, hangs, limit, last = 0, 0, self._timeout, ""
         for number, task in enumerate(self._loaded[index].tasks):
             if task.reason:
                 yield not_applicable(task)
             elif in_a_row >= _IN_A_ROW:
                 reason = f"not run: the candidate {last} in {_IN_A_ROW} clauses in a row"
+                yield outcome(task, "untestable", reason)
+            elif hangs >= _HANGS_IN_ALL:
+                reason = f"not run: the candidate hung in {_HANGS_IN_ALL} clauses"
                 yield outcome(task, "untestable", reason)
             else:
                 result = self._run(index, number, task, limit)
@@ -134,7 +138,8 @@ class Supervisor:
                 lost = kind in ("hung", "crashed")
                 in_a_row = in_a_row + 1 if lost else 0
                 last = kind if lost else last
-                if kind == "hung":
+                hangs += kind == "hung"
+                if kind == "hung" and self._process is None:  # a graph's worker waits for no hang
                     limit = min(limit, _AFTER_A_HANG)
                 yield result
 

@@ -25,10 +25,11 @@ _CPU: Final = "CPUExecutionProvider"
 # After a hang the next run may take a part of the time, as an endless loop is met in every example:
 # but always many times what the slowest run took that came to an end.
 _SHRINK: Final = 4.0
-_LEAST_SECONDS: Final = 1.0
+_LEAST_SECONDS: Final = 0.5
 _TIMES_THE_SLOWEST: Final = 20.0
 # Bytes of a model file that are read and optimised in a second, on a slow disk.
 _OPENED_A_SECOND: Final = 50e6
+_OPENING: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,8 @@ class GraphProcess:
         with self._lock:
             place = (setting.provider == _CPU, setting.child)
             child = self._child(place)
-            seconds = self._seconds + self._opening(child, setting, tuple(taps))
+            opening = self._opening(child, setting, tuple(taps))
+            seconds = self._seconds + opening
             started = time.monotonic()
             try:
                 answer = child.ask(asked, feeds or {}, seconds)
@@ -120,7 +122,8 @@ class GraphProcess:
                 if isinstance(lost, GraphLost) and lost.kind == "hung":
                     self._hurry()
                 raise
-            self._slowest = max(self._slowest, time.monotonic() - started)
+            if not opening:  # reading and optimising a file says nothing about its runs
+                self._slowest = max(self._slowest, time.monotonic() - started)
             return answer
 
     def _hurry(self) -> None:
@@ -153,7 +156,7 @@ class GraphProcess:
         if key in self._opened:
             return 0.0
         self._opened.add(key)
-        return self.path.stat().st_size / _OPENED_A_SECOND if self.path.exists() else 0.0
+        return _OPENING + (self.path.stat().st_size if self.path.exists() else 0) / _OPENED_A_SECOND
 
     def close(self) -> None:
         """End the children; a later run starts new ones."""
