@@ -10,7 +10,7 @@ from typing import Final
 from torch import nn
 
 from ..errors import DeclarationError
-from .names import role_of
+from ..parameter_names import role_of
 from .packing import Holder
 
 _MATRIX: Final = 2

@@ -10,8 +10,8 @@ from typing import Final
 from torch import nn
 
 from ..errors import DeclarationError
+from ..parameter_names import role_of
 from .leaves import Leaf, leaves, plain_biases
-from .names import role_of
 from .packing import LAYOUTS, Holder, Recipe
 
 _FUSED_COUNTS: Final[dict[int, tuple[str, ...]]] = {

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from ..adapters.names import role_of
+from ..parameter_names import role_of
 
 _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
