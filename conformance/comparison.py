@@ -147,6 +147,7 @@ def _scaled(comparison: Comparison) -> str:
 
 SPOKEN_STAGES: Final[Mapping[str, str]] = {
     "projection": "rounding in the projections",
+    "quantisation": "the 8-bit integers of the projections",
     "score": "rounding of the logits",
     "exp": "the exponentials",
     "accumulation": "rounding in the weighted sums",

@@ -16,6 +16,7 @@ KINDS: Final = ("core", "layer", "positions")
 MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
+PRECISIONS: Final = ("int8-dynamic",)
 INPUTS: Final = ("separate", "self", "memory")
 POSITIONS: Final = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
@@ -56,7 +57,8 @@ class Declaration:
     ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
     of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
     ``empty_rows`` already in it. ``always_causal`` says that every call is causal unasked, so that
-    no keyword is passed. ``assumptions`` says what an adapter took for granted;
+    no keyword is passed; ``precision`` is "int8-dynamic" for a layer whose projections are made of
+    8-bit integers, "" for others. ``assumptions`` says what an adapter took for granted;
     ``mask_pairs`` which form an adapter takes in which shape, None for any in any.
     """
 
@@ -82,6 +84,7 @@ class Declaration:
     assumptions: tuple[str, ...] = ()
     mask_pairs: tuple[tuple[str, str], ...] | None = None
     always_causal: bool = False
+    precision: str = ""
 
     def shapes_of(self, form: str) -> tuple[str, ...]:
         """The shapes in which masks of a form are accepted."""
@@ -124,6 +127,7 @@ class Declaration:
             "accumulate": self.accumulate,
             "tf32": self.tf32,
             "scores": self.scores,
+            "precision": self.precision,
             "position": self.position,
             "semantics": {name: str(pair[1]) for name, pair in changed.items()},
             "assumptions": list(self.assumptions),
@@ -147,6 +151,7 @@ def declare(
     accumulate: str | None = None,
     tf32: bool = False,
     scores: str = "eager",
+    precision: str = "",
     geometry: GeometryRule | None = None,
     semantics: golden.Semantics | None = None,
     position: str | None = None,
@@ -198,7 +203,22 @@ def declare(
         max_length=max_length,
         expected_failures=read_expected(expected_failures),
         always_causal=bool(always_causal),
+        precision=_read_precision(precision, kind, dtypes),
     )
+
+
+def _read_precision(precision: str, kind: str, dtypes: Iterable[str]) -> str:
+    """A declared precision beyond that of the dtype: DynamicQuantizeLinear knows float32 alone."""
+    if not precision:
+        return ""
+    _choice("precision", precision, PRECISIONS)
+    if kind != "layer" or set(dtypes) != {"float32"}:
+        msg = (
+            f"precision is {precision!r}, which speaks of the projections of a layer in float32: "
+            "declare a layer with dtypes=['float32'], or drop it"
+        )
+        raise DeclarationError(msg)
+    return precision
 
 
 def _choice(name: str, value: object, known: Iterable[str]) -> None:

@@ -10,9 +10,9 @@ from conformance.declaration import Declaration
 
 from . import model
 
-# Where a computation rounds, in its order: projections of a layer, logits, exponentials, weighted
-# sums with their division, and the stored results of the core and of the layer.
-STAGES: Final = ("projection", "score", "exp", "accumulation", "rounding")
+# Where a computation rounds, in its order: projections of a layer, their 8-bit integers, logits,
+# exponentials, weighted sums with their division, and the stored results of the core and the layer.
+STAGES: Final = ("projection", "quantisation", "score", "exp", "accumulation", "rounding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ class Contract:
         The smallest block of keys of an online softmax.
     merge_roundings
         The error of the share by which partial results are merged, in accumulator roundoffs.
+    activation_steps
+        How many steps the 8-bit integers of a projection's tokens span; 0 where there are none.
     sides
         2 when the golden answer is itself as coarse as the accumulator (float64): two such
         computations are apart by at most twice the bound of one. Otherwise 1.
@@ -58,6 +60,7 @@ class Contract:
     exp_error: float = model.EXP_ERROR
     key_block: int = model.SMALLEST_KEY_BLOCK
     merge_roundings: float = model.MERGE_ROUNDINGS
+    activation_steps: int = 0
     sides: int = 1
     exact: frozenset[str] = frozenset()
 
@@ -75,6 +78,7 @@ class Contract:
             score_roundoff=0.0,
             weight_roundoff=0.0,
             weight_underflow=0.0,
+            activation_steps=0,
         )
 
     def only(self, stage: str) -> Contract:
@@ -90,7 +94,8 @@ class Contract:
 def contract_for(declaration: Declaration, dtype: str, scale: float) -> Contract:
     """The contract of a candidate for tensors of ``dtype`` ("float32", "float64" ...) and a scale.
 
-    It follows from the declared ``accumulate``, ``tf32``, ``scores`` and ``devices`` alone. Without
+    It follows from the declared ``accumulate``, ``tf32``, ``scores``, ``precision`` and ``devices``
+    alone. Without
     a declared accumulator float16 and bfloat16 add in float32, as torch does, the others in
     themselves. Raises ValueError for a dtype without a model.
     """
@@ -112,6 +117,7 @@ def contract_for(declaration: Declaration, dtype: str, scale: float) -> Contract
         weight_roundoff=stored,
         weight_underflow=model.UNDERFLOW[dtype] if stored else 0.0,
         pre_scaling_roundings=_pre_scaling_roundings(scale),
+        activation_steps=model.ACTIVATION_STEPS if declaration.precision == "int8-dynamic" else 0,
         sides=2 if accumulator == "float64" else 1,
     )
 

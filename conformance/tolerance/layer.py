@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from conformance._golden import golden
 
 from .contract import Contract
 from .core import one_sided_bound
 from .projection import projection_bound
+from .quantised import activation_error, matrix_error, projection_error, quantise
 
 
 def layer_bound(
@@ -75,11 +77,32 @@ def _head_error(
 ) -> Tensor | None:
     """The error of projected tokens as that of heads, repeated like ``heads [B, H, L, D]``."""
     bias = None if bias is None else bias.double()
-    error = projection_bound(tokens.double(), matrix.double(), bias, contract, result=exact)
+    tokens, matrix = tokens.double(), matrix.double()
+    error = projection_bound(tokens, matrix, bias, contract, result=exact)
+    steps = contract.at("quantisation").activation_steps
+    if steps:
+        error = _with_integers(error, tokens, matrix, bias, contract, steps)
     if error is None:
         return None
     split = golden.split_heads(error, matrix.shape[0] // heads.shape[-1], semantics)
     return golden.repeat_heads(split, heads.shape[1], semantics)
+
+
+def _with_integers(
+    error: Tensor | None,
+    tokens: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    contract: Contract,
+    steps: int,
+) -> Tensor:
+    """The same where the projection may be one of integers: it rounds what they stand for."""
+    moved = projection_error(tokens, matrix, steps)
+    of_integers = projection_bound(quantise(tokens, steps).tokens, matrix, bias, contract)
+    for rounded in (error, of_integers):
+        if rounded is not None:
+            moved = moved + rounded
+    return moved
 
 
 def _output_error(
@@ -97,9 +120,23 @@ def _output_error(
     merged, output = layer.merged, layer.output
     if semantics.empty_rows == "nan":
         merged, output = merged.nan_to_num(nan=0.0), output.nan_to_num(nan=0.0)
+    steps = contract.at("quantisation").activation_steps
+    lost = None
+    if steps:
+        incoming = activation_error(merged, incoming, _reach(layer.core), steps)
+        lost = matrix_error(matrix)
     error = projection_bound(
         merged, matrix, bias, contract, incoming=incoming, result=output, stored="rounding"
     )
+    if lost is not None and error is not None:
+        error += linear(merged.abs() + incoming, lost)
     if error is None:  # for the type checker: with an incoming error there is always one
         return incoming
     return error
+
+
+def _reach(core: golden.Attention) -> float:
+    """How large rows without a key may be, whatever their rule: they are among the values."""
+    if not bool(core.empty.any()):
+        return 0.0
+    return float(core.value.abs().nan_to_num(nan=0.0).amax())

@@ -32,6 +32,28 @@ TENSOR_FLOAT_32: Final = 2.0**-10
 # Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021).
 TENSOR_CORE_ROUNDOFF: Final = 2.0**-23
 
+# ONNX, DynamicQuantizeLinear-11: activations become uint8, 255 steps from the smallest (or zero) to
+# the largest (or zero).
+ACTIVATION_STEPS: Final = 255
+# A quotient of at most 255 in float32 errs by a few units of 255 * 2^-24 = 1.5e-5, by the division
+# and by the rounding of the step: nearer than this to the middle of two integers either may come.
+QUANTISATION_TIE: Final = 2.0**-13
+# So a value is off by half a step and that much.
+QUANTISATION_ERROR: Final = 0.5 + 2.0**-13
+# onnxruntime.quantization makes weights of 8 bits, or of 7 with reduce_range, over a range of at
+# most twice the largest entry: half a step is the largest over this (quant_utils.py, 1.31).
+FEWEST_WEIGHT_STEPS: Final = 127.0
+# The largest entry that such a quantiser leaves is one of these multiples of its step: 64 with
+# reduce_range, 127 symmetric, 63 to 255 where the zero point moves.
+FEWEST_LEVELS: Final = 63
+MOST_LEVELS: Final = 255
+# An entry that integers stand for is a multiple of the step up to its own rounding in float32 and
+# that of the largest: 2 * 255 * 2^-24 = 3.0e-5. So near by chance are 16 random entries never.
+OFF_GRID: Final = 2.0**-14
+FEWEST_ON_GRID: Final = 16
+# How many entries are looked at before all are.
+GRID_SAMPLE: Final = 64
+
 # Roundings of an implementation -----------------------------------------------------------------
 
 # A dot product of n terms rounds n times: one product a term and n - 1 additions

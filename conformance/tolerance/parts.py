@@ -17,7 +17,8 @@ def shares(
     ``bound`` evaluates the worst-case bound under a contract. A stage counts by the bound that it
     would have alone. Empty when nothing rounds.
     """
-    alone = {stage: float(bound(contract.only(stage))[index]) for stage in STAGES}
+    stages = [stage for stage in STAGES if stage != "quantisation" or contract.activation_steps]
+    alone = {stage: float(bound(contract.only(stage))[index]) for stage in stages}
     total = sum(alone.values())
     if total <= 0.0:
         return {}

@@ -14,6 +14,11 @@ def describe(contract: Contract) -> list[str]:
         f"tensors are rounded to a relative error of {_power(contract.unit_roundoff)}",
         f"products are added up with one of {_power(contract.accumulator_roundoff)} a step",
     ]
+    if contract.activation_steps:
+        told.append(
+            f"tokens are rounded to {contract.activation_steps} steps of their range before each "
+            "projection, its matrix to 7 bits or more"
+        )
     if contract.operand_roundoff:
         told.append(f"operands of products are rounded to {_power(contract.operand_roundoff)}")
     told.append(_scaling(contract))

@@ -35,9 +35,9 @@ def parts_of(family: str, dtype: str, factor: float = 1.0) -> dict[str, float]:
 
 @pytest.mark.parametrize("family", ["normal", "ties", "logits to 1e3", "positive"])
 def test_shares_sum_to_one_and_come_in_order(family: str) -> None:
-    """Every stage has a part between 0 and 1, the largest first."""
+    """Every stage has a part between 0 and 1, the largest first; integers only where declared."""
     found = parts_of(family, "float32")
-    assert set(found) == set(STAGES)
+    assert set(found) == set(STAGES) - {"quantisation"}
     assert abs(sum(found.values()) - 1.0) < 1e-12
     assert list(found.values()) == sorted(found.values(), reverse=True)
 
