@@ -88,8 +88,8 @@ _TO_CONVERT: Final = (
     "unbatched_attention_traced_18",
     "wide_head_attention_traced_18",
     "valid_length_attention_traced_18",
-    "cross_traced_18",
-    "cross_bias_traced_18",
+    "cross_weights_traced_18",
+    "cross_length_first_traced_18",
 )
 EXPORTS: Final = (
     *_DIRECT,

@@ -1,0 +1,69 @@
+"""Files that do not hold what they say: stale weights, lying headers, names used twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from ..exports import by_export, by_tracing
+from ..exports.sources import WIDTH, seeded
+from ._kit import Plain, broken, cross, plain, rewrite
+
+other: Final = seeded(Plain, seed=1)
+
+
+class NamedOutput(Plain):
+    """Has a parameter of the name that the file gives to its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.eye(WIDTH))
+
+    def merge(self, heads: Tensor) -> Tensor:
+        return super().merge(heads) @ self.output
+
+
+named_output: Final = seeded(NamedOutput)
+
+
+@broken("export.matches-source", source=plain, alone=False)
+def stale_weights(path: Path) -> Path:
+    """The file of weights beside the graph is that of another checkpoint."""
+    by_export(cross(other), path, external_data=True)
+    weights = path.with_name(f"{path.name}.data")
+    stale = weights.read_bytes()
+    by_export(cross(plain), path, external_data=True)
+    weights.write_bytes(stale)
+    return path
+
+
+@broken("export.valid", source=named_output)
+def name_used_twice(path: Path) -> Path:
+    """The exporter names the output as asked, although a weight has that name already."""
+    return by_export(cross(named_output), path)
+
+
+@broken("export.valid", source=plain)
+def opset_that_lies(path: Path) -> Path:
+    """The header names an opset older than the operators' attributes."""
+    by_tracing(cross(plain), path)
+
+    def edit(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = 11
+
+    return rewrite(path, edit)
+
+
+@broken("export.valid", source=plain)
+def output_shape_that_lies(path: Path) -> Path:
+    """The header says the output has one axis fewer than it has."""
+    by_tracing(cross(plain), path)
+
+    def edit(model: onnx.ModelProto) -> None:
+        del model.graph.output[0].type.tensor_type.shape.dim[1]
+
+    return rewrite(path, edit)
