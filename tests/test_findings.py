@@ -1,0 +1,48 @@
+"""The findings under docs/findings are still there, each shown by its own script."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _paths import CHECKOUT
+
+FOLDER = CHECKOUT / "docs" / "findings"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+EVERY = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+
+
+@EVERY
+def test_a_script_shows_its_finding(script: Path) -> None:
+    """It exits 0, which it does only while the defect is there, and says what it saw."""
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.strip()
+
+
+@EVERY
+def test_a_script_needs_nothing_of_ours(script: Path) -> None:
+    """Its imports are onnx, onnxruntime, numpy and the standard library."""
+    imported = set()
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(str(node.module).split(".")[0])
+    assert imported <= {"onnx", "onnxruntime", "numpy"} | set(sys.stdlib_module_names)
+
+
+def test_every_finding_is_described_and_listed() -> None:
+    """Each script has a page of its name, and the list links each page."""
+    listed = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert SCRIPTS
+    for script in SCRIPTS:
+        page = script.with_suffix(".md")
+        assert script.name in page.read_text(encoding="utf-8")
+        assert f"({page.name})" in listed
+    assert len(list(FOLDER.glob("0*.md"))) == len(SCRIPTS)
