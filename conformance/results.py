@@ -36,6 +36,7 @@ KINDS: Final = (
     "mutated",
     "crashed",
     "hung",
+    "file",
 )
 
 
@@ -72,7 +73,9 @@ class ClauseResult:
     """The outcome of one clause for one candidate in one dtype on one device.
 
     ``margin`` is the largest error over its bound that was seen (1 is at the bound), None when no
-    numerical comparison was made. ``seconds`` is wall time.
+    numerical comparison was made. ``seconds`` is wall time. ``blame`` says of a failing graph at
+    which step of its export, and at which stage inside it, the answer first departs (see
+    :mod:`conformance.exporting.blame`).
     """
 
     id: str
@@ -89,14 +92,20 @@ class ClauseResult:
     violation: Violation | None = None
     counterexample: dict[str, Any] | None = None
     diagnosis: list[dict[str, Any]] = field(default_factory=list)
+    blame: dict[str, Any] | None = None
 
     def replace(self, **changes: Any) -> ClauseResult:
         """The same result with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        """The entry of the report; numbers that are not finite become texts."""
+        """The entry of the report; numbers that are not finite become texts.
+
+        It has a ``blame`` where somebody is to blame.
+        """
         data: dict[str, Any] = plain(dataclasses.asdict(self))
+        if self.blame is None:
+            del data["blame"]
         return data
 
 

@@ -18,13 +18,14 @@ from . import torch_state
 from .candidate import Candidate
 from .counterexample import describe
 from .diagnosis import Diagnostician
+from .exporting.blame import Blamer
 from .mistakes import named_mistakes
 from .pool import Pool
 from .problem import Problem
 from .profile import Profile
 from .registry import Clause, Finding, all_clauses
 from .results import ClauseResult, Violation
-from .smallest import examine, smallest_failure
+from .smallest import Smallest, examine, smallest_failure
 from .subject import Subject
 
 OnExample = Callable[[dict[str, Any]], None]
@@ -97,6 +98,7 @@ class CandidateRun:
         self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[str, Subject] = {}
         self._diagnosticians: dict[str, Diagnostician] = {}
+        self._blamers: dict[str, Blamer] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
         self._mistakes = named_mistakes() if explain else ()
 
@@ -176,7 +178,7 @@ class CandidateRun:
             return counted.replace(status="not-applicable", reason=reason)
         if tally.binding == 0:
             told = clause.counterfactual or "the case it speaks of"
-            if clause.subtle:
+            if clause.subtle or self.candidate.declaration.precision:
                 reason = f"at the declared precision no example could show it ({told})"
                 return counted.replace(status="not-applicable", reason=reason)
             reason = f"none of {tally.examples} examples could have shown it ({told})"
@@ -224,6 +226,7 @@ class CandidateRun:
                 if clause.explained and kind in DIAGNOSED
                 else []
             ),
+            blame=self._blame(subject, clause, smallest, on_example),
         )
 
     def _diagnosis(
@@ -234,6 +237,25 @@ class CandidateRun:
         if known is None:
             known = self._diagnosticians[subject.dtype] = Diagnostician(subject, self._mistakes)
         return known.explain(clause, problem)
+
+    def _blame(
+        self, subject: Subject, clause: Clause, smallest: Smallest, on_example: OnExample | None
+    ) -> dict[str, Any] | None:
+        """Which step of an export is to blame for a graph's failure; None for what is no graph."""
+        if self.candidate.graph is None:
+            return None
+        known = self._blamers.get(subject.dtype)
+        if known is None:
+            known = self._blamers[subject.dtype] = Blamer(subject, self.candidate.graph)
+
+        def alive() -> None:  # each step has a time limit of its own
+            if on_example is not None:
+                on_example(smallest.problem.as_json())
+
+        try:
+            return known.blame(clause.id, smallest.violation, smallest.recording, alive)
+        except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
+            return {"step": "", "stage": "", "text": f"nobody can be blamed: {_own_fault(error)}"}
 
 
 def _with_scale_error(reduced: Violation, first: Violation) -> Violation:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..calling import CandidateFailure, RowWithoutKeysRefused, arguments, guarded, read_answer
 from ..candidate import Candidate
-from ..comparison import compare
+from ..comparison import AXES, compare
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import Setting
 from ..inputs import Inputs
@@ -62,9 +62,10 @@ def agree(
     got: Tensor,
     wording: str,
     *,
+    names: tuple[str, str] = ("the first", "the second"),
     spread: Callable[[], Tensor] | None = None,
 ) -> Finding:
-    """Two computations of one answer agree, rows without keys included.
+    """Two computations of one answer agree, rows without keys included; ``names`` are theirs.
 
     Each may err by its bound. NaN agrees with NaN alone, an infinity with itself alone. What rows
     without keys hold is whatever the computation makes of them, a mean over keys behind a finite
@@ -82,7 +83,21 @@ def agree(
             got, expected, wider, judged=judged & ~same, wording=wording, both_answers=True
         )
     seen = judged & (expected.double().abs() > allowed)
-    return Finding(binding=bool(seen.any()), margin=agreement.margin, violation=agreement.violation)
+    violation = agreement.violation
+    if violation is not None and agreement.kind == "finite":
+        violation = _not_finite(violation, expected, got, wording, names)
+    return Finding(binding=bool(seen.any()), margin=agreement.margin, violation=violation)
+
+
+def _not_finite(
+    violation: Violation, expected: Tensor, got: Tensor, wording: str, names: tuple[str, str]
+) -> Violation:
+    """Which of the two answers is finite, and which is not."""
+    place = tuple(violation.where)
+    one, other = float(expected[place]), float(got[place])
+    where = ", ".join(f"{axis} {at}" for axis, at in zip(AXES[got.dim()], place, strict=True))
+    message = f"{wording} at {where}: {names[0]} gives {one:.9g}, {names[1]} {other:.9g}"
+    return dataclasses.replace(violation, message=message, expected=one, got=other)
 
 
 def allowance(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:

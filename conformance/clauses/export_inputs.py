@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from ..calling import CandidateFailure, arguments, guarded
 from ..graphs.opened import OpenedGraph
-from ..graphs.process import DEFAULT, Array
+from ..graphs.process import DEFAULT, Array, Feeds
 from ..graphs.reading import MASK_ROLES, TENSOR_ROLES, Role
 from ..inputs import Inputs
-from ..materialise import generator_for
 from ..problem import Problem
 from ..registry import Finding, clause
 from ..results import Violation
@@ -21,6 +19,8 @@ from ..space import Space
 from ..subject import Subject
 from ._exports import graph_of
 from ._graphs import is_graph
+
+Run = Callable[[Feeds], Mapping[str, Array]]
 
 _HIDES: Final = {"keep": False, "drop": True, "keep_int": 0, "drop_int": 1}
 
@@ -46,41 +46,53 @@ def inputs_matter(subject: Subject, problem: Problem) -> Finding:
     allowed = inputs.allowed(subject.declaration.semantics)
     subject.answer(inputs)  # the call of a counterexample
     graph = graph_of(subject.candidate)
-    feeds = _feeds(graph, inputs)
-    before = _run(graph, feeds)
-    generator = generator_for(problem, 14)
-    asked = False
-    for role, changed in _changes(graph, feeds, generator):
-        asked = True
-        if not _tells(graph, feeds, {role.name: changed}, before):
-            return Finding(violation=_without_influence(role))
+    feeds = feeds_of(graph, inputs)
+    before = _answered(graph.process.run, feeds)
+    asked = [role for role in graph.reading.inputs if _may_change(graph, role, feeds)]
+    idle = [role for role in asked if not has_influence(graph.process.run, role, feeds, before)]
+    if idle:
+        return Finding(violation=_without_influence(idle))
     choice = bool((allowed.sum(dim=-1) > 1).any())  # with one key queries and keys say nothing
-    return Finding(binding=asked and choice)
+    return Finding(binding=bool(asked) and choice)
 
 
-def _feeds(graph: OpenedGraph, inputs: Inputs) -> dict[str, Array]:
+def feeds_of(graph: OpenedGraph, inputs: Inputs) -> dict[str, Array]:
     """What the graph is given for some inputs, by the names of its own."""
     forward: Any = graph.forward(DEFAULT)
     feeds: dict[str, Array] = forward.feeds(*arguments(inputs))
     return feeds
 
 
-def _run(graph: OpenedGraph, feeds: dict[str, Array]) -> dict[str, Array]:
-    found: dict[str, Array] = guarded(lambda: graph.process.run(feeds), (), {})
+def has_influence(
+    run: Run, role: Role, feeds: Feeds, before: Mapping[str, Array] | None = None
+) -> bool:
+    """Whether another value of one input changes an answer, or is refused.
+
+    ``before`` is the answer as it was, where it is known. Raises CandidateFailure where there is
+    none, and when the process is lost.
+    """
+    before = _answered(run, feeds) if before is None else before
+    try:
+        after = _answered(run, {**feeds, role.name: _changed(role, feeds[role.name])})
+    except CandidateFailure as failure:
+        if failure.violation.kind != "raised":
+            raise
+        return True
+    return any(not _same(after[name], before[name]) for name in before)
+
+
+def _answered(run: Run, feeds: Feeds) -> Mapping[str, Array]:
+    found: Mapping[str, Array] = guarded(run, (feeds,), {})
     return found
 
 
-def _changes(
-    graph: OpenedGraph, feeds: dict[str, Array], generator: torch.Generator
-) -> Iterator[tuple[Role, Array]]:
-    """Each input with another value; what the user said to be a constant, or is empty, stays."""
-    for role in graph.reading.inputs:
-        told = graph.told.inputs.get(role.name, {}).get("role") == "constant"
-        if not told and feeds[role.name].size:
-            yield role, _changed(role, feeds[role.name], generator)
+def _may_change(graph: OpenedGraph, role: Role, feeds: Feeds) -> bool:
+    """Not what the user said to be a constant, nor what is empty."""
+    told = graph.told.inputs.get(role.name, {}).get("role") == "constant"
+    return not told and bool(feeds[role.name].size)
 
 
-def _changed(role: Role, given: Array, generator: torch.Generator) -> Array:
+def _changed(role: Role, given: Array) -> Array:
     """Another value that an input may have: tokens drawn anew, a mask that hides more."""
     if role.role == "lengths":
         return np.ones_like(given)
@@ -98,34 +110,17 @@ def _changed(role: Role, given: Array, generator: torch.Generator) -> Array:
     if np.issubdtype(given.dtype, np.integer):
         larger: Array = given + np.ones_like(given)
         return larger
-    drawn = torch.randn(given.shape, generator=generator).numpy()
+    drawn: Array = np.asarray(np.random.default_rng(given.size).standard_normal(given.shape))
     other: Array = (drawn if role.role in TENSOR_ROLES else given + drawn).astype(given.dtype)
     return other
-
-
-def _tells(
-    graph: OpenedGraph,
-    feeds: dict[str, Array],
-    changed: dict[str, Array],
-    before: dict[str, Array],
-) -> bool:
-    """Whether some output differs, or the runtime refuses the other value."""
-    try:
-        after = _run(graph, {**feeds, **changed})
-    except CandidateFailure as failure:
-        if failure.violation.kind != "raised":
-            raise
-        return True
-    return any(not _same(after[name], before[name]) for name in before)
 
 
 def _same(one: Array, other: Array) -> bool:
     return np.array_equal(one, other, equal_nan=np.issubdtype(one.dtype, np.floating))
 
 
-def _without_influence(role: Role) -> Violation:
+def _without_influence(idle: Sequence[Role]) -> Violation:
+    told = " or ".join(f"{role.name!r} ({role.role})" for role in idle)
     return Violation(
-        kind="value",
-        message=f"changing the input {role.name!r} ({role.role}) changes no output",
-        got=role.name,
+        kind="value", message=f"changing the input {told} changes no output", got=idle[0].name
     )

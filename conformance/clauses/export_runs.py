@@ -45,6 +45,7 @@ def _has_source(candidate: Candidate) -> str:
     space=ANYTHING,
     counterfactual="an answer of zero",
     applies=(is_graph, _has_source),
+    explained=False,
 )
 def matches_source(subject: Subject, problem: Problem) -> Finding:
     """The answer of the graph against that of the module, each with its error."""
@@ -60,6 +61,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
         expected,
         got,
         "the graph answers otherwise than its source",
+        names=("the source", "the graph"),
         spread=None if source is None else lambda: measured_spread(subject, inputs, source),
     )
 
@@ -142,5 +144,6 @@ def _two_settings(
         cast("Tensor", expected),
         cast("Tensor", got),
         wording,
+        names=(f"the graph {first[1]}", f"the graph {second[1]}"),
         spread=lambda: measured_spread(subject, inputs, forward),
     )

@@ -91,6 +91,7 @@ def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("found", message(clause)),
         ("on", counterexample(clause["counterexample"]) if clause.get("counterexample") else ""),
         *diagnosis(clause.get("diagnosis") or ()),
+        ("blame", str((clause.get("blame") or {}).get("text", ""))),
     ]
     return [(label, printable(text)) for label, text in pairs if text]
 
