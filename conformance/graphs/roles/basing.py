@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,14 +14,17 @@ from ..header import Header, Port
 from ..process import Array
 from ..told import Told
 from . import names
+from .hints import Hints
 from .outputs import main_output
-from .plans import FLOATS, INTEGERS, Plan, plans
+from .plans import FLOATS, INTEGERS, Plan, Shapes, plans
 from .probe import Probe
-from .sizes import Hints, Sizes, baked, usual
+from .sizes import frozen, usual
 from .traits import Base, bend
 
 # Larger inputs until the answer bends: weights of small initial values give tiny logits.
 _AMPLITUDES: Final = (1.0, 4.0, 16.0, 64.0)
+# Calls that are tried before a graph is given up.
+_MOST_RUNS: Final = 3000
 # As bent as this the answer is visibly no average with fixed weights.
 _BENT: Final = 1 / 16
 
@@ -38,28 +41,33 @@ class Start:
 
 def starts(header: Header, probe: Probe, told: Told, hints: Hints) -> Iterator[Start]:
     """Every way to call the graph that the runtime accepts, the likely ones first."""
-    yield from _at_sizes(header, probe, told, list(usual()))
-    yield from _at_sizes(header, probe, told, list(baked(hints, apart=True)))
+    seen: set[Hashable] = set()
+    at_first = plans(header, told, usual(hints.widths))
+    yield from _of_plans(header, probe, told, at_first, seen)
+    counts = hints.counted(probe.refusals)
+    for likely in (True, False):
+        others = plans(header, told, frozen(counts), likely=likely)
+        yield from _of_plans(header, probe, told, others, seen)
 
 
-def _at_sizes(header: Header, probe: Probe, told: Told, sizes: Sequence[Sizes]) -> Iterator[Start]:
-    seen: set[tuple[object, ...]] = set()
-    for size in sizes:
-        for plan in plans(header, told, size):
-            shapes = plan.shapes()
-            names_of = tuple(port.name for port in plan.tensors)
-            if shapes is None or (key := (names_of, plan.lead, *shapes.items())) in seen:
-                continue
+def _of_plans(
+    header: Header, probe: Probe, told: Told, some: Iterator[Plan], seen: set[Hashable]
+) -> Iterator[Start]:
+    """The plans that run; equal calls are tried once."""
+    for plan in some:
+        shapes = plan.shapes()
+        if shapes is None or probe.runs > _MOST_RUNS:
+            continue
+        key = (tuple(port.name for port in plan.tensors), plan.lead, *shapes.items())
+        if key not in seen:
             seen.add(key)
-            start = _start(header, probe, told, plan)
+            start = _start(header, probe, told, plan, shapes)
             if start is not None:
                 yield start
 
 
-def _start(header: Header, probe: Probe, told: Told, plan: Plan) -> Start | None:
+def _start(header: Header, probe: Probe, told: Told, plan: Plan, shapes: Shapes) -> Start | None:
     """A call of a plan with the fill that keeps most alive, None when it is refused."""
-    shapes = plan.shapes()
-    assert shapes is not None  # noqa: S101 (the caller asked)
     found: list[Start] = []
     for fills in _fills(plan, shapes):
         feeds = _feeds(probe, told, plan, shapes, fills)
@@ -107,10 +115,11 @@ def _fill_choices(
     if port.dtype in FLOATS:
         return (0.0, 1.0)
     either = (0.0, 1.0) if names.suggests_drop(port.name) else (1.0, 0.0)
-    if "K" in axes or port.dtype not in INTEGERS:
-        return either
     tensor = plan.tensors[-1 if plan.lead == 0 else 0]
-    return (float(shapes[tensor.name][plan.layout.index("L")]),)
+    whole = float(shapes[tensor.name][plan.layout.index("L")])
+    if port.dtype not in INTEGERS or len(axes) > len("BQ"):
+        return either
+    return (whole,) if "K" not in axes else (*either, whole)
 
 
 def _feeds(

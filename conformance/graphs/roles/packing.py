@@ -8,9 +8,11 @@ from typing import Literal
 
 import numpy as np
 
+from ..header import Port
 from ..reading import Role
 from ..told import Told
 from .assigning import Assignment
+from .plans import Plan
 from .traits import Base, affected, local_axis
 
 
@@ -25,11 +27,11 @@ class Packing:
     assumptions: list[str]
 
 
-def read_packing(base: Base, assignment: Assignment, told: Told) -> Packing:
+def read_packing(base: Base, plan: Plan, assignment: Assignment, told: Told) -> Packing:
     """Tell a layer from a core, and find the heads of a packed one."""
     said = "".join(str(told.inputs.get(name, {}).get("axes", "")) for name in assignment.roles)
     if "H" in assignment.layout:
-        return _apart(base, assignment)
+        return _apart(base, assignment, {port.name: port for port in plan.tensors})
     if "M" in said or "F" in said or ("E" not in said and _is_core(base, assignment)):
         return _packed(base, assignment, told, folded="F" in said)
     return _layer(base, assignment)
@@ -98,21 +100,20 @@ def _is_core(base: Base, assignment: Assignment) -> bool:
     return not (reached[0] & reached[1]).any()
 
 
-def _apart(base: Base, assignment: Assignment) -> Packing:
+def _apart(base: Base, assignment: Assignment, ports: Mapping[str, Port]) -> Packing:
     """A core with an axis of heads."""
     axes = assignment.layout
+    answer = axes if base.answer.ndim == len(axes) else "BLM"
     pins: dict[str, int | str] = {}
-    head, width = axes.index("H"), axes.index("D")
-    for role, heads, size in (
-        ("query", "num_heads", "head_size"),
-        ("value", "num_kv_heads", "value_head_size"),
+    for letter, of_query, of_value in (
+        ("H", "num_heads", "num_kv_heads"),
+        ("D", "head_size", "value_head_size"),
     ):
-        if role in assignment.roles.values():
-            shape = base.feeds[assignment.of(role)].shape
-            pins |= {heads: shape[head], size: shape[width]}
-    answer = axes
-    if base.answer.ndim == len(axes) - 1:
-        answer = "BLM"
+        at = axes.index(letter)
+        query, value = (ports[assignment.of(role)] for role in ("query", "value"))
+        pins |= _fixed(query, at, of_query) | _fixed(value, at, of_value)
+        if of_value not in pins and not _may_differ(base, assignment, letter):
+            pins[of_value] = of_query
     return Packing(
         kind="core",
         tensors=_roles(base, assignment, axes),
@@ -120,6 +121,26 @@ def _apart(base: Base, assignment: Assignment) -> Packing:
         pins=pins,
         assumptions=["the inputs are projected heads: this is the core of an attention"],
     )
+
+
+def _fixed(port: Port, at: int, field: str) -> dict[str, int | str]:
+    """The pin of a size that the file fixes."""
+    size = None if port.shape is None else port.shape[at]
+    return {field: size} if isinstance(size, int) else {}
+
+
+def _may_differ(base: Base, assignment: Assignment, letter: str) -> bool:
+    """Whether a core takes twice as many query heads as key heads, or wider values than keys."""
+    at = assignment.layout.index(letter)
+    grown = ("query",) if letter == "H" else ("value",)
+    changes = {
+        name: np.concatenate([base.feeds[name]] * 2, axis=at)
+        for name in (assignment.of(role) for role in grown)
+    }
+    answer = base.ask_with(changes)
+    if answer is None or answer.ndim != base.answer.ndim:
+        return False
+    return answer.size == 2 * base.answer.size
 
 
 def _packed(base: Base, assignment: Assignment, told: Told, *, folded: bool) -> Packing:

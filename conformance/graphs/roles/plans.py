@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..header import Header, Port
 from ..told import Told
 from . import names
+from .shaping import ContradictionError, admits, filled, fitted, known_letters
 from .sizes import Sizes
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -63,107 +64,52 @@ class Plan:
     def shapes(self) -> Shapes | None:
         """The shape of every input, None where the file contradicts this plan."""
         try:
-            return _Shaper(self).shapes()
-        except _ContradictionError:
+            return self._shapes()
+        except ContradictionError:
             return None
 
-
-class _ContradictionError(Exception):
-    """The file says otherwise than a plan."""
-
-
-class _Shaper:
-    """Gives every axis a size: the file's where it is fixed, else the plan's."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.symbols: dict[str, int] = {}
-
-    def shapes(self) -> Shapes:
-        """The shape of every input; raises _ContradictionError."""
-        known = self._tokens()
-        plan, found = self.plan, {}
-        for at, port in enumerate(plan.tensors):
-            length = known["Q" if at == plan.lead else "K"]
-            found[port.name] = self._fitted(port, plan.layout, known | {"L": length})
-        for port, axes in plan.masks:
-            found[port.name] = self._fitted(port, axes, known, strict=True)
-        for port in plan.pasts:
-            found[port.name] = _filled(port, {0: known["B"], len("BH"): 0})
-        for port in plan.constants:
-            found[port.name] = _filled(port, {})
+    def _shapes(self) -> Shapes:
+        known = known_letters(self.tensors, self.layout, self.lead, self.sizes)
+        symbols: dict[str, int] = {}
+        found: dict[str, tuple[int, ...]] = {}
+        for at, port in enumerate(self.tensors):
+            length = {"L": known["Q" if at == self.lead else "K"]}
+            found[port.name] = fitted(port, self.layout, {**known, **length}, symbols)
+        for port, axes in self.masks:
+            found[port.name] = fitted(port, axes, known, symbols, strict=True)
+        for port in self.pasts:
+            found[port.name] = filled(port, {0: known["B"], len("BH"): 0})
+        for port in self.constants:
+            found[port.name] = filled(port, {})
         return found
 
-    def _tokens(self) -> dict[str, int]:
-        """The size of each letter."""
-        plan, sizes = self.plan, self.plan.sizes
-        lead = plan.tensors[plan.lead : plan.lead + 1]
-        others = [port for at, port in enumerate(plan.tensors) if at != plan.lead]
-        batch = self._common("B", plan.tensors, sizes.batch)
-        query = self._common("L", lead, sizes.query_length)
-        key = self._common("L", others, sizes.key_length) if others else query
-        heads = self._width("H")
-        known = {"B": batch, "Q": query, "K": key, "H": heads, "F": batch * heads, "1": 1}
-        return known | {letter: self._width(letter) for letter in "DE"}
 
-    def _common(self, letter: str, ports: Sequence[Port], usual: int) -> int:
-        """The one size of an axis of several inputs."""
-        if letter not in self.plan.layout:
-            return usual
-        at = self.plan.layout.index(letter)
-        fixed = {size for port in ports if isinstance(size := _axis(port, at), int)}
-        if len(fixed) > 1:
-            raise _ContradictionError
-        return fixed.pop() if fixed else usual
+def plans(
+    header: Header, told: Told, sizes: Iterable[Sizes], *, likely: bool = False
+) -> Iterator[Plan]:
+    """Every plan for a graph at some sizes, the likely ones first.
 
-    def _width(self, letter: str) -> int:
-        """A size for axes of heads or channels that the file leaves open: that of another input."""
-        usual = self.plan.sizes.heads if letter == "H" else self.plan.sizes.width
-        if letter not in self.plan.layout:
-            return usual
-        at = self.plan.layout.index(letter)
-        fixed = [size for port in self.plan.tensors if isinstance(size := _axis(port, at), int)]
-        return fixed[0] if fixed else usual
-
-    def _fitted(
-        self, port: Port, axes: str, known: Mapping[str, int], *, strict: bool = False
-    ) -> tuple[int, ...]:
-        """The shape of one input.
-
-        ``strict``: sizes that the file fixes must be those of the letters, but for heads.
-        """
-        shape: list[int] = []
-        for at, letter in enumerate(axes):
-            size, wanted = _axis(port, at), known[letter]
-            if isinstance(size, int):
-                free = letter == "H" or (letter == "F" and size % known["B"] == 0)
-                if strict and size != wanted and not (free and size > 1):
-                    raise _ContradictionError
-            elif isinstance(size, str) and self.symbols.setdefault(size, wanted) != wanted:
-                raise _ContradictionError
-            shape.append(size if isinstance(size, int) else wanted)
-        return tuple(shape)
-
-
-def _filled(port: Port, known: Mapping[int, int]) -> tuple[int, ...]:
-    """The shape of an input of which some axes are known, the other open ones being 1."""
-    return tuple(
-        size if isinstance(size, int) else known.get(at, 1)
-        for at, size in enumerate(port.shape or ())
-    )
-
-
-def _axis(port: Port, at: int) -> int | str | None:
-    return None if port.shape is None else port.shape[at]
-
-
-def plans(header: Header, told: Told, sizes: Sizes) -> Iterator[Plan]:
-    """Every plan for a graph at some sizes, the likely ones first."""
-    floats = [port for port in header.inputs if _may_be_tensor(port, told)]
-    for count in (3, 2, 1):
-        for tensors in sorted(itertools.combinations(floats, count), key=_unlikely):
+    ``likely``: only the likeliest inputs are taken for tensors.
+    """
+    choices = _tensor_choices(header, told)
+    for size in sizes:
+        for tensors in choices[:1] if likely else choices:
             rest = [port for port in header.inputs if port not in tensors]
-            yield from _with_tensors(tensors, rest, told, sizes)
+            yield from _with_tensors(tensors, rest, told, size)
+
+
+def _tensor_choices(header: Header, told: Told) -> list[tuple[Port, ...]]:
+    """Which inputs may be the tensors: as many as are not called otherwise, then any."""
+    floats = [port for port in header.inputs if _may_be_tensor(port, told)]
+    choices = [
+        tensors
+        for count in (3, 2, 1)
+        for tensors in itertools.combinations(floats, count)
+        if len({port.rank for port in tensors} - {None}) <= 1
+    ]
+    needed = [port for port in floats if told.inputs.get(port.name, {}).get("role") in TENSORS]
+    choices = [one for one in choices if all(port in one for port in needed)]
+    return sorted(choices, key=_unlikely)
 
 
 def _may_be_tensor(port: Port, told: Told) -> bool:
@@ -174,32 +120,36 @@ def _may_be_tensor(port: Port, told: Told) -> bool:
 
 
 def _unlikely(tensors: Sequence[Port]) -> int:
-    """How many of some tensors are called otherwise, or are of another rank than the first."""
-    odd = sum(
+    """How many of some tensors are called otherwise; the sort keeps more tensors before fewer."""
+    return sum(
         names.suggests(port.name, "mask") or names.suggests(port.name, "past") for port in tensors
     )
-    return odd + sum(port.rank != tensors[0].rank for port in tensors)
 
 
 def _with_tensors(
     tensors: tuple[Port, ...], rest: Sequence[Port], told: Told, sizes: Sizes
 ) -> Iterator[Plan]:
-    ranks = {port.rank for port in tensors} - {None}
-    if len(ranks) > 1:
-        return
-    layouts = LAYOUTS[ranks.pop()] if ranks else LAYOUTS[3]  # type: ignore[index]
+    rank = next((port.rank for port in tensors if port.rank is not None), len("BLE"))
+    layouts = LAYOUTS[rank]
     constants = tuple(port for port in rest if _is_constant(port, told))
     pasts = tuple(port for port in rest if port not in constants and _is_past(port, told))
     masks = [port for port in rest if port not in constants and port not in pasts]
+    lead = _lead(tensors, told)
     for layout in layouts:
         if any(_told_axes(port, told, layout) != layout for port in tensors):
             continue
-        choices = [_mask_axes(port, told) for port in masks]
+        try:
+            known = known_letters(tensors, layout, lead, sizes)
+        except ContradictionError:
+            continue
+        choices = [
+            [axes for axes in mask_axes(port, told) if admits(port, axes, known)] for port in masks
+        ]
         for axes in itertools.product(*choices):
             yield Plan(
                 tensors=tensors,
                 layout=layout,
-                lead=_lead(tensors, told),
+                lead=lead,
                 masks=tuple(zip(masks, axes, strict=True)),
                 pasts=pasts,
                 constants=constants,
@@ -233,9 +183,9 @@ def _lead(tensors: Sequence[Port], told: Told) -> int:
     return called.index(True) if any(called) else 0
 
 
-def _mask_axes(port: Port, told: Told) -> tuple[str, ...]:
+def mask_axes(port: Port, told: Told | None = None) -> tuple[str, ...]:
     """The letters that the axes of a mask may have, the likely ones first."""
-    axes = told.inputs.get(port.name, {}).get("axes")
+    axes = told.inputs.get(port.name, {}).get("axes") if told else None
     if axes:
         return (str(axes),)
     if port.rank is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...errors import UsageError
@@ -15,14 +15,15 @@ from ..told import Told
 from .assigning import MODES, Assignment, assign
 from .basing import Start, starts
 from .causality import always_causal
+from .hints import read_hints
 from .masks import read_masks
 from .outputs import read_outputs
 from .packing import read_packing
 from .plans import FLOATS, LAYOUTS
 from .probe import Probe
-from .sizes import read_hints
 from .spans import read_spans
 from .traits import Traits, traits
+from .widening import widened
 
 # What a graph must hold to be an attention whose behaviour is wrong.
 _ATTENTIVE: Final = frozenset(
@@ -41,10 +42,18 @@ class Interpretation:
     assignment: Assignment
 
     @property
-    def rank(self) -> tuple[bool, int, int]:
+    def fits(self) -> bool:
+        """Whether the answer has the items and the positions of the query."""
+        query = self.start.base.feeds[self.assignment.first].shape
+        return _same_positions(query, self.start.base.answer.shape, self.assignment.layout)
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, int]:
         """What makes one better than another."""
+        fits = self.fits
         return (
-            self.assignment.clean and self.start.bent > 0.0,
+            fits and self.assignment.clean and self.start.bent > 0.0,
+            fits,
             self.assignment.passed - 2 * (self.assignment.asked - self.assignment.passed),
             self.assignment.named,
         )
@@ -60,8 +69,9 @@ def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told
     probe = Probe(header, run)
     found = _interpret(header, probe, told)
     _check_attention(header, found)
-    masks = read_masks(found.start, found.assignment, told)
-    packing = read_packing(found.start.base, found.assignment, told)
+    found = replace(found, start=widened(found.start, found.assignment, told))
+    packing = read_packing(found.start.base, found.start.plan, found.assignment, told)
+    masks = read_masks(found.start, found.assignment, told, packing.output.axes)
     spans = read_spans(found.start, found.assignment, told, masks.roles)
     causal, why_causal = always_causal(found.start.base, found.assignment, found.seen)
     answers = probe.ask(found.start.base.feeds)
@@ -85,6 +95,14 @@ def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told
     )
 
 
+def _same_positions(query: tuple[int, ...], answer: tuple[int, ...], layout: str) -> bool:
+    """Whether an answer has every axis of a query but the last, heads perhaps packed into it."""
+    if len(query) == len(answer):
+        return sorted(query[:-1]) == sorted(answer[:-1])
+    packed = [size for letter, size in zip(layout, query, strict=True) if letter in "BL"]
+    return "H" in layout and sorted(packed) == sorted(answer[:-1])
+
+
 def _in_order(header: Header, roles: list[Role]) -> tuple[Role, ...]:
     by_name = {role.name: role for role in roles}
     return tuple(by_name[port.name] for port in header.inputs if port.name in by_name)
@@ -93,14 +111,18 @@ def _in_order(header: Header, roles: list[Role]) -> tuple[Role, ...]:
 def _interpret(header: Header, probe: Probe, told: Told) -> Interpretation:
     """The best reading of the first calls that run; raises UsageError when none does."""
     best: Interpretation | None = None
-    for count, start in enumerate(starts(header, probe, told, read_hints(header))):
+    read = 0
+    for start in starts(header, probe, told, read_hints(header)):
+        if best is not None and not _keeps_positions(start):
+            continue  # it ran, but at sizes that it silently computes something else at
         seen = {port.name: traits(start.base, port.name) for port in start.plan.tensors}
         found = Interpretation(
             start=start, seen=seen, assignment=assign(start.plan.tensors, seen, told)
         )
+        read += 1
         if best is None or found.rank > best.rank:
             best = found
-        if best.rank[0] or count + 1 >= _MOST_STARTS:
+        if best.rank[0] or read >= _MOST_STARTS:
             break
     if best is None:
         last = probe.refusals[-1].splitlines()[0] if probe.refusals else "no shape fits the file"
@@ -110,6 +132,13 @@ def _interpret(header: Header, probe: Probe, told: Told) -> Interpretation:
         )
         raise UsageError(msg)
     return best
+
+
+def _keeps_positions(start: Start) -> bool:
+    """Whether the sizes of some tensor's outer axes are those of the answer's."""
+    answer = start.base.answer.shape
+    shapes = (start.base.feeds[port.name].shape for port in start.plan.tensors)
+    return any(_same_positions(shape, answer, start.plan.layout) for shape in shapes)
 
 
 def _sidecar(header: Header) -> str:

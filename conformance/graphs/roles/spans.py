@@ -41,6 +41,8 @@ def read_spans(start: Start, assignment: Assignment, told: Told, masks: Sequence
         if fixed:
             pins[field] = fixed[0]
     stretch = _Stretch(start, assignment, masks)
+    if "H" not in assignment.layout:
+        pins.update(_heads(start, masks, stretch.size("B")))
     baked: dict[str, int] = {}
     sentences = []
     open_letters = [letter for letter in _FIELDS if axes[letter] and _FIELDS[letter] not in pins]
@@ -102,15 +104,29 @@ def _equal(axes: Mapping[str, Sequence[Axis]], assignment: Assignment) -> bool:
     return bool(names & {axis for axis in axes["K"] if isinstance(axis, str)})
 
 
+def _heads(start: Start, masks: Sequence[Role], items: int) -> dict[str, int]:
+    """The number of heads that the shape of a mask tells."""
+    for mask in masks:
+        shape = start.base.feeds[mask.name].shape
+        if "H" in mask.axes:
+            return {"num_heads": shape[mask.axes.index("H")]}
+        if "F" in mask.axes:
+            return {"num_heads": shape[0] // items}
+    return {}
+
+
 class _Stretch:
     """Calls a graph at other sizes."""
 
     def __init__(self, start: Start, assignment: Assignment, masks: Sequence[Role]) -> None:
         self.start, self.assignment = start, assignment
         self.masks = masks
+        self._items = "B" in assignment.layout
 
     def size(self, letter: str) -> int:
-        """What an axis has in the call that runs."""
+        """What an axis has in the call that runs; 1 for items that have no axis."""
+        if letter == "B" and not self._items:
+            return 1
         at = self.assignment.layout.index("B" if letter == "B" else "L")
         roles = self.assignment
         name = roles.attended[-1] if letter == "K" else roles.first
@@ -126,7 +142,10 @@ class _Stretch:
             axes = self.assignment.layout.replace("L", "Q" if role in ("query", "x") else "K")
             feeds[name] = _grown(feeds[name], axes, letters, step)
         for mask in self.masks:
+            folded = step * (feeds[mask.name].shape[0] // self.size("B")) if self._items else 0
             feeds[mask.name] = _grown(feeds[mask.name], mask.axes, letters, step)
+            if "B" in letters and folded:
+                feeds[mask.name] = _grown(feeds[mask.name], mask.axes, "F", folded)
             if mask.role == "lengths" and "K" in letters:
                 feeds[mask.name] = feeds[mask.name] + step
         for port in self.start.plan.pasts:
@@ -138,9 +157,9 @@ class _Stretch:
 def _grown(values: Array, axes: str, letters: str, step: int) -> Array:
     """Values with some axes longer, repeated from the start."""
     for at, letter in enumerate(axes):
-        factor = values.shape[at]
+        size = values.shape[at]
         if letter in letters:
-            values = np.take(values, np.arange(factor + step) % factor, axis=at)
+            values = np.take(values, np.arange(size + step) % size, axis=at)
     return values
 
 

@@ -116,8 +116,11 @@ def local_axis(base: Base, name: str, at: int) -> int | None:
     size = base.feeds[name].shape[at]
     if size == 1:
         return None
-    first, last = affected(base, name, at, 0), affected(base, name, at, size - 1)
-    if not first.any() or not last.any() or first.shape != last.shape:
+    last = affected(base, name, at, size - 1)
+    # Under a causal rule the first query has one key: it may change as it likes.
+    earlier = (affected(base, name, at, index) for index in range(size - 1))
+    first = next((change for change in earlier if change.any()), last)
+    if first is last or not last.any() or first.shape != last.shape:
         return None
     for axis in range(first.ndim):
         others = tuple(other for other in range(first.ndim) if other != axis)

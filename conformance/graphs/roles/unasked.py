@@ -25,9 +25,7 @@ def read_unasked(header: Header, told: Told) -> Reading:
 
     It serves to put the question to the graph again, so that its silence becomes a verdict.
     """
-    plan = next(
-        (plan for size in usual() for plan in plans(header, told, size) if plan.shapes()), None
-    )
+    plan = next((plan for plan in plans(header, told, usual(())) if plan.shapes()), None)
     if plan is None or not header.outputs:
         msg = f"{header.path}: no input can be a query, and the graph gives no answer when asked"
         raise UsageError(msg)
