@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from .core import Core
+from .probing import EIGHT_BITS
 from .questions import Questions
 from .unreadable import UnreadableError
 
@@ -22,14 +24,16 @@ class Answers:
     """What the graph made of random tokens.
 
     heads
-        ``[N, H, Dv]``, the weighted means of every query that was asked.
+        ``[calls, B, H, Lq, Dv]``, the weighted means.
     outputs
-        ``[N, Eo]``, the answers to the same queries.
+        ``[calls, B, Lq, Eo]``, the answers.
     products, scores
-        The core's tensors before and after what happens between product and softmax, a call each;
-        empty where the core is a single node.
+        What the softmax is made of before and after scale and masks, all entries of a call in a
+        row; empty where the core is a single node.
     roundoff
         The distance from 1 to the next number of the graph's dtype.
+    step
+        How far, relative to the largest of its tensor, an activation may be rounded.
     """
 
     heads: Array
@@ -37,51 +41,62 @@ class Answers:
     products: tuple[Array, ...]
     scores: tuple[Array, ...]
     roundoff: float
+    step: float
 
 
-def ask(questions: Questions, core: Core, num_heads: int, order: str) -> Answers:
-    """Answers for tokens of standard normal size."""
+def ask(questions: Questions, cores: Sequence[Core], counts: Sequence[int], order: str) -> Answers:
+    """Answers for tokens of standard normal size; ``counts``: how many heads each core has."""
     shapes = {role: questions.shape(role) for role in questions.tokens}
+    taps = [tap for core in cores for tap in (core.heads, core.product, core.scores) if tap]
     heads, outputs, products, scores = [], [], [], []
-    inside = (core.product, core.scores) if core.product else ()
     roundoff = 0.0
     for call in range(CALLS):
         generator = np.random.default_rng(call)
         tokens = {role: generator.standard_normal(shape) for role, shape in shapes.items()}
-        found = questions.ask(tokens, (core.heads, *inside))
-        answer = questions.answer(found)
-        batch, length, width = answer.shape
-        outputs.append(answer.reshape(-1, width))
-        heads.append(_by_query(found[core.heads], core, (batch, num_heads, length), order))
-        roundoff = float(np.finfo(found[core.heads].dtype).eps)
-        if inside:
-            products.append(found[core.product].astype(np.float64))
-            scores.append(found[core.scores].astype(np.float64))
+        found = questions.ask(tokens, taps)
+        outputs.append(questions.answer(found))
+        sizes = outputs[-1].shape[:2]
+        heads.append(
+            np.concatenate(
+                [
+                    _by_query(found[core.heads], core, (sizes[0], count, sizes[1]), order)
+                    for core, count in zip(cores, counts, strict=True)
+                ],
+                axis=1,
+            )
+        )
+        roundoff = float(np.finfo(found[cores[0].heads].dtype).eps)
+        if all(core.product for core in cores):
+            products.append(_row(found[core.product] for core in cores))
+            scores.append(_row(found[core.scores] for core in cores))
     return Answers(
-        heads=np.concatenate(heads),
-        outputs=np.concatenate(outputs),
+        heads=np.stack(heads),
+        outputs=np.stack(outputs),
         products=tuple(products),
         scores=tuple(scores),
         roundoff=roundoff,
+        step=2 / EIGHT_BITS if questions.coarse else 0.0,
     )
 
 
+def _row(tensors: Any) -> Array:
+    return np.concatenate([tensor.reshape(-1).astype(np.float64) for tensor in tensors])
+
+
 def _by_query(heads: Array, core: Core, sizes: tuple[int, int, int], order: str) -> Array:
-    """``[B · Lq, H, Dv]`` of the tensor of heads, whatever the order of its axes."""
+    """``[B, H, Lq, Dv]`` of the tensor of heads, whatever the order of its axes."""
     batch, num_heads, length = sizes
-    length_axis, feature_axis = core.heads_length % heads.ndim, core.heads_feature % heads.ndim
     packed = heads.ndim == len("BLM") and core.num_heads is not None
     if heads.size % (batch * num_heads * length):
         msg = f"the heads have the shape {heads.shape}, not {num_heads} heads for each query"
         raise UnreadableError(msg)
-    ordered = np.moveaxis(heads, (length_axis, feature_axis), (-2, -1)).astype(np.float64)
+    ordered = np.moveaxis(heads, (core.heads_length, core.heads_feature), (-2, -1))
+    ordered = ordered.astype(np.float64)
     if packed:
-        return ordered.reshape(batch * length, num_heads, -1)
+        return ordered.reshape(batch, length, num_heads, -1).transpose(0, 2, 1, 3)
     if ordered.shape[-2] != length:
         msg = f"the heads have {ordered.shape[-2]} rows, the answer has {length}"
         raise UnreadableError(msg)
     if order == "heads":
-        apart = ordered.reshape(num_heads, batch, length, -1).transpose(1, 2, 0, 3)
-    else:
-        apart = ordered.reshape(batch, num_heads, length, -1).transpose(0, 2, 1, 3)
-    return apart.reshape(batch * length, num_heads, -1)
+        return ordered.reshape(num_heads, batch, length, -1).transpose(1, 0, 2, 3)
+    return ordered.reshape(batch, num_heads, length, -1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .quantised import dequantised
 from .questions import Questions
 from .wiring import Wiring
 
@@ -18,10 +19,11 @@ _SMALLEST = 2
 def stored_above(wiring: Wiring, questions: Questions, name: str) -> dict[str, Array]:
     """The float tensors that a tensor is computed from and no input reaches, by name.
 
-    Those that the graph computes, a transposed or dequantised matrix for one, are asked of it.
+    Those that the graph computes, a transposed matrix for one, are asked of it; those that it
+    stores in 8 bits are dequantised.
     """
     above = wiring.above(name)
-    found: dict[str, Array] = {}
+    found = dequantised(wiring, above)
     computed = []
     for inner in sorted(above):
         if wiring.reached.get(inner):

@@ -16,12 +16,15 @@ class Contraction:
     """A product of two tensors, its axes as letters: ``...qd,...dk->...qk``.
 
     letters
-        Those of the two operands and of the output; a leading "." stands for further axes.
+        Those of the two operands and of the output, without axes that lead in all of them.
+    factor
+        What the product is multiplied by.
     """
 
     operands: tuple[str, str]
     output: str
     letters: tuple[str, str, str]
+    factor: float = 1.0
 
     def index_of(self, name: str) -> int:
         """Which operand a tensor is."""
@@ -58,7 +61,12 @@ def contraction_of(node: Node) -> Contraction | None:
     if not letters:
         return None
     left, right = letters.split()
-    return Contraction((node.input[0], node.input[1]), node.output[0], (left, right, "qk"))
+    return Contraction(
+        (node.input[0], node.input[1]),
+        node.output[0],
+        (left, right, "qk"),
+        values.get("alpha", 1.0),
+    )
 
 
 def _einsum(node: Node) -> Contraction | None:

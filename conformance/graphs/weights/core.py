@@ -28,12 +28,16 @@ class Core:
 
     product, scores
         What the product of query and key gives, and what the softmax is given; "" inside a node.
+    product_factor
+        What the node of the product multiplies it by.
     heads, heads_feature, heads_length
         What comes out of the weighted mean, with the axes of its features and its queries.
     num_heads, num_kv_heads, scale
         As a node's attributes say them, else None.
     bias
         The tensor of the biases that a node adds itself, query's, key's and value's in one.
+    matrix, widths
+        The same of the projections, with how many columns belong to each (none: thirds).
     """
 
     query: Operand
@@ -43,12 +47,15 @@ class Core:
     heads_feature: int = -1
     heads_length: int = -2
     product: str = ""
+    product_factor: float = 1.0
     scores: str = ""
     weights: str = ""
     num_heads: int | None = None
     num_kv_heads: int | None = None
     scale: float | None = None
     bias: str = ""
+    matrix: str = ""
+    widths: tuple[int, ...] = ()
 
     @property
     def head_counts(self) -> dict[str, int | None]:
@@ -100,6 +107,7 @@ def _around(wiring: Wiring, tokens: frozenset[str], scores: str, softmax: Node) 
         key=Operand(name=right, feature=first.shared_axis(1)),
         value=Operand(name=second.operands[1 - weighted], feature=second.own_axis(1 - weighted)),
         product=first.output,
+        product_factor=first.factor,
         scores=scores,
         weights=weights,
         heads=_normalised(wiring, tokens, heads),

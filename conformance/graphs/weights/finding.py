@@ -1,27 +1,36 @@
-"""The weights of a graph: from a state dict, its source, its own tensors, or none."""
+"""The weights of a graph: from its source, a state dict, its own tensors, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import onnx
 from torch import Tensor
 
-from ..._golden import golden
-from ...errors import UsageError
 from ..header import Header
 from ..lost import GraphRefused
 from ..process import GraphProcess
 from ..reading import Reading
 from ..told import Told
 from ..weighing import Found, Stages
+from .loading import is_coarse, read_wiring
+from .locating import find_cores
 from .questions import Questions
-from .recovering import Recovered, find_core, recover, stages_of
-from .references import found_in
-from .scaling import UNKNOWN, gauge_of
+from .recovering import Recovered, recover, stages_of
+from .references import beside
+from .scaling import UNKNOWN, gauge_of, snapped
+from .supplied import from_state_dict
 from .unreadable import UnreadableError
 from .wiring import Wiring
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Structure:
+    """What the nodes of a graph gave, and why not more."""
+
+    stages: Stages = Stages()  # noqa: RUF009 (a frozen dataclass of texts)
+    recovered: Recovered | None = None
+    reason: str = ""
 
 
 def find_weights(
@@ -36,69 +45,86 @@ def find_weights(
     """The projections of a layer's graph and how they were found; a core has none.
 
     ``source`` is what the module that was exported says, and wins; then the state dict, then what
-    the graph itself stores. Raises UsageError for a state dict that cannot be this graph's, and
-    GraphLost.
+    the graph itself stores. Raises UsageError for a state dict that says nothing of this graph,
+    and GraphLost.
     """
-    graph = onnx.load(header.path, load_external_data=False).graph
-    wiring = Wiring(graph, header.path.parent)
-    questions = Questions(header, process, reading, told.num_heads)
-    stages, recovered, reason = _recovered(wiring, questions, core_only=reading.kind == "core")
-    if reading.kind == "core":
-        return Found(how="declared", stages=stages)
-    if source is not None and source.weights is not None:
-        return replace(source, stages=stages)
+    with read_wiring(header.path, process) as (wiring, runner, is_original):
+        questions = Questions(header, runner, reading, told.num_heads, is_coarse(wiring))
+        structure = _structure(wiring, questions, core_only=reading.kind == "core")
+        if not is_original:
+            structure = replace(structure, stages=Stages())
+        if reading.kind == "core":
+            return Found(how="declared", stages=structure.stages)
+        if source is not None and source.weights is not None:
+            return _from_source(structure, source)
+        if state_dict is not None:
+            found = from_state_dict(structure.recovered, state_dict, questions)
+            if found is not None:
+                return replace(found, stages=structure.stages)
+        return _from_graph(structure, told)
+
+
+def _structure(wiring: Wiring, questions: Questions, *, core_only: bool) -> _Structure:
+    """What the structure gives, and why not more."""
+    stages = Stages()
+    try:
+        tokens = frozenset(role.name for role in questions.tokens.values())
+        cores = find_cores(wiring, tokens, questions.reading.output.name)
+        stages = stages_of(cores)
+        recovered = None if core_only else recover(wiring, questions, cores)
+    except (UnreadableError, GraphRefused) as error:
+        return _Structure(stages=stages, reason=str(error))
+    return _Structure(stages=stages, recovered=recovered)
+
+
+def _from_graph(structure: _Structure, told: Told) -> Found:
+    recovered = structure.recovered
     if recovered is None:
         return Found(
             how="none",
             gauge=UNKNOWN,
-            stages=stages,
+            stages=structure.stages,
             num_heads=told.num_heads,
-            assumptions=(f"the weights could not be read from the graph: {reason}",),
+            num_kv_heads=told.num_kv_heads,
+            assumptions=(f"the weights could not be read from the graph: {structure.reason}",),
         )
-    found = _from_graph(recovered, stages)
-    return _from_state_dict(found, recovered.weights, state_dict) if state_dict else found
-
-
-def _from_graph(recovered: Recovered, stages: Stages) -> Found:
-    head_size = len(recovered.weights.q) // recovered.num_heads
+    gauge = gauge_of(recovered.scale, len(recovered.weights.q) // recovered.num_heads)
     return Found(
         weights=recovered.weights,
         num_heads=recovered.num_heads,
         num_kv_heads=recovered.num_kv_heads,
         how="graph",
         scale=recovered.scale,
-        gauge=gauge_of(recovered.scale, head_size),
-        stages=stages,
+        gauge="; ".join(filter(None, (gauge, recovered.layout))),
+        stages=structure.stages,
         assumptions=recovered.assumptions,
     )
 
 
-def _from_state_dict(
-    found: Found, weights: golden.ProjectionWeights, state_dict: Mapping[str, Tensor]
-) -> Found:
-    reference = found_in(weights, state_dict)
-    if reference.missing:
-        msg = (
-            f"the state dict holds no {', '.join(reference.missing)} projection of the graph: give "
-            "the one that the graph was exported with"
+def _from_source(structure: _Structure, source: Found) -> Found:
+    """The source's weights, with how far the graph's are from them."""
+    recovered = structure.recovered
+    assert source.weights is not None  # noqa: S101 (the caller's condition)
+    if recovered is None:
+        note = f"the graph's own weights could not be read: {structure.reason}"
+        return replace(
+            source, how="source", stages=structure.stages, assumptions=(*source.assumptions, note)
         )
-        raise UsageError(msg)
-    scale = found.scale
+    reference = beside(recovered.weights, source.weights)
+    notes = list(recovered.assumptions) + list(reference.differences)
+    if source.num_heads and recovered.num_heads != source.num_heads:
+        notes.append(f"the graph has {recovered.num_heads} heads, the source {source.num_heads}")
+    scale = recovered.scale
     if scale is not None:
         scale *= reference.factors["q"] * reference.factors["k"]
-    return replace(found, weights=reference.weights, how="state dict", scale=scale, gauge="")
-
-
-def _recovered(
-    wiring: Wiring, questions: Questions, *, core_only: bool
-) -> tuple[Stages, Recovered | None, str]:
-    """What the structure gives, and why not more."""
-    stages = Stages()
-    try:
-        core = find_core(wiring, questions)
-        stages = stages_of(core)
-        if core_only:
-            return stages, None, ""
-        return stages, recover(wiring, questions, core), ""
-    except (UnreadableError, GraphRefused) as error:
-        return stages, None, str(error)
+        size = len(source.weights.q) // (source.num_heads or recovered.num_heads)
+        scale = snapped(scale, size, recovered.roundoff)
+    return replace(
+        source,
+        how="source",
+        num_heads=source.num_heads or recovered.num_heads,
+        num_kv_heads=source.num_kv_heads or recovered.num_kv_heads,
+        scale=scale,
+        stages=structure.stages,
+        assumptions=(*source.assumptions, *notes),
+    )

@@ -25,6 +25,8 @@ class Match:
         How many rows the stored tensor has.
     factor
         probed = factor · stored.
+    pieces
+        The matches of single heads, where each was found on its own.
     """
 
     source: str
@@ -32,13 +34,14 @@ class Match:
     index: Array
     stored: int
     factor: float
+    pieces: tuple[Match, ...] = ()
 
 
 def match_rows(rows: Array, noise: Array, stored: Mapping[str, Array]) -> Match | None:
     """The stored tensor that holds ``rows [R, E]`` within ``noise``, whole blocks preferred."""
     for choose in (_as_blocks, _one_by_one):
         for name, tensor in stored.items():
-            for candidate in _as_rows(tensor, rows.shape[1]):
+            for candidate in as_rows(tensor, rows.shape[1]):
                 found = choose(name, rows, noise, candidate)
                 if found is not None:
                     return found
@@ -66,7 +69,7 @@ def factor_of(probed: Array, stored: Array) -> float:
     return float(np.vdot(stored, probed)) / square if square else 1.0
 
 
-def _as_rows(tensor: Array, width: int) -> Iterator[Array]:
+def as_rows(tensor: Array, width: int) -> Iterator[Array]:
     """A stored tensor as ``[rows, width]``, once for each axis that may be its input's."""
     if tensor.ndim < len(("rows", "columns")) or tensor.dtype.kind != "f":
         return

@@ -10,6 +10,7 @@ import numpy as np
 
 from .answers import Answers
 from .matching import factor_of
+from .merging import merges
 from .probing import ROUNDINGS
 from .unreadable import UnreadableError
 
@@ -20,26 +21,33 @@ Array = np.ndarray[Any, Any]
 class Projected:
     """The output projection ``[Eo, H·Dv]``, its bias, and the factor between it and the answer.
 
-    ``matrix`` None: the heads side by side are the answer.
+    ``matrix`` None: the heads side by side are the answer. ``fault``: what is wrong with how they
+    were put side by side, "" where nothing is. ``missed``: by how much the answers differ.
     """
 
     matrix: Array | None
     bias: Array | None
     factor: float = 1.0
-    source: str = ""
+    fault: str = ""
+    missed: float = 0.0
 
 
 def output_projection(answers: Answers, stored: Mapping[str, Array]) -> Projected:
-    """The one stored matrix that carries heads to answers; raises UnreadableError."""
-    merged = answers.heads.reshape(len(answers.heads), -1)
-    outputs = answers.outputs
-    if merged.shape == outputs.shape and _close(outputs, merged, np.abs(merged), answers, 1):
-        return Projected(matrix=None, bias=None)
-    for name, tensor in stored.items():
-        for matrix in _candidates(tensor, merged.shape[1], outputs.shape[1]):
-            found = _with_bias(name, matrix, merged, answers, stored)
-            if found is not None:
-                return found
+    """The stored matrix that carries heads to answers best; raises UnreadableError."""
+    outputs = answers.outputs.reshape(-1, answers.outputs.shape[-1])
+    for fault, merged in merges(answers.heads):
+        bare = merged.shape == outputs.shape and _close(outputs, merged, np.abs(merged), answers, 1)
+        if bare:
+            return Projected(matrix=None, bias=None, fault=fault)
+        found = [
+            projected
+            for tensor in stored.values()
+            for matrix in _candidates(tensor, merged.shape[1], outputs.shape[1])
+            if (projected := _fitted(matrix, merged, outputs, answers, stored)) is not None
+        ]
+        if found:
+            best = min(found, key=lambda projected: projected.missed)
+            return Projected(matrix=best.matrix, bias=best.bias, factor=best.factor, fault=fault)
     msg = "the answer is no stored matrix times the heads side by side"
     raise UnreadableError(msg)
 
@@ -53,25 +61,30 @@ def _candidates(tensor: Array, width: int, out: int) -> Iterator[Array]:
             yield np.moveaxis(tensor, axis, 0).reshape(out, width)
 
 
-def _with_bias(
-    name: str, matrix: Array, merged: Array, answers: Answers, stored: Mapping[str, Array]
+def _fitted(
+    matrix: Array, merged: Array, outputs: Array, answers: Answers, stored: Mapping[str, Array]
 ) -> Projected | None:
+    """A matrix with its bias and factor, None where it does not carry heads to answers."""
     exact = matrix.astype(np.float64)
     plain = merged @ exact.T
-    centred = plain - plain.mean(axis=0)
-    factor = factor_of(answers.outputs - answers.outputs.mean(axis=0), centred)
+    factor = factor_of(outputs - outputs.mean(axis=0), plain - plain.mean(axis=0))
     if factor <= 0:
         return None
-    if abs(factor - 1) <= (merged.shape[1] + ROUNDINGS) * answers.roundoff:
+    if abs(factor - 1) <= (merged.shape[1] + ROUNDINGS) * answers.roundoff + answers.step:
         factor = 1.0
-    bias = (answers.outputs - factor * plain).mean(axis=0)
+    bias = (outputs - factor * plain).mean(axis=0)
     size = factor * np.abs(merged) @ np.abs(exact).T + np.abs(bias)
-    if not _close(answers.outputs, factor * plain + bias, size, answers, merged.shape[1]):
+    if answers.step:
+        size = size + np.abs(merged).max() * np.abs(exact).sum(axis=1) * factor
+    if not _close(outputs, factor * plain + bias, size, answers, merged.shape[1]):
         return None
-    noise = (merged.shape[1] + ROUNDINGS) * answers.roundoff * size.max(axis=0)
-    return Projected(
-        matrix=matrix, bias=stored_bias(bias, noise, stored), factor=factor, source=name
-    )
+    noise = _bound(size.max(axis=0), answers, merged.shape[1])
+    missed = float(np.linalg.norm(outputs - factor * plain - bias))
+    try:
+        vector = stored_bias(bias, noise, stored)
+    except UnreadableError:
+        return None
+    return Projected(matrix=matrix, bias=vector, factor=factor, missed=missed)
 
 
 def stored_bias(bias: Array, noise: Array, stored: Mapping[str, Array]) -> Array | None:
@@ -81,7 +94,7 @@ def stored_bias(bias: Array, noise: Array, stored: Mapping[str, Array]) -> Array
     """
     near: list[tuple[float, Array]] = []
     for tensor in stored.values():
-        if tensor.size == bias.size and max(tensor.shape, default=0) == bias.size:
+        if tensor.size == bias.size:
             vector = tensor.reshape(-1)
             distance = np.abs(vector.astype(np.float64) - bias)
             if np.all(distance <= noise):
@@ -90,10 +103,14 @@ def stored_bias(bias: Array, noise: Array, stored: Mapping[str, Array]) -> Array
         return min(near, key=lambda pair: pair[0])[1]
     if np.all(np.abs(bias) <= noise):
         return None
-    msg = "the output's bias is none that the graph stores"
+    msg = "a bias is none that the graph stores"
     raise UnreadableError(msg)
 
 
+def _bound(size: Array, answers: Answers, terms: int) -> Array:
+    bound: Array = ((terms + ROUNDINGS) * answers.roundoff + answers.step) * size
+    return bound + np.finfo(np.float32).tiny
+
+
 def _close(got: Array, expected: Array, size: Array, answers: Answers, terms: int) -> bool:
-    bound = (terms + ROUNDINGS) * answers.roundoff * size
-    return bool(np.all(np.abs(got - expected) <= bound + np.finfo(np.float32).tiny))
+    return bool(np.all(np.abs(got - expected) <= _bound(size, answers, terms)))

@@ -31,12 +31,16 @@ _ATTENDED: Final = {"keep": 1, "keep_int": 1, "drop": 0, "drop_int": 0, "bias": 
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """Runs a graph on tokens ``[B, L, E]`` by role, and reads its answer as ``[B, L, E]``."""
+    """Runs a graph on tokens ``[B, L, E]`` by role, and reads its answer as ``[B, L, E]``.
+
+    ``coarse``: the graph quantises activations to 8 bits while it runs.
+    """
 
     header: Header
     process: GraphProcess
     reading: Reading
     num_heads: int | None = None
+    coarse: bool = False
 
     @cached_property
     def tokens(self) -> dict[str, Role]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,49 +12,45 @@ import torch
 
 from ..._golden import golden
 from ..weighing import Stages
-from .answers import ask
+from .answers import Answers, ask
 from .constants import stored_above
-from .core import Core, softmax_cores
-from .matching import Match, match_rows
-from .operators import node_cores
+from .core import Core
+from .inside import PARTS, map_inside, node_values, with_bias
 from .probing import ROUNDINGS, AffineMap, affine_maps
-from .projecting import output_projection, stored_bias
+from .projecting import Projected, output_projection
 from .questions import Questions
 from .scaling import measured_factor, snapped
+from .storing import Projection, stored_projection
 from .unreadable import UnreadableError
 from .wiring import Wiring
 
 Array = np.ndarray[Any, Any]
-PARTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovered:
-    """The projections of a graph as it stores them."""
+    """The projections of a graph as it stores them.
+
+    scale
+        The factor between them and the logits, None where it was not found.
+    layout
+        What of the head layout only the graph itself says; "" where the file's rows say it.
+    """
 
     weights: golden.ProjectionWeights
     num_heads: int
     num_kv_heads: int
     scale: float | None
-    assumptions: tuple[str, ...] = field(default=())
+    layout: str
+    roundoff: float
+    assumptions: tuple[str, ...] = ()
 
 
-def find_core(wiring: Wiring, questions: Questions) -> Core:
-    """The one attention of a graph; raises UnreadableError."""
-    tokens = frozenset(role.name for role in questions.tokens.values())
-    output = questions.reading.output.name
-    cores = [*node_cores(wiring, tokens, output), *softmax_cores(wiring, tokens, output)]
-    if not cores:
-        msg = "no softmax and no attention node lies between the tokens and the answer"
-        raise UnreadableError(msg)
-    if len(cores) > 1:
-        msg = f"{len(cores)} attentions follow one another or run side by side in the graph"
-        raise UnreadableError(msg)
-    return cores[0]
-
-
-def stages_of(core: Core) -> Stages:
-    """The names of a core's tensors."""
+def stages_of(cores: Sequence[Core]) -> Stages:
+    """The names of the core's tensors; those of one head of several are no stage."""
+    if len(cores) != 1:
+        return Stages()
+    core = cores[0]
     return Stages(
         query=core.query.name,
         key=core.key.name,
@@ -65,103 +61,129 @@ def stages_of(core: Core) -> Stages:
     )
 
 
-def recover(wiring: Wiring, questions: Questions, core: Core) -> Recovered:
-    """The stored projections around a core; raises UnreadableError."""
-    operands = {"query": core.query, "key": core.key, "value": core.value}
-    maps = affine_maps(questions, operands, core.head_counts)
-    if len({found.order for found in maps.values()}) > 1:
-        msg = "items and heads lie in another order for query, key and value"
+def recover(wiring: Wiring, questions: Questions, cores: Sequence[Core]) -> Recovered:
+    """The stored projections around the cores, side by side; raises UnreadableError."""
+    maps = _maps(wiring, questions, cores)
+    order = _order(maps)
+    inputs = {part: _projection(wiring, questions, cores, part, maps[part]) for part in PARTS}
+    if inputs["value"].heads != inputs["key"].heads:
+        msg = f"{inputs['key'].heads} key heads, but {inputs['value'].heads} value heads"
         raise UnreadableError(msg)
-    projections = {
-        part: _projection(part, maps[part], stored_above(wiring, questions, operands[part].name))
-        for part in PARTS
-    }
-    num_heads, num_kv_heads = maps["query"].matrix.shape[0], projections["key"].heads
-    if projections["value"].heads != num_kv_heads:
-        msg = f"{num_kv_heads} key heads, but {projections['value'].heads} value heads"
-        raise UnreadableError(msg)
-    answers = ask(questions, core, num_heads, maps["query"].order)
+    counts = [len(found.matrix) for found in maps["query"]]
+    answers = ask(questions, cores, counts, order)
     after = stored_above(wiring, questions, questions.reading.output.name)
-    before = wiring.above(core.heads)
+    before = set[str]().union(*(wiring.above(core.heads) for core in cores))
     output = output_projection(
         answers, {name: value for name, value in after.items() if name not in before}
     )
-    head_size = maps["query"].matrix.shape[1]
-    own = core.scale or 1 / math.sqrt(head_size)
-    between = measured_factor(answers) if core.product else own
-    scale = None
-    if between is not None:
-        total = between * projections["query"].factor * projections["key"].factor
-        scale = snapped(total, head_size, answers.roundoff)
-    weights = golden.ProjectionWeights(
-        q=_tensor(projections["query"].matrix),
-        k=_tensor(projections["key"].matrix),
-        v=_tensor(projections["value"].matrix),
-        o=None if output.matrix is None else _tensor(output.matrix),
-        q_bias=_optional(projections["query"].bias),
-        k_bias=_optional(projections["key"].bias),
-        v_bias=_optional(projections["value"].bias),
-        o_bias=_optional(output.bias),
+    return Recovered(
+        weights=_weights(inputs, output),
+        num_heads=sum(counts),
+        num_kv_heads=inputs["key"].heads,
+        scale=_scale(cores, inputs, answers, maps["query"][0].matrix.shape[1]),
+        layout="; ".join(filter(None, (found.layout for found in inputs.values()))),
+        roundoff=answers.roundoff,
+        assumptions=tuple(_faults(inputs, output, answers)),
     )
-    return Recovered(weights=weights, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Projection:
-    """A stored projection ``[heads · D, E]`` with what the graph multiplies it by."""
-
-    matrix: Array
-    bias: Array | None
-    heads: int
-    factor: float
-
-
-def _projection(part: str, found: AffineMap, stored: Mapping[str, Array]) -> _Projection:
-    for heads in _head_counts(found):
-        step = len(found.matrix) // heads
-        matrix, noise = found.matrix[::step], found.noise[::step]
-        width = matrix.shape[-1]
-        match = match_rows(matrix.reshape(-1, width), noise.reshape(-1, width), stored)
-        if match is not None and np.all(np.diff(match.index) > 0):
-            bias = _bias(found.bias[::step].reshape(-1), match, stored)
-            return _Projection(matrix=match.rows, bias=bias, heads=heads, factor=match.factor)
-    msg = f"the {part} projection is none that the graph stores"
-    raise UnreadableError(msg)
+def _maps(
+    wiring: Wiring, questions: Questions, cores: Sequence[Core]
+) -> dict[str, list[AffineMap]]:
+    """Each part's maps, one a core, with what a node multiplies by and adds itself."""
+    inside = [node_values(wiring, core) for core in cores]
+    if cores[0].matrix:
+        if cores[0].query.name not in {role.name for role in questions.tokens.values()}:
+            msg = "the attention node is not given the graph's own input"
+            raise UnreadableError(msg)
+        return {part: [map_inside(part, cores[0], inside[0])] for part in PARTS}
+    found = _probed(questions, cores)
+    return {
+        part: [
+            with_bias(one, values.get(f"{part} bias"))
+            for one, values in zip(found[part], inside, strict=True)
+        ]
+        for part in PARTS
+    }
 
 
-def _head_counts(found: AffineMap) -> list[int]:
-    """How many heads may be stored: all, or one for each run of equal ones."""
-    count = len(found.matrix)
-    groups = [size for size in range(1, count + 1) if count % size == 0]
-    return [
-        count // size
-        for size in groups
-        if size == 1
-        or (
-            np.array_equal(found.matrix, found.matrix[::size].repeat(size, axis=0))
-            and np.array_equal(found.bias, found.bias[::size].repeat(size, axis=0))
-        )
-    ]
+def _probed(questions: Questions, cores: Sequence[Core]) -> dict[str, list[AffineMap]]:
+    operands = {
+        f"{part} {number}": getattr(core, part)
+        for number, core in enumerate(cores)
+        for part in PARTS
+    }
+    counts = {
+        f"{part} {number}": core.head_counts[part]
+        for number, core in enumerate(cores)
+        for part in PARTS
+    }
+    found = affine_maps(questions, operands, counts)
+    return {part: [found[f"{part} {number}"] for number in range(len(cores))] for part in PARTS}
 
 
-def _bias(bias: Array, match: Match, stored: Mapping[str, Array]) -> Array | None:
-    raw = bias / match.factor
-    noise = ROUNDINGS * float(np.finfo(match.rows.dtype).eps) * np.abs(raw)
-    pieces: dict[str, Array] = {}
-    for name, vector in stored.items():
-        if vector.size == raw.size:
-            pieces[name] = vector
-        elif vector.size == match.stored and max(vector.shape, default=0) == vector.size:
-            pieces[name] = vector.reshape(-1)[match.index]
-        elif max(vector.shape, default=0) == vector.size > raw.size:
-            for start in range(0, vector.size - raw.size + 1, raw.size):
-                pieces[f"{name}[{start}]"] = vector.reshape(-1)[start : start + raw.size]
-    return stored_bias(raw, noise, pieces)
+def _order(maps: Mapping[str, Sequence[AffineMap]]) -> str:
+    """How items and heads lie in all tensors; raises UnreadableError where they differ."""
+    orders = {found.order for part in maps.values() for found in part} - {""}
+    if len(orders) > 1:
+        msg = "items and heads lie in another order for query, key and value"
+        raise UnreadableError(msg)
+    return orders.pop() if orders else "items"
 
 
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array).copy())
+def _projection(
+    wiring: Wiring,
+    questions: Questions,
+    cores: Sequence[Core],
+    part: str,
+    maps: Sequence[AffineMap],
+) -> Projection:
+    stored: dict[str, Array] = {}
+    for core in cores:
+        stored |= stored_above(wiring, questions, getattr(core, part).name)
+        stored |= {
+            name: value
+            for name, value in node_values(wiring, core).items()
+            if name.startswith(part)
+        }
+    whole = AffineMap(
+        matrix=np.concatenate([found.matrix for found in maps]),
+        bias=np.concatenate([found.bias for found in maps]),
+        noise=np.concatenate([found.noise for found in maps]),
+        order=maps[0].order,
+    )
+    return stored_projection(part, whole, stored)
 
 
-def _optional(array: Array | None) -> torch.Tensor | None:
-    return None if array is None else _tensor(array)
+def _scale(
+    cores: Sequence[Core], inputs: Mapping[str, Projection], answers: Answers, head_size: int
+) -> float | None:
+    own = cores[0].scale or 1 / math.sqrt(head_size)
+    between = measured_factor(answers) if cores[0].product else own
+    if between is None:
+        return None
+    total = cores[0].product_factor * between * inputs["query"].factor * inputs["key"].factor
+    return snapped(total, head_size, answers.roundoff)
+
+
+def _weights(inputs: Mapping[str, Projection], output: Projected) -> golden.ProjectionWeights:
+    found: dict[str, Any] = {"o": _tensor(output.matrix), "o_bias": _tensor(output.bias)}
+    for part, projection in inputs.items():
+        found[part[0]] = _tensor(projection.matrix)
+        found[f"{part[0]}_bias"] = _tensor(projection.bias)
+    return golden.ProjectionWeights(**found)
+
+
+def _faults(inputs: Mapping[str, Projection], output: Projected, answers: Answers) -> list[str]:
+    """What the graph does otherwise than the specification, so that its verdict is explained."""
+    faults = [found.fault for found in inputs.values() if found.fault]
+    if output.fault:
+        faults.append(output.fault)
+    factor = inputs["value"].factor * output.factor
+    if abs(factor - 1) > ROUNDINGS * answers.roundoff + answers.step:
+        faults.append(f"the graph multiplies values or answers by {factor:.4g}")
+    return faults
+
+
+def _tensor(array: Array | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(np.ascontiguousarray(array).copy())

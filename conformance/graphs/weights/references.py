@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,62 +11,118 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from .matching import match_rows, match_vector
+from .matching import Match, as_rows, factor_of, match_rows, match_vector
 from .probing import ROUNDINGS
 
 Array = np.ndarray[Any, Any]
-NAMES: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
+SPOKEN: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
+# A tensor is taken for a broken copy of another when it is nearer to it than half its size.
+NEAREST: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reference:
-    """Raw projections and the factors that the graph's stored ones have over them.
+    """Raw projections, by ``q``, ``k_bias`` …, beside those of the graph.
 
     where
-        The tensor of the state dict that each projection was found in, by ``q``, ``k`` …
+        The tensor of the state dict that each was found in.
     factors
-        graph = factor · raw.
+        graph = factor · raw, for the matrices.
+    differences
+        How far the graph is from the raw projections, a sentence each.
     missing
-        What no tensor of the state dict equals.
+        What was not found.
     """
 
-    weights: golden.ProjectionWeights
+    raw: Mapping[str, Tensor | None]
     where: Mapping[str, str]
     factors: Mapping[str, float]
-    missing: tuple[str, ...]
+    differences: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> golden.ProjectionWeights:
+        """The raw projections."""
+        return golden.ProjectionWeights(**self.raw)  # type: ignore[arg-type]
 
 
-def found_in(weights: golden.ProjectionWeights, tensors: Mapping[str, Tensor]) -> Reference:
-    """The graph's projections among the tensors of a state dict, found by value."""
+def found_in(
+    weights: golden.ProjectionWeights, tensors: Mapping[str, Tensor], *, coarse: bool
+) -> Reference:
+    """The graph's projections among the tensors of a state dict, found by value.
+
+    ``coarse``: the graph's are rounded to 8 bits; its own values are kept where a tensor is near.
+    """
     stored = {name: array_of(tensor) for name, tensor in tensors.items()}
     raw: dict[str, Tensor | None] = {}
-    where, factors, missing = {}, {}, []
-    for name in NAMES:
-        matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
-        factors[name] = 1.0
-        raw[name], raw[f"{name}_bias"] = matrix, bias
-        if matrix is None:
+    where: dict[str, str] = {}
+    factors: dict[str, float] = dict.fromkeys(SPOKEN, 1.0)
+    differences, missing = [], []
+    for name in SPOKEN:
+        own, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
+        raw[name], raw[f"{name}_bias"] = own, bias
+        if own is None:
             continue
-        rows = array_of(matrix).astype(np.float64)
-        match = match_rows(rows, _noise(matrix), stored)
+        rows = array_of(own).astype(np.float64)
+        match = match_rows(rows, _noise(own), stored)
         if match is None:
-            missing.append(NAMES[name])
-            continue
-        raw[name] = torch.from_numpy(np.ascontiguousarray(match.rows))
-        where[name], factors[name] = match.source, match.factor
-        if bias is not None:
-            vector = array_of(bias).astype(np.float64) / match.factor
-            found = match_vector(vector, _noise(bias) / match.factor, stored)
-            if found is None:
-                missing.append(f"{NAMES[name]} bias")
+            near = _nearest(rows, stored)
+            if near is None:
+                missing.append(name)
                 continue
-            raw[f"{name}_bias"] = torch.from_numpy(np.ascontiguousarray(found.rows))
+            match, distance = near
+            if not coarse:
+                differences.append(_differing(f"{SPOKEN[name]} projection", distance, match.source))
+        else:
+            factors[name] = match.factor
+        where[name] = match.source
+        if not coarse:
+            raw[name] = as_dtype(match.rows, own)
+        if bias is not None:
+            found = _bias_in(bias, match.factor, stored)
+            if found is None:
+                missing.append(f"{name}_bias")
+            else:
+                raw[f"{name}_bias"] = as_dtype(found, bias)
     return Reference(
-        weights=golden.ProjectionWeights(**raw),  # type: ignore[arg-type]
+        raw=raw,
         where=where,
         factors=factors,
+        differences=tuple(differences),
         missing=tuple(missing),
     )
+
+
+def beside(
+    weights: golden.ProjectionWeights, raw: golden.ProjectionWeights, where: str = "the source"
+) -> Reference:
+    """The graph's projections beside a module's, which are right whatever the graph holds."""
+    factors, differences = dict.fromkeys(SPOKEN, 1.0), []
+    for name in SPOKEN:
+        for kind, spoken in ((name, "projection"), (f"{name}_bias", "bias")):
+            own, right = getattr(weights, kind), getattr(raw, kind)
+            factor, difference = _beside(own, right)
+            if difference is not None:
+                differences.append(_differing(f"{SPOKEN[name]} {spoken}", difference, where))
+            elif kind == name:
+                factors[name] = factor
+    found = {kind: getattr(raw, kind) for name in SPOKEN for kind in (name, f"{name}_bias")}
+    return Reference(raw=found, where={}, factors=factors, differences=tuple(differences))
+
+
+def _beside(own: Tensor | None, right: Tensor | None) -> tuple[float, float | None]:
+    """The factor between two tensors, and how far they differ (None: not at all)."""
+    if own is None or right is None:
+        present = own if right is None else right
+        differs = present is not None and bool(present.any())
+        return 1.0, float("inf") if differs else None
+    if own.shape != right.shape:
+        return 1.0, float("inf")
+    graph, raw = array_of(own).astype(np.float64), array_of(right).astype(np.float64)
+    factor = factor_of(graph, raw)
+    if factor > 0 and np.all(np.abs(graph - factor * raw) <= _noise(own)):
+        return factor, None
+    return 1.0, float(np.linalg.norm(graph - raw)) / (float(np.linalg.norm(raw)) or 1.0)
 
 
 def array_of(tensor: Tensor) -> Array:
@@ -76,7 +132,48 @@ def array_of(tensor: Tensor) -> Array:
     return found
 
 
+def as_dtype(rows: Array, own: Tensor) -> Tensor:
+    """Stored values in the dtype of the graph, which rounded them when it was made."""
+    return torch.from_numpy(np.ascontiguousarray(rows)).to(own.dtype).clone()
+
+
 def _noise(tensor: Tensor) -> Array:
     """How far rounding may have moved a stored tensor from the one it was made of."""
     values = np.abs(array_of(tensor).astype(np.float64))
-    return ROUNDINGS * torch.finfo(tensor.dtype).eps * values
+    smallest = torch.finfo(tensor.dtype).smallest_normal
+    found: Array = ROUNDINGS * torch.finfo(tensor.dtype).eps * (values + smallest)
+    return found
+
+
+def _bias_in(bias: Tensor, factor: float, stored: Mapping[str, Array]) -> Array | None:
+    vector = array_of(bias).astype(np.float64) / factor
+    match = match_vector(vector, _noise(bias) / factor, stored)
+    if match is not None:
+        return match.rows
+    return None if np.any(vector) else np.zeros(len(vector))
+
+
+def _nearest(rows: Array, stored: Mapping[str, Array]) -> tuple[Match, float] | None:
+    """The block of a stored tensor that is nearest to some rows, with the relative distance."""
+    size = float(np.linalg.norm(rows)) or 1.0
+    found = [
+        (float(np.linalg.norm(rows - piece)) / size, name, piece)
+        for name, piece in _blocks(rows, stored)
+    ]
+    if not found or (best := min(found, key=lambda entry: entry[0]))[0] >= NEAREST:
+        return None
+    distance, name, piece = best
+    match = Match(source=name, rows=piece, index=np.arange(len(rows)), stored=len(rows), factor=1.0)
+    return match, distance
+
+
+def _blocks(rows: Array, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    for name, tensor in stored.items():
+        for candidate in as_rows(tensor, rows.shape[1]):
+            for start in range(0, len(candidate) - len(rows) + 1, len(rows)):
+                yield name, candidate[start : start + len(rows)]
+
+
+def _differing(what: str, distance: float, where: str) -> str:
+    much = f"by {distance:.2g} of its size" if np.isfinite(distance) else "in shape or presence"
+    return f"the graph's {what} differs from that of {where} {much}"
