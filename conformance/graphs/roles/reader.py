@@ -22,6 +22,7 @@ from .packing import read_packing
 from .plans import FLOATS, LAYOUTS
 from .probe import Probe
 from .spans import read_spans
+from .stretching import Stretch
 from .traits import Traits, traits
 from .widening import widened
 
@@ -72,8 +73,9 @@ def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told
     found = replace(found, start=widened(found.start, found.assignment, told))
     packing = read_packing(found.start.base, found.start.plan, found.assignment, told)
     masks = read_masks(found.start, found.assignment, told, packing.output.axes)
-    spans = read_spans(found.start, found.assignment, told, masks.roles)
-    causal, why_causal = always_causal(found.start.base, found.assignment, found.seen)
+    stretch = Stretch(found.start, found.assignment, masks.roles)
+    spans = read_spans(found.start, found.assignment, told, masks.roles, stretch)
+    causal, why_causal = always_causal(found.start.base, found.assignment, stretch)
     answers = probe.ask(found.start.base.feeds)
     outputs, about_outputs = read_outputs(header, told, answers or {}, packing.output, probe)
     return Reading(

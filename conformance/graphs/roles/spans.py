@@ -6,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from ..header import Axis
-from ..process import Array
 from ..reading import Role
 from ..told import Told
 from . import names
 from .assigning import Assignment
 from .basing import Start, constant
 from .plans import Plan
+from .stretching import Stretch
 
 _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
-# Other sizes that a dynamic axis must run at, added to that of the first call.
-_STEPS: Final = (1, 2, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +28,9 @@ class Spans:
     assumptions: list[str]
 
 
-def read_spans(start: Start, assignment: Assignment, told: Told, masks: Sequence[Role]) -> Spans:
+def read_spans(
+    start: Start, assignment: Assignment, told: Told, masks: Sequence[Role], stretch: Stretch
+) -> Spans:
     """Find the sizes that a graph fixes."""
     axes = _axes(start.plan, assignment, masks)
     pins: dict[str, int | str] = {}
@@ -40,7 +38,6 @@ def read_spans(start: Start, assignment: Assignment, told: Told, masks: Sequence
         fixed = [axis for axis in axes[letter] if isinstance(axis, int)]
         if fixed:
             pins[field] = fixed[0]
-    stretch = _Stretch(start, assignment, masks)
     if "H" not in assignment.layout:
         pins.update(_heads(start, masks, stretch.size("B")))
     baked: dict[str, int] = {}
@@ -113,54 +110,6 @@ def _heads(start: Start, masks: Sequence[Role], items: int) -> dict[str, int]:
         if "F" in mask.axes:
             return {"num_heads": shape[0] // items}
     return {}
-
-
-class _Stretch:
-    """Calls a graph at other sizes."""
-
-    def __init__(self, start: Start, assignment: Assignment, masks: Sequence[Role]) -> None:
-        self.start, self.assignment = start, assignment
-        self.masks = masks
-        self._items = "B" in assignment.layout
-
-    def size(self, letter: str) -> int:
-        """What an axis has in the call that runs; 1 for items that have no axis."""
-        if letter == "B" and not self._items:
-            return 1
-        at = self.assignment.layout.index("B" if letter == "B" else "L")
-        roles = self.assignment
-        name = roles.attended[-1] if letter == "K" else roles.first
-        return int(self.start.base.feeds[name].shape[at])
-
-    def runs(self, letters: str) -> bool:
-        """Whether any other size of some axes, changed together, is accepted."""
-        return any(self._runs(letters, step) for step in _STEPS)
-
-    def _runs(self, letters: str, step: int) -> bool:
-        feeds: dict[str, Array] = dict(self.start.base.feeds)
-        for name, role in self.assignment.roles.items():
-            axes = self.assignment.layout.replace("L", "Q" if role in ("query", "x") else "K")
-            feeds[name] = _grown(feeds[name], axes, letters, step)
-        for mask in self.masks:
-            folded = step * (feeds[mask.name].shape[0] // self.size("B")) if self._items else 0
-            feeds[mask.name] = _grown(feeds[mask.name], mask.axes, letters, step)
-            if "B" in letters and folded:
-                feeds[mask.name] = _grown(feeds[mask.name], mask.axes, "F", folded)
-            if mask.role == "lengths" and "K" in letters:
-                feeds[mask.name] = feeds[mask.name] + step
-        for port in self.start.plan.pasts:
-            if "B" in letters:
-                feeds[port.name] = _grown(feeds[port.name], "B", letters, step)
-        return self.start.base.probe.ask(feeds) is not None
-
-
-def _grown(values: Array, axes: str, letters: str, step: int) -> Array:
-    """Values with some axes longer, repeated from the start."""
-    for at, letter in enumerate(axes):
-        size = values.shape[at]
-        if letter in letters:
-            values = np.take(values, np.arange(size + step) % size, axis=at)
-    return values
 
 
 def _others(plan: Plan, told: Told) -> list[Role]:
