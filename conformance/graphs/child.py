@@ -38,7 +38,10 @@ _ONE_THREAD: Final = dict.fromkeys(
 
 
 class Child:
-    """A process started for one model file; it lives until it is closed or lost."""
+    """A process started for one model file; it lives until it is closed or lost.
+
+    ``imported`` are the libraries that it is known to have loaded.
+    """
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._limits = limits
@@ -64,6 +67,7 @@ class Child:
             theirs.close()
             os.close(output)
         self._end = ours
+        self.imported: set[str] = set()
 
     def ask(self, head: Head, feeds: Mapping[str, Array], seconds: float) -> tuple[Head, Arrays]:
         """The answer to a message; raises GraphRefused, and GraphLost after which it is closed."""

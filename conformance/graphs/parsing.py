@@ -166,14 +166,16 @@ def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """A message and all that it holds, however deep."""
+    """A message and all that it holds, however deep, in the file's order."""
     waiting = [message]
     while waiting:
         found = waiting.pop()
         yield found
+        inside: list[Any] = []
         for field, value in found.ListFields():
             if field.message_type is not None:
-                waiting.extend(value if field.is_repeated else (value,))
+                inside.extend(value if field.is_repeated else (value,))
+        waiting.extend(reversed(inside))
 
 
 def _check_claims(tensors: list[TensorProto]) -> None:

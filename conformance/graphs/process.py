@@ -21,6 +21,7 @@ __all__ = ["DEFAULT", "Array", "Feeds", "GraphProcess", "Limits", "Setting"]
 
 Feeds = Mapping[str, Array]
 LEVELS: Final = ("disabled", "basic", "extended", "all")
+_ONNX_ALONE: Final = ("header", "defects")
 _CPU: Final = "CPUExecutionProvider"
 # After a hang the next run may take a part of the time, as an endless loop is met in every example:
 # but always many times what the slowest run took that came to an end.
@@ -109,7 +110,7 @@ class GraphProcess:
         }
         with self._lock:
             place = (setting.provider == _CPU, setting.child)
-            child = self._child(place)
+            child = self._child(place, do)
             opening = self._opening(child, setting, tuple(taps))
             seconds = self._seconds + opening
             started = time.monotonic()
@@ -131,8 +132,8 @@ class GraphProcess:
         least = max(_LEAST_SECONDS, _TIMES_THE_SLOWEST * self._slowest)
         self._seconds = min(self._seconds, max(self._seconds / _SHRINK, least))
 
-    def _child(self, place: tuple[bool, int]) -> Child:
-        """The child of a place, with onnxruntime imported."""
+    def _child(self, place: tuple[bool, int], do: str) -> Child:
+        """The child of a place, with the libraries imported that a request needs."""
         child = self._children.get(place)
         if child is not None and not child.alive:  # ended from outside: no fault of the next run
             child.kill()
@@ -141,13 +142,17 @@ class GraphProcess:
             # Accelerators reserve far more address space than they use.
             memory = self.limits.memory if place[0] else 0
             child = Child(self.path, dataclasses.replace(self.limits, memory=memory))
+            self._children[place] = child
+        library = "onnx" if do in _ONNX_ALONE else "onnxruntime"
+        if library not in child.imported:
             try:
-                child.ask({"do": "providers"}, {}, START_SECONDS)
+                child.ask({"do": "import", "library": library}, {}, START_SECONDS)
             except (GraphLost, GraphRefused) as error:
                 child.kill()
+                del self._children[place]
                 msg = f"could not start: its process {error}"
                 raise GraphLost(msg, kind="crashed") from None
-            self._children[place] = child
+            child.imported.add(library)
         return child
 
     def _opening(self, child: Child, setting: Setting, taps: tuple[str, ...]) -> float:

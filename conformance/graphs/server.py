@@ -7,6 +7,7 @@ graph is asked for, torch never.
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import socket
@@ -73,6 +74,9 @@ class _Server:
     def answer(self, asked: Head, feeds: Arrays) -> tuple[Head, Arrays]:
         """The answer to one message; raises whatever the libraries raise."""
         do = asked["do"]
+        if do == "import":
+            importlib.import_module(asked["library"])
+            return {}, {}
         if do == "run":
             return {}, self._opened().run(asked, feeds)
         if do == "providers":
