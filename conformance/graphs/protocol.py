@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +73,7 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
     return head, arrays
 
 
+@lru_cache(maxsize=64)  # numpy spells a name anew each time
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Give numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for any other."""
     if dtype.kind in _KINDS or dtype.name == "bfloat16":
@@ -80,6 +82,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     raise TypeError(msg)
 
 
+@lru_cache(maxsize=64)
 def _dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         return bfloat16()
