@@ -63,7 +63,7 @@ class Clause:
         Whether another point of the semantics may explain a failure, so that it is diagnosed.
     subtle
         Whether a coarse precision may hide what it speaks of: then it does not apply, where other
-        clauses would be untestable.
+        clauses would be untestable. A declared ``precision`` may hide it from any clause.
 
     Raises DeclarationError (a ValueError) for a field that no clause can have.
     """

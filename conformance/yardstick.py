@@ -65,7 +65,7 @@ def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
         bound = torch.where(stands_in, bound, bound / contract.sides)
         contract = dataclasses.replace(contract, sides=1)
     statistics = None
-    if contract.sides == 1 and inputs.generic:
+    if contract.sides == 1 and inputs.generic and not contract.activation_steps:
         statistics = _statistics(oracle, inputs, known, contract)
     if statistics is not None and statistics.saturated < MOST_SATURATED:
         bound = _sharper(bound, statistics)

@@ -61,8 +61,12 @@ def finite_limit(subject: Subject) -> float:
 
 
 def narrow_range(subject: Subject) -> bool:
-    """Whether a candidate holds no larger numbers than float16 does; bfloat16 does."""
-    return finite_limit(subject) <= torch.finfo(torch.float16).max
+    """Whether a candidate holds no larger numbers than float16 does; bfloat16 does.
+
+    Or none beside much smaller ones: 8-bit integers lose what is a part of 255 of the range.
+    """
+    narrow = finite_limit(subject) <= torch.finfo(torch.float16).max
+    return narrow or bool(subject.declaration.precision)
 
 
 def wide_range(subject: Subject) -> bool:
@@ -204,6 +208,12 @@ def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]
     )
     alone = alone.replace(keep=take(inputs.keep, 0, only), bias=take(inputs.bias, 0, only))
     return alone, lambda answer: answer[only]
+
+
+def knows_nan(candidate: Candidate) -> str:
+    """Why what is not a number cannot be passed on, or ""."""
+    precision = candidate.declaration.precision
+    return f"the integers of its precision {precision} have no NaN" if precision else ""
 
 
 def order_is_free(candidate: Candidate) -> str:

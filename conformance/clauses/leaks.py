@@ -19,7 +19,7 @@ from ..registry import Finding, clause
 from ..relation import with_relation
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import column, finite_limit, wide_range
+from ._vocabulary import column, knows_nan, narrow_range, wide_range
 
 # Logits of junk stay below this, so that a finite fill fails mask.single-key and not everything.
 LARGEST_JUNK_LOGIT = 5e4
@@ -55,6 +55,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
     ),
     source="pytorch#101967; IMPLEMENTATIONS: 0 * NaN poisons almost everyone",
     space=LIVELY_MASK,
+    applies=(knows_nan,),
     explained=False,
 )
 def no_leak_nonfinite(subject: Subject, problem: Problem) -> Finding:
@@ -86,7 +87,7 @@ def unaffected(
     """Rows that attend none of ``junk_keys`` (bool ``[B, Lk]``) answer alike with and without junk.
 
     Both answers carry at most the bound of the clean problem: what a row does not attend has no
-    part in its rounding errors.
+    part in its rounding errors, unless those follow the range of a whole tensor.
     """
     dirty = _with_junk(subject, problem, inputs, junk_keys, filler)
     judged = _rows_apart(subject, inputs, junk_keys)
@@ -99,7 +100,8 @@ def unaffected(
         dirty_answer = subject.answer(dirty)
     except CandidateFailure as failure:
         return Finding(violation=failure.violation)
-    allowed = 2.0 * column(bound)
+    ranged = bool(subject.declaration.precision)
+    allowed = column(bound) + column(subject.frame(dirty)[1] if ranged else bound)
     agreement = compare(
         dirty_answer, clean_answer, allowed, judged=judged, wording=wording, both_answers=True
     )
@@ -136,7 +138,8 @@ def _with_junk(
     if filler is not None:
         key, value = torch.full_like(key, filler), torch.full_like(value, filler)
     else:
-        limits = JUNK_VALUES if wide_range(subject) else HALF_JUNK_VALUES
+        wide = wide_range(subject) and not subject.declaration.precision
+        limits = JUNK_VALUES if wide else HALF_JUNK_VALUES
         value = value * limits[problem.seed % len(limits)]
         key = key * _junk_factor(subject, inputs, key)
     return inputs.with_tokens(
@@ -154,6 +157,6 @@ def _junk_factor(subject: Subject, inputs: Inputs, key: Tensor) -> float:
     evaluation = evaluate(junk, golden.STANDARD)
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
     largest = float(core.scores.abs().max()) if core.scores.numel() else 0.0
-    narrow = finite_limit(subject) <= torch.finfo(torch.float16).max
+    narrow = narrow_range(subject)
     limit = HALF_JUNK_LOGIT if narrow else LARGEST_JUNK_LOGIT
     return limit / largest if largest > 0.0 else 1.0

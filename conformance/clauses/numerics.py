@@ -21,7 +21,7 @@ from ._vocabulary import finite_limit
 PAPER = "Vaswani et al. 2017, equation 1"
 HEADROOM = model.HEADROOM
 # A scale that is off by this factor must be seen for an example to count. Projections that a
-# candidate brings in half precision hide a smaller one from single elements.
+# candidate brings in half precision, or as 8-bit integers, hide a smaller one from single elements.
 OTHER_SCALE = {"float32": 1.1, "float64": 1.1, "float16": 2.0, "bfloat16": 2.0}
 ODD_SCALES = (0.0, -0.5)
 LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
@@ -63,7 +63,8 @@ def scale(subject: Subject, problem: Problem) -> Finding:
     """Values that show the scale, with an explicit one where the keyword is declared."""
     inputs = subject.inputs(problem)
     used = subject.golden(inputs).core.scale
-    larger = inputs.replace(scale=used * OTHER_SCALE[subject.dtype])
+    coarse = bool(subject.declaration.precision)
+    larger = inputs.replace(scale=used * OTHER_SCALE["float16" if coarse else subject.dtype])
     wording = f"the answer with a scale of {used:.6g} is another"
     return measures_golden(subject, inputs, wording, counterfactual=larger)
 

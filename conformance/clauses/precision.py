@@ -54,6 +54,8 @@ NEARLY_TIED = Space(
 
 def _independent(candidate: Candidate) -> str:
     """Why errors of a candidate cannot be taken for independent, or ""."""
+    if candidate.declaration.precision:
+        return f"at the declared precision {candidate.declaration.precision} they are not"
     if not has_generic_weights(candidate):
         return "it brings weights that are alike: its errors may not be independent"
     if not supports(candidate.declaration.semantics):

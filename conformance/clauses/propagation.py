@@ -12,6 +12,7 @@ from ..registry import Finding, clause
 from ..results import Violation
 from ..space import Space
 from ..subject import Subject
+from ._vocabulary import knows_nan
 
 
 @clause(
@@ -20,6 +21,7 @@ from ..subject import Subject
     sentence="A query that is NaN is answered with NaN, not with a number.",
     source="pytorch#141128: a NaN query answered with zeros; IEEE 754-2019, section 6.2",
     space=Space(values=("normal",), share=0.25),
+    applies=(knows_nan,),
     explained=False,
 )
 def nan_shows(subject: Subject, problem: Problem) -> Finding:
