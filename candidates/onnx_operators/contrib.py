@@ -104,7 +104,8 @@ class GroupQueryAttention:
         feeds = _tokens(query, key[:, :, past:], value[:, :, past:])
         if self.cached:
             feeds |= _past(key[:, :, :past], value[:, :, :past])
-        total = np.int32(key.shape[2])
+        # The longest of no items is 0, which is refused; any other number kills the process.
+        total = np.int32(key.shape[2] if key.shape[0] else 0)
         valid = np.full(key.shape[0], total) if lengths is None else array_of(lengths.int())
         feeds["seqlens_k"] = valid - np.int32(1)
         feeds["total_sequence_length"] = np.array(total)

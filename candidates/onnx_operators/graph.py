@@ -81,8 +81,8 @@ def graph_of(node: Node) -> ModelProto:
         _in_place(operator.inputs, given),
         _in_place(operator.outputs, node.outputs),
         domain=operator.domain,
-        **dict(node.attributes),
     )
+    proto.attribute.extend(helper.make_attribute(*pair) for pair in node.attributes)
     inputs = [_free(*described) for described in node.inputs]
     _, element_type, rank = node.inputs[0]
     outputs = [

@@ -26,8 +26,7 @@ def run_on_onnxruntime(node: Node, feeds: Feeds) -> list[Array]:
 
 def run_on_reference(node: Node, feeds: Feeds) -> list[Array]:
     """The evaluator in Python that makes the expected answers of ONNX's node tests."""
-    answers: list[Array] = _evaluator(node).run(None, dict(feeds))
-    return answers
+    return list(_evaluator(node).run(None, dict(feeds)))
 
 
 def run_function_body(node: Node, feeds: Feeds) -> list[Array]:
@@ -53,7 +52,7 @@ def expanded(node: Node) -> ModelProto:
 
 def _function_of(node: Node, call: NodeProto) -> FunctionProto:
     """The function that the schema makes for a call; defaults become attributes of the call."""
-    schema = onnx.defs.get_schema(node.operator.name, node.operator.version)
+    schema: Any = onnx.defs.get_schema(node.operator.name, node.operator.version)
     given = {attribute.name for attribute in call.attribute}
     defaults = {name: known.default_value for name, known in schema.attributes.items()}
     call.attribute.extend(

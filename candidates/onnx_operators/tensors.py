@@ -26,7 +26,8 @@ def packed(heads: Tensor) -> Tensor:
 
 def unpacked(tokens: Tensor, num_heads: int) -> Tensor:
     """``[B, L, H*D]`` as ``[B, H, L, D]``."""
-    return tokens.unflatten(2, (num_heads, tokens.shape[2] // num_heads)).transpose(1, 2)
+    heads: Tensor = tokens.unflatten(2, (num_heads, tokens.shape[2] // num_heads))
+    return heads.transpose(1, 2)
 
 
 def causal_keep(query_length: int, key_length: int) -> Tensor:
