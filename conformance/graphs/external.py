@@ -41,6 +41,23 @@ def relocate(tensors: Iterable[TensorProto], path: Path) -> None:
                 entry.value = os.path.relpath(os.path.realpath(path.parent / entry.value), home)
 
 
+def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
+    """A tensor with its bytes in it, wherever they lay; for a file that has a header.
+
+    onnx itself would follow no link, and in a download cache all is behind links.
+    """
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return tensor
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    start, size = _extent(tensor, "")
+    with (folder / told["location"]).open("rb") as file:
+        file.seek(start)
+        held = file.read(size)
+    return TensorProto(
+        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=held
+    )
+
+
 def external_size(tensors: Iterable[TensorProto]) -> int:
     """The bytes of all tensors that lie outside, after they were checked."""
     outside = [tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]

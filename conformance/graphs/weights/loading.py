@@ -11,6 +11,8 @@ from typing import Final
 import onnx
 from onnx import inliner
 
+from ..external import embedded
+from ..parsing import all_tensors
 from ..process import GraphProcess
 from .wiring import Wiring
 
@@ -31,7 +33,9 @@ def read_wiring(path: Path, process: GraphProcess) -> Iterator[tuple[Wiring, Gra
     if not model.functions:
         yield Wiring(model.graph, path.parent), process, True
         return
-    whole = inliner.inline_local_functions(onnx.load(path))
+    for tensor in all_tensors(model):
+        tensor.CopyFrom(embedded(tensor, path.parent))
+    whole = inliner.inline_local_functions(model)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "inlined.onnx"
         onnx.save(whole, copy)

@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ..external import embedded
+
 Array = np.ndarray[Any, Any]
 Node = onnx.NodeProto
 
@@ -79,7 +81,7 @@ class Wiring:
     def constant(self, name: str) -> Array | None:
         """The value of an initializer or of a ``Constant`` node, None for any other tensor."""
         if (tensor := self.initializers.get(name)) is not None:
-            return numpy_helper.to_array(tensor, base_dir=str(self.folder))
+            return numpy_helper.to_array(embedded(tensor, self.folder))
         node = self.producer.get(name)
         if node is None or node.op_type != "Constant":
             return None
