@@ -26,6 +26,7 @@ WIDTH: Final = 16
 HEADS: Final = 2
 HEAD_SIZE: Final = 8
 OPSET: Final = 18
+WRONG: Final = 1.001
 IR_VERSION: Final = 8
 Axis = int | str
 Array = np.ndarray[Any, Any]
@@ -211,3 +212,32 @@ def _candidate(made: Any, name: str, *, source: bool) -> Any:
     if isinstance(made, Path):
         return conformance.graph(made, name=name, source=Eager() if source else None)
     return made
+
+
+class SecondProvider:
+    """A graph's process whose runtime has another provider than the CPU's."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def providers(self) -> list[str]:
+        """The names of both."""
+        return ["PretendedExecutionProvider", "CPUExecutionProvider"]
+
+
+def at_settings(candidate: Any, wrong: Callable[[Any], bool]) -> Any:
+    """A graph under a pretended runtime, which errs by a thousandth at some of its settings."""
+    opened = candidate.graph
+
+    def forward(setting: Any) -> Callable[..., Any]:
+        own = dataclasses.replace(setting, provider="CPUExecutionProvider")
+        answer: Callable[..., Any] = opened.forward(own)
+        if not wrong(setting):
+            return answer
+        return lambda *inputs, **masks: answer(*inputs, **masks) * WRONG
+
+    changed = dataclasses.replace(opened, forward=forward, process=SecondProvider(opened.process))
+    return dataclasses.replace(candidate, graph=changed)

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from onnx import ModelProto
 
-from ._graphs import HEAD_SIZE, HEADS, WIDTH, Parts, graph, node, put_together, weights
+import conformance
+
+from ._graphs import (
+    HEAD_SIZE,
+    HEADS,
+    WIDTH,
+    Parts,
+    at_settings,
+    graph,
+    node,
+    put_together,
+    saved,
+    weights,
+)
 
 
 @graph("export.valid")
@@ -64,7 +80,8 @@ def dropout_left_in() -> Parts:
         node("Softmax", "logits", "kept", axis=-1),
         node("Dropout", "kept ratio training", "weighted"),
     ]
-    return Parts(inside=nodes, tensors={"ratio": np.float32(0.5), "training": np.array(True)})  # noqa: FBT003
+    tensors = {"ratio": np.array(0.5, np.float32), "training": np.ones((), bool)}
+    return Parts(inside=nodes, tensors=tensors)
 
 
 @graph("export.names")
@@ -79,3 +96,37 @@ def names_of_the_tracer() -> ModelProto:
         one.input[:] = [names.get(name, name) for name in one.input]
         one.output[:] = [names.get(name, name) for name in one.output]
     return made
+
+
+@graph("export.self-contained")
+def weights_of_another_export_beside() -> Path:
+    """A file of weights that no tensor names lies beside the graph."""
+    path = saved(put_together(Parts()), "WeightsOfAnotherExportBeside")
+    path.with_name("model.onnx.data").write_bytes(bytes(WIDTH))
+    return path
+
+
+@graph("export.one-file")
+def weights_beside() -> Path:
+    """The weights of a small graph lie in a file of their own."""
+    return saved(
+        put_together(Parts()),
+        "WeightsBeside",
+        save_as_external_data=True,
+        size_threshold=WIDTH * WIDTH,
+        location="model.onnx.data",
+    )
+
+
+@graph("export.optimisation-levels")
+def wrong_unless_optimised() -> Any:
+    """A kernel that the runtime fuses away when it optimises computes something else."""
+    good = conformance.graph(saved(put_together(Parts()), "WrongUnlessOptimised"))
+    return at_settings(good, lambda setting: setting.level == "disabled")
+
+
+@graph("export.providers")
+def wrong_on_the_accelerator() -> Any:
+    """Another provider of the runtime computes something else than the CPU."""
+    good = conformance.graph(saved(put_together(Parts()), "WrongOnTheAccelerator"))
+    return at_settings(good, lambda setting: not setting.provider.startswith("CPU"))

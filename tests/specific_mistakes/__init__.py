@@ -10,6 +10,7 @@ from typing import Final
 
 from .consequences import ANYTHING, Specific
 from .equivariance import EQUIVARIANCE
+from .export import EXPORT
 from .mask import MASK
 from .numerics import NUMERICS
 from .position import POSITION
@@ -18,6 +19,7 @@ from .state import STATE
 
 SPECIFIC: Final[Specific] = {
     **EQUIVARIANCE,
+    **EXPORT,
     **MASK,
     **NUMERICS,
     **POSITION,
