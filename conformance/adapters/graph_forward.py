@@ -33,8 +33,21 @@ _ORDER: Final = {
 
 def mask_pairs(reading: Reading) -> tuple[tuple[str, str], ...]:
     """Which form of a mask the graph takes in which shape, in the declaration's letters."""
-    pairs = ((FORMS[role.role], spelled(role.axes)) for role in reading.masks)
+    pairs = ((FORMS[role.role], _letters(role, reading)) for role in reading.masks)
     return tuple(dict.fromkeys(pairs))
+
+
+def _letters(role: Role, reading: Reading) -> str:
+    """The letters in which a mask is handed over for an input.
+
+    Of several inputs of one form each has all axes: sizes alone do not tell ``BK`` from ``QK``.
+    """
+    letters, form = spelled(role.axes), FORMS[role.role]
+    several = sum(FORMS[other.role] == form for other in reading.masks) > 1
+    if not several or not letters.endswith("K"):
+        return letters
+    order = "BHQK" if reading.batched else "HQK"
+    return "".join(letter if letter in letters else "1" for letter in order)
 
 
 def described(opened: OpenedGraph) -> dict[str, Any]:
@@ -133,7 +146,7 @@ class GraphForward:
 
     def _mask(self, role: Role, left: dict[str, Tensor], sizes: Mapping[str, int]) -> Array:
         """The mask given for this input, taken out of ``left``; else one that hides nothing."""
-        form, letters = FORMS[role.role], spelled(role.axes)
+        form, letters = FORMS[role.role], _letters(role, self.reading)
         given = left.get(form)
         if given is not None and _fits(given, letters, sizes):
             del left[form]
