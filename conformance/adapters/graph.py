@@ -105,12 +105,23 @@ def _read(
     """Roles and weights; of a graph that hangs or dies what its file says, for a verdict."""
     try:
         reading = read_roles(header, process.run, told)
-        return reading, _found(header, process, reading, told, besides)
     except GraphLost as lost:
         note = f"when its inputs were tried, the graph {lost}"
         reading = read_unasked(header, told)
         reading = dataclasses.replace(reading, assumptions=(*reading.assumptions, note))
-        return reading, Found(how="none", gauge=UNKNOWN)
+        return reading, Found(gauge=UNKNOWN)
+    try:
+        return reading, _found(header, process, reading, told, besides)
+    except (GraphLost, GraphRefused) as error:
+        return reading, _unprobed(error, besides.source)
+
+
+def _unprobed(error: Exception, source: Source | None) -> Found:
+    """The weights of a graph that gives no answer to the tokens that would show them."""
+    note = f"the weights could not be read from the graph, which gave no answer: {error}"
+    if source is None or source.found is None:
+        return Found(gauge=UNKNOWN, assumptions=(note,))
+    return dataclasses.replace(source.found, assumptions=(note, "its source's are taken"))
 
 
 def _told(path: Path, besides: Besides) -> Told:
@@ -124,18 +135,18 @@ def _told(path: Path, besides: Besides) -> Told:
 def _found(
     header: Header, process: GraphProcess, reading: Reading, told: Told, besides: Besides
 ) -> Found:
-    source = besides.source
-    state = None if besides.state_dict is None else read_state_dict(besides.state_dict)
-    if state is None and source is not None and source.found is None and source.module is not None:
-        state = dict(source.module.state_dict())
-    return find_weights(
-        header,
-        process,
-        reading,
-        told,
-        state_dict=state,
-        source=None if source is None else source.found,
-    )
+    source, given = besides.source, besides.state_dict
+    state = None if given is None else read_state_dict(given)
+    if state is not None or source is None or source.found is not None or source.module is None:
+        known = None if source is None else source.found
+        return find_weights(header, process, reading, told, state_dict=state, source=known)
+    # The module is not understood, but its tensors are there.
+    state = dict(source.module.state_dict())
+    try:
+        return find_weights(header, process, reading, told, state_dict=state, source=None)
+    except UsageError as error:  # the clauses will show that the two differ
+        found = find_weights(header, process, reading, told, state_dict=None, source=None)
+        return dataclasses.replace(found, assumptions=(*found.assumptions, str(error)))
 
 
 def _candidate(
@@ -151,6 +162,7 @@ def _candidate(
     def forward(setting: Setting) -> GraphForward:
         return GraphForward(_running(process, setting), reading, heads)
 
+    needed, offered = ([], []) if source is None else source.lacking(reading)
     opened = OpenedGraph(
         header=header,
         told=told,
@@ -160,12 +172,15 @@ def _candidate(
         forward=forward,
         source=None if source is None else source.forward(reading, heads),
         exported=None if source is None else source.exported(reading, heads),
+        lacking=tuple(needed),
         notes={"source": source.note} if source is not None and source.note else {},
     )
     candidate = _declared(forward(DEFAULT), opened, heads)
     notes = [*reading.assumptions, *found.assumptions]
     if source is not None and source.note:
         notes.append(f"{source.shown} tells no weights: {source.note}")
+    if source is not None and offered:
+        notes.append(f"{source.shown} also takes {', '.join(offered)}, which the graph does not")
     return assuming(dataclasses.replace(candidate, graph=opened), *notes)
 
 
@@ -208,8 +223,8 @@ def _promises(opened: OpenedGraph) -> dict[str, Any]:
     reading, found = opened.reading, opened.found
     pairs = mask_pairs(reading)
     features = []
-    if any(role.role == "weights" for role in reading.outputs):
-        features.append("weights")
+    if any(role.role == "weights" and "H" in role.axes for role in reading.outputs):
+        features.append("weights")  # a mean over heads is no table a head
     if reading.kind == "core" and reading.pins.get("num_kv_heads") != reading.pins.get("num_heads"):
         features.append("gqa")
     promises: dict[str, Any] = {

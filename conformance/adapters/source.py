@@ -20,6 +20,11 @@ from .graph_forward import GraphForward, Run
 from .understanding import understand
 from .wish import Wish
 
+_TAKES_A_TENSOR: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
 _ACCEPTED: Final = "a torch.nn.Module instance, or a function without arguments that returns one"
 
 
@@ -42,6 +47,23 @@ class Source:
     candidate: Candidate | None = None
     found: Found | None = None
     note: str = ""
+
+    def lacking(self, reading: Reading) -> tuple[list[str], list[str]]:
+        """Parameters that the graph has no input for: those it needs, and those it may be given."""
+        if self.module is None:
+            return [], []
+        parameters = inspect.signature(self.module.forward).parameters
+        names = [role.name for role in reading.inputs]
+        named = all(name in parameters for name in names)
+        left = [
+            parameter
+            for position, parameter in enumerate(parameters.values())
+            if parameter.kind in _TAKES_A_TENSOR
+            and (parameter.name not in names if named else position >= len(names))
+        ]
+        needed = [one.name for one in left if one.default is inspect.Parameter.empty]
+        offered = [one.name for one in left if one.default is None]
+        return needed, offered
 
     def forward(self, reading: Reading, num_heads: int | None) -> Callable[..., Any]:
         """The source under the harness' call, given what the graph is given."""

@@ -50,6 +50,10 @@ def _has_source(candidate: Candidate) -> str:
 def matches_source(subject: Subject, problem: Problem) -> Finding:
     """The answer of the graph against that of the module, each with its error."""
     inputs = subject.inputs(problem)
+    lacking = graph_of(subject.candidate).lacking
+    if lacking:
+        told = f"the source takes {', '.join(lacking)}, which the graph has no input for"
+        return Finding(violation=Violation(kind="file", message=told))
     expected = source_answer(subject, inputs)
     if expected is None:  # nothing to compare with: the module itself refuses
         return Finding(binding=False)

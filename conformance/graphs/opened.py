@@ -32,4 +32,5 @@ class OpenedGraph:
     forward: Callable[[Setting], Callable[..., Any]]
     source: Callable[..., Any] | None = None
     exported: Callable[..., Any] | None = None
+    lacking: tuple[str, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
