@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ def overscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def fused_kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """torch's own."""
+    """Torch's own."""
     return functional.scaled_dot_product_attention(query, key, value)
 
 
@@ -175,7 +175,7 @@ class MemoryLayer(Layer):
 class Fused(nn.Module):
     """One Linear for query, key and value, its rows in blocks, by head, or heads inside."""
 
-    layouts = {
+    layouts: ClassVar = {
         "blocks": ((3, 3, 4), (2, 0, 3, 1, 4)),
         "by head": ((3, 3, 4), (3, 0, 2, 1, 4)),
         "heads inside": ((4, 3, 3), (3, 0, 4, 1, 2)),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+# The cosine between rows that may be the same but for roundings; those that may not are not tried.
+ALIKE: Final = 0.75
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +55,7 @@ def match_vector(vector: Array, noise: Array, stored: Mapping[str, Array]) -> Ma
     """The stored vector, or piece of one, that equals ``vector [R]`` within ``noise``."""
     columns = {name: np.reshape(tensor, (-1, 1)) for name, tensor in stored.items()}
     for name, tensor in columns.items():
-        for start in _starts(len(vector), len(tensor)):
+        for start in range(len(tensor) - len(vector) + 1):
             piece = tensor[start : start + len(vector)]
             if np.all(np.abs(vector - piece[:, 0].astype(np.float64)) <= noise):
                 index = np.arange(start, start + len(vector))
@@ -80,16 +83,17 @@ def as_rows(tensor: Array, width: int) -> Iterator[Array]:
 
 
 def _as_blocks(name: str, rows: Array, noise: Array, stored: Array) -> Match | None:
-    for start in _starts(len(rows), len(stored)):
-        found = _matched(name, rows, noise, stored, np.arange(start, start + len(rows)))
-        if found is not None:
-            return found
+    """Rows that follow one another; the longest of them says where they may begin."""
+    telling = int(np.linalg.norm(rows, axis=1).argmax())
+    alike = _directions(stored) @ _directions(rows[telling : telling + 1])[0] >= ALIKE
+    last = len(stored) - len(rows)
+    for start in np.flatnonzero(alike) - telling:
+        if 0 <= start <= last:
+            index = np.arange(start, start + len(rows))
+            found = _matched(name, rows, noise, stored, index)
+            if found is not None:
+                return found
     return None
-
-
-def _starts(wanted: int, stored: int) -> range:
-    """Where a block may begin: a fused tensor holds blocks one after the other."""
-    return range(stored - wanted + 1)
 
 
 def _one_by_one(name: str, rows: Array, noise: Array, stored: Array) -> Match | None:
@@ -106,8 +110,9 @@ def _directions(rows: Array) -> Array:
 
 
 def _matched(name: str, rows: Array, noise: Array, stored: Array, index: Array) -> Match | None:
-    first = stored[index[0]].astype(np.float64)
-    if not _near(rows[0], noise[0], first, factor_of(rows[0], first)):
+    telling = int(np.linalg.norm(rows, axis=1).argmax())
+    first = stored[index[telling]].astype(np.float64)
+    if not _near(rows[telling], noise[telling], first, factor_of(rows[telling], first)):
         return None
     chosen = stored[index]
     factor = factor_of(rows, chosen)

@@ -37,7 +37,9 @@ def _prefix(name: str, tensor: Tensor) -> tuple[str, bool]:
     """The path of the attention that a tensor is in, and whether it is a bias."""
     match = _KINDS.match(name)
     stem, kind = match.groups() if match else (name, "")
-    components = [part for part in stem.split(".") if not part.isdigit()]
+    components = stem.split(".")
+    while len(components) > 1 and components[-1].isdigit():
+        components.pop()
     return ".".join(components[:-1]), kind == "bias" or tensor.ndim < _MATRIX
 
 

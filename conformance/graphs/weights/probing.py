@@ -52,7 +52,10 @@ def affine_maps(
     """
     probe = _Probe(questions, operands)
     owners = {part: _rows_of(probe, part, counts.get(part)) for part in operands}
-    return {part: _solved(probe, part, rows) for part, rows in owners.items()}
+    found = _solved(probe, owners)
+    for part, rows in owners.items():
+        _check(probe, part, rows, found[part])
+    return found
 
 
 def spoken(part: str) -> str:
@@ -161,22 +164,39 @@ def _order(probe: _Probe, part: str, index: Array, shape: tuple[int, ...]) -> st
     return ""
 
 
-def _solved(probe: _Probe, part: str, rows: _Rows) -> AffineMap:
-    role, count = probe.roles[part], probe.count(part)
-    width = probe.shapes[role][-1]
-    base = rows.of(probe.base[part]).astype(np.float64)
-    matrix = np.empty((*base.shape[1:], width))
-    for start in range(0, width, count):
-        asked = np.eye(count, width, k=start) * STRETCH
-        answer = rows.of(probe.run({role: asked})[part]).astype(np.float64)
-        for token in range(min(count, width - start)):
-            matrix[..., start + token] = (answer[token] - base[token]) / STRETCH
-    bias = base.mean(axis=0)
-    roundoff = float(np.finfo(probe.base[part].dtype).eps)
-    noise = ROUNDINGS * roundoff * (np.abs(matrix) + 2 * np.abs(bias)[..., None] / STRETCH)
-    found = AffineMap(matrix=matrix, bias=bias, noise=noise, order=rows.order)
-    _check(probe, part, rows, found)
+def _solved(probe: _Probe, owners: Mapping[str, _Rows]) -> dict[str, AffineMap]:
+    """The maps, their columns read a token each, all parts in one call."""
+    base = {part: rows.of(probe.base[part]).astype(np.float64) for part, rows in owners.items()}
+    widths = {part: probe.shapes[probe.roles[part]][-1] for part in owners}
+    matrices = {part: np.empty((*base[part].shape[1:], widths[part])) for part in owners}
+    calls = max(-(-width // probe.count(part)) for part, width in widths.items())
+    for call in range(calls):
+        answers = probe.run(_basis(probe, call))
+        for part, rows in owners.items():
+            start = call * probe.count(part)
+            columns = (rows.of(answers[part]).astype(np.float64) - base[part]) / STRETCH
+            room = matrices[part][..., start : start + len(columns)]
+            room[...] = np.moveaxis(columns, 0, -1)[..., : room.shape[-1]]
+    return {
+        part: _map_of(matrix, base[part], probe.base[part].dtype, owners[part].order)
+        for part, matrix in matrices.items()
+    }
+
+
+def _basis(probe: _Probe, call: int) -> dict[str, Array]:
+    """Tokens of each role that are the next basis vectors, as many as fit; zeros beyond."""
+    found = {}
+    for role, (batch, length, width) in probe.shapes.items():
+        count = batch * length
+        found[role] = np.eye(count, width, k=call * count) * STRETCH
     return found
+
+
+def _map_of(matrix: Array, base: Array, dtype: Any, order: str) -> AffineMap:
+    bias = base.mean(axis=0)
+    roundoff = float(np.finfo(dtype).eps)
+    noise = ROUNDINGS * roundoff * (np.abs(matrix) + 2 * np.abs(bias)[..., None] / STRETCH)
+    return AffineMap(matrix=matrix, bias=bias, noise=noise, order=order)
 
 
 def _check(probe: _Probe, part: str, rows: _Rows, found: AffineMap) -> None:

@@ -117,6 +117,7 @@ class Questions:
             "L": self._size("past_length", None),
             "D": self._pinned("head_size") or 1,
         }
+        sizes["F"] = batch * sizes["H"]
         told = port.shape or (None,) * len(role.axes)
         return tuple(
             size if isinstance(size, int) and size > 0 else sizes[letter]

@@ -78,12 +78,11 @@ def found_in(
         where[name] = match.source
         if not coarse:
             raw[name] = as_dtype(match.rows, own)
-        if bias is not None:
-            found = _bias_in(bias, match.factor, stored)
-            if found is None:
-                missing.append(f"{name}_bias")
-            else:
-                raw[f"{name}_bias"] = as_dtype(found, bias)
+        raw[f"{name}_bias"], differs = _bias_in(bias, own, match, stored)
+        if differs:
+            differences.append(f"the graph's {SPOKEN[name]} bias is not that of {match.source}")
+        if bias is not None and raw[f"{name}_bias"] is None:
+            missing.append(f"{name}_bias")
     return Reference(
         raw=raw,
         where=where,
@@ -145,12 +144,34 @@ def _noise(tensor: Tensor) -> Array:
     return found
 
 
-def _bias_in(bias: Tensor, factor: float, stored: Mapping[str, Array]) -> Array | None:
-    vector = array_of(bias).astype(np.float64) / factor
-    match = match_vector(vector, _noise(bias) / factor, stored)
-    if match is not None:
-        return match.rows
-    return None if np.any(vector) else np.zeros(len(vector))
+def _bias_in(
+    bias: Tensor | None, matrix: Tensor, match: Match, stored: Mapping[str, Array]
+) -> tuple[Tensor | None, bool]:
+    """The bias that a state dict has with a matrix, and whether the graph's is another.
+
+    One of equal value, else the one that is stored under the name of the matrix.
+    """
+    if bias is not None:
+        vector = array_of(bias).astype(np.float64) / match.factor
+        equal = match_vector(vector, _noise(bias) / match.factor, stored)
+        if equal is not None:
+            return as_dtype(equal.rows, bias), False
+    sibling = _bias_beside(match, stored)
+    if sibling is not None and (bias is not None or np.any(sibling)):
+        return as_dtype(sibling, matrix), True
+    if bias is not None and not bias.any():
+        return bias, False
+    return None, False
+
+
+def _bias_beside(match: Match, stored: Mapping[str, Array]) -> Array | None:
+    """The vector that is named after a matrix: ``a.bias`` of ``a.weight``."""
+    head, found, tail = match.source.rpartition("weight")
+    vector = stored.get(f"{head}bias{tail}") if found else None
+    if vector is None or vector.shape != (match.stored,):
+        return None
+    rows: Array = vector[match.index]
+    return rows
 
 
 def _nearest(rows: Array, stored: Mapping[str, Array]) -> tuple[Match, float] | None:

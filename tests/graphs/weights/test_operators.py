@@ -1,0 +1,226 @@
+"""Attention as a single node, 8-bit weights and local functions: projections around and inside."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import attention_layers as layers
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from attention_layers import Layer
+from onnx import helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from weight_graphs import build, differing, drawn, export, find
+
+node = helper.make_node
+MATRICES = {f"W{name}": drawn(12, 12) + np.float32(i) for i, name in enumerate("qkvo")}
+BIAS = drawn(36)
+INPUTS = {"query": ["b", "l", 12], "key": ["b", "s", 12], "value": ["b", "s", 12]}
+PROJECT = [
+    node("MatMul", ["query", "Wq"], ["pq"]),
+    node("MatMul", ["key", "Wk"], ["pk"]),
+    node("MatMul", ["value", "Wv"], ["pv"]),
+]
+OUTPUT = node("MatMul", ["heads", "Wo"], ["output"])
+
+
+def stored_are(found: Any, names: str = "qkvo") -> bool:
+    """Whether the projections are the stored matrices."""
+    return all(
+        np.array_equal(getattr(found.weights, name).numpy(), MATRICES[f"W{name}"].T)
+        for name in names
+    )
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(None, 1 / 2), (0.7, 0.7)])
+def test_the_standard_operator_on_packed_heads(
+    scale: float | None, expected: float, tmp_path: Path
+) -> None:
+    """Three axes, the number of heads and the scale as attributes."""
+    given = {} if scale is None else {"scale": scale}
+    attention = node("Attention", ["pq", "pk", "pv"], ["heads"], q_num_heads=3, kv_num_heads=3)
+    attention.attribute.extend(helper.make_attribute(k, v) for k, v in given.items())
+    path = build(tmp_path / "m.onnx", [*PROJECT, attention, OUTPUT], INPUTS, MATRICES, opset=23)
+    found = find(path)
+    assert stored_are(found)
+    assert (found.num_heads, found.num_kv_heads) == (3, 3)
+    assert math.isclose(found.scale, expected, rel_tol=1e-6)
+    assert found.gauge == ""
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_onnxruntimes_multi_head_attention(biased: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    """Biases that the node adds itself are the layer's."""
+    inputs = ["pq", "pk", "pv", *(["bias"] if biased else [])]
+    attention = node("MultiHeadAttention", inputs, ["heads"], domain="com.microsoft", num_heads=3)
+    path = build(
+        tmp_path / "m.onnx", [*PROJECT, attention, OUTPUT], INPUTS, {**MATRICES, "bias": BIAS}
+    )
+    found = find(path)
+    assert stored_are(found)
+    assert (found.num_heads, found.scale) == (3, 1 / 2)
+    if biased:
+        assert np.array_equal(found.weights.v_bias.numpy(), BIAS[24:])
+    else:
+        assert found.weights.v_bias is None
+
+
+def test_onnxruntimes_attention_brings_its_projections(tmp_path: Path) -> None:
+    """One matrix ``[E, 3 M]`` inside the node."""
+    packed = drawn(12, 36)
+    attention = node(
+        "Attention", ["x", "packed", "bias"], ["heads"], domain="com.microsoft", num_heads=3
+    )
+    stored = {"packed": packed, "bias": BIAS, "Wo": MATRICES["Wo"]}
+    path = build(tmp_path / "m.onnx", [attention, OUTPUT], {"x": ["b", "l", 12]}, stored)
+    found = find(path)
+    assert np.array_equal(found.weights.k.numpy(), packed[:, 12:24].T)
+    assert np.array_equal(found.weights.q_bias.numpy(), BIAS[:12])
+    assert stored_are(found, "o")
+    assert found.scale == 1 / 2
+
+
+def test_grouped_heads_of_onnxruntime(tmp_path: Path) -> None:
+    """Fewer key heads than query heads, always causal."""
+    stored = {
+        "Wq": drawn(16, 32),
+        "Wk": drawn(16, 16),
+        "Wv": drawn(16, 16) + 1,
+        "Wo": drawn(32, 16),
+        "last": np.asarray([4, 4], np.int32),
+        "total": np.asarray(5, np.int32),
+    }
+    attention = node(
+        "GroupQueryAttention",
+        ["pq", "pk", "pv", "", "", "last", "total"],
+        ["heads", "keys", "values"],
+        domain="com.microsoft",
+        num_heads=4,
+        kv_num_heads=2,
+    )
+    project = [node("MatMul", ["x", f"W{name}"], [f"p{name}"]) for name in "qkv"]
+    path = build(tmp_path / "m.onnx", [*project, attention, OUTPUT], {"x": [2, 5, 16]}, stored)
+    found = find(path, causal="bottom-right")
+    assert (found.num_heads, found.num_kv_heads) == (4, 2)
+    assert np.array_equal(found.weights.k.numpy(), stored["Wk"].T)
+    assert np.array_equal(found.weights.o.numpy(), stored["Wo"].T)
+    assert math.isclose(found.scale, 1 / math.sqrt(8))
+
+
+def test_rotating_nodes_are_not_read(tmp_path: Path) -> None:
+    """A node that rotates by position is no affine map of tokens, and is said to be none."""
+    attention = node(
+        "GroupQueryAttention",
+        ["pq", "pk", "pv", "", "", "last", "total", "cos", "sin"],
+        ["heads", "keys", "values"],
+        domain="com.microsoft",
+        num_heads=3,
+        kv_num_heads=3,
+        do_rotary=1,
+    )
+    stored = {"last": np.asarray([4, 4], np.int32), "total": np.asarray(5, np.int32)}
+    stored |= {"cos": drawn(8, 2), "sin": drawn(8, 2)}
+    path = build(tmp_path / "m.onnx", [*PROJECT, attention, OUTPUT], INPUTS, {**MATRICES, **stored})
+    found = find(path)
+    assert found.weights is None
+    assert "rotates query and key" in found.assumptions[0]
+
+
+def tokens() -> tuple[torch.Tensor, ...]:
+    """Query, key and value."""
+    return torch.randn(2, 4, 12), torch.randn(2, 5, 12), torch.randn(2, 5, 12)
+
+
+def test_a_graph_that_onnxruntime_optimised(tmp_path: Path) -> None:
+    """The scale inside a fused product is found."""
+    module = Layer()
+    path = export(tmp_path / "m.onnx", module, tokens())
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    found = find(tmp_path / "optimised.onnx")
+    assert differing(found, module) == []
+    assert (found.scale, found.gauge) == (1 / 2, "")
+
+
+@pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8], ids=["int8", "uint8"])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_eight_bit_weights_are_dequantised(
+    kind: QuantType,
+    per_channel: bool,  # noqa: FBT001 (a parameter)
+    tmp_path: Path,
+) -> None:
+    """Half a step from the module's own, with heads and scale; a state dict is found near them."""
+    module = Layer()
+    path = export(tmp_path / "m.onnx", module, tokens())
+    quantize_dynamic(str(path), str(tmp_path / "q.onnx"), weight_type=kind, per_channel=per_channel)
+    found = find(tmp_path / "q.onnx")
+    assert (found.num_heads, found.scale) == (3, 1 / 2)
+    for name in "qkvo":
+        right = getattr(module, name).weight.detach()
+        step = 2 * right.abs().max() / 254
+        got = getattr(found.weights, name)
+        assert 0 < (got - right).abs().max() <= step * 0.51
+    beside = find(tmp_path / "q.onnx", state_dict=module.state_dict())
+    assert beside.how == "state dict"
+    assert torch.equal(beside.weights.q, found.weights.q)
+
+
+def test_local_functions_are_looked_into(tmp_path: Path) -> None:
+    """An attention inside a function of the file is found, though its tensors have no names."""
+    inner = [
+        node("Transpose", ["k"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["q", "t"], ["product"]),
+        node("Constant", [], ["scale"], value_float=12**-0.5),
+        node("Mul", ["product", "scale"], ["scores"]),
+        node("Softmax", ["scores"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "v"], ["mean"]),
+    ]
+    function = helper.make_function(
+        "custom", "Attend", ["q", "k", "v"], ["mean"], inner, [helper.make_opsetid("", 21)]
+    )
+    call = node("Attend", ["pq", "pk", "pv"], ["heads"], domain="custom")
+    path = build(
+        tmp_path / "m.onnx", [*PROJECT, call, OUTPUT], INPUTS, MATRICES, functions=[function]
+    )
+    found = find(path)
+    assert stored_are(found)
+    assert (found.num_heads, found.gauge) == (1, "")
+    assert math.isclose(found.scale, 1 / math.sqrt(12))
+    assert found.stages.query == ""
+
+
+def test_weights_outside_of_the_file_are_read(tmp_path: Path) -> None:
+    """External data in the graph's folder."""
+    import onnx  # noqa: PLC0415 (this test alone)
+
+    module = Layer(layers.fused_kernel)
+    path = export(tmp_path / "m.onnx", module, tokens())
+    onnx.save(
+        onnx.load(path),
+        tmp_path / "outside.onnx",
+        save_as_external_data=True,
+        location="outside.data",
+        size_threshold=0,
+    )
+    assert (tmp_path / "outside.data").stat().st_size > 1000
+    assert differing(find(tmp_path / "outside.onnx"), module) == []
+
+
+def test_the_core_of_a_core_has_stages_and_no_weights(tmp_path: Path) -> None:
+    """Query, key and value come projected: nothing to find but where the stages are."""
+    nodes = [
+        node("Transpose", ["key"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["query", "t"], ["product"]),
+        node("Softmax", ["product"], ["weights"], axis=-1),
+        node("MatMul", ["weights", "value"], ["output"]),
+    ]
+    found = find(build(tmp_path / "m.onnx", nodes, INPUTS, {}), kind="core", axes="FLD")
+    assert (found.weights, found.how) == (None, "declared")
+    assert (found.stages.scores, found.stages.weights) == ("product", "weights")
+    assert (found.stages.query, found.stages.value) == ("query", "value")
