@@ -10,6 +10,7 @@ from typing import Final
 from ..header import Port
 from ..told import Told
 from . import names
+from .following import Followed
 from .plans import LAYOUTS
 from .traits import Traits
 
@@ -18,6 +19,8 @@ ROLES: Final[dict[int, tuple[str, ...]]] = {
     2: ("query", "context"),
     3: ("query", "key", "value"),
 }
+# Three inputs resemble query, key and value when no more than one in so many facts is otherwise.
+_NEARLY: Final = 4
 MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 
 
@@ -42,6 +45,11 @@ class Assignment:
     def clean(self) -> bool:
         """Whether nothing that was seen contradicts it."""
         return self.passed == self.asked
+
+    @property
+    def nearly(self) -> bool:
+        """Whether no more than one fact in four contradicts it."""
+        return _NEARLY * self.passed >= (_NEARLY - 1) * self.asked
 
     def of(self, role: str) -> str:
         """The name of the input of a role; raises StopIteration when there is none."""
@@ -68,19 +76,28 @@ class Assignment:
         return self.layout.index("L")
 
 
-def assign(tensors: Sequence[Port], seen: Mapping[str, Traits], told: Told) -> Assignment:
-    """The best assignment: by evidence, then by names, then by the order of the inputs."""
-    options = list(_options(tensors, seen, told))
-    return max(options, key=lambda option: (option.passed, option.named))
+def assign(
+    tensors: Sequence[Port], seen: Mapping[str, Traits], follows: Followed, told: Told
+) -> Assignment:
+    """The best assignment: by evidence, then by names, then by the order of the inputs.
+
+    Where everything contradicts the evidence, names decide if they name every role.
+    """
+    options = list(_options(tensors, seen, follows, told))
+    best = max(options, key=lambda option: (option.passed, option.named))
+    named = [option for option in options if option.named == len(tensors)]
+    if best.clean or not named or len({tuple(one.roles.items()) for one in named}) > 1:
+        return best
+    return max(named, key=lambda option: option.passed)
 
 
 def _options(
-    tensors: Sequence[Port], seen: Mapping[str, Traits], told: Told
+    tensors: Sequence[Port], seen: Mapping[str, Traits], follows: Followed, told: Told
 ) -> Iterator[Assignment]:
     """Every assignment that the declaration admits, that of the graph's order first."""
     rank = len(seen[tensors[0].name].local)
     said = {port.name: told.inputs.get(port.name, {}) for port in tensors}
-    for order in _orders(len(tensors)):
+    for order in itertools.permutations(ROLES[len(tensors)]):
         roles = dict(zip((port.name for port in tensors), order, strict=True))
         if any(said[name].get("role", role) != role for name, role in roles.items()):
             continue
@@ -90,6 +107,7 @@ def _options(
             checks = [
                 check for name in roles for check in _evidence(roles[name], seen[name], layout)
             ]
+            checks += list(_lengths(roles, layout, follows))
             yield Assignment(
                 roles=roles,
                 layout=layout,
@@ -100,8 +118,14 @@ def _options(
             )
 
 
-def _orders(count: int) -> Iterator[tuple[str, ...]]:
-    yield from itertools.permutations(ROLES[count])
+def _lengths(
+    roles: Mapping[str, str], layout: str, follows: Followed
+) -> Iterator[tuple[int, bool]]:
+    """Whether the answer is as long as the query, where something tells."""
+    for name, role in roles.items():
+        follow = follows.get((name, layout.index("L")))
+        if follow is not None and role != "x":
+            yield 3, follow == (role == "query")
 
 
 def _other_order(axes: str, layout: str) -> bool:

@@ -39,15 +39,22 @@ class Start:
     bent: float
 
 
-def starts(header: Header, probe: Probe, told: Told, hints: Hints) -> Iterator[Start]:
-    """Every way to call the graph that the runtime accepts, the likely ones first."""
+def starts(
+    header: Header, probe: Probe, told: Told, hints: Hints, *, frozen_too: bool
+) -> Iterator[Start]:
+    """Every way to call the graph that the runtime accepts, the likely ones first.
+
+    ``frozen_too``: at the sizes it may be frozen at, not at the usual ones.
+    """
     seen: set[Hashable] = set()
-    at_first = plans(header, told, usual(hints.widths))
-    yield from _of_plans(header, probe, told, at_first, seen)
+    if not frozen_too:
+        some = plans(header, told, usual(hints.widths))
+        yield from _of_plans(header, probe, told, some, seen)
+        return
     counts = hints.counted(probe.refusals)
     for likely in (True, False):
-        others = plans(header, told, frozen(counts), likely=likely)
-        yield from _of_plans(header, probe, told, others, seen)
+        some = plans(header, told, frozen(counts), likely=likely)
+        yield from _of_plans(header, probe, told, some, seen)
 
 
 def _of_plans(

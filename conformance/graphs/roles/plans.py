@@ -105,7 +105,7 @@ def _tensor_choices(header: Header, told: Told) -> list[tuple[Port, ...]]:
         tensors
         for count in (3, 2, 1)
         for tensors in itertools.combinations(floats, count)
-        if len({port.rank for port in tensors} - {None}) <= 1
+        if _together(tensors)
     ]
     needed = [port for port in floats if told.inputs.get(port.name, {}).get("role") in TENSORS]
     choices = [one for one in choices if all(port in one for port in needed)]
@@ -117,6 +117,12 @@ def _may_be_tensor(port: Port, told: Told) -> bool:
     if role is not None:
         return role in TENSORS
     return port.dtype in FLOATS and (port.rank is None or port.rank in LAYOUTS)
+
+
+def _together(tensors: Sequence[Port]) -> bool:
+    """Whether tensors have one rank; with an axis of heads only a core's three come."""
+    ranks = {port.rank for port in tensors} - {None}
+    return len(ranks) <= 1 and (len(tensors) == len("qkv") or len("BHLD") not in ranks)
 
 
 def _unlikely(tensors: Sequence[Port]) -> int:

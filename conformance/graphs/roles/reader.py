@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
 
 from ...errors import UsageError
 from ..header import Header
@@ -12,10 +11,9 @@ from ..process import Array, Feeds
 from ..reading import Reading, Role
 from ..sidecar import check_told
 from ..told import Told
-from .assigning import MODES, Assignment, assign
-from .basing import Start, starts
+from .assigning import MODES, ROLES, Assignment
 from .causality import always_causal
-from .hints import read_hints
+from .interpreting import Interpretation, interpret, remedy
 from .masks import read_masks
 from .outputs import read_outputs
 from .packing import read_packing
@@ -23,41 +21,9 @@ from .plans import FLOATS, LAYOUTS
 from .probe import Probe
 from .spans import read_spans
 from .stretching import Stretch
-from .traits import Traits, traits
+from .structure import is_attentive, multiplies_itself
+from .traits import Traits
 from .widening import widened
-
-# What a graph must hold to be an attention whose behaviour is wrong.
-_ATTENTIVE: Final = frozenset(
-    {"Softmax", "LogSoftmax", "Attention", "MultiHeadAttention", "GroupQueryAttention", "Exp"}
-    | {"QAttention", "PackedMultiHeadAttention", "PackedAttention", "DecoderMaskedSelfAttention"}
-)
-_MOST_STARTS: Final = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interpretation:
-    """A call that runs and what its tensors are taken for."""
-
-    start: Start
-    seen: Mapping[str, Traits]
-    assignment: Assignment
-
-    @property
-    def fits(self) -> bool:
-        """Whether the answer has the items and the positions of the query."""
-        query = self.start.base.feeds[self.assignment.first].shape
-        return _same_positions(query, self.start.base.answer.shape, self.assignment.layout)
-
-    @property
-    def rank(self) -> tuple[bool, bool, int, int]:
-        """What makes one better than another."""
-        fits = self.fits
-        return (
-            fits and self.assignment.clean and self.start.bent > 0.0,
-            fits,
-            self.assignment.passed - 2 * (self.assignment.asked - self.assignment.passed),
-            self.assignment.named,
-        )
 
 
 def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told: Told) -> Reading:
@@ -68,7 +34,7 @@ def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told
     check_told(told, header)
     _check_ports(header)
     probe = Probe(header, run)
-    found = _interpret(header, probe, told)
+    found = interpret(header, probe, told)
     _check_attention(header, found)
     found = replace(found, start=widened(found.start, found.assignment, told))
     packing = read_packing(found.start.base, found.start.plan, found.assignment, told)
@@ -97,54 +63,9 @@ def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told
     )
 
 
-def _same_positions(query: tuple[int, ...], answer: tuple[int, ...], layout: str) -> bool:
-    """Whether an answer has every axis of a query but the last, heads perhaps packed into it."""
-    if len(query) == len(answer):
-        return sorted(query[:-1]) == sorted(answer[:-1])
-    packed = [size for letter, size in zip(layout, query, strict=True) if letter in "BL"]
-    return "H" in layout and sorted(packed) == sorted(answer[:-1])
-
-
 def _in_order(header: Header, roles: list[Role]) -> tuple[Role, ...]:
     by_name = {role.name: role for role in roles}
     return tuple(by_name[port.name] for port in header.inputs if port.name in by_name)
-
-
-def _interpret(header: Header, probe: Probe, told: Told) -> Interpretation:
-    """The best reading of the first calls that run; raises UsageError when none does."""
-    best: Interpretation | None = None
-    read = 0
-    for start in starts(header, probe, told, read_hints(header)):
-        if best is not None and not _keeps_positions(start):
-            continue  # it ran, but at sizes that it silently computes something else at
-        seen = {port.name: traits(start.base, port.name) for port in start.plan.tensors}
-        found = Interpretation(
-            start=start, seen=seen, assignment=assign(start.plan.tensors, seen, told)
-        )
-        read += 1
-        if best is None or found.rank > best.rank:
-            best = found
-        if best.rank[0] or read >= _MOST_STARTS:
-            break
-    if best is None:
-        last = probe.refusals[-1].splitlines()[0] if probe.refusals else "no shape fits the file"
-        msg = (
-            f"{header.path}: none of {probe.runs} calls with inputs of attention ran (the last "
-            f"one: {last}); say what the inputs are in {_sidecar(header)}"
-        )
-        raise UsageError(msg)
-    return best
-
-
-def _keeps_positions(start: Start) -> bool:
-    """Whether the sizes of some tensor's outer axes are those of the answer's."""
-    answer = start.base.answer.shape
-    shapes = (start.base.feeds[port.name].shape for port in start.plan.tensors)
-    return any(_same_positions(shape, answer, start.plan.layout) for shape in shapes)
-
-
-def _sidecar(header: Header) -> str:
-    return f'{header.path.stem}.conformance.toml, such as [inputs.NAME] role = "query"'
 
 
 def _check_ports(header: Header) -> None:
@@ -164,34 +85,43 @@ def _check_ports(header: Header) -> None:
 
 def _check_attention(header: Header, found: Interpretation) -> None:
     """Refuse a graph that does not attend; a broken attention is one."""
-    if found.assignment.told:
+    if found.assignment.told or (found.clean and len(found.seen) > 1):
         return
-    operators = {operator.rpartition("::")[2] for operator in header.operators}
-    attentive = bool(operators & _ATTENTIVE)
-    mixes = _mixes(found)
-    clean = found.assignment.clean and found.start.bent > 0.0
-    single = len(found.start.plan.tensors) == 1
-    if (attentive and (mixes or not single)) or (mixes and clean and not single):
+    if not (_mixes(found) or _ignores(found, header)):
+        why = "each position of its answer depends on the same position of its inputs alone"
+    elif not multiplies_itself(header):
+        why = "it multiplies no two things that it computes from its inputs"
+    elif not is_attentive(header) and not _resembles(found):
+        why = "it holds no softmax, and its inputs do not behave as query, key and value"
+    else:
         return
-    why = (
-        "each position of the answer depends on its own position alone"
-        if not mixes
-        else "it holds no softmax, and its inputs do not behave as query, key and value"
-    )
-    msg = (
-        f"{header.path}: this is no attention: {why} (tried {found.start.base.probe.runs} calls); "
-        f"if it is one, say what its inputs are in {_sidecar(header)}"
-    )
+    runs = found.start.base.probe.runs
+    msg = f"{header.path} is no attention: {why} (seen in {runs} calls); {remedy(header)}"
     raise UsageError(msg)
+
+
+def _resembles(found: Interpretation) -> bool:
+    """Whether three inputs behave nearly as query, key and value do."""
+    everything = all(seen.matters for seen in found.seen.values())
+    return len(found.seen) == len(ROLES) and everything and found.likely
+
+
+def _ignores(found: Interpretation, header: Header) -> bool:
+    """Whether an attention of several inputs does not depend on all of them: that is a mistake."""
+    some = any(not seen.matters for seen in found.seen.values())
+    return some and len(found.seen) > 1 and is_attentive(header)
 
 
 def _mixes(found: Interpretation) -> bool:
     """Whether some position of the answer depends on several positions of an input."""
     length = found.assignment.length_axis
-    return any(
-        seen.matters and not seen.open[length] and seen.local[length] is None
-        for seen in found.seen.values()
-    ) or all(seen.open[length] for seen in found.seen.values())
+    return (
+        any(
+            seen.matters and not seen.open[length] and seen.local[length] is None
+            for seen in found.seen.values()
+        )
+        or not found.tells
+    )
 
 
 def _about_tensors(found: Interpretation, told: Told) -> list[str]:

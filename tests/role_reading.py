@@ -1,0 +1,51 @@
+"""Reads the roles of an exported module, and shows a reading as one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from graph_exports import export, runner
+from torch import Tensor, nn
+
+from conformance.graphs.reading import Reading
+from conformance.graphs.roles import read_roles
+from conformance.graphs.told import Told
+from conformance.graphs.validation import read_header
+
+SEPARATE = {"q": {0: "b", 1: "sq"}, "k": {0: "b", 1: "sk"}, "v": {0: "b", 1: "sk"}}
+HEADS_APART = {"q": {0: "b", 2: "sq"}, "k": {0: "b", 2: "sk"}, "v": {0: "b", 2: "sk"}}
+
+
+def read(
+    folder: Path,
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+    *,
+    told: Told | None = None,
+    **options: Any,
+) -> Reading:
+    """Export a module and read its roles."""
+    path = export(folder / "graph.onnx", module, inputs, dynamic=axes, **options)
+    return read_file(path, told)
+
+
+def read_file(path: Path, told: Told | None = None) -> Reading:
+    """Read the roles of a file."""
+    return read_roles(read_header(path), runner(path), told or Told())
+
+
+def shown(reading: Reading) -> str:
+    """``q=query:BLE … -> y=output:BLE``."""
+    inputs, outputs = (
+        " ".join(f"{one.name}={one.role}:{one.axes}" for one in roles)
+        for roles in (reading.inputs, reading.outputs)
+    )
+    return f"{inputs} -> {outputs}"
+
+
+def counts(reading: Reading) -> dict[str, int | str]:
+    """The pins, without widths."""
+    return {name: pin for name, pin in reading.pins.items() if not name.endswith("_size")}
