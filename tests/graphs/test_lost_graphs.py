@@ -1,0 +1,168 @@
+"""A graph that kills or hangs its process: a verdict with the input that did it, and in time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from command_line import COMMAND
+from examples import bare, core, run_clause
+from little_graphs import FOREVER, endless, node, tensor
+from onnx import ModelProto, NodeProto, TensorProto
+from torch import Tensor
+
+from candidates.broken._graphs import Parts, put_together
+from conformance.graphs.lost import GraphLost, GraphRefused
+from conformance.results import ClauseResult
+
+# What a user may have to wait for any verdict about such a graph.
+PATIENCE = 60.0
+
+
+def lost_from(length: int, kind: str, calls: list[int]) -> Callable[..., Tensor]:
+    """A right core that is lost when it is given so many keys."""
+
+    def function(query: Tensor, key: Tensor, value: Tensor, **_options: Any) -> Tensor:
+        calls.append(key.shape[-2])
+        if key.shape[-2] >= length:
+            msg = f"was lost after {len(calls)} calls"
+            raise GraphLost(msg, kind=kind)
+        return bare(query, key, value)
+
+    return function
+
+
+def failing(function: Callable[..., Any]) -> ClauseResult:
+    """What becomes of a clause whose first example has more than four keys."""
+    candidate = core(function, masks=[], causal=None, features=[], dtypes=["float32"])
+    result = run_clause(candidate, "shape.output")
+    assert result.status == "failed"
+    assert result.violation is not None
+    return result
+
+
+def test_a_hang_is_not_reduced() -> None:
+    """After the first hang the clause makes one more call that may hang: to record it."""
+    calls: list[int] = []
+    result = failing(lost_from(4, "hung", calls))
+    assert sum(length >= 4 for length in calls) == 2
+    assert result.violation is not None
+    assert result.violation.kind == "hung"
+    assert result.reason.startswith("the graph was lost after")
+    assert result.counterexample is not None
+    assert result.counterexample["problem"]["geometry"]["key_length"] >= 4
+    assert result.counterexample["calls"][0]["refused"]["kind"] == "hung"
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_crash_is_reduced_a_little(length: int) -> None:
+    """A crash is made smaller in a few tries, as each of them may cost a process."""
+    calls: list[int] = []
+    result = failing(lost_from(length, "crashed", calls))
+    assert sum(keys >= length for keys in calls) <= 10
+    assert result.violation is not None
+    assert result.violation.kind == "crashed"
+    assert result.counterexample is not None
+    assert result.counterexample["calls"][0]["refused"]["kind"] == "crashed"
+    if length == 1:  # the smallest of all problems is tried first
+        assert result.counterexample["problem"]["geometry"]["key_length"] == 1
+
+
+def test_a_refusal_names_no_line_of_ours() -> None:
+    """What the runtime says of a graph is the message; the program around it is nobody's affair."""
+
+    def refused(*_inputs: Tensor, **_options: Any) -> Tensor:
+        msg = "InvalidArgument: Reshape 'flat': the shapes differ"
+        raise GraphRefused(msg)
+
+    result = failing(refused)
+    assert result.violation is not None
+    assert result.violation.kind == "raised"
+    assert (
+        result.reason == "the graph is refused: InvalidArgument: Reshape 'flat': the shapes differ"
+    )
+
+
+def with_more(nodes: list[NodeProto], tensors: list[TensorProto]) -> ModelProto:
+    """A right attention graph whose ``answer`` goes through some nodes to ``output``."""
+    made = put_together(Parts(after=nodes))
+    made.graph.initializer.extend(tensors)
+    return made
+
+
+def killing() -> ModelProto:
+    """An answer plus zero times the least int64 divided by minus the number of items."""
+    nodes = [
+        node("Shape", "answer", "items", start=0, end=1),
+        node("Div", "items items", "one"),
+        node("Neg", "one", "divisor"),
+        node("Div", "least divisor", "quotient"),
+        node("Cast", "quotient", "number", to=TensorProto.FLOAT),
+        node("Mul", "number zero", "nothing"),
+        node("Add", "answer nothing", "output"),
+    ]
+    least = tensor("least", np.array([np.iinfo(np.int64).min]))
+    return with_more(nodes, [least, tensor("zero", np.float32(0))])
+
+
+def looping() -> ModelProto:
+    """An answer that goes round an endless loop."""
+    (loop,) = endless().graph.node
+    loop.input[:] = ["turns", "yes", "answer"]
+    loop.output[:] = ["output"]
+    yes = tensor("yes", np.array(True))  # noqa: FBT003
+    return with_more([loop], [tensor("turns", np.int64(FOREVER)), yes])
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "told"),
+    [
+        (killing, "crashed", "the graph was killed by SIGFPE"),
+        (looping, "hung", "the graph gave no answer for"),
+    ],
+    ids=["killing", "looping"],
+)
+def test_the_command_gives_a_verdict(
+    tmp_path: Path, make: Callable[[], ModelProto], kind: str, told: str
+) -> None:
+    """``conformance check`` ends in time, says what happened on which input, and exits with 1."""
+    onnx.save(make(), tmp_path / "model.onnx")
+    started = time.monotonic()
+    done = subprocess.run(
+        [*COMMAND, "check", "model.onnx", "--json", "out.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - started < PATIENCE
+    assert (done.returncode, done.stderr) == (1, "")
+    assert told in done.stdout
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    (candidate,) = report["candidates"]
+    (first, *_) = [entry for entry in candidate["clauses"] if entry["status"] == "failed"]
+    assert first["violation"]["kind"] == kind
+    assert first["counterexample"]["problem"]["geometry"]
+
+
+@pytest.mark.parametrize(
+    ("held", "told"), [(b"", "is empty"), (b"a text\n" * 100, "is a text file")]
+)
+def test_the_command_refuses_what_is_no_graph(tmp_path: Path, held: bytes, told: str) -> None:
+    """A file that cannot be opened is one sentence and exit code 2."""
+    (tmp_path / "model.onnx").write_bytes(held)
+    done = subprocess.run(
+        [*COMMAND, "check", "model.onnx"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
