@@ -26,7 +26,7 @@ class Answers:
     heads
         ``[calls, B, H, Lq, Dv]``, the weighted means.
     outputs
-        ``[calls, B, Lq, Eo]``, the answers.
+        ``[calls, B, Lq, Eo]``, the answers; a broken graph's may have other rows.
     products, scores
         What the softmax is made of before and after scale and masks, all entries of a call in a
         row; empty where the core is a single node.
@@ -55,7 +55,7 @@ def ask(questions: Questions, cores: Sequence[Core], counts: Sequence[int], orde
         tokens = {role: generator.standard_normal(shape) for role, shape in shapes.items()}
         found = questions.ask(tokens, taps)
         outputs.append(questions.answer(found))
-        sizes = outputs[-1].shape[:2]
+        sizes = shapes[questions.role_of("query")]
         heads.append(
             np.concatenate(
                 [
@@ -95,7 +95,7 @@ def _by_query(heads: Array, core: Core, sizes: tuple[int, int, int], order: str)
     if packed:
         return ordered.reshape(batch, length, num_heads, -1).transpose(0, 2, 1, 3)
     if ordered.shape[-2] != length:
-        msg = f"the heads have {ordered.shape[-2]} rows, the answer has {length}"
+        msg = f"the heads have {ordered.shape[-2]} rows, there are {length} queries"
         raise UnreadableError(msg)
     if order == "heads":
         return ordered.reshape(num_heads, batch, length, -1).transpose(1, 0, 2, 3)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .answers import Answers
 from .matching import factor_of
-from .merging import merges
+from .merging import BELOW, merges
 from .probing import ROUNDINGS
 from .unreadable import UnreadableError
 
@@ -35,7 +35,7 @@ class Projected:
 def output_projection(answers: Answers, stored: Mapping[str, Array]) -> Projected:
     """The stored matrix that carries heads to answers best; raises UnreadableError."""
     outputs = answers.outputs.reshape(-1, answers.outputs.shape[-1])
-    for fault, merged in merges(answers.heads):
+    for fault, merged in merges(answers.heads, answers.outputs.shape[2]):
         bare = merged.shape == outputs.shape and _close(outputs, merged, np.abs(merged), answers, 1)
         if bare:
             return Projected(matrix=None, bias=None, fault=fault)
@@ -47,7 +47,11 @@ def output_projection(answers: Answers, stored: Mapping[str, Array]) -> Projecte
         ]
         if found:
             best = min(found, key=lambda projected: projected.missed)
-            return Projected(matrix=best.matrix, bias=best.bias, factor=best.factor, fault=fault)
+            matrix = best.matrix
+            if matrix is not None and fault == BELOW:
+                # Every head meets the same matrix: its block of the layer's.
+                matrix = np.tile(matrix, (1, answers.heads.shape[2]))
+            return Projected(matrix=matrix, bias=best.bias, factor=best.factor, fault=fault)
     msg = "the answer is no stored matrix times the heads side by side"
     raise UnreadableError(msg)
 

@@ -271,6 +271,31 @@ def test_a_wrong_merge_is_noticed(tmp_path: Path) -> None:
     assert any("merges the heads without moving them" in text for text in found.assumptions)
 
 
+class Below(PerHead):
+    """Heads put below one another, and one small matrix for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.o = nn.Linear(4, 6, bias=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Three rows for each query."""
+        heads = [
+            layers.divided(q(query), k(key), v(value))
+            for q, k, v in zip(self.q, self.k, self.v, strict=True)
+        ]
+        found: Tensor = self.o(torch.cat(heads, dim=1))
+        return found
+
+
+def test_heads_below_one_another_are_noticed(tmp_path: Path) -> None:
+    """Every head's block of the output projection is the one matrix that all of them meet."""
+    module = Below()
+    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert torch.equal(found.weights.o, module.o.weight.detach().repeat(1, 3))
+    assert any("below one another" in text for text in found.assumptions)
+
+
 class Bent(Layer):
     """Queries that are no affine map of tokens."""
 
