@@ -16,4 +16,5 @@ __conformance__ = [
     "masked_attention",
     "torch_multihead_attention",
     "torch_scaled_dot_product",
+    "onnx_attention",
 ]

@@ -63,3 +63,15 @@ def test_the_repros_show_what_they_say() -> None:
     for block in blocks:
         exec(compile(block, "docs/onnx-operators.md", "exec"), space)  # noqa: S102 (our own page)
     assert len(blocks) > 10
+
+
+def test_a_run_over_everything_has_one_of_each_operator() -> None:
+    """The short list holds candidates of the long one, an operator each."""
+    everything = {candidate.name for candidate in _candidates()}
+    listed = [candidate.name for candidate in resolve_one(str(CHECKOUT / "candidates"))]
+    chosen = [name for name in listed if name in everything]
+    assert [name.split("_attention")[0].split("_")[0] for name in chosen] == [
+        "attention",
+        "multi",
+        "group",
+    ]
