@@ -3,12 +3,14 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from workspaces import KERNEL, write
 
 from conformance.errors import UsageError
-from conformance.messages import RunOptions
+from conformance.messages import RunOptions, Task
+from conformance.outcomes import failure, outcome
 from conformance.profile import PROFILES
 from conformance.results import ClauseResult
 from conformance.supervisor import Supervisor
@@ -174,3 +176,24 @@ def test_signals_are_let_through_again(folder: Path) -> None:
     write(folder, {"attn.py": KERNEL})
     results("attn.py", only=("shape.output",))
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
+
+
+def test_too_many_hangs_in_all_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that hangs now and then is left alone after eight clauses that hung."""
+    planned = [
+        Task(id=f"own.{n}", family="own", level="MUST", dtype="float32", device="cpu", reason="")
+        for n in range(30)
+    ]
+    supervisor = Supervisor(RunOptions(targets=()))
+    loaded = [SimpleNamespace(tasks=planned)]
+    monkeypatch.setattr(supervisor, "_loaded", loaded)
+
+    def run(_index: int, number: int, task: Task, _limit: float) -> ClauseResult:
+        if number % 2:
+            return outcome(task, "passed")
+        return failure(task, "hung", "the graph gave no answer", None)
+
+    monkeypatch.setattr(supervisor, "_run", run)
+    told = [(result.status, result.reason) for result in supervisor.run_candidate(0)]
+    assert [status for status, _ in told[:15]] == ["failed", "passed"] * 7 + ["failed"]
+    assert told[15:] == [("untestable", "not run: the candidate hung in 8 clauses")] * 15
