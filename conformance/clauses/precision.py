@@ -55,7 +55,7 @@ NEARLY_TIED = Space(
 def _independent(candidate: Candidate) -> str:
     """Why errors of a candidate cannot be taken for independent, or ""."""
     if candidate.declaration.precision:
-        return f"at the declared precision {candidate.declaration.precision} they are not"
+        return f"at the precision {candidate.declaration.precision} errors may not be independent"
     if not has_generic_weights(candidate):
         return "it brings weights that are alike: its errors may not be independent"
     if not supports(candidate.declaration.semantics):
