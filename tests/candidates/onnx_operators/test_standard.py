@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from onnx_calls import assert_agrees, heads, keep_some, normal
+from torch import Tensor
 
 from candidates.onnx_operators import function_body, on_onnxruntime, on_reference
 from conformance import Candidate
@@ -60,6 +62,19 @@ def test_masks_broadcast(candidate: Candidate, shape: tuple[int, ...], *, causal
     assert_agrees(candidate, heads(), keep=keep, **flags)
     bias = normal(*shape, seed=5).masked_fill(~keep, float("-inf"))
     assert_agrees(candidate, heads(), bias=bias, **flags)
+
+
+@each(*PLAIN)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_integers_are_added(candidate: Candidate, dtype: torch.dtype) -> None:
+    """A mask of 0 and 1 in integers is no mask: it raises the logits of the keys marked 1."""
+    ones = keep_some(3, 5).to(dtype)
+
+    def function(*tensors: Tensor, **_: Any) -> Any:
+        return candidate(*tensors, bias=ones)
+
+    given = dataclasses.replace(candidate, function=function)
+    assert_agrees(given, heads(), bias=ones.double())
 
 
 @each(*BODY)
