@@ -26,6 +26,8 @@ SOURCE: Final = "source"
 PROGRAM: Final = "exported program"
 GRAPH: Final = "graph at the lowest level"
 HIGHEST: Final = "graph at the highest level"
+# Where the file is wrong and every answer is right.
+NONE: Final = ""
 
 DECLARED: Final[list[BrokenExport]] = []
 
@@ -44,6 +46,8 @@ class BrokenExport:
         Whether the clauses fail without the source, too: some mistakes nobody can see without.
     promises
         What its owner declares of it, as for :func:`conformance.layer`.
+    refused
+        Whether onnxruntime cannot even open it, so that one sentence says so and nothing is judged.
     """
 
     name: str
@@ -53,6 +57,7 @@ class BrokenExport:
     source: nn.Module
     alone: bool
     promises: dict[str, str]
+    refused: bool
     make: Callable[[Path], Path]
 
 
@@ -64,6 +69,7 @@ def broken(
     source: nn.Module,
     step: str = GRAPH,
     alone: bool = True,
+    refused: bool = False,
     **promises: str,
 ) -> Callable[[Maker], Maker]:
     """Declare ``made(path)``, which writes a broken graph to a path, under its own name."""
@@ -82,6 +88,7 @@ def broken(
                 source=source,
                 alone=alone,
                 promises=promises,
+                refused=refused,
                 make=make,
             )
         )
@@ -178,6 +185,12 @@ def own(module: nn.Module, mask: Input | None = None) -> Source:
 
 plain: Final = seeded(Plain)
 plain_own: Final = seeded(Own)
+
+
+def declare(path: Path, text: str) -> Path:
+    """Put a declaration beside a graph, as its owner would who knows what it is meant to be."""
+    path.with_name(f"{path.stem}.conformance.toml").write_text(text, encoding="utf-8")
+    return path
 
 
 def node_of(model: onnx.ModelProto, operator: str, number: int = 0) -> onnx.NodeProto:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..exports import by_export, by_tracing
 from ..exports.sources import WIDTH, seeded
-from ._kit import Plain, broken, cross, plain, rewrite
+from ._kit import NONE, Plain, broken, cross, plain, rewrite
 
 other: Final = seeded(Plain, seed=1)
 
@@ -41,13 +41,13 @@ def stale_weights(path: Path) -> Path:
     return path
 
 
-@broken("export.valid", source=named_output)
+@broken(source=named_output, refused=True)
 def name_used_twice(path: Path) -> Path:
     """The exporter names the output as asked, although a weight has that name already."""
     return by_export(cross(named_output), path)
 
 
-@broken("export.valid", source=plain)
+@broken(source=plain, refused=True)
 def opset_that_lies(path: Path) -> Path:
     """The header names an opset older than the operators' attributes."""
     by_tracing(cross(plain), path)
@@ -58,7 +58,7 @@ def opset_that_lies(path: Path) -> Path:
     return rewrite(path, edit)
 
 
-@broken("export.valid", source=plain)
+@broken("export.valid", source=plain, step=NONE)
 def output_shape_that_lies(path: Path) -> Path:
     """The header says the output has one axis fewer than it has."""
     by_tracing(cross(plain), path)

@@ -14,7 +14,7 @@ from ..exports import Input, by_export, by_tracing
 from ..exports import sources as exported
 from ..exports.described import CROSS
 from ..exports.sources import seeded
-from ._kit import DROPPED, KEPT, SOURCE, Plain, broken, cross, node_of, plain, rewrite
+from ._kit import DROPPED, KEPT, SOURCE, Plain, broken, cross, declare, node_of, plain, rewrite
 
 PER_QUERY: Final = Input(name="mask", axes=("batch", 1, "queries", "keys"), kind="keep")
 
@@ -80,10 +80,11 @@ def polarity_flipped(path: Path) -> Path:
 @broken("mask.golden", source=adding, step=SOURCE)
 def integer_mask_added(path: Path) -> Path:
     """A 0/1 mask is added to the scores: kept keys gain one, and nothing is masked."""
-    return by_tracing(cross(adding, PER_QUERY), path)
+    by_tracing(cross(adding, PER_QUERY), path)
+    return declare(path, 'inputs.mask = {role = "keep_int"}\n')
 
 
-@broken("bias.golden", source=adding_early, step=SOURCE)
+@broken("mask.bias", source=adding_early, step=SOURCE)
 def bias_added_before_scaling(path: Path) -> Path:
     """The bias is added before the scores are scaled, so it is scaled, too."""
     return by_tracing(cross(adding_early, BIAS), path)
@@ -95,7 +96,7 @@ def mask_after_softmax(path: Path) -> Path:
     return by_tracing(cross(masking_weights, PER_QUERY), path)
 
 
-@broken("bias.golden", source=adding_bias)
+@broken("mask.bias", source=adding_bias)
 def bias_subtracted(path: Path) -> Path:
     """The Add that takes the mask became a Sub."""
     by_tracing(cross(adding_bias, BIAS), path)
@@ -121,7 +122,7 @@ def mask_of_the_first_item(path: Path) -> Path:
     return rewrite(path, edit)
 
 
-@broken("mask.golden", source=exported.cross_padding)
+@broken("export.dynamic-length", source=exported.cross_padding)
 def padding_refused(path: Path) -> Path:
     """From opset 23 on, torch writes a padding mask that onnxruntime's Attention refuses."""
     source = next(source for source in CROSS if source.name == "cross_padding")

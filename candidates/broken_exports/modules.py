@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..exports import by_export, by_tracing
 from ..exports.sources import SelfMultihead, seeded
-from ._kit import PROGRAM, SOURCE, Plain, broken, cross, own
+from ._kit import PROGRAM, SOURCE, Plain, broken, cross, declare, own
 
 
 class AlwaysDropping(Plain):
@@ -103,4 +103,5 @@ def branch_for_the_exporter(path: Path) -> Path:
 @broken("equivariance.batch-independent", source=length_first, step=SOURCE)
 def batch_and_length_mixed_up(path: Path) -> Path:
     """A module that expects the length first is given the batch first: items see each other."""
-    return by_export(own(length_first), path)
+    by_export(own(length_first), path)
+    return declare(path, 'inputs.x = {role = "x", axes = "BLE"}\noutputs.output = {axes = "BLE"}\n')

@@ -153,7 +153,7 @@ def traced_with_equal_lengths(path: Path) -> Path:
     return by_tracing(source, path, example=source.example(EQUAL))
 
 
-@broken("export.dynamic-batch", "export.dynamic-length", source=exported.own)
+@broken("export.dynamic-length", source=exported.own)
 def self_attention_traced(path: Path) -> Path:
     """Tracing ``nn.MultiheadAttention`` on one sequence leaves its sizes in the graph."""
     return by_tracing(next(source for source in OWN if source.name == "own"), path)

@@ -32,9 +32,9 @@ def _clauses(source: Source, exporter: str, opset: int) -> tuple[str, ...]:
     ``[B, 1, 1, K]`` input of the operator Attention, which onnxruntime refuses.
     """
     if exporter == "traced" and source.name.startswith("own"):
-        return ("export.dynamic-batch", "export.dynamic-length")
+        return ("export.dynamic-length",)
     if exporter == "exported" and opset == max(OPSETS) and source.name in PADDED:
-        return ("mask.golden",)
+        return ("export.dynamic-length",)
     return ()
 
 
@@ -64,7 +64,7 @@ def _converted(export: Export, precision: str, convert: Callable[..., Path], **h
     return Export(
         name=name,
         source=export.source,
-        description=f"{export.description}, converted to {precision}",
+        description=f"{export.description}, converted to {precision}{' inside' if how else ''}",
         make=make,
         clauses=export.clauses,
         precision=precision,
