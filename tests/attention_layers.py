@@ -98,7 +98,7 @@ def biased(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Later keys filled with a large negative number."""
     logits = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    keep = torch.ones(logits.shape[-2:], dtype=torch.bool).tril()
+    keep = torch.arange(query.shape[-2])[:, None] >= torch.arange(key.shape[-2])[None, :]
     return logits.masked_fill(~keep, -1e9).softmax(-1) @ value
 
 

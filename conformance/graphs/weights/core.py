@@ -70,12 +70,21 @@ def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[C
     Raises UnreadableError where a softmax is there but not between two products.
     """
     above = wiring.above(output)
-    found = []
+    found: dict[str, Core] = {}
     for node in wiring.graph.node:
         scores = _scores_of(wiring, node)
-        if scores and node.output[0] in above and wiring.reaching(scores, tokens):
-            found.append(_around(wiring, tokens, scores, node))
-    return found
+        if not scores or node.output[0] not in above or not wiring.reaching(scores, tokens):
+            continue
+        try:
+            core = _around(wiring, tokens, scores, node)
+        except UnreadableError:
+            # An exponential may be part of anything.
+            if node.op_type == "Exp":
+                continue
+            raise
+        # A softmax of a softmax has the same products around it.
+        found.setdefault(core.product, core)
+    return list(found.values())
 
 
 def _scores_of(wiring: Wiring, node: Node) -> str:
@@ -86,8 +95,6 @@ def _scores_of(wiring: Wiring, node: Node) -> str:
         return ""
     source = wiring.producer.get(node.input[0])
     if source is not None and source.op_type in SOFTMAXES:
-        return ""
-    if not any(user.op_type == "ReduceSum" for user in wiring.consumers[node.output[0]]):
         return ""
     if source is not None and source.op_type == "Sub":
         maximum = wiring.producer.get(source.input[1])

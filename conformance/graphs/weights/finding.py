@@ -15,7 +15,7 @@ from ..told import Told
 from ..weighing import Found, Stages
 from .loading import is_coarse, read_wiring
 from .locating import find_cores
-from .questions import Questions
+from .questions import FREE_SIZES, Questions
 from .recovering import Recovered, recover, stages_of
 from .references import beside
 from .scaling import UNKNOWN, gauge_of, snapped
@@ -65,16 +65,21 @@ def find_weights(
 
 
 def _structure(wiring: Wiring, questions: Questions, *, core_only: bool) -> _Structure:
-    """What the structure gives, and why not more."""
-    stages = Stages()
+    """What the structure gives, and why not more; broken graphs are tried at other sizes, too."""
     try:
         tokens = frozenset(role.name for role in questions.tokens.values())
         cores = find_cores(wiring, tokens, questions.reading.output.name)
-        stages = stages_of(cores)
-        recovered = None if core_only else recover(wiring, questions, cores)
-    except (UnreadableError, GraphRefused) as error:
-        return _Structure(stages=stages, reason=str(error))
-    return _Structure(stages=stages, recovered=recovered)
+    except UnreadableError as error:
+        return _Structure(reason=str(error))
+    stages = stages_of(cores)
+    reason = ""
+    for sizes in () if core_only else FREE_SIZES:
+        try:
+            recovered = recover(wiring, replace(questions, sizes=sizes), cores)
+            return _Structure(stages=stages, recovered=recovered)
+        except (UnreadableError, GraphRefused) as error:
+            reason = reason or str(error)
+    return _Structure(stages=stages, reason=reason)
 
 
 def _from_graph(structure: _Structure, told: Told) -> Found:

@@ -42,15 +42,20 @@ class AffineMap:
 
 
 def affine_maps(
-    questions: Questions, operands: Mapping[str, Operand], counts: Mapping[str, int | None]
+    questions: Questions,
+    operands: Mapping[str, Operand],
+    counts: Mapping[str, int | None],
+    roles: Mapping[str, str],
 ) -> dict[str, AffineMap]:
-    """The map behind each tensor; ``counts``: heads side by side in its last axis.
+    """The map behind each tensor.
+
+    ``counts``: heads side by side in its last axis; ``roles``: whose tokens it is a map of.
 
     The keys are ``query``, ``key`` or ``value``, with anything behind a space.
 
     Raises UnreadableError where a tensor is no affine map of single tokens.
     """
-    probe = _Probe(questions, operands)
+    probe = _Probe(questions, operands, roles)
     owners = {part: _rows_of(probe, part, counts.get(part)) for part in operands}
     found = _solved(probe, owners)
     for part, rows in owners.items():
@@ -79,9 +84,10 @@ class _Rows:
 class _Probe:
     """Runs that all parts share: a token is asked for query, key and value at once."""
 
-    def __init__(self, questions: Questions, operands: Mapping[str, Operand]) -> None:
-        self.questions, self.operands = questions, operands
-        self.roles = {part: questions.role_of(spoken(part)) for part in operands}
+    def __init__(
+        self, questions: Questions, operands: Mapping[str, Operand], roles: Mapping[str, str]
+    ) -> None:
+        self.questions, self.operands, self.roles = questions, operands, roles
         self.shapes = {role: questions.shape(role) for role in questions.tokens}
         self._taps = [operand.name for operand in operands.values()]
         self.base = self.run({})
@@ -203,9 +209,12 @@ def _check(probe: _Probe, part: str, rows: _Rows, found: AffineMap) -> None:
     """Hold the map against an answer to tokens of every size; raises UnreadableError."""
     role, count = probe.roles[part], probe.count(part)
     width = probe.shapes[role][-1]
-    asked = np.random.default_rng(width + 1).standard_normal((count, width))
-    tensor = probe.run({role: asked})[part]
-    asked = asked.astype(tensor.dtype).astype(np.float64)
+    tokens = {
+        name: np.random.default_rng(number).standard_normal(shape)
+        for number, (name, shape) in enumerate(probe.shapes.items())
+    }
+    tensor = probe.run(tokens)[part]
+    asked = tokens[role].reshape(count, width).astype(tensor.dtype).astype(np.float64)
     expected = np.einsum("hde,te->thd", found.matrix, asked) + found.bias
     size = np.einsum("hde,te->thd", np.abs(found.matrix), np.abs(asked)) + np.abs(found.bias)
     roundoff = float(np.finfo(tensor.dtype).eps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -16,8 +16,22 @@ from .unreadable import UnreadableError
 
 Array = np.ndarray[Any, Any]
 
-# Sizes where the graph leaves them open: different, so that no two axes are mistaken.
-FREE_SIZES: Final = {"batch": 2, "query_length": 4, "key_length": 5, "past_length": 0}
+# Sizes where the graph leaves them open: different, so that no two axes are mistaken; no usual head
+# sizes, so that no scale is; then those at which a graph with baked sizes may still run.
+FREE_SIZES: Final[tuple[Mapping[str, int], ...]] = tuple(
+    {"batch": batch, "query_length": queries, "key_length": keys, "past_length": 0}
+    for batch, queries, keys in (
+        (3, 5, 7),
+        (2, 5, 7),
+        (1, 5, 7),
+        (3, 5, 5),
+        (2, 5, 5),
+        (1, 5, 5),
+        (2, 2, 2),
+        (3, 1, 1),
+        (1, 1, 1),
+    )
+)
 _LENGTH_FIELDS: Final = {
     "query": "query_length",
     "x": "query_length",
@@ -33,7 +47,8 @@ _ATTENDED: Final = {"keep": 1, "keep_int": 1, "drop": 0, "drop_int": 0, "bias": 
 class Questions:
     """Runs a graph on tokens ``[B, L, E]`` by role, and reads its answer as ``[B, L, E]``.
 
-    ``coarse``: the graph quantises activations to 8 bits while it runs.
+    ``coarse``: the graph quantises activations to 8 bits while it runs. ``sizes``: where the graph
+    leaves them open.
     """
 
     header: Header
@@ -41,6 +56,7 @@ class Questions:
     reading: Reading
     num_heads: int | None = None
     coarse: bool = False
+    sizes: Mapping[str, int] = field(default_factory=lambda: FREE_SIZES[0])
 
     @cached_property
     def tokens(self) -> dict[str, Role]:
@@ -61,28 +77,28 @@ class Questions:
         return self._size("batch", sizes.get("B", 1)), length, self._width(role, sizes.get("E"))
 
     def _width(self, role: str, told: int | str | None) -> int:
-        field = {"x": "query_size", "context": "key_size"}.get(role, f"{role}_size")
-        found = self._pinned(field) or (told if isinstance(told, int) else None)
+        name = {"x": "query_size", "context": "key_size"}.get(role, f"{role}_size")
+        found = self._pinned(name) or (told if isinstance(told, int) else None)
         if found is None:
             msg = f"the graph does not say how wide the tokens of {self.tokens[role].name!r} are"
             raise UnreadableError(msg)
         return found
 
-    def _size(self, field: str, told: int | str | None) -> int:
+    def _size(self, name: str, told: int | str | None) -> int:
         if isinstance(told, int) and told > 0:
             return told
-        pinned = self._pinned(field)
-        if pinned is None and field == "key_length" and "x" in self.tokens:
+        pinned = self._pinned(name)
+        if pinned is None and name == "key_length" and "x" in self.tokens:
             return self._size("query_length", None)
-        return FREE_SIZES[field] if pinned is None else pinned
+        return self.sizes[name] if pinned is None else pinned
 
-    def _pinned(self, field: str) -> int | None:
-        pins, seen = self.reading.pins, {field}
-        while isinstance(pin := pins.get(field), str) and pin not in seen:
+    def _pinned(self, name: str) -> int | None:
+        pins, seen = self.reading.pins, {name}
+        while isinstance(pin := pins.get(name), str) and pin not in seen:
             seen.add(pin)
-            field = pin
-            if field not in pins and field in FREE_SIZES:
-                return FREE_SIZES[field]
+            name = pin
+            if name not in pins and name in self.sizes:
+                return self.sizes[name]
         return pin if isinstance(pin, int) else None
 
     def ask(self, tokens: Mapping[str, Array], taps: Sequence[str] = ()) -> dict[str, Array]:

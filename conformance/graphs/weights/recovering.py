@@ -19,6 +19,7 @@ from .inside import PARTS, map_inside, node_values, with_bias
 from .probing import ROUNDINGS, AffineMap, affine_maps
 from .projecting import Projected, output_projection
 from .questions import Questions
+from .reaching import mixed_up, role_behind
 from .scaling import measured_factor, snapped
 from .storing import Projection, stored_projection
 from .unreadable import UnreadableError
@@ -83,7 +84,7 @@ def recover(wiring: Wiring, questions: Questions, cores: Sequence[Core]) -> Reco
         scale=_scale(cores, inputs, answers, maps["query"][0].matrix.shape[1]),
         layout="; ".join(filter(None, (found.layout for found in inputs.values()))),
         roundoff=answers.roundoff,
-        assumptions=tuple(_faults(inputs, output, answers)),
+        assumptions=(*mixed_up(wiring, questions, cores), *_faults(inputs, output, answers)),
     )
 
 
@@ -97,7 +98,7 @@ def _maps(
             msg = "the attention node is not given the graph's own input"
             raise UnreadableError(msg)
         return {part: [map_inside(part, cores[0], inside[0])] for part in PARTS}
-    found = _probed(questions, cores)
+    found = _probed(wiring, questions, cores)
     return {
         part: [
             with_bias(one, values.get(f"{part} bias"))
@@ -107,7 +108,9 @@ def _maps(
     }
 
 
-def _probed(questions: Questions, cores: Sequence[Core]) -> dict[str, list[AffineMap]]:
+def _probed(
+    wiring: Wiring, questions: Questions, cores: Sequence[Core]
+) -> dict[str, list[AffineMap]]:
     operands = {
         f"{part} {number}": getattr(core, part)
         for number, core in enumerate(cores)
@@ -118,7 +121,8 @@ def _probed(questions: Questions, cores: Sequence[Core]) -> dict[str, list[Affin
         for number, core in enumerate(cores)
         for part in PARTS
     }
-    found = affine_maps(questions, operands, counts)
+    roles = {key: role_behind(wiring, questions, key, tap.name) for key, tap in operands.items()}
+    found = affine_maps(questions, operands, counts, roles)
     return {part: [found[f"{part} {number}"] for number in range(len(cores))] for part in PARTS}
 
 

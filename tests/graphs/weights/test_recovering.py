@@ -296,6 +296,69 @@ def test_heads_below_one_another_are_noticed(tmp_path: Path) -> None:
     assert any("below one another" in text for text in found.assumptions)
 
 
+class BakedBatch(Layer):
+    """The number of items of the traced call in every reshape."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention of two items."""
+        q, k, v = (
+            part(given).view(2, -1, 3, 4).transpose(1, 2)
+            for part, given in ((self.q, query), (self.k, key), (self.v, value))
+        )
+        found: Tensor = self.o(layers.divided(q, k, v).transpose(1, 2).reshape(2, -1, 12))
+        return found
+
+
+def test_a_baked_number_of_items_is_no_hindrance(tmp_path: Path) -> None:
+    """A graph that runs at two items alone, though it says otherwise, is read at two."""
+    module = BakedBatch()
+    path = export(tmp_path / "m.onnx", module, tokens(12, 12, 12))
+    found = find(path, process=GraphProcess)
+    assert differing(found, module) == []
+
+
+class Thrice(Layer):
+    """The query handed over as key and value, too; the other inputs do not count."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Self-attention with two idle inputs."""
+        return super().forward(query, query, query) + 0 * (key.sum() + value.sum())
+
+
+def test_heads_of_the_wrong_tokens_are_noticed(tmp_path: Path) -> None:
+    """The projections are read although they are given another input, which is said."""
+    module = Thrice()
+    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(found, module) == []
+    assert "the graph makes the key heads of the tokens of query" in found.assumptions
+
+
+def by_length(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Divided by the root of the number of queries."""
+    return (query @ key.transpose(-1, -2) * query.shape[-2] ** -0.5).softmax(-1) @ value
+
+
+def double(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A softmax of a softmax."""
+    logits = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    return logits.softmax(-1).softmax(-1) @ value
+
+
+def test_a_softmax_of_a_softmax_is_one_attention(tmp_path: Path) -> None:
+    """The projections around it are read: what is wrong is between the products."""
+    module = Layer(double)
+    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(found, module) == []
+    assert found.scale == 1 / 2
+
+
+def test_a_scale_by_the_length_is_not_taken_for_the_standards(tmp_path: Path) -> None:
+    """The sizes of the questions are no head sizes, so that their roots are not the scale."""
+    found = find(export(tmp_path / "m.onnx", Layer(by_length), tokens(12, 12, 12)))
+    assert found.scale != 1 / 2
+    assert found.gauge == ""
+
+
 class Bent(Layer):
     """Queries that are no affine map of tokens."""
 
