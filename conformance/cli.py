@@ -13,6 +13,7 @@ import click
 
 from .commands.catalogue import explain_command, list_command
 from .commands.check import check_command
+from .commands.export_check import export_check_command
 from .commands.identify import identify_command
 from .commands.replay import replay_command
 from .commands.teeth import teeth_command
@@ -21,6 +22,7 @@ COMMANDS: Final = (
     check_command,
     list_command,
     explain_command,
+    export_check_command,
     identify_command,
     replay_command,
     teeth_command,

@@ -107,6 +107,12 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "checking",
             "expectations",
+            "exporting.asking",
+            "exporting.exporter",
+            "exporting.job",
+            "exporting.opening",
+            "exporting.session",
+            "exporting.trying",
             "identification",
             "identification.*",
             "replay",

@@ -1,0 +1,103 @@
+"""``conformance export-check`` from the command line, and what becomes of each export."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _paths import CHECKOUT
+from command_line import COMMAND
+
+from conformance.exporting.session import exit_code_of
+
+FILE = CHECKOUT / "tests" / "modules_to_export.py"
+FAST = ("--only", "export.dynamic-*", "--only", "export.matches-source", "--only", "numerics.scale")
+
+
+def conformance(*arguments: str) -> tuple[int, str]:
+    """The exit code of the command and everything that it says."""
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def run(tmp_path: Path, name: str, *options: str) -> tuple[int, str, dict[str, Any]]:
+    path = tmp_path / "record.json"
+    code, said = conformance("export-check", f"{FILE}:{name}", *FAST, *options, "--json", str(path))
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return code, said, record
+
+
+def test_a_right_module(tmp_path: Path) -> None:
+    """Every export of a right module conforms, and can be checked again from what is kept."""
+    kept = tmp_path / "kept"
+    code, said, record = run(
+        tmp_path, "Itself", "--exporter", "legacy", "--opset", "18,20", "--keep", str(kept)
+    )
+    assert code == 0, said
+    assert [row["verdict"] for row in record["exports"]] == ["conforms"] * 2
+    assert "2 exports: 2 conforms" in said
+    graph, source = kept / "legacy-opset18.onnx", f"{kept / 'source.py'}:module"
+    code, said = conformance("check", str(graph), "--source", source, *FAST)
+    assert code == 0, said
+
+
+def test_a_module_that_bakes_its_sizes(tmp_path: Path) -> None:
+    """Tracing bakes them, torch.export does not: the table says which, and who is to blame."""
+    code, said, record = run(tmp_path, "Baked", "--opset", "20")
+    rows = {row["exporter"]: row for row in record["exports"]}
+    assert code == 1
+    assert rows["dynamo"]["verdict"] == "conforms", said
+    assert rows["legacy"]["failed"] == ["export.dynamic-batch", "export.dynamic-length"]
+    assert rows["legacy"]["blame"]["step"] == "graph at the lowest level"
+    assert "the graph runs at 2 only" in said
+
+
+def test_a_module_that_cannot_be_exported(tmp_path: Path) -> None:
+    """What an exporter raises is the verdict on that export, in a sentence."""
+    code, said, record = run(tmp_path, "Branching", "--exporter", "dynamo", "--opset", "18")
+    assert code == 1
+    (row,) = record["exports"]
+    assert row["verdict"] == "not-exported"
+    assert row["reason"].startswith("cannot be exported: ")
+    assert "Traceback" not in said
+
+
+def test_an_opset_that_no_exporter_knows(tmp_path: Path) -> None:
+    """An opset that the tracing exporter does not support is no failure of the module's."""
+    code, said, record = run(tmp_path, "Itself", "--exporter", "legacy", "--opset", "18,99")
+    assert [row["verdict"] for row in record["exports"]] == ["conforms", "unsupported"]
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("number",), "is 3: name a torch.nn.Module"),
+        (("Itself", "--opset", "new"), "--opset new: give positive numbers"),
+        (("Itself", "--exporter", "other"), "'other' is not one of"),
+    ],
+)
+def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
+    """Bad input is one sentence and exit code 2."""
+    code, said, _ = run(tmp_path, *arguments)
+    assert code == 2
+    assert told in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["not-exported", "not-exported"], 1),
+        (["not-read", "unsupported"], 1),
+        (["unsupported"], 1),
+        (["error"], 1),
+    ],
+)
+def test_exit_code_without_graphs(verdicts: list[str], code: int) -> None:
+    """Without any graph nothing conforms."""
+    report = {"candidates": [], "exports": [{"verdict": word} for word in verdicts]}
+    assert exit_code_of(report) == code
