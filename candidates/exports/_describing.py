@@ -70,7 +70,7 @@ class Export:
     """A graph to make of a source.
 
     clauses
-        The MUST clauses that it fails although its source is right; none when it is correct.
+        The MUST clauses that it fails, whatever else; none when it is correct.
     precision
         ``float32``, ``float16`` or ``int8-dynamic``.
     """
