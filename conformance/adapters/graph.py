@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ from .graph_forward import GraphForward, mask_pairs
 from .source import Source, source_of
 from .wish import assuming
 
+LOWEST: Final = Setting(level="disabled")
 _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 
@@ -102,18 +103,50 @@ def graph_candidate(path: Path, besides: Besides) -> Candidate:
 def _read(
     header: Header, process: GraphProcess, told: Told, besides: Besides
 ) -> tuple[Reading, Found]:
-    """Roles and weights; of a graph that hangs or dies what its file says, for a verdict."""
+    """Roles and weights.
+
+    Of a graph that hangs or dies they are read with nothing optimised, and where it gives no answer
+    there either off what its file says: then its silence becomes a verdict.
+    """
+    notes: list[str] = []
+    for setting in (DEFAULT, LOWEST):
+        asked = _Set(process, setting)
+        try:
+            reading = read_roles(header, asked.run, told)
+        except GraphLost as lost:
+            at = "" if setting == DEFAULT else " with nothing optimised, too"
+            notes.append(f"when its inputs were tried{at}, the graph {lost}")
+            continue
+        found = _weights(header, asked, reading, told, besides)
+        return _noted(reading, notes), found
+    return _noted(read_unasked(header, told), notes), Found(gauge=UNKNOWN)
+
+
+def _noted(reading: Reading, notes: Sequence[str]) -> Reading:
+    return dataclasses.replace(reading, assumptions=(*reading.assumptions, *notes))
+
+
+class _Set(GraphProcess):
+    """The same process, whose runs are at another setting unless they say one."""
+
+    def __init__(self, process: GraphProcess, setting: Setting) -> None:
+        self.path, self.limits = process.path, process.limits
+        self._process, self._setting = process, setting
+
+    def ask(self, do: str, feeds: Feeds | None = None, **how: Any) -> tuple[Any, Any]:
+        """Ask the process that this one stands for."""
+        if how.get("setting", DEFAULT) == DEFAULT:
+            how["setting"] = self._setting
+        return self._process.ask(do, feeds, **how)
+
+
+def _weights(
+    header: Header, process: GraphProcess, reading: Reading, told: Told, besides: Besides
+) -> Found:
     try:
-        reading = read_roles(header, process.run, told)
-    except GraphLost as lost:
-        note = f"when its inputs were tried, the graph {lost}"
-        reading = read_unasked(header, told)
-        reading = dataclasses.replace(reading, assumptions=(*reading.assumptions, note))
-        return reading, Found(gauge=UNKNOWN)
-    try:
-        return reading, _found(header, process, reading, told, besides)
+        return _found(header, process, reading, told, besides)
     except (GraphLost, GraphRefused) as error:
-        return reading, _unprobed(error, besides.source)
+        return _unprobed(error, besides.source)
 
 
 def _unprobed(error: Exception, source: Source | None) -> Found:
