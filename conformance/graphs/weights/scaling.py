@@ -16,14 +16,17 @@ FOLDED: Final = (
     "no factor between the graph's own weights and its logits: a scale that was folded into the "
     "weights cannot be told from one that is missing"
 )
+# The share of the scores that must agree on a factor, 1 in so many: what a graph that is always
+# causal leaves of more keys than queries, while factors that are none agree by chance in 1 of 50.
+FEWEST: Final = 8
 UNKNOWN: Final = "attention up to gauge; scale and head layout not verified"
 
 
 def measured_factor(answers: Answers) -> float | None:
     """What lies between the product of query and key and the softmax, as a factor.
 
-    Entries that a mask fills and a bias that depends on no token are outvoted, or cancel between
-    two calls. None where no factor explains half of the entries.
+    Entries that a mask fills agree on no factor; a bias that depends on no token cancels between
+    two calls. None where no factor explains enough of the entries.
     """
     if not answers.products:
         return None
@@ -39,10 +42,14 @@ def _voted(scores: Array, products: Array, answers: Answers) -> float | None:
     live = np.isfinite(scores) & (np.abs(products) > np.sqrt(answers.roundoff))
     if not live.any():
         return None
-    ratios = scores[live] / products[live]
-    middle = float(np.median(ratios))
-    agreeing = np.abs(ratios - middle) <= ROUNDINGS * answers.roundoff * abs(middle)
-    return middle if middle > 0 and 2 * agreeing.sum() >= live.sum() else None
+    ratios = np.sort(scores[live] / products[live])
+    ratios = ratios[ratios > 0]
+    upper = ratios * (1 + 2 * ROUNDINGS * answers.roundoff)
+    votes = np.searchsorted(ratios, upper, side="right") - np.arange(len(ratios))
+    if not len(votes) or votes.max() * FEWEST < live.sum():
+        return None
+    first = int(votes.argmax())
+    return float(np.median(ratios[first : first + votes[first]]))
 
 
 def snapped(factor: float, head_size: int, roundoff: float) -> float:
