@@ -128,7 +128,8 @@ def export(
     shapes: dict[str, Any] = {"dynamic_axes": dynamic}
     if dynamo:
         found = [dict((dynamic or {}).get(name, {})) for name in inputs]
-        shapes = {"dynamic_shapes": (tuple(found),), "external_data": False}
+        spec = (tuple(found),) if isinstance(module, Calls) else tuple(found)
+        shapes = {"dynamic_shapes": spec, "external_data": False}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(

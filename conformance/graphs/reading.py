@@ -47,7 +47,8 @@ class Reading:
         The role of each, in the graph's order; one output has the role ``output``.
     pins
         Geometry fields (``batch``, ``query_length``, ``key_length``, ``num_heads``,
-        ``query_size`` …) that the graph fixes: a number, or the name of the field it equals.
+        ``query_size`` …) that the graph fixes: a number, the name of the field it equals, or the
+        sizes it may have.
     baked
         Axes whose size is fixed although the file calls them dynamic: geometry field → size. They
         are in ``pins``, too.
@@ -61,7 +62,7 @@ class Reading:
     mode: Literal["separate", "memory", "self"]
     inputs: tuple[Role, ...]
     outputs: tuple[Role, ...]
-    pins: Mapping[str, int | str] = field(default_factory=dict)
+    pins: Mapping[str, int | str | tuple[int, ...]] = field(default_factory=dict)
     baked: Mapping[str, int] = field(default_factory=dict)
     causal: str | None = None
     assumptions: tuple[str, ...] = ()

@@ -94,8 +94,7 @@ def plans(
     choices = _tensor_choices(header, told)
     for size in sizes:
         for tensors in choices[:1] if likely else choices:
-            rest = [port for port in header.inputs if port not in tensors]
-            yield from _with_tensors(tensors, rest, told, size)
+            yield from _with_tensors(tensors, header, told, size)
 
 
 def _tensor_choices(header: Header, told: Told) -> list[tuple[Port, ...]]:
@@ -133,10 +132,10 @@ def _unlikely(tensors: Sequence[Port]) -> int:
 
 
 def _with_tensors(
-    tensors: tuple[Port, ...], rest: Sequence[Port], told: Told, sizes: Sizes
+    tensors: tuple[Port, ...], header: Header, told: Told, sizes: Sizes
 ) -> Iterator[Plan]:
-    rank = next((port.rank for port in tensors if port.rank is not None), len("BLE"))
-    layouts = LAYOUTS[rank]
+    rest = [port for port in header.inputs if port not in tensors]
+    layouts = _layouts(tensors, told, header)
     constants = tuple(port for port in rest if _is_constant(port, told))
     pasts = tuple(port for port in rest if port not in constants and _is_past(port, told))
     masks = [port for port in rest if port not in constants and port not in pasts]
@@ -161,6 +160,25 @@ def _with_tensors(
                 constants=constants,
                 sizes=sizes,
             )
+
+
+def _layouts(tensors: Sequence[Port], told: Told, header: Header) -> tuple[str, ...]:
+    """The orders of axes that some tensors may have.
+
+    Without a rank in the file all are tried. The Attention operator kills its process when it is
+    given packed heads but no number of them (onnxruntime 1.31.1), so there heads apart come first.
+    """
+    said = [
+        len(str(told.inputs[p.name]["axes"]))
+        for p in tensors
+        if "axes" in told.inputs.get(p.name, {})
+    ]
+    ranks = [*said, *(port.rank for port in tensors if port.rank is not None)]
+    if ranks:
+        return LAYOUTS[ranks[0]]
+    apart = LAYOUTS[len("BHLD")] if len(tensors) == len("qkv") else ()
+    packed = LAYOUTS[len("BLE")] + LAYOUTS[len("LE")]
+    return apart + packed if "::Attention" in header.operators else packed + apart
 
 
 def _told_axes(port: Port, told: Told, layout: str) -> str:

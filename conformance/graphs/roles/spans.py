@@ -12,9 +12,11 @@ from ..told import Told
 from . import names
 from .assigning import Assignment
 from .basing import Start, constant
+from .limits import longest
 from .plans import Plan
 from .stretching import Stretch
 
+Pin = int | str | tuple[int, ...]
 _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 
 
@@ -22,7 +24,7 @@ _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 class Spans:
     """Sizes of calls that are fixed, and the inputs that are neither tensors nor masks."""
 
-    pins: Mapping[str, int | str]
+    pins: Mapping[str, Pin]
     baked: Mapping[str, int]
     others: list[Role]
     assumptions: list[str]
@@ -33,41 +35,59 @@ def read_spans(
 ) -> Spans:
     """Find the sizes that a graph fixes."""
     axes = _axes(start.plan, assignment, masks)
-    pins: dict[str, int | str] = {}
-    for letter, field in _FIELDS.items():
-        fixed = [axis for axis in axes[letter] if isinstance(axis, int)]
-        if fixed:
-            pins[field] = fixed[0]
+    pins = _fixed(axes)
     if "H" not in assignment.layout:
         pins.update(_heads(start, masks, stretch.size("B")))
-    baked: dict[str, int] = {}
-    sentences = []
     open_letters = [letter for letter in _FIELDS if axes[letter] and _FIELDS[letter] not in pins]
-    equal = _equal(axes, assignment)
-    if "Q" in open_letters and "K" in open_letters:
-        if not equal and not stretch.runs("Q") and not stretch.runs("K") and stretch.runs("QK"):
+    sentences: list[str] = []
+    equal = False
+    if {"Q", "K"} <= set(open_letters):
+        equal = _equal(axes, assignment)
+        if not equal and _refuses_unequal(stretch):
             equal = True
             sentences.append("query and key lengths must be equal: the runtime refuses others")
-        if equal:
-            open_letters.remove("K")
-            pins["key_length"] = "query_length"
+    if equal:
+        open_letters.remove("K")
+        pins["key_length"] = "query_length"
+    baked: dict[str, int] = {}
     for letter in open_letters:
         letters = "QK" if letter == "Q" and equal else letter
-        if not stretch.runs(letters):
-            size = stretch.size(letter)
-            baked[_FIELDS[letter]] = pins[_FIELDS[letter]] = size
-            sentences.append(
-                f"{_FIELDS[letter].replace('_', ' ')} is taken for {size}: the file calls it "
-                "dynamic, but the runtime refuses every other size tried"
-            )
-    if pins.get("key_length") == "query_length" and "query_length" in baked:
-        baked["key_length"] = baked["query_length"]
-    return Spans(
-        pins=pins,
-        baked=baked,
-        others=_others(start.plan, told),
-        assumptions=sentences,
-    )
+        found, why = _asked(letters, stretch)
+        if found is not None:
+            pins[_FIELDS[letter]] = found
+            sentences.append(why)
+        if isinstance(found, int):
+            baked |= {_FIELDS[one]: found for one in letters}
+    others = _others(start.plan, told)
+    return Spans(pins=pins, baked=baked, others=others, assumptions=sentences)
+
+
+def _fixed(axes: Mapping[str, Sequence[Axis]]) -> dict[str, Pin]:
+    """The sizes that the file fixes."""
+    sizes = {
+        field: [axis for axis in axes[letter] if isinstance(axis, int)]
+        for letter, field in _FIELDS.items()
+    }
+    return {field: found[0] for field, found in sizes.items() if found}
+
+
+def _refuses_unequal(stretch: Stretch) -> bool:
+    return not stretch.runs("Q") and not stretch.runs("K") and stretch.runs("QK")
+
+
+def _asked(letters: str, stretch: Stretch) -> tuple[Pin | None, str]:
+    """The pin of an axis that the file leaves open, None when it is, and a sentence."""
+    field = _FIELDS[letters[0]].replace("_", " ")
+    if not stretch.runs(letters):
+        size = stretch.size(letters[0])
+        return size, (
+            f"{field} is taken for {size}: the file calls it dynamic, but the runtime refuses "
+            "every other size tried"
+        )
+    most = longest(stretch, letters) if letters != "B" else None
+    if most is None:
+        return None, ""
+    return tuple(range(1, most + 1)), f"{field} is at most {most}: the runtime refuses longer ones"
 
 
 def _axes(plan: Plan, assignment: Assignment, masks: Sequence[Role]) -> dict[str, list[Axis]]:

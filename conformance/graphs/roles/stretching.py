@@ -36,9 +36,10 @@ class Stretch:
 
     def runs(self, letters: str) -> bool:
         """Whether any other size of some axes, changed together, is accepted."""
-        return any(self._runs(letters, step) for step in _STEPS)
+        return any(self.accepts(letters, step) for step in _STEPS)
 
-    def _runs(self, letters: str, step: int) -> bool:
+    def accepts(self, letters: str, step: int) -> bool:
+        """Whether the runtime accepts some axes longer by a step."""
         return self.start.base.probe.ask(self._feeds(letters, step)) is not None
 
     def base(self, letters: str, step: int) -> Base | None:
