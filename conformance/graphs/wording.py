@@ -13,9 +13,19 @@ _SHORT_SOURCE: Final = re.compile(r"\b[\w/.]+\.(?:cc|h):\d+ [\w:~<>]+(?:\(\))? "
 _NODE: Final = re.compile(
     r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
 )
+# A node that the runtime refuses to build, with the types of all that goes in and comes out.
+_BUILDING: Final = re.compile(
+    r"This is an invalid model\. In Node, \(\"([^\"]*)\", (\w+), .*?\) -> .*? , (?:Error )?"
+)
 _LOADING: Final = re.compile(r"Load model from .*? failed: ?")
 _CONTEXT: Final = "==> Context: "
 _LONGEST: Final = 400
+
+
+def _named(found: re.Match[str]) -> str:
+    """The node that a message is about: ``Reshape 'flat': ``."""
+    operator, name = found.groups() if found.re is _NODE else found.groups()[::-1]
+    return f"{operator} {name!r}: " if name else f"{operator}: "
 
 
 def sentence(error: BaseException) -> str:
@@ -23,9 +33,8 @@ def sentence(error: BaseException) -> str:
     text = str(error)
     for pattern in (_CODE, _LONG_SOURCE, _SHORT_SOURCE, _LOADING):
         text = pattern.sub("", text)
-    text = _NODE.sub(
-        lambda found: f"{found[1]} {found[2]!r}: " if found[2] else f"{found[1]}: ", text
-    )
+    for node in (_NODE, _BUILDING):
+        text = node.sub(_named, text)
     text = text.replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = lines[0] if lines else ""

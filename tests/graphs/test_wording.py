@@ -1,0 +1,51 @@
+"""The libraries' messages in one line for readers."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.graphs.wording import sentence
+
+SOURCE = "/onnxruntime_src/onnxruntime/core/graph/graph.cc:1587 void onnxruntime::Graph::Load() "
+LONG = (
+    "/onnxruntime_src/onnxruntime/core/graph/model_load_utils.h:46 void onnxruntime::Validate("
+    "const std::unordered_map<std::__cxx11::basic_string<char>, int>&, bool) "
+)
+RUNNING = (
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Mod node. "
+    "Name:'rest' Status Message: element_wise_ops.cc:2256 operator() Integer modulo by zero"
+)
+BUILDING = (
+    "[ONNXRuntimeError] : 10 : INVALID_GRAPH : Load model from m.onnx failed:This is an invalid "
+    'model. In Node, ("scores", QAttention, "com.microsoft", -1) : ("q": tensor(uint8),"",) -> '
+    '("y": tensor(float),) , Error Unrecognized attribute: is_causal'
+)
+UNNAMED = (
+    'This is an invalid model. In Node, ("", Attention, "", -1) : ("x": tensor(float),) -> ("y": '
+    "tensor(float),) , Error No Op registered for Attention with domain_version of 18"
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("[ONNXRuntimeError] : 1 : FAIL : plain words", "plain words"),
+        (f"[ONNXRuntimeError] : 1 : FAIL : {SOURCE}It is gone.\n", "It is gone."),
+        (f"Load model from /tmp/a b.onnx failed:{LONG}Opset 27", "Opset 27"),
+        ("tensorprotoutils.cc:461 ValidatePath Data are missing", "Data are missing"),
+        (RUNNING, "Mod 'rest': Integer modulo by zero"),
+        (BUILDING, "QAttention 'scores': Unrecognized attribute: is_causal"),
+        (UNNAMED, "Attention: No Op registered for Attention with domain_version of 18"),
+        ("\n\nInference failed:\n  Reshape: rank 3\nmore", "Inference failed: Reshape: rank 3"),
+        ("wrong\n\n==> Context: node 3", "wrong (node 3)"),
+        ("", ""),
+    ],
+)
+def test_sentences(told: str, shown: str) -> None:
+    """Codes, places in foreign sources and paths go; nodes and reasons stay."""
+    assert sentence(ValueError(told)) == shown
+
+
+def test_long_messages_are_cut() -> None:
+    """No message fills a screen."""
+    assert len(sentence(ValueError("word " * 1000))) <= 400
