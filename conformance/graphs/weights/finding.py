@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from torch import Tensor
 
@@ -22,6 +23,10 @@ from .scaling import UNKNOWN, gauge_of, snapped
 from .supplied import from_state_dict
 from .unreadable import UnreadableError
 from .wiring import Wiring
+
+# A stranger's graph may have axes and attributes that no walk expects: it is not read then, and the
+# run goes on without weights.
+_UNUSUAL: Final = (UnreadableError, ValueError, KeyError, IndexError, TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +74,24 @@ def _structure(wiring: Wiring, questions: Questions, *, core_only: bool) -> _Str
     try:
         tokens = frozenset(role.name for role in questions.tokens.values())
         cores = find_cores(wiring, tokens, questions.reading.output.name)
-    except UnreadableError as error:
-        return _Structure(reason=str(error))
+    except _UNUSUAL as error:
+        return _Structure(reason=_said(error))
     stages = stages_of(cores)
     reason = ""
     for sizes in () if core_only else FREE_SIZES:
         try:
             recovered = recover(wiring, replace(questions, sizes=sizes), cores)
             return _Structure(stages=stages, recovered=recovered)
-        except (UnreadableError, GraphRefused) as error:
-            reason = reason or str(error)
+        except (*_UNUSUAL, GraphRefused) as error:
+            reason = reason or _said(error)
     return _Structure(stages=stages, reason=reason)
+
+
+def _said(error: Exception) -> str:
+    """Why a graph could not be read, on one line."""
+    if isinstance(error, UnreadableError | GraphRefused):
+        return " ".join(str(error).split())
+    return f"its structure is unusual ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 def _from_graph(structure: _Structure, told: Told) -> Found:
