@@ -21,7 +21,7 @@ from .asking import Asking
 DYNAMO: Final = "dynamo"
 LEGACY: Final = "legacy"
 EXPORTERS: Final = (DYNAMO, LEGACY)
-_TOO_NEW: Final = "Unsupported ONNX opset version"
+_TOO_NEW: Final = ("Unsupported onnx_opset_version", "Unsupported ONNX opset version")
 _LONGEST: Final = 300
 
 
@@ -50,7 +50,7 @@ def export(asking: Asking, exporter: str, opset: int, path: Path) -> None:
             (_by_dynamo if exporter == DYNAMO else _by_tracing)(asking, opset, path)
     except Exception as error:  # an exporter runs the user's code, and may raise anything
         text = _told(error)
-        raise NotExported(text, unsupported=_TOO_NEW in text) from error
+        raise NotExported(text, unsupported=any(one in text for one in _TOO_NEW)) from error
 
 
 def _told(error: BaseException) -> str:
