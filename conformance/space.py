@@ -103,12 +103,12 @@ class Space:
             pairs.extend((form, shape) for shape in fits)
         return pairs
 
-    def recipes(self, dtype: str, candidate: Candidate) -> tuple[str, ...]:
+    def recipes(self, dtype: str, precision: str = "") -> tuple[str, ...]:
         """The value recipes for a dtype: half precision has no room for the extreme ones.
 
         Nor have integers of 8 bits, whose step is a part of the range of the whole tensor.
         """
-        if dtype in ("float32", "float64") and not candidate.declaration.precision:
+        if dtype in ("float32", "float64") and not precision:
             return self.values
         return tuple(name for name in self.values if name in HALF_PRECISION) or ("normal",)
 
@@ -187,8 +187,9 @@ class Space:
 
     def admits(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether a problem (a reduced one) still belongs to the space."""
-        unasked = candidate.declaration.always_causal and not problem.causal
-        if unasked or problem.values not in self.recipes(problem.dtype, candidate):
+        declared = candidate.declaration
+        unasked = declared.always_causal and not problem.causal
+        if unasked or problem.values not in self.recipes(problem.dtype, declared.precision):
             return False
         sizes = problem.geometry
         absent = WIDTHS if candidate.kind == "core" else ()
