@@ -87,12 +87,15 @@ def test_nothing_applicable_is_not_green(folder: Path) -> None:
 
 
 USAGE: dict[str, tuple[list[str], str]] = {
-    "no command": ([], "name a command: check, list, explain, identify, replay or teeth"),
+    "no command": (
+        [],
+        "name a command: check, list, explain, export-check, identify, replay or teeth",
+    ),
     "unknown command": (["chek"], "No such command 'chek'. Did you mean 'check'?"),
     "no target": (["check"], "Missing argument 'TARGET...'."),
     "unknown option": (
-        ["check", "x", "--jso", "f"],
-        "No such option '--jso'. Did you mean '--json'?",
+        ["check", "x", "--profil", "f"],
+        "No such option '--profil'. Did you mean '--profile'?",
     ),
     "an option that would clear the screen": (["check", "x", "--\x1b[2J"], r"--\x1b[2J"),
     "unknown profile": (["check", "x", "--profile", "fast"], "'fast' is not one of 'quick'"),
