@@ -117,10 +117,12 @@ def test_fingerprint_follows_the_specification(
     assert len(set(prints)) == len(prints) - 1
 
 
-def test_level_of_an_unnamed_kind_is_must() -> None:
-    """A level by kind is MUST where nothing is said."""
+def test_level_of_an_unnamed_kind() -> None:
+    """A level by kind is MUST where nothing is said; graphs are held to what layers are."""
     assert CLAUSES["shape.empty-batch"].level_for("layer") == "SHOULD"
-    assert CLAUSES["shape.empty-batch"].level_for("graph") == "MUST"
+    assert CLAUSES["shape.empty-batch"].level_for("graph") == "SHOULD"
+    assert CLAUSES["shape.empty-batch"].level_for("core") == "MUST"
+    assert CLAUSES["shape.empty-batch"].level_for("positions") == "MUST"
 
 
 def test_position_encodings_get_their_clauses_alone() -> None:
