@@ -50,12 +50,30 @@ class Wiring:
         return {tensor.name: tensor for tensor in self.graph.initializer}
 
     @cached_property
+    def ordered(self) -> list[Node]:
+        """The nodes, each behind those it reads from: converters append theirs at the end."""
+        unmade = {name for node in self.graph.node for name in node.output if name}
+        waiting, found = list(self.graph.node), list[Node]()
+        while waiting:
+            late = []
+            for node in waiting:
+                if unmade.isdisjoint(_read_by(node)):
+                    found.append(node)
+                    unmade.difference_update(node.output)
+                else:
+                    late.append(node)
+            if len(late) == len(waiting):  # a circle, which no runtime opens
+                return [*found, *late]
+            waiting = late
+        return found
+
+    @cached_property
     def reached(self) -> dict[str, frozenset[str]]:
         """The inputs whose *values* reach each tensor; their sizes do not count."""
         stored = self.initializers
         found = {port.name: frozenset({port.name}) for port in self.graph.input}
         found.update({name: frozenset() for name in stored})
-        for node in self.graph.node:
+        for node in self.ordered:
             inputs = frozenset[str]().union(
                 *(found.get(name, frozenset()) for name in _read_by(node))
             )

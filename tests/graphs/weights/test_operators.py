@@ -224,3 +224,13 @@ def test_the_core_of_a_core_has_stages_and_no_weights(tmp_path: Path) -> None:
     assert (found.weights, found.how) == (None, "declared")
     assert (found.stages.scores, found.stages.weights) == ("product", "weights")
     assert (found.stages.query, found.stages.value) == ("query", "value")
+
+
+def test_nodes_out_of_order_are_followed(tmp_path: Path) -> None:
+    """Converters append their casts at the end of the file, and the runtime sorts nodes itself."""
+    attention = node("Attention", ["pq", "pk", "pv"], ["heads"], q_num_heads=3, kv_num_heads=3)
+    nodes = [OUTPUT, attention, *PROJECT]
+    path = build(tmp_path / "m.onnx", nodes, INPUTS, MATRICES, opset=23)
+    found = find(path)
+    assert stored_are(found)
+    assert found.num_heads == 3
