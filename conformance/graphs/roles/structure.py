@@ -48,13 +48,17 @@ def multiplies_itself(header: Header) -> bool:
         return True
     sums = "ReduceSum" in _operators(header)
     live = {port.name for port in header.inputs}
-    for node in model.graph.node:
-        used = [name for name in node.input if name in live]
-        product = node.op_type in _PRODUCTS or (sums and node.op_type == "Mul")
-        if product and len(used) > 1:
-            return True
-        if used and node.op_type not in _SIZES:
-            live.update(node.output)
+    before = 0
+    # Again until nothing is added: converters append casts at the end, out of order.
+    while len(live) > before:
+        before = len(live)
+        for node in model.graph.node:
+            used = [name for name in node.input if name in live]
+            product = node.op_type in _PRODUCTS or (sums and node.op_type == "Mul")
+            if product and len(used) > 1:
+                return True
+            if used and node.op_type not in _SIZES:
+                live.update(node.output)
     return False
 
 
