@@ -97,11 +97,14 @@ def _options(
     """Every assignment that the declaration admits, that of the graph's order first."""
     rank = len(seen[tensors[0].name].local)
     said = {port.name: told.inputs.get(port.name, {}) for port in tensors}
+    layouts = _named_layouts(tensors, rank)
+    if any("axes" in one for one in said.values()):
+        layouts = LAYOUTS[rank]
     for order in itertools.permutations(ROLES[len(tensors)]):
         roles = dict(zip((port.name for port in tensors), order, strict=True))
         if any(said[name].get("role", role) != role for name, role in roles.items()):
             continue
-        for layout in LAYOUTS[rank]:
+        for layout in layouts:
             if any(_other_order(str(one.get("axes", layout)), layout) for one in said.values()):
                 continue
             checks = [
@@ -116,6 +119,19 @@ def _options(
                 named=sum(names.suggests(name, role) for name, role in roles.items()),
                 told=all("role" in one for one in said.values()),
             )
+
+
+def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
+    """The orders of axes that the file's own names of axes leave open.
+
+    An axis that is called batch promises items, even where the graph mixes them: that is a mistake
+    to be found, such as a module that wants positions first and was exported with items first.
+    """
+    named = {
+        at for port in tensors for at, axis in enumerate(port.shape or ()) if names.items_axis(axis)
+    }
+    fitting = tuple(layout for layout in LAYOUTS[rank] if {layout.find("B")} == named)
+    return fitting or LAYOUTS[rank]
 
 
 def _lengths(

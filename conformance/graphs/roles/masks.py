@@ -110,7 +110,7 @@ class _Asked:
         if self.port.dtype in FLOATS:
             return True
         before = self._influence(np.zeros(shape, self.port.dtype), self.key)
-        return before <= self._influence(self._marked(1), self.key) <= _ADDED * before
+        return before < self._influence(self._marked(1), self.key) <= _ADDED * before
 
     def _marked(self, mark: int) -> Array:
         """A mask with a mark at the key, and the opposite everywhere else."""

@@ -21,6 +21,14 @@ _DROPS: Final = frozenset("drop pad padding ignore ignored invalid blocked maske
 _LENGTHS: Final = frozenset("lens len length lengths valid seqlens seqlen".split())
 
 
+_ITEMS: Final = frozenset("b bs bsz batch batches batchsize".split())
+
+
+def items_axis(name: object) -> bool:
+    """Whether the name of an axis says that items are along it."""
+    return isinstance(name, str) and bool(words(name) & _ITEMS)
+
+
 def words(name: str) -> frozenset[str]:
     """The words of a name: ``attn_mask``, ``attnMask`` and ``Attn.Mask`` all hold ``mask``."""
     split = re.sub(r"([a-z])([A-Z])", r"\1 \2", name)

@@ -113,20 +113,24 @@ def _ignores(found: Interpretation, header: Header) -> bool:
 
 
 def _mixes(found: Interpretation) -> bool:
-    """Whether some position of the answer depends on several positions of an input."""
-    length = found.assignment.length_axis
-    return (
-        any(
-            seen.matters and not seen.open[length] and seen.local[length] is None
-            for seen in found.seen.values()
-        )
-        or not found.tells
+    """Whether a part of the answer depends on several positions, or items, of an input."""
+    outer = [at for at, letter in enumerate(found.assignment.layout) if letter in "BL"]
+    return not found.tells or any(
+        seen.matters and not seen.open[at] and seen.local[at] is None
+        for seen in found.seen.values()
+        for at in outer
     )
 
 
 def _about_tensors(found: Interpretation, told: Told) -> list[str]:
     """A sentence for each tensor: what it is, and how that was found."""
     sentences = []
+    assignment = found.assignment
+    if not assignment.clean:
+        sentences.append(
+            f"the graph does not behave as attention in everything: {assignment.passed} of "
+            f"{assignment.asked} facts about its inputs fit the roles that they are given"
+        )
     for name, role in found.assignment.roles.items():
         how = _how(role, found.seen[name], found.assignment)
         if told.inputs.get(name, {}).get("role"):

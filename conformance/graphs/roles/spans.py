@@ -81,8 +81,8 @@ def _asked(letters: str, stretch: Stretch) -> tuple[Pin | None, str]:
     if not stretch.runs(letters):
         size = stretch.size(letters[0])
         return size, (
-            f"{field} is taken for {size}: the file calls it dynamic, but the runtime refuses "
-            "every other size tried"
+            f"{field} is taken for {size}: the file calls it dynamic, but no other size tried "
+            "gives an answer of the right shape"
         )
     most = longest(stretch, letters) if letters != "B" else None
     if most is None:

@@ -24,6 +24,12 @@ class Stretch:
         self.start, self.assignment = start, assignment
         self.masks = masks
         self._items = "B" in assignment.layout
+        query, answer = start.base.feeds[assignment.first].shape, start.base.answer.shape
+        packed = tuple(
+            size for letter, size in zip(assignment.layout, query, strict=True) if letter in "BL"
+        )
+        # Where the first answer already has another shape, that of others tells nothing.
+        self._kept = answer[:-1] in (query[:-1], packed)
 
     def size(self, letter: str) -> int:
         """What an axis has in the call that runs; 1 for items that have no axis."""
@@ -39,8 +45,19 @@ class Stretch:
         return any(self.accepts(letters, step) for step in _STEPS)
 
     def accepts(self, letters: str, step: int) -> bool:
-        """Whether the runtime accepts some axes longer by a step."""
-        return self.start.base.probe.ask(self._feeds(letters, step)) is not None
+        """Whether some axes longer by a step give an answer, of the right shape if any is."""
+        longer = self.base(letters, step)
+        return longer is not None and (not self._kept or self._grew(longer, letters, step))
+
+    def _grew(self, longer: Base, letters: str, step: int) -> bool:
+        """Whether the answer grew where the query did and kept its other axes."""
+        layout, expected = self.assignment.layout, list(self.start.base.answer.shape)
+        if len(expected) < len(layout):  # heads are packed into the answer's last axis
+            layout = layout.replace("H", "")
+        for letter, size in (("B", "B"), ("L", "Q")):
+            if size in letters and letter in layout:
+                expected[layout.index(letter)] += step
+        return list(longer.answer.shape) == expected
 
     def base(self, letters: str, step: int) -> Base | None:
         """The call with some axes longer, None when it is refused."""

@@ -394,6 +394,24 @@ def test_a_reshape_of_the_traced_length_survives(tmp_path: Path) -> None:
     assert shown(reading) == "x=x:BLE -> y=output:BLE"
 
 
+def test_an_axis_that_is_called_batch_promises_items(tmp_path: Path) -> None:
+    """A module that mixes along it is read as the file says, and the clauses find the leak."""
+    module = of_layer(swapped)
+    reading = read(tmp_path, module, {"x": numbers(5, 3, WIDTH)}, dynamic(x="batch tokens"))
+    assert shown(reading) == "x=x:BLE -> y=output:BLE"
+    assert any("does not behave as attention" in sentence for sentence in reading.assumptions)
+
+
+def test_items_that_a_reshape_takes_for_positions_are_frozen(tmp_path: Path) -> None:
+    """The runtime accepts four items and answers in another shape: that is no other size."""
+
+    def flat(layer: Layer, x: Tensor) -> Tensor:
+        return itself(layer, x).reshape(int(x.shape[0]), -1, WIDTH)
+
+    reading = read(tmp_path, of_layer(flat), {"x": numbers(2, 5, WIDTH)}, dynamic(x="b s"))
+    assert reading.baked == {"batch": 2}
+
+
 def test_split_is_the_layers_own() -> None:
     """The helper of these tests cuts heads as blocks, so that pins of heads mean the same."""
     packed = numbers(2, 3, WIDTH)

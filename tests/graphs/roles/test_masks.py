@@ -107,6 +107,9 @@ CASES = {
         of_items(lambda m: dropping(m > 0.5)), none(3, 7, dtype=single), "b sk", "drop:BK"
     ),
     "int64 added to the logits": Case(adding, ones(5, 7, dtype=long), "sq sk", "bias:QK"),
+    "int64 keep that nothing fails": Case(
+        of_items(lambda m: keeping(m < 2)), ones(3, 7, dtype=long), "b sk", "keep_int:BK"
+    ),
     "lengths of items": Case(up_to((-1, 1, 1, 1)), torch.tensor([7, 3, 2]), "b", "lengths:B"),
     "lengths of queries": Case(
         up_to((3, 1, -1, 1)), torch.full((3, 5), 7, dtype=long), ". sq", "lengths:BQ"
