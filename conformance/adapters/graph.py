@@ -30,6 +30,9 @@ from .graph_forward import GraphForward, mask_pairs
 from .source import Source, source_of
 from .wish import assuming
 
+DOUBLES: Final = (
+    "accumulate is float32: onnxruntime rounds the scale of doubles to float (docs/findings/012)"
+)
 LOWEST: Final = Setting(level="disabled")
 _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
@@ -210,6 +213,8 @@ def _candidate(
     )
     candidate = _declared(forward(DEFAULT), opened, heads)
     notes = [*reading.assumptions, *found.assumptions]
+    if _dtype(reading) == "float64" and "accumulate" not in told.promises:
+        notes.append(DOUBLES)
     if source is not None and source.note:
         notes.append(f"{source.shown} tells no weights: {source.note}")
     if source is not None and offered:
@@ -276,6 +281,8 @@ def _promises(opened: OpenedGraph) -> dict[str, Any]:
         promises.update(causal=reading.causal, always_causal=True)
     if found.gauge and found.weights is not None and found.scale is not None:
         promises["semantics"] = golden.STANDARD.replace(scale=found.scale)
+    if _dtype(reading) == "float64":
+        promises["accumulate"] = "float32"
     if opened.told.precision or _is_quantised(opened.header):
         promises["precision"] = opened.told.precision or "int8-dynamic"
     return promises
