@@ -81,6 +81,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "exporting",
             "exporting.blame",
             "exporting.influence",
+            "exporting.sentence",
             "exporting.stages",
             "exporting.steps",
             "exporting.trail",

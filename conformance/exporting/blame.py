@@ -13,12 +13,14 @@ from ..recording import Recording
 from ..results import Violation
 from ..subject import Subject
 from .influence import without_influence, without_refusal
-from .stages import OUTPUT, SPOKEN, first_stage
-from .steps import AT_HIGHEST, AT_LOWEST, MIDDLE, PROGRAM, SOURCE, Outcome, Step, outcome, steps
+from .sentence import sentence
+from .stages import OUTPUT, first_stage
+from .steps import AT_HIGHEST, AT_LOWEST, MIDDLE, Outcome, Step, outcome, steps
 from .trail import Trail, with_step
 
 # Clauses that compare the steps with one another: what is wrong in all of them is none of theirs.
-RELATIVE: Final = ("export.matches-source", "export.optimisation-levels", "export.providers")
+MATCHES: Final = "export.matches-source"
+RELATIVE: Final = (MATCHES, "export.optimisation-levels", "export.providers")
 INFLUENCE: Final = "export.inputs-matter"
 # What ends a process is seen once: each time costs a process, or all of its time.
 _LOST: Final = ("crashed", "hung")
@@ -74,8 +76,31 @@ class Blamer:
                 absolute = clause not in RELATIVE
                 trail = Trail(self.subject, inputs, outcomes, absolute=absolute, sharp=sharp)
                 if trail.departures:
-                    return self._told(trail)
+                    return self._told(self._trusted(trail))
+        if not asked and clause == MATCHES and self.graph.lacking:
+            return self._without_input()
         return None
+
+    def _trusted(self, trail: Trail) -> Trail:
+        """The trail without the golden, where what a mask means was read off a graph that is wrong.
+
+        A source that departs, and a graph that departs from it: then the reading may be at fault.
+        """
+        told = [self.graph.told.inputs.get(role.name, {}) for role in self.graph.reading.masks]
+        guessed = trail.inputs.masked and not all("role" in one for one in told)
+        if not guessed or trail.departures[0] != 0 or len(trail.departures) == 1:
+            return trail
+        return Trail(self.subject, trail.inputs, trail.outcomes, absolute=False)
+
+    def _without_input(self) -> dict[str, Any]:
+        names = ", ".join(self.graph.lacking)
+        return {
+            "step": AT_LOWEST,
+            "stage": "",
+            "level": "",
+            "text": f"the export is to blame: the graph has no input for {names}",
+            "steps": [],
+        }
 
     def _has_answer(self, inputs: Inputs) -> bool:
         """Whether some answer is right: a call may be made to be refused."""
@@ -104,7 +129,7 @@ class Blamer:
             "step": step,
             "stage": stage,
             "level": level,
-            "text": _sentence(trail, number, stage, level),
+            "text": sentence(trail, number, stage, level),
             "steps": [
                 {"step": name, "departs": at in trail.departures, "text": one.text}
                 for at, (name, one) in enumerate(zip(names, trail.outcomes, strict=True))
@@ -142,40 +167,3 @@ class Blamer:
             if Trail(self.subject, trail.inputs, tried, absolute=False).departures:
                 return level
         return "all"
-
-
-def _sentence(trail: Trail, number: int, stage: str, level: str) -> str:
-    """What a person reads: the step, the stage in it, and what to make of it."""
-    this = trail.outcomes[number]
-    told = _step_told(trail, number, level)
-    if this.text:
-        return f"{told} ({this.text})"
-    inside = f"; inside the graph, {SPOKEN[stage]} are the first to be wrong" if stage else ""
-    return told + inside.replace("projection are", "projection is")
-
-
-def _step_told(trail: Trail, number: int, level: str) -> str:
-    names = [one.step.name for one in trail.outcomes]
-    step, later = names[number], [names[at] for at in trail.departures if at > number]
-    gives = "gives no answer" if trail.outcomes[number].output is None else "is wrong"
-    if step == SOURCE:
-        again = f"but the answer changes again in the {later[0]}" if later else ""
-        return f"the source itself {gives}: {again or 'the export is faithful'}"
-    if step == PROGRAM:
-        return "torch.export is to blame: the source is right, the exported program departs"
-    if step == AT_HIGHEST:
-        return (
-            f"the graph is right until the runtime optimises it: it departs at the level {level!r}"
-        )
-    if step != AT_LOWEST:
-        return f"the provider is to blame: the {step} departs from the graph on the CPU"
-    if SOURCE in names or PROGRAM in names:
-        verb = "gives no answer" if trail.outcomes[number].output is None else "departs"
-        before = names[number - 1]
-        return (
-            f"the export is to blame: the {before} is right, the graph {verb} at the lowest level"
-        )
-    return (
-        f"the graph {gives} with nothing optimised; name its module (--source) to see whether that "
-        "is wrong, too"
-    )

@@ -17,6 +17,7 @@ from conformance.exporting.blame import Blamer
 from conformance.exporting.steps import AT_HIGHEST, AT_LOWEST, SOURCE
 from conformance.graphs.lost import GraphLost, GraphRefused
 from conformance.graphs.process import Feeds, Setting
+from conformance.graphs.told import Told
 from conformance.graphs.weighing import Stages
 from conformance.pool import Pool
 from conformance.results import result_from_json
@@ -219,3 +220,28 @@ def test_blame_is_data(tmp_path: Path) -> None:
     assert result_from_json(data).blame == failed.blame
     passed = run_clause(opened(tmp_path, Plan(), source=Layer()), GOLDEN)
     assert "blame" not in passed.as_json()
+
+
+def test_a_mask_whose_meaning_was_read_off_a_wrong_graph(tmp_path: Path) -> None:
+    """Where the source departs and the graph departs from it, a guessed reading proves nothing."""
+
+    class Inverted(Layer):
+        def forward(self, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
+            return super().forward(query, key, value, ~mask)
+
+    candidate = opened(tmp_path, Plan(masked=False), source=Inverted())
+    assert blame(candidate, MASK)["step"] == AT_LOWEST
+    assert candidate.graph is not None
+    told = Told(inputs={"mask": {"role": "keep"}})
+    graph = dataclasses.replace(candidate.graph, told=told)
+    assert blame(dataclasses.replace(candidate, graph=graph), MASK)["step"] == SOURCE
+
+
+def test_an_input_that_the_graph_lacks(tmp_path: Path) -> None:
+    """An input of the source that was dropped altogether is the fault of the export."""
+    candidate = opened(tmp_path, Plan(), source=Layer())
+    assert candidate.graph is not None
+    graph = dataclasses.replace(candidate.graph, lacking=("bias",))
+    found = blame(dataclasses.replace(candidate, graph=graph), MATCHES)
+    assert found["step"] == AT_LOWEST
+    assert "no input for bias" in found["text"]
