@@ -24,6 +24,8 @@ FORMS: Final = {
     "bias": "bias",
     "lengths": "lengths",
 }
+PASTS: Final = ("past_key", "past_value")
+_PAST_SIZES: Final = {"past_key": "head_size", "past_value": "value_head_size"}
 _ORDER: Final = {
     "self": ("x",),
     "memory": ("query", "context"),
@@ -106,12 +108,27 @@ class GraphForward:
             elif role.role in given:
                 own = self._own(given[role.role])
                 feeds[role.name] = _array(arrange(given[role.role], own, role.axes), role.dtype)
+            elif role.role in PASTS:
+                feeds[role.name] = self._past(role, sizes)
             else:
                 feeds[role.name] = np.asarray(role.value)
         if left:
             msg = f"the graph has no input for {', '.join(left)} of this shape"
             raise TypeError(msg)
         return feeds
+
+    def _past(self, role: Role, sizes: Mapping[str, int]) -> Array:
+        """A cache that holds no token yet."""
+        if role.value is not None:
+            return np.asarray(role.value)
+        heads = self._pinned("num_kv_heads", sizes["H"])
+        size = self._pinned(_PAST_SIZES[role.role], sizes["D"])
+        known = {"B": sizes["B"], "H": heads, "L": 0, "D": size, "1": 1}
+        return np.zeros([known[letter] for letter in role.axes or "BHLD"], role.dtype)
+
+    def _pinned(self, field: str, otherwise: int) -> int:
+        pin = self.reading.pins.get(field)
+        return pin if isinstance(pin, int) else otherwise
 
     def taken(self, array: Array, role: Role, sizes: Mapping[str, int]) -> Tensor:
         """An output of the graph in the harness' order of axes."""

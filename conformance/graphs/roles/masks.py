@@ -22,7 +22,8 @@ from .traits import Base
 # What a weight grows by, at most, when 1 is added to its logit.
 _ADDED: Final = math.e
 _TRAP: Final = (
-    "0 and 1 are added to the logits, so as a mask it would hide nothing; declare it if it is one"
+    "by behaviour and dtype: its 0 and 1 are added to the logits, so it hides nothing; declare a "
+    "bias if it is meant as one"
 )
 
 
@@ -80,16 +81,25 @@ class _Asked:
             role = ("keep", "drop")[taken] + suffix
             return role, f"by behaviour: {taken} takes a key out of the answer"
         if self.port.dtype != "bool" and self._is_added():
-            fact = "by behaviour: one number added everywhere changes nothing"
-            return "bias", f"by behaviour: {_TRAP}" if suffix else fact
+            if suffix:  # nobody means to add 0 and 1 to logits
+                return self._by_name() + suffix, _TRAP
+            return "bias", "by behaviour: one number added everywhere changes nothing"
+        return self._unclear(zero, one)
+
+    def _unclear(self, zero: float, one: float) -> tuple[str, str]:
+        """The role of a mask that takes nothing out: how much a key matters under each mark."""
+        suffix = "_int" if self.port.dtype in INTEGERS else ""
         if self.port.dtype in FLOATS:
             return "bias", "by dtype: it behaves neither as a bias nor as 0 and 1"
         if max(zero, one) > 2 * min(zero, one):
             taken = int(one < zero)
             role = ("keep", "drop")[taken] + suffix
             return role, f"by behaviour, which is not clear: {taken} makes a key matter less"
-        role = ("drop" if names.suggests_drop(self.port.name) else "keep") + suffix
+        role = self._by_name() + suffix
         return role, "by name and dtype: neither 0 nor 1 takes a key out of the answer"
+
+    def _by_name(self) -> str:
+        return "drop" if names.suggests_drop(self.port.name) else "keep"
 
     def _lengths(self) -> str:
         keys = self.base.feeds[self.assignment.attended[0]].shape[self.assignment.length_axis]

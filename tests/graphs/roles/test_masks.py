@@ -106,7 +106,7 @@ CASES = {
     "float drop, compared": Case(
         of_items(lambda m: dropping(m > 0.5)), none(3, 7, dtype=single), "b sk", "drop:BK"
     ),
-    "int64 added to the logits": Case(adding, ones(5, 7, dtype=long), "sq sk", "bias:QK"),
+    "int64 added to the logits": Case(adding, ones(5, 7, dtype=long), "sq sk", "keep_int:QK"),
     "int64 keep that nothing fails": Case(
         of_items(lambda m: keeping(m < 2)), ones(3, 7, dtype=long), "b sk", "keep_int:BK"
     ),
@@ -210,8 +210,8 @@ def test_two_masks_are_told_apart(
 
 
 def test_integers_that_are_added_are_called_a_trap(tmp_path: Path) -> None:
-    """The sentence says that as a mask they would hide nothing."""
+    """The sentence says that as a mask they hide nothing."""
     module = of_layer(lambda layer, q, k, v, z: layer(q, k, v, masking=adding(z))[0])
     inputs = separate(z=ones(5, 7, dtype=long))
     reading = read(tmp_path, module, inputs, {**SEPARATE, **dynamic(z="sq sk")})
-    assert any("hide nothing" in sentence for sentence in reading.assumptions)
+    assert any("hides nothing" in sentence for sentence in reading.assumptions)
