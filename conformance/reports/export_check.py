@@ -106,7 +106,8 @@ def _failed(row: Record) -> str:
     """The failed clauses, or what else is to be said."""
     slugs = row["failed"]
     more = f" and {len(slugs) - _NAMED} more" if len(slugs) > _NAMED else ""
-    named = ", ".join(slugs[:_NAMED]) + more
+    should = "SHOULD: " if slugs and row["verdict"] in _GOOD else ""
+    named = should + ", ".join(slugs[:_NAMED]) + more
     return ", ".join(filter(None, (named, row.get("note", ""))))
 
 
