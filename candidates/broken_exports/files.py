@@ -33,12 +33,24 @@ named_output: Final = seeded(NamedOutput)
 @broken("export.matches-source", source=plain, alone=False)
 def stale_weights(path: Path) -> Path:
     """The file of weights beside the graph is that of another checkpoint."""
-    by_export(cross(other), path, external_data=True)
     weights = path.with_name(f"{path.name}.data")
+    _save_apart(by_tracing(cross(other), path))
     stale = weights.read_bytes()
-    by_export(cross(plain), path, external_data=True)
+    weights.unlink()
+    _save_apart(by_tracing(cross(plain), path))
     weights.write_bytes(stale)
     return path
+
+
+def _save_apart(path: Path) -> None:
+    """Move a graph's weights to a file beside it."""
+    onnx.save(
+        onnx.load(path),
+        path,
+        save_as_external_data=True,
+        location=f"{path.name}.data",
+        size_threshold=0,
+    )
 
 
 @broken(source=named_output, refused=True)

@@ -22,6 +22,8 @@ BLAMED = [
     "bias_added_before_scaling",
     "branch_for_the_exporter",
     "heads_by_view_alone",
+    "killed_by_optimisation",
+    "mask_dropped_by_fusion",
     "scale_counted_while_tracing",
     "self_attention_traced",
     "softmax_over_queries",
