@@ -57,9 +57,8 @@ _APART: Final = ("query", "key", "value")
     applies=(is_graph,),
     explained=False,
 )
-def valid(subject: Subject, problem: Problem) -> Finding:
+def valid(subject: Subject, _problem: Problem) -> Finding:
     """The checker, strict inference of shapes and the header, in a process of their own."""
-    subject.answer(subject.inputs(problem))  # a file that does not run is no valid one
     path = graph_of(subject.candidate).header.path
     found = _defects(path, path.stat().st_mtime_ns)
     return _finding("the file is no valid model", found)
@@ -82,9 +81,8 @@ def _defects(path: Path, _written: int) -> tuple[str, ...]:
     applies=(is_graph,),
     explained=False,
 )
-def self_contained(subject: Subject, problem: Problem) -> Finding:
+def self_contained(subject: Subject, _problem: Problem) -> Finding:
     """The files beside the graph; what is missing or elsewhere is refused when it is opened."""
-    subject.answer(subject.inputs(problem))
     return _finding("the graph is not self-contained", graph_of(subject.candidate).header.stray)
 
 
@@ -101,9 +99,8 @@ def _has_external(candidate: Candidate) -> str:
     applies=(is_graph, _has_external),
     explained=False,
 )
-def one_file(subject: Subject, problem: Problem) -> Finding:
+def one_file(subject: Subject, _problem: Problem) -> Finding:
     """Whether the weights outside would have had room inside."""
-    subject.answer(subject.inputs(problem))
     header = graph_of(subject.candidate).header
     together = header.size + header.external_size
     if together > LARGEST_FILE:
@@ -154,9 +151,8 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
     applies=(is_graph,),
     explained=False,
 )
-def names(subject: Subject, problem: Problem) -> Finding:
+def names(subject: Subject, _problem: Problem) -> Finding:
     """Every name against the role that was found by behaviour or declared."""
-    subject.answer(subject.inputs(problem))
     reading = graph_of(subject.candidate).reading
     told = [objection for role in _named(reading) if (objection := _objection(role))]
     return _finding("names do not say roles", (_listed(told),) if told else ())

@@ -24,6 +24,9 @@ HEADROOM = model.HEADROOM
 # candidate brings in half precision, or as 8-bit integers, hide a smaller one from single elements.
 OTHER_SCALE = {"float32": 1.1, "float64": 1.1, "float16": 2.0, "bfloat16": 2.0}
 ODD_SCALES = (0.0, -0.5)
+# A mask that is always in play may be a finite fill: no live logit goes below what
+# mask.single-key asks of fills.
+LARGEST_BESIDE_A_FILL = 1e8
 LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
 
 
@@ -116,6 +119,8 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     """Queries (all tokens, for self-attention) enlarged until the logits reach a target."""
     inputs = subject.inputs(problem)
     target = LOGIT_TARGETS[problem.seed % len(LOGIT_TARGETS)]
+    if subject.declaration.always_causal:
+        target = min(target, LARGEST_BESIDE_A_FILL)
     enlarged = _enlarge(subject, inputs, target)
     wording = f"logits near {target:.0e} give a wrong answer"
     finding = measures_golden(subject, enlarged, wording, signal=False)
