@@ -18,6 +18,7 @@ from .masks import read_masks
 from .outputs import read_outputs
 from .packing import read_packing
 from .plans import FLOATS, LAYOUTS
+from .positions import about_positions
 from .probe import Probe
 from .spans import read_spans
 from .stretching import Stretch
@@ -58,6 +59,7 @@ def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told
             *masks.assumptions,
             *spans.assumptions,
             *why_causal,
+            *about_positions(found.start.base, found.assignment),
             *about_outputs,
         ),
     )
