@@ -61,7 +61,7 @@ def find_weights(
         if reading.kind == "core":
             return Found(how="declared", stages=structure.stages)
         if source is not None and source.weights is not None:
-            return _from_source(structure, source)
+            return _from_source(structure, source, coarse=questions.coarse)
         if state_dict is not None:
             found = from_state_dict(structure.recovered, state_dict, questions)
             if found is not None:
@@ -118,8 +118,11 @@ def _from_graph(structure: _Structure, told: Told) -> Found:
     )
 
 
-def _from_source(structure: _Structure, source: Found) -> Found:
-    """The source's weights, with how far the graph's are from them."""
+def _from_source(structure: _Structure, source: Found, *, coarse: bool) -> Found:
+    """The source's weights, with how far the graph's are from them.
+
+    ``coarse``: those that the graph rounded to 8 bits are taken as they are there.
+    """
     recovered = structure.recovered
     assert source.weights is not None  # noqa: S101 (the caller's condition)
     if recovered is None:
@@ -127,7 +130,7 @@ def _from_source(structure: _Structure, source: Found) -> Found:
         return replace(
             source, how="source", stages=structure.stages, assumptions=(*source.assumptions, note)
         )
-    reference = beside(recovered.weights, source.weights)
+    reference = beside(recovered.weights, source.weights, coarse=coarse)
     notes = list(recovered.assumptions) + list(reference.differences)
     if source.num_heads and recovered.num_heads != source.num_heads:
         notes.append(f"the graph has {recovered.num_heads} heads, the source {source.num_heads}")
@@ -139,6 +142,7 @@ def _from_source(structure: _Structure, source: Found) -> Found:
     return replace(
         source,
         how="source",
+        weights=reference.weights,
         num_heads=source.num_heads or recovered.num_heads,
         num_kv_heads=source.num_kv_heads or recovered.num_kv_heads,
         scale=scale,

@@ -51,7 +51,7 @@ def found_in(
 ) -> Reference:
     """The graph's projections among the tensors of a state dict, found by value.
 
-    ``coarse``: the graph's are rounded to 8 bits; its own values are kept where a tensor is near.
+    ``coarse``: the graph's are rounded to 8 bits; its own values are kept where that is all.
     """
     stored = {name: array_of(tensor) for name, tensor in tensors.items()}
     raw: dict[str, Tensor | None] = {}
@@ -71,12 +71,12 @@ def found_in(
                 missing.append(name)
                 continue
             match, distance = near
-            if not coarse:
+            if not coarse or not rounded_to_8_bits(rows, match.rows):
                 differences.append(_differing(f"{SPOKEN[name]} projection", distance, match.source))
         else:
             factors[name] = match.factor
         where[name] = match.source
-        if not coarse:
+        if not coarse or not rounded_to_8_bits(rows, match.rows):
             raw[name] = as_dtype(match.rows, own)
         raw[f"{name}_bias"], differs = _bias_in(bias, own, match, stored)
         if differs:
@@ -93,20 +93,48 @@ def found_in(
 
 
 def beside(
-    weights: golden.ProjectionWeights, raw: golden.ProjectionWeights, where: str = "the source"
+    weights: golden.ProjectionWeights,
+    right: golden.ProjectionWeights,
+    where: str = "the source",
+    *,
+    coarse: bool = False,
 ) -> Reference:
-    """The graph's projections beside a module's, which are right whatever the graph holds."""
+    """The graph's projections beside a module's, which are right whatever the graph holds.
+
+    ``coarse``: the graph's matrices are rounded to 8 bits, and kept where that is all.
+    """
+    raw: dict[str, Tensor | None] = {}
     factors, differences = dict.fromkeys(SPOKEN, 1.0), []
     for name in SPOKEN:
         for kind, spoken in ((name, "projection"), (f"{name}_bias", "bias")):
-            own, right = getattr(weights, kind), getattr(raw, kind)
-            factor, difference = _beside(own, right)
+            own, raw[kind] = getattr(weights, kind), getattr(right, kind)
+            if coarse and kind == name and _is_rounded(own, raw[kind]):
+                raw[kind] = own
+            factor, difference = _beside(own, raw[kind])
             if difference is not None:
                 differences.append(_differing(f"{SPOKEN[name]} {spoken}", difference, where))
             elif kind == name:
                 factors[name] = factor
-    found = {kind: getattr(raw, kind) for name in SPOKEN for kind in (name, f"{name}_bias")}
-    return Reference(raw=found, where={}, factors=factors, differences=tuple(differences))
+    return Reference(raw=raw, where={}, factors=factors, differences=tuple(differences))
+
+
+def _is_rounded(own: Tensor | None, right: Tensor | None) -> bool:
+    if own is None or right is None or own.shape != right.shape:
+        return False
+    return rounded_to_8_bits(array_of(own).astype(np.float64), array_of(right))
+
+
+def rounded_to_8_bits(own: Array, right: Array) -> bool:
+    """Whether a matrix is another one on a grid of 8 bits, or of the 7 that some CPUs need.
+
+    Steps of 7 bits are the widest: the largest entry over 63, of which an entry is off by half.
+    """
+    widest = float(np.abs(right).max()) / (2**6 - 1)
+    return bool(np.all(np.abs(own - right) <= widest / 2 + _eps(right) * np.abs(right)))
+
+
+def _eps(values: Array) -> float:
+    return float(np.finfo(values.dtype).eps) if values.dtype.kind == "f" else 0.0
 
 
 def _beside(own: Tensor | None, right: Tensor | None) -> tuple[float, float | None]:
