@@ -168,7 +168,11 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "attn.py",
         "attn.py has no attribute 'my_kernl'; did you mean 'my_kernel'?",
     ),
-    "an empty graph": ({"model.onnx": ""}, "model.onnx", "model.onnx is empty: export the graph again"),
+    "an empty graph": (
+        {"model.onnx": ""},
+        "model.onnx",
+        "model.onnx is empty: export the graph again",
+    ),
     "another file": ({"notes.txt": ""}, "notes.txt", "notes.txt is not a Python file"),
     "nothing": ({}, "", "'' is not a target"),
     "no object after the colon": ({"attn.py": KERNEL}, "attn.py:", "'attn.py:' is not a target"),

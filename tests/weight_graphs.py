@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from conformance.graphs.told import Told
 from conformance.graphs.weighing import Found
 from conformance.graphs.weights import find_weights
 
+Case = Callable[[], nn.Module]
 MODES = {1: "self", 2: "memory", 3: "separate"}
 ROLES = {"self": ("x",), "memory": ("query", "context"), "separate": ("query", "key", "value")}
 DTYPES = {1: "float32", 10: "float16", 11: "float64", 9: "bool", 7: "int64"}
@@ -194,3 +195,9 @@ def differing(found: Found, module: nn.Module) -> list[str]:
 def drawn(*shape: int) -> Any:
     """Standard normal numbers in float32, others for another shape."""
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def tokens(*widths: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """``[2, L, E]`` of each width, key and value as long as each other."""
+    torch.manual_seed(3)
+    return tuple(torch.randn(2, 4 if i == 0 else 5, w, dtype=dtype) for i, w in enumerate(widths))
