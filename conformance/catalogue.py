@@ -65,4 +65,5 @@ def _or(words: tuple[str, ...]) -> str:
 def _documented(requirement: object) -> str:
     """The first line of a requirement's docstring, where it has one."""
     text = (requirement.__doc__ or "").strip()
-    return text.splitlines()[0].rstrip(".") if text else ""
+    first = text.splitlines()[0].rstrip(".") if text else ""
+    return first[:1].lower() + first[1:]

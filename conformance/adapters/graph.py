@@ -120,9 +120,28 @@ def _read(
             at = "" if setting == DEFAULT else " with nothing optimised, too"
             notes.append(f"when its inputs were tried{at}, the graph {lost}")
             continue
+        reading = _causal_as(besides.source, reading, header, told)
         found = _weights(header, asked, reading, told, besides)
         return _noted(reading, notes), found
     return _noted(read_unasked(header, told), notes), Found(gauge=UNKNOWN)
+
+
+def _causal_as(source: Source | None, reading: Reading, header: Header, told: Told) -> Reading:
+    """The reading with the causal rule of the source: that of the graph may be the broken one."""
+    if source is None or source.module is None or source.lacking(reading)[0]:
+        return reading
+    refusals: list[str] = []
+    try:
+        causal = read_roles(header, source.runner(reading, refusals), told).causal
+    except UsageError:
+        if not refusals:
+            return reading
+        msg = f"--source {source.shown} cannot be called with the graph's inputs: {refusals[-1]}"
+        raise UsageError(msg) from None
+    if causal == reading.causal:
+        return reading
+    rule = "always applies a causal rule" if causal else "applies no causal rule"
+    return _noted(dataclasses.replace(reading, causal=causal), [f"the source {rule}"])
 
 
 def _noted(reading: Reading, notes: Sequence[str]) -> Reading:
@@ -195,8 +214,10 @@ def _candidate(
 ) -> Candidate:
     heads = told.num_heads or found.num_heads or _pinned(reading, "num_heads")
 
+    shapes = {port.name: port.shape for port in header.inputs if port.shape is not None}
+
     def forward(setting: Setting) -> GraphForward:
-        return GraphForward(_running(process, setting), reading, heads)
+        return GraphForward(_running(process, setting), reading, heads, shapes)
 
     needed, offered = ([], []) if source is None else source.lacking(reading)
     opened = OpenedGraph(
@@ -216,7 +237,7 @@ def _candidate(
     if _dtype(reading) == "float64" and "accumulate" not in told.promises:
         notes.append(DOUBLES)
     if source is not None and source.note:
-        notes.append(f"{source.shown} tells no weights: {source.note}")
+        notes.append(f"{source.shown} tells its tensors alone: its structure is not understood")
     if source is not None and offered:
         notes.append(f"{source.shown} also takes {', '.join(offered)}, which the graph does not")
     return assuming(dataclasses.replace(candidate, graph=opened), *notes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..graphs.header import Axis, Header
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import Array, Feeds
 from ..graphs.reading import MASK_ROLES, Reading, Role
@@ -56,7 +57,7 @@ def described(opened: OpenedGraph) -> dict[str, Any]:
     """How the graph is called, as plain data for a script that does it alone."""
     reading = opened.reading
     return {
-        "inputs": [_role(role) for role in reading.inputs],
+        "inputs": [_role(role) | _size(role, opened.header) for role in reading.inputs],
         "outputs": [_role(role) for role in reading.outputs],
         "order": list(_ORDER[reading.mode]),
         "kind": reading.kind,
@@ -66,10 +67,29 @@ def described(opened: OpenedGraph) -> dict[str, Any]:
 
 
 def _role(role: Role) -> dict[str, Any]:
-    told = {"name": role.name, "role": role.role, "axes": role.axes, "dtype": role.dtype}
+    told: dict[str, Any] = {
+        "name": role.name,
+        "role": role.role,
+        "axes": role.axes,
+        "dtype": role.dtype,
+    }
     if role.role in FORMS:
         return {**told, "form": FORMS[role.role]}
     return told if role.value is None else {**told, "value": np.asarray(role.value).tolist()}
+
+
+def _size(role: Role, header: Header) -> dict[str, Any]:
+    """The shape of a cache that holds nothing, None for the number of items."""
+    if role.role not in PASTS:
+        return {}
+    axes = role.axes or "BHLD"
+    said = header.input(role.name).shape or (None,) * len(axes)
+    open_sizes = {"B": None, "L": 0}
+    shape = [
+        one if isinstance(one, int) else open_sizes.get(letter, 1)
+        for letter, one in zip(axes, said, strict=True)
+    ]
+    return {"shape": shape}
 
 
 class GraphForward:
@@ -79,12 +99,21 @@ class GraphForward:
         ``run(feeds)``: the graph in its process, or the eager module it was exported from.
     num_heads
         For masks with an axis of heads; None where nobody knows.
+    shapes
+        What the file says of the axes of inputs, for caches.
     """
 
-    def __init__(self, run: Run, reading: Reading, num_heads: int | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        reading: Reading,
+        num_heads: int | None,
+        shapes: Mapping[str, Sequence[Axis]] | None = None,
+    ) -> None:
         self.run = run
         self.reading = reading
         self.num_heads = num_heads
+        self.shapes = shapes or {}
 
     def __call__(self, *inputs: Tensor, return_weights: bool = False, **masks: Tensor) -> Any:
         """The answer as the public contract shapes it; with ``return_weights`` a pair."""
@@ -111,7 +140,7 @@ class GraphForward:
             elif role.role in PASTS:
                 feeds[role.name] = self._past(role, sizes)
             else:
-                feeds[role.name] = np.asarray(role.value)
+                feeds[role.name] = _constant(role, sizes)
         if left:
             msg = f"the graph has no input for {', '.join(left)} of this shape"
             raise TypeError(msg)
@@ -124,7 +153,13 @@ class GraphForward:
         heads = self._pinned("num_kv_heads", sizes["H"])
         size = self._pinned(_PAST_SIZES[role.role], sizes["D"])
         known = {"B": sizes["B"], "H": heads, "L": 0, "D": size, "1": 1}
-        return np.zeros([known[letter] for letter in role.axes or "BHLD"], role.dtype)
+        axes = role.axes or "BHLD"
+        said = self.shapes.get(role.name) or (None,) * len(axes)
+        shape = [
+            one if isinstance(one, int) else known[letter]
+            for letter, one in zip(axes, said, strict=True)
+        ]
+        return np.zeros(shape, role.dtype)
 
     def _pinned(self, field: str, otherwise: int) -> int:
         pin = self.reading.pins.get(field)
@@ -175,6 +210,15 @@ class GraphForward:
         sizes = {**sizes, "K": mask.shape[-1]} if letters.endswith("K") else sizes
         shape = [1 if one == "1" else _together(one, sizes) for one in role.axes]
         return _array(mask.reshape(shape), role.dtype)
+
+
+def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
+    """What is given in every call; a number fills the axes that it has."""
+    value = np.asarray(role.value)
+    if value.ndim or not role.axes:
+        return value
+    shape = [1 if one == "1" else _together(one, sizes) for one in role.axes]
+    return np.full(shape, value, role.dtype)
 
 
 def _fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..candidate import Candidate
 from ..errors import DeclarationError, UsageError
+from ..graphs.lost import GraphRefused
 from ..graphs.process import Array, Feeds
 from ..graphs.reading import Reading
 from ..graphs.weighing import Found
@@ -64,6 +65,27 @@ class Source:
         needed = [one.name for one in left if one.default is inspect.Parameter.empty]
         offered = [one.name for one in left if one.default is None]
         return needed, offered
+
+    def runner(self, reading: Reading, refusals: list[str]) -> Run:
+        """The module given what the graph is given; GraphRefused for what it raises.
+
+        What it raised is in ``refusals`` while it has not answered once.
+        """
+        run, settled = self._run(reading), list[bool]()
+
+        def asked(feeds: Feeds) -> Mapping[str, Array]:
+            try:
+                answered = run(feeds)
+            except Exception as error:
+                msg = f"{type(error).__name__}: {error}"
+                if not settled:
+                    refusals.append(" ".join(msg.split()))
+                raise GraphRefused(msg) from error
+            settled.append(True)
+            refusals.clear()
+            return answered
+
+        return asked
 
     def forward(self, reading: Reading, num_heads: int | None) -> Callable[..., Any]:
         """The source under the harness' call, given what the graph is given."""

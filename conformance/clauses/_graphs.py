@@ -6,5 +6,8 @@ from ..candidate import Candidate
 
 
 def is_graph(candidate: Candidate) -> str:
-    """Why a candidate is no ONNX graph, or ""."""
+    """As an ONNX graph.
+
+    Gives the reason why a candidate is none, or "".
+    """
     return "" if candidate.graph is not None else "it is no ONNX graph"

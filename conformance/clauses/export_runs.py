@@ -26,6 +26,7 @@ ANYTHING: Final = Space(
     causal="maybe",
     extras="maybe",
     patterns=(*ANY_PATTERN, "empty-rows"),
+    finite_bias="maybe",
     values=LIVELY,
 )
 

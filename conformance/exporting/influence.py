@@ -16,7 +16,9 @@ def without_influence(
     graph: OpenedGraph, inputs: Inputs, name: str, some: Sequence[Step]
 ) -> dict[str, Any] | None:
     """The first step whose answer does not depend on an input; None where all do."""
-    role = next(role for role in graph.reading.inputs if role.name == name)
+    role = next((role for role in graph.reading.inputs if role.name == name), None)
+    if role is None:  # what failed was no input
+        return None
     feeds = feeds_of(graph, inputs)
     reads: list[tuple[str, bool]] = []
     for step in some:

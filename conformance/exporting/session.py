@@ -111,7 +111,8 @@ def _one(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
         return {"verdict": "error", "reason": str(error)}
     told = found.pop("opset")
     if told is not None and told != export["opset"]:
-        found["note"] = f"the file says opset {told}"
+        wrote = f"the exporter does not know it: it wrote a file of opset {told}"
+        return {**found, "verdict": "unsupported", "reason": wrote}
     return found
 
 
@@ -119,7 +120,8 @@ def _row(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> dic
     """An export with the verdict of its graph, its failed clauses and who is to blame."""
     mine = [entry for entry in candidates if entry["target"] == row["path"]]
     if not mine:
-        return {**row, "failed": [], "blame": None}
+        unchecked = {} if row["verdict"] else {"verdict": "inconclusive", "reason": "not checked"}
+        return {**row, **unchecked, "failed": [], "blame": None}
     candidate = mine[0]
     failed = [clause for clause in candidate["clauses"] if clause["status"] == "failed"]
     must = [clause for clause in failed if clause["level"] == "MUST"]
@@ -135,7 +137,8 @@ def _row(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> dic
 
 def exit_code_of(report: Mapping[str, Any], *, strict: bool = False) -> int:
     """That of the check; 1 as well when the module could not be exported, or a graph not read."""
-    checked = exit_code(report, strict=strict) if report["candidates"] else EXIT_OK
+    ran = report["candidates"] or report.get("interrupted")
+    checked = exit_code(report, strict=strict) if ran else EXIT_OK
     words = [row["verdict"] for row in report["exports"]]
     lost = [word for word in words if word.startswith("not-") or word == "error"]
     none = all(word in _HARMLESS for word in words)

@@ -110,3 +110,85 @@ def test_sources_that_cannot_be_one(path: Path) -> None:
     """A class has no weights to compare."""
     with pytest.raises(UsageError, match="is a class"):
         conformance.graph(path, source=Eager)  # type: ignore[arg-type]
+
+
+class Causal(torch.nn.Module):
+    """Self-attention that may see up to ``ahead`` later tokens; key and value may change places."""
+
+    def __init__(self, ahead: int = 0) -> None:
+        super().__init__()
+        self.ahead = ahead
+        self.num_heads = 2
+        for name in ("query", "key", "value", "output"):
+            self.add_module(name, torch.nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend under the triangle."""
+        query, key, value = (
+            self.get_submodule(name)(x).unflatten(-1, (2, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
+        scores = query @ key.transpose(-1, -2) * (WIDTH // 2) ** -0.5
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1 + self.ahead).bool()
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        answer: torch.Tensor = self.get_submodule("output")(
+            (weights @ value).transpose(1, 2).flatten(2)
+        )
+        return answer
+
+
+def exported(module: torch.nn.Module, path: Path, *shapes: tuple[int, ...]) -> Path:
+    """A graph of one tensor ``x``, its first two axes dynamic."""
+    axes = {"x": {0: "batch", 1: "length"}}
+    torch.onnx.export(
+        module.eval(),
+        tuple(torch.randn(shape) for shape in shapes),
+        path,
+        dynamo=False,
+        opset_version=17,
+        input_names=["x"],
+        output_names=["output"],
+        dynamic_axes=axes,
+    )
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_the_causal_rule_is_the_sources(tmp_path: Path) -> None:
+    """A triangle that is one off is no rule of its own: the module says which it should be."""
+    torch.manual_seed(0)
+    right, wrong = Causal(), Causal(ahead=1)
+    wrong.load_state_dict(right.state_dict())
+    path = exported(wrong, tmp_path / "near.onnx", (2, 5, WIDTH))
+    assert conformance.graph(path).declaration.causal is None
+    candidate = conformance.graph(path, source=right)
+    assert candidate.declaration.causal == "bottom-right"
+    (result,) = results(candidate, "mask.causal")
+    assert result.status == "failed"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_tensors_in_each_others_place(tmp_path: Path) -> None:
+    """What a state dict calls the key's is the key's, though the graph projects values by it."""
+    torch.manual_seed(0)
+    right, wrong = Causal(), Causal()
+    state = dict(right.state_dict())
+    for kind in ("weight", "bias"):
+        state[f"key.{kind}"], state[f"value.{kind}"] = state[f"value.{kind}"], state[f"key.{kind}"]
+    wrong.load_state_dict(state)
+    path = exported(wrong, tmp_path / "swapped.onnx", (2, 5, WIDTH))
+    torch.save(right.state_dict(), tmp_path / "right.pt")
+    candidate = conformance.graph(path, state_dict=tmp_path / "right.pt")
+    (result,) = results(candidate, "numerics.golden")
+    assert result.status == "failed"
+    assert any(
+        "projects its key by value.weight" in text for text in candidate.declaration.assumptions
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_source_that_cannot_be_called(tmp_path: Path) -> None:
+    """A module of another width is no source of this graph."""
+    path = exported(Causal(), tmp_path / "model.onnx", (2, 5, WIDTH))
+    with pytest.raises(UsageError, match="cannot be called with the graph's inputs"):
+        conformance.graph(path, source=torch.nn.Linear(WIDTH + 1, 3))

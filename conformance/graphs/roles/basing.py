@@ -76,7 +76,7 @@ def _of_plans(
 def _start(header: Header, probe: Probe, told: Told, plan: Plan, shapes: Shapes) -> Start | None:
     """A call of a plan with the fill that keeps most alive, None when it is refused."""
     found: list[Start] = []
-    for fills in _fills(plan, shapes):
+    for fills in _fills(plan, shapes, told):
         feeds = _feeds(probe, told, plan, shapes, fills)
         answers = probe.ask(feeds)
         if answers is None:
@@ -109,9 +109,16 @@ def _loud(start: Start) -> Start:
     return best
 
 
-def _fills(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mapping[str, float]]:
+def _fills(
+    plan: Plan, shapes: Mapping[str, tuple[int, ...]], told: Told
+) -> Iterator[Mapping[str, float]]:
     """What the masks may be filled with, what is likely to let everything through first."""
-    choices = [_fill_choices(port, axes, plan, shapes) for port, axes in plan.masks]
+    choices = [
+        (float(said["value"]),)
+        if (said := told.inputs.get(port.name, {})).get("role") == "constant" and "value" in said
+        else _fill_choices(port, axes, plan, shapes)
+        for port, axes in plan.masks
+    ]
     for values in itertools.product(*choices):
         yield {port.name: value for (port, _), value in zip(plan.masks, values, strict=True)}
 

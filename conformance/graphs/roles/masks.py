@@ -49,7 +49,8 @@ def read_masks(start: Start, assignment: Assignment, told: Told, output_axes: st
         else:
             role, how = _Asked(start.base, assignment, port, axes, where).role()
         by = "" if seen else "; its axes by shape"
-        roles.append(Role(name=port.name, role=role, axes=axes, dtype=port.dtype))
+        value = said.get("value", 0) if role == "constant" else None
+        roles.append(Role(name=port.name, role=role, axes=axes, dtype=port.dtype, value=value))
         sentences.append(f"input {port.name}: {role}, axes {axes} ({how}{by})")
     return Masks(roles=roles, assumptions=sentences)
 
@@ -89,12 +90,17 @@ class _Asked:
     def _unclear(self, zero: float, one: float) -> tuple[str, str]:
         """The role of a mask that takes nothing out: how much a key matters under each mark."""
         suffix = "_int" if self.port.dtype in INTEGERS else ""
+        if not self._acts():
+            role = "bias" if self.port.dtype in FLOATS else self._by_name() + suffix
+            return role, "by name and dtype: what it holds changes nothing"
         if self.port.dtype in FLOATS:
             return "bias", "by dtype: it behaves neither as a bias nor as 0 and 1"
         if max(zero, one) > 2 * min(zero, one):
             taken = int(one < zero)
             role = ("keep", "drop")[taken] + suffix
             return role, f"by behaviour, which is not clear: {taken} makes a key matter less"
+        if suffix and self._shifts() and not names.suggests(self.port.name, "mask"):
+            return "constant", "by behaviour: no number in it takes a key out; 0 in every call"
         role = self._by_name() + suffix
         return role, "by name and dtype: neither 0 nor 1 takes a key out of the answer"
 
@@ -108,15 +114,25 @@ class _Asked:
             return "by behaviour: keys from this number on do not matter"
         return "by dtype and shape: its behaviour is not that of numbers of keys"
 
-    def _is_added(self) -> bool:
-        """Whether the mask goes into the logits as a number."""
+    def _acts(self) -> bool:
+        """Whether a mark at one key changes the answer at all."""
+        answers = [self.base.ask_with({self.port.name: self._marked(mark)}) for mark in (0, 1)]
+        return bool(self.base.probe.changed(*answers).any())
+
+    def _shifts(self) -> bool:
+        """Whether one number everywhere in it answers otherwise than another."""
         shape = self.base.feeds[self.port.name].shape
         answers = [
             self.base.ask_with({self.port.name: np.full(shape, value, self.port.dtype)})
             for value in (0, 1)
         ]
-        if self.base.probe.changed(*answers).any():
+        return bool(self.base.probe.changed(*answers).any())
+
+    def _is_added(self) -> bool:
+        """Whether the mask goes into the logits as a number."""
+        if self._shifts():
             return False
+        shape = self.base.feeds[self.port.name].shape
         if self.port.dtype in FLOATS:
             return True
         before = self._influence(np.zeros(shape, self.port.dtype), self.key)

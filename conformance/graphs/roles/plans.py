@@ -188,7 +188,8 @@ def _told_axes(port: Port, told: Told, layout: str) -> str:
 
 def _is_constant(port: Port, told: Told) -> bool:
     role = told.inputs.get(port.name, {}).get("role")
-    return role == "constant" if role else port.rank == 0 or port.shape == (1,)
+    fixed = port.shape is None or all(isinstance(size, int) for size in port.shape)
+    return role == "constant" and fixed if role else port.rank == 0 or port.shape == (1,)
 
 
 def _is_past(port: Port, told: Told) -> bool:

@@ -109,14 +109,15 @@ class Questions:
     def _feed(self, role: Role, tokens: Mapping[str, Array]) -> Array:
         if role.role in tokens:
             return arranged(tokens[role.role], role.axes).astype(_dtype(role))
-        if role.role == "constant":
-            return np.asarray(role.value, dtype=_dtype(role))
+        value = np.asarray(role.value, dtype=_dtype(role)) if role.role == "constant" else None
+        if value is not None and (value.ndim or not role.axes):
+            return value
         shape = self._mask_shape(role, self.header.input(role.name))
         if role.role in MASK_ROLES:
             attended = _ATTENDED.get(role.role, self._key_length)
             masked: Array = np.full(shape, attended, dtype=_dtype(role))
             return masked
-        return np.zeros(shape, dtype=_dtype(role))
+        return np.full(shape, 0 if value is None else value, dtype=_dtype(role))
 
     @property
     def _key_length(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...errors import UsageError
+from ...parameter_names import role_of
 from ..weighing import Found
 from .naming import named_projections
 from .questions import Questions
@@ -32,7 +33,25 @@ def from_state_dict(
     reference = found_in(recovered.weights, tensors, coarse=questions.coarse)
     if reference.missing:
         reference = _completed(reference, recovered, named)
-    return _judged(recovered, reference)
+    return _judged(recovered, _by_role(reference))
+
+
+def _by_role(reference: Reference) -> Reference:
+    """The reference with tensors in the roles that their names say, where the graph swaps them."""
+    named = {name: role_of(place) for name, place in reference.where.items()}
+    crossed = {name: roles for name, (roles, clear) in named.items() if clear and roles != name}
+    if not crossed or set(crossed) != set(crossed.values()):
+        return reference
+    raw, where = dict(reference.raw), dict(reference.where)
+    for name, role in crossed.items():
+        raw[role], where[role] = reference.raw[name], reference.where[name]
+        raw[f"{role}_bias"] = reference.raw[f"{name}_bias"]
+    told = [
+        f"the graph projects its {SPOKEN[name]} by {reference.where[name]}, which is called the "
+        f"{SPOKEN[role]}'s"
+        for name, role in crossed.items()
+    ]
+    return replace(reference, raw=raw, where=where, differences=(*reference.differences, *told))
 
 
 _PARTS = ("query", "key", "value")

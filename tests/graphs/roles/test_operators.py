@@ -72,7 +72,7 @@ def saved(
         (("m", BOOL, ["b", 4, "q", "k"]), " m=keep:BHQK"),
         (("m", BOOL, ["b", "h", "q", "k"]), " m=keep:BHQK"),
         (("m", SINGLE, [1, 1, "q", "k"]), " m=bias:11QK"),
-        (("m", INT64, ["q", "k"]), " m=bias:QK"),
+        (("m", INT64, ["q", "k"]), " m=keep_int:QK"),
     ],
     ids=["none", "bool", "bool of heads", "bool of open heads", "float", "int64, added"],
 )
