@@ -186,16 +186,24 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
     )
     for sentence in candidate.get("warnings", ()):
         yield indented(Text(f"warning: {sentence}", style="bold yellow"), 2)
+    yield from _assumptions(candidate, first=True)
     several = _several(candidate)
+    said: dict[str, str] = {}
     for clause in sorted(told, key=lambda clause: _TOLD.index(clause["status"])):
         if clause["status"] in _EXPLAINED:
             full = alone or clause["level"] == "MUST"
-            yield from _explained(clause, several=several, full=full)
+            yield from _explained(clause, several=several, full=full, said=said)
     for status, word in _GROUPED.items():
         if alone or status != "not-applicable":
             yield from _grouped(candidate, status, word, several=several)
-    for sentence in candidate["declaration"].get("assumptions", ()):
-        yield indented(Text(f"assumed: {sentence}", style="dim"), 2)
+    yield from _assumptions(candidate, first=False)
+
+
+def _assumptions(candidate: Record, *, first: bool) -> Iterator[Any]:
+    """What was taken for granted: of a graph first, since all that follows rests on it."""
+    if first == (candidate["kind"] == "graph"):
+        for sentence in candidate["declaration"].get("assumptions", ()):
+            yield indented(Text(f"assumed: {sentence}", style="dim"), 2)
 
 
 def _several(candidate: Record) -> bool:
@@ -203,7 +211,7 @@ def _several(candidate: Record) -> bool:
     return len({(clause["dtype"], clause["device"]) for clause in candidate["clauses"]}) > 1
 
 
-def _explained(clause: Record, *, several: bool, full: bool) -> Iterator[Any]:
+def _explained(clause: Record, *, several: bool, full: bool, said: dict[str, str]) -> Iterator[Any]:
     """A clause with all that is known about its failure, or (SHOULD, among several) one line."""
     violation = clause.get("violation")
     kind = f", {violation['kind']}" if violation is not None else ""
@@ -215,13 +223,20 @@ def _explained(clause: Record, *, several: bool, full: bool) -> Iterator[Any]:
         head.append(f": {wording.message(clause)}")
     yield indented(head, 2)
     if full:
-        yield from explained(clause)
+        yield from explained(clause, said)
 
 
-def explained(clause: Record) -> Iterator[Any]:
-    """Why a clause failed, with the tensors of a small counterexample."""
+def explained(clause: Record, said: dict[str, str] | None = None) -> Iterator[Any]:
+    """Why a clause failed, with the tensors of a small counterexample.
+
+    ``said`` holds where a text of blame was told first: the next one only refers to it.
+    """
     for label, text in wording.explanation(clause):
-        yield indented(f"{label + ':':<{_LABEL_WIDTH}}{text}", 6)
+        shown = text
+        if said is not None and label == "blame":
+            first = said.setdefault(text, clause["id"])
+            shown = text if first == clause["id"] else f"as in {first}"
+        yield indented(f"{label + ':':<{_LABEL_WIDTH}}{shown}", 6)
     for line in counterexample.block(clause.get("counterexample") or {}):
         yield indented(Text(line, overflow="fold"), 8)
 

@@ -91,9 +91,16 @@ def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("found", message(clause)),
         ("on", counterexample(clause["counterexample"]) if clause.get("counterexample") else ""),
         *diagnosis(clause.get("diagnosis") or ()),
-        ("blame", str((clause.get("blame") or {}).get("text", ""))),
+        ("blame", _blame(clause)),
     ]
     return [(label, printable(text)) for label, text in pairs if text]
+
+
+def _blame(clause: Mapping[str, Any]) -> str:
+    """Which step of an export is to blame; what the step said is left out where it is found."""
+    text = str((clause.get("blame") or {}).get("text", ""))
+    said = str((clause.get("violation") or {}).get("message", ""))
+    return text.replace(f" ({said})", "") if said else text
 
 
 def margin(value: Any) -> str:
