@@ -186,3 +186,24 @@ def test_markup_in_messages_stays_text() -> None:
     """Square brackets of a message are no markup."""
     violation = Violation(kind="value", message="at [bold] and [/x]")
     assert "at [bold] and [/x]" in shown([result("failed", violation=violation)])
+
+
+def test_blame_is_told_once() -> None:
+    """Clauses that one step is to blame for refer to the first; what was found is not repeated."""
+    blame = {"step": "graph", "text": "the export is to blame (off by 1)"}
+    failures = [
+        result("failed", slug=slug, blame=blame) for slug in ("mask.golden", "mask.no-leak")
+    ]
+    told = [line.partition("blame:")[2].strip() for line in shown(failures).splitlines()]
+    assert [text for text in told if text] == ["the export is to blame", "as in mask.golden"]
+
+
+@pytest.mark.parametrize(("kind", "first"), [("graph", True), ("core", False)])
+def test_where_assumptions_stand(kind: str, first: bool) -> None:  # noqa: FBT001
+    """What is read off a graph comes before its failures, other assumptions at the end."""
+    candidate = loaded(kind=kind, declaration={"kind": kind, "assumptions": ["it is so"]})
+    file = io.StringIO()
+    entry = candidate_entry(candidate, [FAILED], READY.sentences)
+    show(build_report(READY, OPTIONS, [entry]), file)
+    text = file.getvalue()
+    assert (text.index("assumed: it is so") < text.index("failed mask.golden [")) == first
