@@ -32,7 +32,11 @@ def test_empty_texts_are_refused(name: str, value: object) -> None:
     ("name", "value", "hint"),
     [
         ("kind", "raise", "did you mean 'raised'?"),
-        ("kind", "", "known: crashed, dtype, finite, hung, mutated, not-raised, raised, shape, "),
+        (
+            "kind",
+            "",
+            "known: crashed, dtype, file, finite, hung, mutated, not-raised, raised, shape, ",
+        ),
         ("dtype", "bfloat", "did you mean 'bfloat16'?"),
         ("dtype", "int*", "known: bfloat16, float16, float32, float64"),
     ],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 
 import pytest
@@ -146,3 +147,13 @@ def test_layer_with_positions_has_no_golden() -> None:
     """A layer that mixes in positions is told why clauses with a golden answer are left out."""
     reason = CLAUSES["numerics.golden"].not_applicable(layer(inputs="self", position="rotary"))
     assert reason == "it mixes in positions, so there is no golden answer"
+
+
+def test_clauses_about_graphs_cost_others_nothing() -> None:
+    """Whoever checks no graph imports no onnx, which cannot be imported twice in a process."""
+    code = (
+        "import sys; from conformance.registry import all_clauses; import conformance.loaded; "
+        "all_clauses(); print({'onnx', 'onnxruntime', 'ml_dtypes'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

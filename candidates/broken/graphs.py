@@ -118,15 +118,20 @@ def weights_beside() -> Path:
     )
 
 
+def _good(name: str) -> Any:
+    """A correct graph as a candidate."""
+    return conformance.graph(saved(put_together(Parts()), name), name=name)
+
+
 @graph("export.optimisation-levels")
 def wrong_unless_optimised() -> Any:
     """A kernel that the runtime fuses away when it optimises computes something else."""
-    good = conformance.graph(saved(put_together(Parts()), "WrongUnlessOptimised"))
+    good = _good("WrongUnlessOptimised")
     return at_settings(good, lambda setting: setting.level == "disabled")
 
 
 @graph("export.providers")
 def wrong_on_the_accelerator() -> Any:
     """Another provider of the runtime computes something else than the CPU."""
-    good = conformance.graph(saved(put_together(Parts()), "WrongOnTheAccelerator"))
+    good = _good("WrongOnTheAccelerator")
     return at_settings(good, lambda setting: not setting.provider.startswith("CPU"))

@@ -11,7 +11,6 @@ from ..candidate import Candidate
 from ..graphs.limits import size_text
 from ..graphs.process import DEFAULT, Setting
 from ..graphs.reading import MASK_ROLES, Reading, Role
-from ..graphs.roles.names import suggests
 from ..graphs.validation import LARGEST_FILE, defects
 from ..printable import printable
 from ..problem import Problem
@@ -164,6 +163,8 @@ def _named(reading: Reading) -> list[Role]:
 
 def _objection(role: Role) -> str:
     """What is wrong with a name, or ""."""
+    from ..graphs.roles.names import suggests  # noqa: PLC0415 (onnx: only for graphs)
+
     says = _SAYS[role.role]
     if any(suggests(role.name, word) for word in says):
         return ""

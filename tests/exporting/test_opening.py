@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,8 +66,11 @@ def test_kept_source_works_elsewhere(tmp_path: Path) -> None:
         f"print(keep_source('mine:layer', module_of('mine:layer'), Path({str(out)!r})))\n"
     )
     subprocess.run([sys.executable, "-c", keep], cwd=tmp_path, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(out)}
     code = "import source; print(tuple(source.module().weight.shape))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=out, check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=out, check=True, capture_output=True, env=environment
+    )
     assert done.stdout.decode().strip() == "(3, 2)"
 
 

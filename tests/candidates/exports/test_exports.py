@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,8 @@ def test_every_variant_is_exported_every_way() -> None:
 def test_importing_needs_no_exporter() -> None:
     """The modules and their descriptions are there without onnxscript."""
     code = "import sys; sys.modules['onnxscript'] = None; import candidates.exports"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 @pytest.mark.parametrize("name", TRACED)
