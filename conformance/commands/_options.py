@@ -1,12 +1,45 @@
-"""Options that click does not have."""
+"""Options that several commands have, and one that click does not have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
 Callback = Callable[[click.Context, click.Parameter, tuple[str, ...]], tuple[str, ...]]
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+ONLY: Final[Decorator] = click.option(
+    "--only", multiple=True, metavar="GLOB", help="Run only these clauses."
+)
+SKIP: Final[Decorator] = click.option(
+    "--skip", multiple=True, metavar="GLOB", help="Leave these clauses out."
+)
+STRICT: Final[Decorator] = click.option(
+    "--strict", is_flag=True, help="Exit with 1 when a SHOULD clause failed, too."
+)
+
+
+def json_option(said: str) -> Decorator:
+    """``--json FILE``, given to the command as ``json_path``."""
+    return click.option(
+        "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help=said
+    )
+
+
+def timeout_option(said: str) -> Decorator:
+    """``--timeout SECONDS``: how long what is checked may be silent."""
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help=said,
+    )
 
 
 def separated(choices: Iterable[str] = ()) -> Callback:

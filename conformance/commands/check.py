@@ -9,7 +9,7 @@ import click
 
 from ..dtypes import DTYPES
 from ..profile import PROFILES
-from ._options import separated
+from ._options import ONLY, SKIP, STRICT, json_option, separated, timeout_option
 from ._output import printing, progress_bar
 
 
@@ -56,30 +56,19 @@ from ._output import printing, progress_bar
     help="TOML: roles and promises of the ONNX graph [default: NAME.conformance.toml beside it].",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
-@click.option("--only", multiple=True, metavar="GLOB", help="Run only these clauses.")
-@click.option("--skip", multiple=True, metavar="GLOB", help="Leave these clauses out.")
+@ONLY
+@SKIP
 @click.option(
     "--expected-failures",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="TOML: [[expected]] tables with clause and reason, and kind, candidate, dtype as needed.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 when a SHOULD clause failed, too.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a candidate that gives no answer for so long; loading may take twice as long.",
+@STRICT
+@timeout_option(
+    "Stop a candidate that gives no answer for so long; loading may take twice as long."
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the record of the run there.",
-)
+@json_option("Write the record of the run there.")
 def check_command(
     *,
     targets: tuple[str, ...],

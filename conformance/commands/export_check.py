@@ -12,7 +12,7 @@ import click
 
 from ..errors import UsageError
 from ..profile import PROFILES
-from ._options import separated
+from ._options import ONLY, SKIP, STRICT, json_option, separated, timeout_option
 from ._output import printing, progress_bar
 
 EXPORTERS = ("dynamo", "legacy")
@@ -51,24 +51,13 @@ OPSETS = ("18", "20", "23")
     help="How hard to try.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
-@click.option("--only", multiple=True, metavar="GLOB", help="Run only these clauses.")
-@click.option("--skip", multiple=True, metavar="GLOB", help="Leave these clauses out.")
-@click.option("--strict", is_flag=True, help="Exit with 1 when a SHOULD clause failed, too.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a graph that gives no answer for so long; exporting may take four times as long.",
+@ONLY
+@SKIP
+@STRICT
+@timeout_option(
+    "Stop a graph that gives no answer for so long; exporting may take four times as long."
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the record of the run there.",
-)
+@json_option("Write the record of the run there.")
 def export_check_command(
     *,
     target: str,

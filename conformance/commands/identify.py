@@ -7,32 +7,20 @@ from pathlib import Path
 
 import click
 
+from ._options import json_option, timeout_option
 from ._output import printing, progress_bar
 
 
 @click.command(name="identify")
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a thing that gives no answer for so long.",
-)
+@timeout_option("Stop a thing that gives no answer for so long.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Write the declaration there.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the facts and the declaration there as JSON.",
-)
+@json_option("Write the facts and the declaration there as JSON.")
 def identify_command(
     *, target: str, timeout: float, output: Path | None, json_path: Path | None
 ) -> int:
