@@ -31,7 +31,6 @@ import conformance.stretching
 import conformance.yardstick
 from conformance._golden import golden
 from conformance.candidate import Candidate
-from conformance.declaration import declare
 from conformance.geometry import Geometry
 from conformance.inputs import Inputs
 from conformance.materialise import materialise
@@ -39,6 +38,7 @@ from conformance.oracle import evaluate, known_weights
 from conformance.pool import Pool
 from conformance.problem import Problem
 from conformance.profile import PROFILES, Profile
+from conformance.promises import declare
 from conformance.registry import all_clauses
 from conformance.runner import CandidateRun
 from conformance.targets import resolve

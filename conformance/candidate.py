@@ -55,8 +55,8 @@ class Candidate:
 
     @property
     def golden_known(self) -> bool:
-        """Whether a golden answer exists: the weights are known and no position is mixed in."""
-        return self.weights_known and self.declaration.position is None
+        """Whether a golden answer exists: the weights are known and what positions it mixes in."""
+        return self.weights_known and self.declaration.positions_known
 
     def located(self, target: str) -> Candidate:
         """The same candidate, said to come from a target."""

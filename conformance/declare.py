@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ._golden import golden
 from .candidate import Candidate
-from .declaration import Declaration, declare
+from .declaration import Declaration
 from .errors import DeclarationError, did_you_mean
+from .promises import declare
 
 Decorator = Callable[[Callable[..., Any]], Candidate]
 _WIDTHS = ("query_size", "key_size", "value_size", "output_size")

@@ -37,6 +37,13 @@ class Inputs:
         Whether inputs that are one object here are handed over as one object, too.
     causal_unasked
         Whether the candidate applies the causal rule in every call, so that no flag is passed.
+    past
+        How many of the keys and values, the first ones, are handed over as a cache.
+    sinks
+        For each head ``[H]`` the logit of one more key, whose value is zero; working dtype.
+    device, arrangement
+        Where the tensors of a call lie, and how a core takes its heads (the declared ``layout``);
+        the tensors here are always on the CPU and ``[B, H, L, D]``.
     """
 
     geometry: Geometry
@@ -62,6 +69,10 @@ class Inputs:
     grad_mode: bool = False
     shared: bool = False
     causal_unasked: bool = False
+    past: int = 0
+    sinks: Tensor | None = None
+    device: str = "cpu"
+    arrangement: str = "BHSD"
 
     @property
     def is_layer(self) -> bool:

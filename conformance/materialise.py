@@ -54,6 +54,8 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         window=problem.window,
         generic=_is_generic(problem, candidate),
         causal_unasked=candidate.declaration.always_causal,
+        past=problem.past,
+        arrangement=candidate.declaration.layout,
     )
     return overridden(drawn, problem)
 

@@ -56,7 +56,8 @@ class Problem:
 
     Values are not drawn element by element: ``values`` names a recipe and ``seed`` feeds its
     generator, so a problem shrinks to tiny sizes and rebuilds anywhere. ``overrides`` are simpler
-    values that a failing problem was reduced to.
+    values that a failing problem was reduced to. Of the keys, the first ``past`` are handed over as
+    a cache; ``sinks`` gives each head the logit of a key without a value.
     """
 
     geometry: Geometry
@@ -71,6 +72,8 @@ class Problem:
     biases: bool = True
     device: str = "cpu"
     overrides: Overrides | None = None
+    past: int = 0
+    sinks: bool = False
 
     def replace(self, **changes: Any) -> Problem:
         """The same problem with some fields changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -31,6 +32,8 @@ SoftcapOrder = Literal["before-mask", "after-mask"]
 HeadSplit = Literal["blocks", "interleaved", "reinterpret"]
 HeadMerge = Literal["blocks", "interleaved", "reinterpret", "tokens"]
 GroupOrder = Literal["repeat", "tile"]
+Rotary = Literal["none", "halves", "interleaved"]
+QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "softmax_axis": get_args(SoftmaxAxis),
@@ -44,8 +47,10 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "head_split": get_args(HeadSplit),
     "head_merge": get_args(HeadMerge),
     "group_order": get_args(GroupOrder),
+    "rotary": get_args(Rotary),
+    "qk_norm": get_args(QueryKeyNorm),
 }
-_FLAGS: Final = ("query_bias", "key_bias", "value_bias", "output_bias")
+_FLAGS: Final = ("query_bias", "key_bias", "value_bias", "output_bias", "alibi")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +104,24 @@ class Semantics:
     group_order
         With fewer key/value heads than heads, query head h reads key/value head ``h // group``
         ("repeat") or ``h % num_kv_heads`` ("tile").
+    qk_norm, qk_norm_epsilon
+        How the channels of each head of query and key are normalised before anything else: divided
+        by the root of their mean square plus epsilon ("rms"), by their norm, but no less than
+        epsilon ("l2"), or after their mean is taken off by the root of the variance plus epsilon
+        ("layer"); no learned factor.
+    rotary, rotary_base, rotary_fraction
+        Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
+        ``position * rotary_base ** (-2 i / R)``. Pair i is channel i with ``i + R / 2`` ("halves")
+        or channel ``2 i`` with ``2 i + 1`` ("interleaved"), among the first R channels, the largest
+        even number within ``rotary_fraction`` of the head size; the others stay. Key j stands at
+        position j; query i at ``i + Lk - Lq`` where causality is aligned bottom-right, else at i.
+    alibi
+        Attention with linear biases (Press et al. 2022): the distance of both positions, counted as
+        for rotary ones, times the slope of the head is taken off the logits.
+    score_mod
+        A function ``(score, batch, head, query_index, key_index) -> score`` of tensors that
+        broadcast, applied to the scaled and capped scores before bias and mask, as in torch's
+        flex_attention.
     query_bias, key_bias, value_bias, output_bias
         Which projections have a bias; a bias that is given where there is none is left out.
     """
@@ -119,6 +142,13 @@ class Semantics:
     head_split: HeadSplit = "blocks"
     head_merge: HeadMerge = "blocks"
     group_order: GroupOrder = "repeat"
+    qk_norm: QueryKeyNorm = "none"
+    qk_norm_epsilon: float = 1e-6
+    rotary: Rotary = "none"
+    rotary_base: float = 10000.0
+    rotary_fraction: float = 1.0
+    alibi: bool = False
+    score_mod: Callable[..., Any] | None = None
     query_bias: bool = True
     key_bias: bool = True
     value_bias: bool = True
@@ -140,6 +170,16 @@ class Semantics:
         check_argument(
             math.isfinite(self.scale_factor), "scale_factor", f"is {self.scale_factor}, not finite"
         )
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        base, fraction, epsilon = self.rotary_base, self.rotary_fraction, self.qk_norm_epsilon
+        check_argument(0 < base < math.inf, "rotary_base", f"is {base}, not positive and finite")
+        check_argument(0 < fraction <= 1, "rotary_fraction", f"is {fraction}, not in (0, 1]")
+        positive = 0 <= epsilon < math.inf
+        check_argument(positive, "qk_norm_epsilon", f"is {epsilon}, negative or not finite")
+        known = self.score_mod is None or callable(self.score_mod)
+        check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
 
     def replace(self, **changes: Any) -> Semantics:
         """The same point with some choices changed.

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("graphs", ("graphs", "graphs.*")),
-    ("declaration", ("candidate", "declaration", "declare")),
+    ("declaration", ("candidate", "declaration", "declare", "promises")),
     ("tolerance", ("double_double*", "tolerance*")),
     ("adapters", ("adapters", "adapters.*")),
     ("targets", ("loading", "preflight", "registered", "targets")),

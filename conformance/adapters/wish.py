@@ -12,8 +12,9 @@ from torch import nn
 
 from .._golden import golden
 from ..candidate import Candidate
-from ..declaration import MASK_FORMS, declare
+from ..declaration import MASK_FORMS
 from ..errors import DeclarationError, did_you_mean
+from ..promises import declare
 from . import multihead
 from .calling import AdaptedModule, Call, Calling, check_keywords, mask_parameters
 from .finding import Request

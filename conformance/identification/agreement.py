@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..declaration import Declaration, declare
+from ..declaration import Declaration
 from ..inputs import Inputs
 from ..oracle import Golden, Oracle, evaluate
+from ..promises import declare
 from .box import Observation
 
 Rows = Tensor | None

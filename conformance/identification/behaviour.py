@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .._golden import golden
 from ..calling import CandidateFailure, arguments, guarded
-from ..declaration import declare
 from ..dtypes import DTYPES
 from ..inputs import Inputs
 from ..oracle import Oracle
+from ..promises import declare
 from .agreement import Judge, Seen
 from .box import Box, Observation, Refusal
 from .convention import MaskUse, compiled

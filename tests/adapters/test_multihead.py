@@ -12,7 +12,7 @@ import conformance
 from conformance._golden import golden
 from conformance.adapters.agreement import Inputs
 from conformance.candidate import Candidate
-from conformance.declaration import declare
+from conformance.promises import declare
 from conformance.tolerance import contract_for, layer_bound
 
 LAYERS: dict[str, dict[str, Any]] = {

@@ -17,11 +17,11 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
 import conformance
-from conformance.declaration import declare
 from conformance.errors import DeclarationError
 from conformance.geometry import Geometry
 from conformance.inputs import Inputs
 from conformance.oracle import Oracle
+from conformance.promises import declare
 from conformance.recipes import RECIPES
 from conformance.tolerance import contract_for, model
 from conformance.tolerance.parts import shares

@@ -11,9 +11,9 @@ from conformance.declaration import (
     FEATURE_KEYWORDS,
     FEATURES,
     Declaration,
-    declare,
 )
 from conformance.errors import DeclarationError
+from conformance.promises import declare
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
