@@ -16,11 +16,11 @@ from .candidate import Candidate
 from .graphs.lost import GraphLost, GraphRefused
 from .inputs import Inputs
 from .layouts import LAYOUTS, MIXED, arrange_mask
+from .placing import Arguments, module_on, placed, taken, weights_on
 from .printable import printable
 from .results import Violation
 
 Forward = Callable[..., Any]
-Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 _HERE = str(Path(__file__).resolve().parent)
 
 
@@ -52,10 +52,10 @@ class Answer:
 def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:
     """The function to call: the core itself, or the layer built for the geometry and weights."""
     if candidate.kind != "layer":
-        return candidate.function
-    forward = guarded(
-        candidate.function, (inputs.geometry, inputs.weights), {}, "building the layer"
-    )
+        placed_core: Forward = module_on(candidate.function, inputs.device, fresh=False)
+        return placed_core
+    weights = weights_on(inputs.weights, inputs.device)
+    forward = guarded(candidate.function, (inputs.geometry, weights), {}, "building the layer")
     if not callable(forward):
         raise CandidateFailure(
             Violation(
@@ -63,6 +63,7 @@ def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:
                 message=f"the builder returned {_describe(forward)}, not a forward function",
             )
         )
+    forward = module_on(forward, inputs.device, fresh=candidate.draws_weights)
     if isinstance(forward, nn.Module):
         forward.eval()
     return forward  # type: ignore[no-any-return]  # callable, as was just seen
@@ -75,7 +76,15 @@ def call_forward(forward: Forward, inputs: Inputs) -> Answer:
 
 
 def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
-    """The positional tensors and keywords of a call, copied so that no edit is seen here."""
+    """The positional tensors and keywords of a call, copied so that no edit is seen here.
+
+    They lie on the device of the inputs, in memory as they would lie on the CPU.
+    """
+    return placed(_at_hand(inputs, copy=copy), inputs.device)
+
+
+def _at_hand(inputs: Inputs, *, copy: bool) -> Arguments:
+    """The same on the CPU."""
     query, key, value = _arranged(inputs) if copy else (inputs.query, inputs.key, inputs.value)
     tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[
         inputs.mode
@@ -216,10 +225,10 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
     if not isinstance(value, Tensor):
         _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
-    place = _misplaced(value, inputs.query)
+    place = _misplaced(value, inputs.device)
     if place:
         _refuse("type", f"the {what} is {place}")
-    tensor: Tensor = value.detach().clone()
+    tensor = _fetched(value)
     shown = shape if inputs.batched else shape[1:]
     if tuple(tensor.shape) != tuple(shown):
         _refuse(
@@ -238,14 +247,25 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
     return tensor if inputs.batched else tensor.unsqueeze(0)
 
 
-def _misplaced(tensor: Tensor, given: Tensor) -> str:
+def _fetched(value: Tensor) -> Tensor:
+    """A copy on the CPU, which waits for whatever still computes it."""
+    try:
+        return taken(value)
+    except RuntimeError as error:  # what a kernel did wrong is told when it is waited for
+        message = describe_error(error, f"its answer was fetched from {value.device}")
+        raise CandidateFailure(
+            Violation(kind="raised", message=message, got=type(error).__name__)
+        ) from error
+
+
+def _misplaced(tensor: Tensor, device: str) -> str:
     """Why the elements of a tensor cannot be looked at, or ""."""
     if tensor.is_nested:
         return "a nested tensor, not a dense one"
     if tensor.layout != torch.strided:
         return f"a {tensor.layout} tensor, not a dense one"
-    if tensor.device != given.device:
-        return f"on the device {tensor.device} where the inputs are on {given.device}"
+    if tensor.device != torch.device(device):
+        return f"on the device {tensor.device} where the inputs are on {device}"
     return ""
 
 

@@ -55,6 +55,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         generic=_is_generic(problem, candidate),
         causal_unasked=candidate.declaration.always_causal,
         past=problem.past,
+        device=problem.device,
         arrangement=candidate.declaration.layout,
     )
     return overridden(drawn, problem)
@@ -116,17 +117,17 @@ def _weights(
 def in_dtype(
     weights: golden.ProjectionWeights | None, working: torch.dtype
 ) -> golden.ProjectionWeights | None:
-    """The same weights in a working dtype."""
+    """The same weights in a working dtype, on the CPU."""
     if weights is None:
         return None
 
     def cast(optional: Tensor | None) -> Tensor | None:
-        return None if optional is None else optional.detach().to(working)
+        return None if optional is None else optional.detach().to("cpu", working)
 
     return golden.ProjectionWeights(
-        q=weights.q.detach().to(working),
-        k=weights.k.detach().to(working),
-        v=weights.v.detach().to(working),
+        q=weights.q.detach().to("cpu", working),
+        k=weights.k.detach().to("cpu", working),
+        v=weights.v.detach().to("cpu", working),
         o=cast(weights.o),
         q_bias=cast(weights.q_bias),
         k_bias=cast(weights.k_bias),

@@ -57,10 +57,12 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "calling",
             "comparison",
+            "devices",
             "edges",
             "headroom",
             "option_pairs",
             "oracle",
+            "placing",
             "recording",
             "relation",
             "strategies",
