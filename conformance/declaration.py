@@ -70,7 +70,8 @@ class Declaration:
     it takes, ``operator`` the registered torch operator behind it, ``mixed`` what it does with
     inputs of several dtypes, ``memory`` how its peak memory grows with the length (None: nothing
     is promised). ``assumptions`` says what an adapter took for granted;
-    ``mask_pairs`` which form an adapter takes in which shape, None for any in any.
+    ``mask_pairs`` which form an adapter takes in which shape, None for any in any. Of ``features``,
+    ``declared_features`` are those that were named, not just there by default.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Declaration:
     operator: str = ""
     mixed: str | None = None
     memory: str | None = None
+    declared_features: frozenset[str] = frozenset()
 
     @property
     def positions_known(self) -> bool:

@@ -60,6 +60,7 @@ def declare(
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
     forms = _words("masks", masks, MASK_FORMS)
+    named = _words("features", features, FEATURES)
     key_shapes, length_shapes = _read_shapes(mask_shapes, batched=batched)
     _choice("inputs", inputs, INPUTS)
     _choice("empty_rows", empty_rows, EMPTY_ROWS)
@@ -93,7 +94,7 @@ def declare(
         length_shapes=length_shapes,
         causal=causal,
         empty_rows=empty_rows,
-        features=_read_features(kind, features, without),
+        features=_read_features(kind, named, without),
         inputs=inputs,
         batched=batched,
         dtypes=_some("dtypes", _words("dtypes", dtypes, DTYPES), "float32"),
@@ -113,6 +114,7 @@ def declare(
         operator=str(operator),
         mixed=mixed,
         memory=memory,
+        declared_features=frozenset(named),
     )
 
 
@@ -192,10 +194,9 @@ def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
     return values
 
 
-def _read_features(kind: str, added: Iterable[str], removed: Iterable[str]) -> frozenset[str]:
-    more = _words("features", added, FEATURES)
+def _read_features(kind: str, named: Iterable[str], removed: Iterable[str]) -> frozenset[str]:
     fewer = _words("without", removed, FEATURES)
-    return (DEFAULT_FEATURES[kind] | set(more)) - set(fewer)
+    return (DEFAULT_FEATURES[kind] | set(named)) - set(fewer)
 
 
 def _read_shapes(

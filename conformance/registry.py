@@ -31,10 +31,12 @@ class Finding:
     ``binding`` says that the clause's counterfactual would have been seen on this example.
     ``margin`` is the largest error over its bound, None where no numbers were compared.
     ``refused`` says that the candidate raised where it may: see ``RowWithoutKeysRefused``.
+    ``inapplicable`` is the reason why the clause turned out not to apply to what was asked, or "".
     """
 
     binding: bool = True
     refused: bool = False
+    inapplicable: str = ""
     margin: float | None = None
     violation: Violation | None = None
 

@@ -56,6 +56,8 @@ class _Tally:
     examples: int = 0
     binding: int = 0
     refused: int = 0
+    inapplicable: int = 0
+    reason: str = ""
     margin: float | None = None
 
     def add(self, finding: Finding) -> None:
@@ -63,6 +65,8 @@ class _Tally:
         self.examples += 1
         self.binding += finding.binding
         self.refused += finding.refused
+        self.inapplicable += bool(finding.inapplicable)
+        self.reason = self.reason or finding.inapplicable
         if finding.margin is not None:
             self.margin = max(self.margin or 0.0, finding.margin)
 
@@ -176,6 +180,8 @@ class CandidateRun:
         if tally.refused and tally.refused == tally.examples:
             reason = "it refuses rows without keys, about which it promises nothing"
             return counted.replace(status="not-applicable", reason=reason)
+        if tally.inapplicable and tally.inapplicable == tally.examples:
+            return counted.replace(status="not-applicable", reason=tally.reason)
         if tally.binding == 0:
             told = clause.counterfactual or "the case it speaks of"
             if clause.subtle or self.candidate.declaration.precision:
