@@ -16,11 +16,12 @@ from .candidate import Candidate
 from .graphs.lost import GraphLost, GraphRefused
 from .inputs import Inputs
 from .layouts import LAYOUTS, MIXED, arrange_mask
-from .placing import Arguments, module_on, placed, taken, weights_on
+from .placing import module_on, placed, taken, weights_on
 from .printable import printable
 from .results import Violation
 
 Forward = Callable[..., Any]
+Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 _HERE = str(Path(__file__).resolve().parent)
 
 

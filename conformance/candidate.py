@@ -58,6 +58,13 @@ class Candidate:
         """Whether a golden answer exists: the weights are known and what positions it mixes in."""
         return self.weights_known and self.declaration.positions_known
 
+    def on(self, device: str) -> Candidate:
+        """The same candidate as it is judged on one device: its precision follows from that."""
+        if self.declaration.devices == (device,):
+            return self
+        declaration = dataclasses.replace(self.declaration, devices=(device,))
+        return dataclasses.replace(self, declaration=declaration)
+
     def located(self, target: str) -> Candidate:
         """The same candidate, said to come from a target."""
         return dataclasses.replace(self, target=target)

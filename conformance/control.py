@@ -25,7 +25,7 @@ class Control(Subject):
     """A subject that answers with the golden, rounded to the dtype of the query."""
 
     def __init__(self, subject: Subject) -> None:
-        super().__init__(subject.candidate, subject.dtype)
+        super().__init__(subject.candidate, subject.dtype, subject.device)
         self.oracle = subject.oracle
         self.inputs = subject.inputs
 
@@ -55,7 +55,8 @@ def _not_called() -> None:
 
 
 def _answer(output: Tensor, weights: Tensor | None, inputs: Inputs) -> Answer:
-    """What a candidate would have returned, read like its own."""
+    """What a candidate would have returned, read like its own; it is on the CPU."""
+    inputs = inputs.replace(device="cpu")
     tensors = [output] if weights is None else [output, weights]
     returned = [tensor.to(inputs.query.dtype) for tensor in tensors]
     if not inputs.batched:

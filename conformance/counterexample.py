@@ -12,6 +12,7 @@ from .calling import Forward
 from .comparison import compare
 from .inputs import Inputs
 from .overriding import PROJECTIONS
+from .placing import taken
 from .recording import Call, Recording
 from .smallest import Smallest
 from .subject import Subject
@@ -126,6 +127,7 @@ def _call(
 
 def _edited(given: Tensor, before: Tensor) -> dict[str, Any]:
     """What a tensor became, where the call (or a later one in its storage) changed it."""
+    given = taken(given)
     same = (given == before) | (given.isnan() & before.isnan())
     return {} if bool(same.all()) else {"after": table(given)}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ._golden import golden
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Given = tuple[tuple[Tensor, ...], dict[str, Any]]
 
 
 class Mover:
@@ -57,7 +57,7 @@ def whole_storage(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((count,), (1,), 0)
 
 
-def placed(given: Arguments, device: str) -> Arguments:
+def placed(given: Given, device: str) -> Given:
     """The arguments of a call on a device; on the CPU they are there already."""
     if device == "cpu":
         return given
@@ -67,7 +67,7 @@ def placed(given: Arguments, device: str) -> Arguments:
     return tuple(mover.move(value) for value in positional), moved
 
 
-def brought_back(given: Arguments) -> Arguments:
+def brought_back(given: Given) -> Given:
     """Copies of the arguments of a call on the CPU, each laid out as it lay there."""
     mover = Mover("cpu")
     positional, keywords = given

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from .calling import Answer, Arguments, Forward
 from .inputs import Inputs
+from .placing import brought_back
 from .results import Violation
 
 
@@ -58,9 +58,11 @@ class Recording:
 
 
 def copied(given: Arguments) -> Arguments:
-    """The same tensors in new storages: strides, offsets and shared storages stay as they are."""
-    positional, keywords = copy.deepcopy(given)
-    return positional, keywords
+    """The same tensors in new storages: strides, offsets and shared storages stay as they are.
+
+    The copies lie on the CPU.
+    """
+    return brought_back(given)
 
 
 def kept(tensor: Tensor | None) -> Tensor | None:

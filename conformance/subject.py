@@ -38,13 +38,14 @@ SPREAD_CALLS = 4
 
 
 class Subject:
-    """The candidate and its oracle, as the checks of the clauses see them."""
+    """The candidate on one device and its oracle, as the checks of the clauses see them."""
 
-    def __init__(self, candidate: Candidate, dtype: str) -> None:
-        self.candidate = candidate
-        self.declaration = candidate.declaration
+    def __init__(self, candidate: Candidate, dtype: str, device: str = "cpu") -> None:
+        self.candidate = candidate.on(device)
+        self.declaration = self.candidate.declaration
         self.dtype = dtype
-        self.oracle = Oracle(candidate.declaration, dtype)
+        self.device = device
+        self.oracle = Oracle(self.declaration, dtype)
         self.candidate_seconds = 0.0
         self.recording: Recording | None = None
         # What was asked first, and the answer: it must be the same later on.
@@ -53,7 +54,7 @@ class Subject:
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
 
     def _materialise(self, problem: Problem) -> Inputs:
-        return materialise(problem, self.candidate)
+        return materialise(problem, self.candidate).replace(device=self.device)
 
     @contextmanager
     def recorded(self, into: Recording | None) -> Iterator[None]:
