@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from . import torch_state
+from .arrangements import (
+    arranged_tokens,
+    canonical_output,
+    presented_shape,
+    sequence_keywords,
+)
 from .candidate import Candidate
+from .declaration import SEQUENCES
 from .graphs.lost import GraphLost, GraphRefused
 from .inputs import Inputs
 from .layouts import LAYOUTS, MIXED, arrange_mask
@@ -42,12 +49,14 @@ class Answer:
     """What a candidate returned, with the batch axis put back for unbatched candidates.
 
     ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
-    storage; ``returned`` is the output itself as the candidate gave it, None where nobody did.
+    storage; ``returned`` is the output itself as the candidate gave it, None where nobody did, and
+    ``kept`` a copy of it in the same axes.
     """
 
     output: Tensor
     weights: Tensor | None = None
     returned: Tensor | None = None
+    kept: Tensor | None = None
 
 
 def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:
@@ -86,6 +95,8 @@ def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
 
 def _at_hand(inputs: Inputs, *, copy: bool) -> Arguments:
     """The same on the CPU."""
+    if inputs.arrangement != "BHSD":
+        return arranged_tokens(inputs), keyword_arguments(inputs)
     query, key, value = _arranged(inputs) if copy else (inputs.query, inputs.key, inputs.value)
     tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[
         inputs.mode
@@ -108,8 +119,8 @@ def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
     """Only what the problem uses: never ``keep=None`` or ``causal=False``."""
-    keywords: dict[str, Any] = {}
-    if inputs.mask_form is not None:
+    keywords = sequence_keywords(inputs)
+    if inputs.mask_form not in (None, SEQUENCES):
         keywords[inputs.mask_form] = present_mask(inputs)
     if inputs.causal and not inputs.causal_unasked:
         keywords["causal"] = True
@@ -219,8 +230,9 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
             )
         returned, weights = returned
         weights = _tensor(weights, "weights", inputs.score_shape, inputs)
-    output = _tensor(returned, "output", inputs.output_shape, inputs)
-    return Answer(output=output, returned=returned, weights=weights)
+    kept = _tensor(returned, "output", presented_shape(inputs), inputs)
+    output = canonical_output(kept, inputs)
+    return Answer(output=output, returned=returned, weights=weights, kept=kept)
 
 
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:

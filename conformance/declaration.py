@@ -54,6 +54,11 @@ FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "sinks": ("sinks",),
     "out": ("out",),
 }
+# The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
+SEQUENCES: Final = "sequences"
+SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+# Inputs that several of query, key and value lie in.
+PACKED: Final = {"packed-qkv": ("qkv",), "packed-kv": ("query", "kv")}
 DEFAULT_MASK_SHAPES: Final = ("BHQK", "B1QK", "B11K", "11QK")
 DEFAULT_LENGTH_SHAPES: Final = ("B",)
 
@@ -111,7 +116,7 @@ class Declaration:
 
     def shapes_of(self, form: str) -> tuple[str, ...]:
         """The shapes in which masks of a form are accepted."""
-        shapes = self.length_shapes if form == "lengths" else self.mask_shapes
+        shapes = self.length_shapes if form in ("lengths", SEQUENCES) else self.mask_shapes
         if self.mask_pairs is None:
             return shapes
         return tuple(shape for shape in shapes if (form, shape) in self.mask_pairs)
@@ -120,16 +125,24 @@ class Declaration:
     def keywords(self) -> tuple[str, ...]:
         """Every keyword that a call may use."""
         flagged = self.causal is not None and not self.always_causal
-        offered = [*self.masks, *(["causal"] if flagged else [])]
+        offered = [form for form in self.masks if form != SEQUENCES]
+        offered += [*self.required, *(["causal"] if flagged else [])]
         for feature in sorted(self.features):
             offered.extend(FEATURE_KEYWORDS.get(feature, ()))
         return tuple(offered)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Every keyword that every call uses."""
+        return SEQUENCE_KEYWORDS if self.layout == "varlen" else ()
 
     @property
     def positional(self) -> tuple[str, ...]:
         """The names of the inputs that are passed by position."""
         if self.kind == "positions" or self.inputs == "self":
             return ("x",)
+        if self.layout in PACKED:
+            return PACKED[self.layout]
         return ("query", "context") if self.inputs == "memory" else ("query", "key", "value")
 
     def as_json(self) -> dict[str, Any]:

@@ -27,7 +27,9 @@ def core(*, name: str | None = None, **promises: Any) -> Decorator:
     [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the query's
     dtype. The keywords passed are those that are declared and that the problem uses. One that is
     causal in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is
-    passed, and every problem is causal.
+    passed, and every problem is causal. ``layout`` is how it takes its heads where that is another
+    way: ``"BSHD"``, ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"``
+    (:mod:`conformance.arrangements`).
 
     Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
     signature cannot keep.
@@ -262,10 +264,11 @@ def _check_required(
 ) -> None:
     """A call without any keyword must be possible: problems without mask, causal … make it."""
     try:
-        signature.bind(*inputs)
+        signature.bind(*inputs, **dict.fromkeys(declaration.required))
     except TypeError as error:
+        given = ", ".join((*inputs, *declaration.required))
         msg = (
-            f"{name}{signature} cannot be called with {', '.join(inputs)} alone ({error}): give "
+            f"{name}{signature} cannot be called with {given} alone ({error}): give "
             f"{'its keywords' if declaration.keywords else 'the other parameters'} defaults"
         )
         raise DeclarationError(msg) from None

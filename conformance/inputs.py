@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._golden import golden
+from .declaration import SEQUENCES
 from .geometry import Geometry
 
 
@@ -83,6 +84,13 @@ class Inputs:
     def masked(self) -> bool:
         """Whether a mask is handed over."""
         return self.mask_form is not None
+
+    @property
+    def absent(self) -> Tensor | None:
+        """Queries that no sequence has, bool ``[B, 1, Lq]``; None where each has all of them."""
+        if self.mask_form != SEQUENCES or self.keep is None:
+            return None
+        return ~self.keep.any(dim=-1)
 
     def replace(self, **changes: Any) -> Inputs:
         """The same inputs with some fields changed."""

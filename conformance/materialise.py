@@ -8,7 +8,9 @@ import torch
 from torch import Generator, Tensor
 
 from ._golden import golden
+from .arrangements import sequences
 from .candidate import Candidate
+from .declaration import SEQUENCES
 from .genericity import has_generic_weights
 from .geometry import Geometry
 from .inputs import Inputs
@@ -34,7 +36,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
     """Make the tensors of a problem for a candidate."""
     generator = generator_for(problem)
     query, key, value = _tokens(problem, candidate, generator)
-    keep, bias = _mask(problem, generator)
+    keep, bias = _mask(problem, candidate, generator)
     plan = problem.mask
     drawn = Inputs(
         geometry=problem.geometry,
@@ -206,10 +208,16 @@ def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]
     return (varies[0], varies[1], varies[2], geometry.key_length)
 
 
-def _mask(problem: Problem, generator: Generator) -> tuple[Tensor | None, Tensor | None]:
-    plan = problem.mask
+def _mask(
+    problem: Problem, candidate: Candidate, generator: Generator
+) -> tuple[Tensor | None, Tensor | None]:
+    plan, geometry = problem.mask, problem.geometry
     if plan is None:
         return None, None
+    if plan.form == SEQUENCES:
+        sizes = (geometry.batch, geometry.query_length, geometry.key_length)
+        alignment = candidate.declaration.semantics.causal_alignment
+        return sequences(plan.pattern, sizes, alignment, generator), None
     shape = mask_sizes(plan.shape, problem.geometry)
     keep = PATTERNS[pattern_for(plan)](shape, generator)
     if not plan.finite_bias:

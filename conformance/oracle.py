@@ -25,7 +25,8 @@ class Golden:
     """A golden answer: float64 output, its bound at the declared precision, weights, empty rows.
 
     ``evaluation`` holds every intermediate value, ``core`` those of its attention proper. ``limit``
-    is the largest number that a candidate can compute with.
+    is the largest number that a candidate can compute with. Queries that are ``absent`` from their
+    sequence count as rows that nobody can represent.
     """
 
     output: Tensor
@@ -35,6 +36,7 @@ class Golden:
     core: golden.Attention
     evaluation: golden.Attention | golden.MultiHeadAttention
     limit: float
+    absent: Tensor | None = None
 
     @cached_property
     def judged(self) -> Tensor:
@@ -58,7 +60,8 @@ class Golden:
     @cached_property
     def representable_core(self) -> Tensor:
         """The same for each head of the attention proper: ``[B, H, Lq]``."""
-        return representable_rows(self.core, self.limit)
+        rows = representable_rows(self.core, self.limit)
+        return rows if self.absent is None else rows & ~self.absent
 
     def _of_answer(self, heads: Tensor) -> Tensor:
         """Whether some head of a row ``[B, H, Lq]`` is marked, as rows of the answer."""
@@ -118,6 +121,7 @@ class Oracle:
             core=core,
             evaluation=evaluation,
             limit=finite_limit(self.declaration, self.dtype),
+            absent=inputs.absent,
         )
 
     def contract(self, scale: float) -> Contract:

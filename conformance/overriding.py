@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._golden import golden
+from .declaration import SEQUENCES
 from .inputs import Inputs
 from .problem import Overrides, Problem
 
@@ -46,7 +47,7 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
     """The tensors of some inputs that overrides may replace, each object once.
 
     ``weights`` says whether the problem brings those of a layer. Lengths cannot say more than
-    "the first n keys", so what they keep stays as it is.
+    "the first n keys", nor those of sequences, so what they keep stays as it is.
     """
     found = {"key": inputs.key}
     if inputs.mode != "self":
@@ -55,7 +56,7 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
         found["value"] = inputs.value
     for name in MASKS:
         tensor = getattr(inputs, name)
-        if tensor is not None and inputs.mask_form != "lengths":
+        if tensor is not None and inputs.mask_form not in ("lengths", SEQUENCES):
             found[name] = tensor
     if weights and inputs.weights is not None:
         roles = {name: getattr(inputs.weights, name) for name in PROJECTIONS}

@@ -26,7 +26,8 @@ from .declaration import (
 from .dtypes import DTYPES
 from .errors import DeclarationError, did_you_mean
 from .expected import GivenExpectations, read_expected
-from .geometry import GeometryRule, read_pins
+from .geometry import GeometryRule, Pins, read_pins
+from .layout_promises import check_company, forms_of_layout, tied_by_layout
 
 
 def declare(
@@ -60,6 +61,9 @@ def declare(
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
     forms = _words("masks", masks, MASK_FORMS)
+    pins = read_pins(geometry)
+    if layout != "BHSD":
+        pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
     named = _words("features", features, FEATURES)
     key_shapes, length_shapes = _read_shapes(mask_shapes, batched=batched)
     _choice("inputs", inputs, INPUTS)
@@ -79,7 +83,8 @@ def declare(
         _choice("position", position, POSITIONS)
     _choice("arrays", arrays, ARRAYS)
     _optional_choices(mixed=(mixed, MIXED), memory=(memory, MEMORY))
-    _check_layout(kind, layout, batched=batched)
+    offered = _read_features(kind, named, without)
+    check_company(layout, offered, empty_rows)
     point = _read_semantics(semantics, causal, empty_rows)
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
@@ -94,7 +99,7 @@ def declare(
         length_shapes=length_shapes,
         causal=causal,
         empty_rows=empty_rows,
-        features=_read_features(kind, named, without),
+        features=offered,
         inputs=inputs,
         batched=batched,
         dtypes=_some("dtypes", _words("dtypes", dtypes, DTYPES), "float32"),
@@ -102,7 +107,7 @@ def declare(
         accumulate=accumulate,
         tf32=bool(tf32),
         scores=scores,
-        pins=read_pins(geometry),
+        pins=pins,
         semantics=point,
         position=_read_position(position, point),
         max_length=max_length,
@@ -124,17 +129,18 @@ def _optional_choices(**given: tuple[str | None, tuple[str, ...]]) -> None:
             _choice(name, value, known)
 
 
-def _check_layout(kind: str, layout: str, *, batched: bool) -> None:
-    """Heads can lie in another order in a core only, and items can be packed only if there are."""
+def _read_layout(
+    kind: str, layout: str, forms: tuple[str, ...], pins: Pins, *, batched: bool
+) -> tuple[Pins, tuple[str, ...]]:
+    """The pins and the mask forms of a core whose heads lie in another order than usual."""
     _choice("layout", layout, LAYOUTS)
-    if layout == "BHSD":
-        return
     if kind != "core":
         msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
         raise DeclarationError(msg)
     if not batched:
         msg = f"layout is {layout!r} beside batched=False: drop one"
         raise DeclarationError(msg)
+    return tied_by_layout(layout, pins), forms_of_layout(layout, forms)
 
 
 def _read_position(position: str | None, point: golden.Semantics) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .candidate import Candidate
+from .declaration import SEQUENCES
 from .geometry import FIELDS, Geometry, Pins
 from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
@@ -96,12 +97,22 @@ class Space:
         declared = candidate.declaration
         pairs: list[tuple[str, str]] = []
         for form in declared.masks:
-            if form not in self.forms or (self.finite_bias == "always" and form != "bias"):
+            if not self._takes(form):
                 continue
             shapes = declared.shapes_of(form)
             fits = [shape for shape in shapes if all(axis in shape for axis in self.axes)]
             pairs.extend((form, shape) for shape in fits)
         return pairs
+
+    def _takes(self, form: str) -> bool:
+        """Whether masks may have a form.
+
+        Lengths of sequences come along wherever lengths may, but a clause about masks must name
+        them: what they hide is not even handed over.
+        """
+        if form == SEQUENCES and self.mask != "always":
+            return "lengths" in self.forms and self.finite_bias != "always"
+        return form in self.forms and (self.finite_bias != "always" or form == "bias")
 
     def recipes(self, dtype: str, precision: str = "") -> tuple[str, ...]:
         """The value recipes for a dtype: half precision has no room for the extreme ones.
@@ -163,7 +174,7 @@ class Space:
 
     def _no_mask(self, candidate: Candidate) -> str:
         declared = candidate.declaration.masks
-        if not declared:
+        if not declared or (declared == (SEQUENCES,) and SEQUENCES not in self.forms):
             return "no mask is declared"
         if self.finite_bias == "always" and "bias" not in declared:
             return "no additive bias is declared"

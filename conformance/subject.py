@@ -123,7 +123,8 @@ class Subject:
         """Whether some query has no key and the candidate promises nothing about such rows."""
         if self.declaration.empty_rows != "any" or not (inputs.masked or inputs.causal):
             return False
-        return bool((~inputs.allowed(self.declaration.semantics).any(dim=-1)).any())
+        empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
+        return bool((empty if inputs.absent is None else empty & ~inputs.absent).any())
 
     def answer(self, inputs: Inputs) -> Tensor:
         """The candidate's output for some inputs."""

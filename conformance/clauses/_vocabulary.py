@@ -165,9 +165,9 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
 
 def still_says(answer: Answer) -> bool:
     """Whether the tensor that a candidate returned still holds what it held when it came."""
-    if answer.returned is None:
+    if answer.returned is None or answer.kept is None:
         return True
-    return identical(answer.returned.detach().reshape(answer.output.shape), answer.output)
+    return identical(answer.returned.detach().reshape(answer.kept.shape), answer.kept)
 
 
 def column(bound: Tensor) -> Tensor:

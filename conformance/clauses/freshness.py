@@ -39,10 +39,11 @@ def answer_is_fresh(subject: Subject, problem: Problem) -> Finding:
         return Finding(violation=Violation(kind="mutated", message=message))
     if answer.returned is None or answer.returned.is_inference() or _repeats(answer.returned):
         return Finding()  # it cannot be written to
+    kept = answer.output if answer.kept is None else answer.kept
     returned = answer.returned.detach()
     returned.fill_(1)
     again = subject.call(forward, inputs).output
-    returned.copy_(answer.output.reshape(returned.shape))
+    returned.copy_(kept.reshape(returned.shape))
     wording = "changing an answer changes the answer to the next call"
     return same_unless_identical(subject, (inputs, answer.output), (inputs, again), wording)
 
