@@ -18,6 +18,7 @@ from .arrangements import (
     presented_shape,
     sequence_keywords,
 )
+from .caching import cached_heads, handed_over
 from .candidate import Candidate
 from .declaration import SEQUENCES
 from .graphs.lost import GraphLost, GraphRefused
@@ -95,9 +96,10 @@ def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
 
 def _at_hand(inputs: Inputs, *, copy: bool) -> Arguments:
     """The same on the CPU."""
+    fresh = handed_over(inputs)
     if inputs.arrangement != "BHSD":
-        return arranged_tokens(inputs), keyword_arguments(inputs)
-    query, key, value = _arranged(inputs) if copy else (inputs.query, inputs.key, inputs.value)
+        return arranged_tokens(fresh), keyword_arguments(inputs)
+    query, key, value = _arranged(fresh) if copy else (fresh.query, fresh.key, fresh.value)
     tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[
         inputs.mode
     ]
@@ -130,7 +132,21 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
             keywords[name] = value
     if inputs.return_weights:
         keywords["return_weights"] = True
-    return keywords
+    return keywords | cache_keywords(inputs)
+
+
+def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
+    """The cached keys and values of a call, in the axes and the memory layout of the others."""
+    if not inputs.past and not inputs.empty_cache:
+        return {}
+    heads = dict(zip(("past_key", "past_value"), cached_heads(inputs), strict=True))
+    if inputs.arrangement == "BSHD":
+        heads = {name: tensor.transpose(1, 2) for name, tensor in heads.items()}
+    layout = "contiguous" if inputs.layout == "mixed" else inputs.layout
+    placed = {name: LAYOUTS[layout](tensor) for name, tensor in heads.items()}
+    if inputs.batched:
+        return placed
+    return {name: tensor.squeeze(0) for name, tensor in placed.items()}
 
 
 def present_mask(inputs: Inputs) -> Tensor:

@@ -6,9 +6,11 @@ candidate's declaration turn them into problems that can be asked.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from .caching import draws_cache, settle_past
 from .candidate import Candidate
 from .geometry import Geometry
 from .problem import MaskPlan, Problem
@@ -19,6 +21,9 @@ SCALES = (None, 0.25, 0.3, 1.0, 1.7)
 # Mostly absent: a narrow window hides what the other options do.
 SOFTCAPS = (None, None, 3.0, None, 30.0)
 WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), None, (0, 0), (2, 0))
+
+# The share of the keys that is cached; None is all those before as many as there are queries.
+PASTS: tuple[float | None, ...] = (0.0, None, 0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,7 @@ class Draft:
     def problem(self, candidate: Candidate, space: Space, *, dtype: str) -> Problem:
         """The problem of a space that this draft becomes for a candidate."""
         recipes = space.recipes(dtype, candidate.declaration.precision)
-        return Problem(
+        problem = Problem(
             geometry=settle(self.geometry, candidate, space),
             dtype=dtype,
             seed=self.seed,
@@ -49,6 +54,7 @@ class Draft:
             biases=self.biases,
             **self._extras(candidate, space),
         )
+        return self._with_past(problem, candidate, space)
 
     def _mask(self, candidate: Candidate, space: Space) -> MaskPlan | None:
         options = space.options(candidate)
@@ -78,6 +84,19 @@ class Draft:
             both = len(SCALES) * len(SOFTCAPS)
             extras["window"] = WINDOWS[self.extras // both % len(WINDOWS)]
         return extras
+
+    def _with_past(self, problem: Problem, candidate: Candidate, space: Space) -> Problem:
+        """Some of the keys cached, where caches are offered; a digit beyond those of the extras."""
+        if space.extras != "maybe" or not draws_cache(candidate):
+            return problem
+        digits = len(SCALES) * len(SOFTCAPS) * len(WINDOWS)
+        share = PASTS[self.extras // digits % len(PASTS)]
+        sizes = problem.geometry
+        if share is None:
+            past = max(sizes.key_length - sizes.query_length, 1)
+        else:
+            past = math.ceil(share * sizes.key_length)
+        return problem.replace(past=settle_past(problem.replace(past=past), candidate))
 
 
 def _decide(often: Often, *, drawn: bool) -> bool:

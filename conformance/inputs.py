@@ -39,7 +39,12 @@ class Inputs:
     causal_unasked
         Whether the candidate applies the causal rule in every call, so that no flag is passed.
     past
-        How many of the keys and values, the first ones, are handed over as a cache.
+        How many of the keys and values, the first ones, are handed over as a cache. With
+        ``mode="self"`` the query is what follows them.
+    empty_cache
+        Whether a cache is handed over that holds no token.
+    point
+        The declared point, which says how a layer projects what it would have cached.
     sinks
         For each head ``[H]`` the logit of one more key, whose value is zero; working dtype.
     device, arrangement
@@ -71,6 +76,8 @@ class Inputs:
     shared: bool = False
     causal_unasked: bool = False
     past: int = 0
+    empty_cache: bool = False
+    point: golden.Semantics = golden.STANDARD
     sinks: Tensor | None = None
     device: str = "cpu"
     arrangement: str = "BHSD"
@@ -106,11 +113,12 @@ class Inputs:
         """Change tokens and keep what is one object one object; sizes follow the tensors.
 
         In mode "self" give ``key``: it becomes query, key and value. In mode "memory" give ``key``
-        for both key and value.
+        for both key and value. Of a cache as much is left as leaves one new key.
         """
         key = self.key if key is None else key
+        past = min(self.past, max(key.shape[-2] - 1, 0))
         if self.mode == "self":
-            query = value = key
+            query, value = key[..., past:, :] if past else key, key
         elif self.mode == "memory":
             value = key
         query = self.query if query is None else query
@@ -118,7 +126,9 @@ class Inputs:
         geometry = self.geometry.replace(
             batch=query.shape[0], query_length=query.shape[-2], key_length=key.shape[-2]
         )
-        return self.replace(geometry=geometry, query=query, key=key, value=value, generic=False)
+        return self.replace(
+            geometry=geometry, query=query, key=key, value=value, past=past, generic=False
+        )
 
     def allowed(self, semantics: golden.Semantics) -> Tensor:
         """Which key each query may attend: bool ``[B, H, Lq, Lk]``."""

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from ._golden import golden
 from .arrangements import sequences
+from .caching import settle_past, without_key_bias
 from .candidate import Candidate
 from .declaration import SEQUENCES
 from .genericity import has_generic_weights
@@ -56,11 +57,13 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         window=problem.window,
         generic=_is_generic(problem, candidate),
         causal_unasked=candidate.declaration.always_causal,
-        past=problem.past,
+        past=settle_past(problem, candidate),
+        point=candidate.declaration.semantics,
         device=problem.device,
         arrangement=candidate.declaration.layout,
     )
-    return overridden(drawn, problem)
+    drawn = overridden(drawn, problem)
+    return without_key_bias(drawn, candidate) if drawn.past else drawn
 
 
 def _is_generic(problem: Problem, candidate: Candidate) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
+from .caching import draws_cache, settle_past
 from .candidate import Candidate
 from .geometry import Geometry
 from .problem import MaskPlan, Problem
@@ -28,6 +29,8 @@ ALONE: Final[dict[str, tuple[Any, ...]]] = {
     "softcap": (1.5, 30.0),
     "window": ((0, 0), (2, 1), (-1, 0), (0, -1), (1, 2), (40, 40)),
 }
+# How many keys are cached; at least one stays new.
+PASTS: Final = (2, 1, 5)
 # Lengths only hide keys at the end, where a narrow window would leave rows without any.
 PATTERNS: Final = ("random", "dense", "padding", "mixed")
 
@@ -103,6 +106,8 @@ def _options(candidate: Candidate) -> list[Changes]:
         found.append({"causal": True})
     if "gqa" in declared.features:
         found.append({"groups": 2})
+    if draws_cache(candidate):
+        found.append({"past": _Turns(PASTS)})
     return found
 
 
@@ -135,4 +140,5 @@ def _problem(
     kv_heads = geometry.num_kv_heads // given.pop("groups", 1)
     given["geometry"] = settle(geometry.replace(num_kv_heads=kv_heads), candidate, space)
     given["causal"] = settle_causal(candidate, flagged=given.get("causal", False))
-    return Problem(dtype=dtype, seed=turn, values="normal", **given)
+    problem = Problem(dtype=dtype, seed=turn, values="normal", **given)
+    return problem.replace(past=settle_past(problem, candidate))

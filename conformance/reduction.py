@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 
+from .caching import settle_past
 from .candidate import Candidate
 from .geometry import FIELDS, Geometry
 from .problem import Problem
@@ -136,6 +137,7 @@ class _Search:
         """The proposal as it can be asked; None when it was, may not be, or is larger."""
         geometry = settle(proposal.geometry, self.candidate, self.space)
         settled = proposal.replace(geometry=geometry)
+        settled = settled.replace(past=settle_past(settled, self.candidate))
         kind = self.candidate.kind
         if settled in self._seen or not self.space.admits(settled, self.candidate):
             return None
@@ -216,6 +218,9 @@ def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
             yield problem.replace(**{name: None})
     if problem.causal and space.causal == "maybe":
         yield problem.replace(causal=False)
+    for past in (0, 1):
+        if problem.past > past:
+            yield problem.replace(past=past)
     if problem.biases:
         yield problem.replace(biases=False)
     if problem.values != "integers":

@@ -47,7 +47,8 @@ def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geo
         sizes |= dict.fromkeys(group, nearest)
     if space.square == "never" and sizes["query_length"] == sizes["key_length"]:
         sizes["query_length" if "key_length" in pinned else "key_length"] += 2
-    if sizes["num_heads"] % sizes["num_kv_heads"]:
+    shared = sizes["num_heads"] > sizes["num_kv_heads"] or not space.grouped
+    if sizes["num_heads"] % sizes["num_kv_heads"] or not shared:
         sizes |= _whole_groups(sizes, candidate, space)
     if candidate.kind == "core":
         sizes |= dict.fromkeys(WIDTHS, 1)
@@ -61,10 +62,13 @@ def _whole_groups(sizes: dict[str, int], candidate: Candidate, space: Space) -> 
     """The nearest numbers of heads and key/value heads of which one divides the other."""
     pinned = candidate.declaration.pins.sizes
     heads, kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
-    many = pinned.get("num_heads", range(1, heads + kv_heads))
+    most = 2 * heads + kv_heads + 1 if space.grouped else heads + kv_heads
+    many = pinned.get("num_heads", range(1, most))
     few = pinned.get("num_kv_heads", range(1, max(many) + 1))
     least, least_kv = (least_size((name,), space) for name in ("num_heads", "num_kv_heads"))
     pairs = [(n, k) for n in many for k in few if n % k == 0 and n >= least and k >= least_kv]
+    if space.grouped:
+        pairs = [(n, k) for n, k in pairs if n > k]
     if not pairs:
         return {"num_kv_heads": 1}
     best = min(pairs, key=lambda pair: abs(pair[0] - heads) + abs(pair[1] - kv_heads))

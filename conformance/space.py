@@ -60,6 +60,8 @@ class Space:
         The value recipes.
     extras
         Whether scale, softcap and window are drawn when they are declared.
+    grouped
+        Whether several heads share each key/value head.
     square
         Query and key length are equal ("always"), different ("never"), or either.
     equal
@@ -84,6 +86,7 @@ class Space:
     finite_bias: Often = "never"
     values: tuple[str, ...] = ORDINARY
     extras: Literal["never", "maybe", "scale"] = "never"
+    grouped: bool = False
     square: Often = "maybe"
     equal: tuple[tuple[str, str], ...] = ()
     least: tuple[tuple[str, int], ...] = ()
@@ -132,9 +135,15 @@ class Space:
             return "no causal flag is declared"
         if self.mask == "always" and not self.options(candidate):
             return self._no_mask(candidate)
+        return self._not_apart(candidate) or self._too_small(candidate)
+
+    def _not_apart(self, candidate: Candidate) -> str:
+        """Which two sizes that must differ are one, or ""."""
         if self.square == "never" and not can_cross(candidate):
             return "query and key have the same length"
-        return self._too_small(candidate)
+        if self.grouped and not can_share(candidate):
+            return "every head has keys and values of its own"
+        return ""
 
     def _too_small(self, candidate: Candidate) -> str:
         """Which pinned size keeps the candidate out of the space, or ""."""
@@ -183,7 +192,9 @@ class Space:
         return f"no declared mask shape has the axes {', '.join(self.axes)}"
 
     def _shows(self, problem: Problem) -> bool:
-        """Whether a problem has the mask and the causality that the space is about."""
+        """Whether a problem has the mask, causality and groups that the space is about."""
+        if self.grouped and problem.geometry.num_heads == problem.geometry.num_kv_heads:
+            return False
         if self.causal == "always" and not problem.causal:
             return False
         if self.mask != "always":
@@ -241,6 +252,22 @@ def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
 def _pins_groups(candidate: Candidate) -> bool:
     pins = candidate.declaration.pins
     return "num_kv_heads" in pins.sizes or "num_kv_heads" in pins.equal_to
+
+
+def can_share(candidate: Candidate) -> bool:
+    """Whether there may be fewer key/value heads than heads."""
+    groups = {name: group for group in tied_fields(candidate, Space()) for name in group}
+    heads, kv_heads = groups["num_heads"], groups["num_kv_heads"]
+    if heads == kv_heads:
+        return False
+    build = candidate.declaration.pins.build
+    if build is not None:
+        built = [build(PROBE.replace(num_heads=n, num_kv_heads=k)) for n, k in ((4, 2), (2, 1))]
+        return any(sizes.num_kv_heads < sizes.num_heads for sizes in built)
+    many, few = allowed_sizes(heads, candidate), allowed_sizes(kv_heads, candidate)
+    if many is None:
+        return True
+    return any(n > k and n % k == 0 for n in many for k in few or range(1, n))
 
 
 def least_size(group: tuple[str, ...], space: Space) -> int:

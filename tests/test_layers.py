@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "problem",
         (
+            "caching",
             "draft",
             "genericity",
             "inputs",
