@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import torch_state
+from ._golden import golden
 from .arrangements import (
     arranged_tokens,
     canonical_output,
@@ -60,13 +61,25 @@ class Answer:
     kept: Tensor | None = None
 
 
-def build_forward(candidate: Candidate, inputs: Inputs) -> Forward:
-    """The function to call: the core itself, or the layer built for the geometry and weights."""
+def build_forward(
+    candidate: Candidate, inputs: Inputs, *, leaves: golden.ProjectionWeights | None = None
+) -> Forward:
+    """The function to call: the core itself, or the layer built for the geometry and weights.
+
+    With ``leaves``, which lie on the device of the inputs and ask for gradients, the layer is built
+    from these, and what the builder does with them is recorded.
+    """
     if candidate.kind != "layer":
         placed_core: Forward = module_on(candidate.function, inputs.device, fresh=False)
         return placed_core
-    weights = weights_on(inputs.weights, inputs.device)
-    forward = guarded(candidate.function, (inputs.geometry, weights), {}, "building the layer")
+    weights = weights_on(inputs.weights, inputs.device) if leaves is None else leaves
+    forward = guarded(
+        candidate.function,
+        (inputs.geometry, weights),
+        {},
+        "building the layer",
+        grad_mode=leaves is not None,
+    )
     if not callable(forward):
         raise CandidateFailure(
             Violation(
