@@ -25,7 +25,7 @@ PROMISES: Final[dict[str, Any]] = {
     "masks": ["keep", "drop", "keep_int", "bias", "lengths"],
     "mask_shapes": ["BHQK", "B1QK", "1HQK", "B11K", "11QK", "B", "BQ"],
     "empty_rows": "zeros",
-    "features": ["scale", "gqa", "softcap", "window", "weights"],
+    "features": ["scale", "gqa", "softcap", "window", "weights", "kv_cache"],
     "dtypes": ["float32", "float64"],
 }
 
@@ -48,6 +48,8 @@ class Call:
     window: tuple[int, int] | None = None
     dropout: float = 0.0
     return_weights: bool = False
+    past_key: Tensor | None = None
+    past_value: Tensor | None = None
 
     def replace(self, **changes: Any) -> Call:
         """The same call with some arguments changed."""
@@ -60,7 +62,7 @@ class Call:
 
     @property
     def key_length(self) -> int:
-        """The number of keys."""
+        """The number of keys; those of the cache count once they have joined the others."""
         return self.key.shape[2]
 
 
@@ -87,11 +89,14 @@ class EagerCore:
         window: tuple[int, int] | None = None,
         dropout: float = 0.0,
         return_weights: bool = False,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
     ) -> Answer:
         """Attend ``query [B, H, Lq, D]`` to ``key [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``.
 
         Returns ``[B, H, Lq, Dv]``, with ``return_weights`` also the weights ``[B, H, Lq, Lk]``
-        before dropout. Raises ValueError for shapes that do not belong together.
+        before dropout. The cached ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``
+        come before the others; masks are for all of them. Raises ValueError for shapes that do not belong together.
         """
         return self.attend(
             Call(
@@ -109,11 +114,14 @@ class EagerCore:
                 window=window,
                 dropout=dropout,
                 return_weights=return_weights,
+                past_key=past_key,
+                past_value=past_value,
             )
         )
 
     def attend(self, call: Call) -> Answer:
         """All the steps, in order."""
+        call = self.join_cache(call)
         self.check(call)
         num_heads = call.query.shape[1]
         key, value = self.share(call.key, num_heads), self.share(call.value, num_heads)
@@ -122,6 +130,14 @@ class EagerCore:
         weights = self.weights(logits, allowed)
         output = self.mix_allowed(self.drop_out(weights, call.dropout), value, allowed)
         return (output, weights) if call.return_weights else output
+
+    def join_cache(self, call: Call) -> Call:
+        """The same call with the cached keys and values before the new ones."""
+        if call.past_key is None or call.past_value is None:
+            return call
+        key = torch.cat([call.past_key, call.key], dim=2)
+        value = torch.cat([call.past_value, call.value], dim=2)
+        return call.replace(key=key, value=value, past_key=None, past_value=None)
 
     def check(self, call: Call) -> None:
         """Refuse shapes that do not belong together."""
