@@ -28,16 +28,19 @@ class Pool:
         self._leading = ""
         self._known: dict[tuple[Space, str], list[Problem]] = {}
 
-    def problems(self, space: Space, dtype: str) -> list[Problem]:
+    def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile asks for.
 
-        The dtype that is asked for first gets them all: most mistakes show in every dtype.
+        The dtype that is asked for first gets them all: most mistakes show in every dtype. Each
+        device gets the same.
         """
         self._leading = self._leading or dtype
         key = (space, dtype)
         if key not in self._known:
             self._known[key] = self._draw(space, dtype)
-        return self._known[key]
+        if device == "cpu":
+            return self._known[key]
+        return [problem.replace(device=device) for problem in self._known[key]]
 
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES

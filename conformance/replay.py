@@ -240,6 +240,7 @@ def _again(supervisor: Supervisor, index: int, case: Case) -> Replayed:
     argument = {
         "clause": clause["id"],
         "dtype": clause["dtype"],
+        "device": clause.get("device", "cpu"),
         "problem": case.problem,
         "violation": clause["violation"],
     }

@@ -13,7 +13,7 @@ from .loaded import Plan
 from .problem import problem_from_json
 from .registry import all_clauses
 from .results import Violation, plain
-from .runner import one_thread
+from .runner import one_thread, why_unusable
 from .smallest import Smallest, examine_recorded, tells_the_same
 
 
@@ -22,8 +22,8 @@ def replay_job(
 ) -> dict[str, Any]:
     """Examine a problem again and say what became of its failure, as plain data.
 
-    ``argument`` holds ``clause``, ``dtype``, ``problem`` and the ``violation`` of the report. The
-    answer's ``outcome`` is "passes", "fails" or "differs", for which there are the new
+    ``argument`` holds ``clause``, ``dtype``, ``device``, ``problem`` and the ``violation`` of the
+    report. The answer's ``outcome`` is "passes", "fails" or "differs", for which there are the new
     ``violation`` and ``counterexample``. Raises UsageError for a clause or problem that this
     version cannot ask.
     """
@@ -37,11 +37,16 @@ def replay_job(
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         msg = f"the counterexample of {slug} cannot be rebuilt: {error}"
         raise UsageError(msg) from None
-    refused = clauses[slug].not_applicable(plan.candidate)
+    device = argument["device"]
+    absent = why_unusable(plan.candidate, device)
+    if absent:
+        msg = f"{slug} of {plan.candidate.name} cannot be asked again: {absent}"
+        raise UsageError(msg)
+    refused = clauses[slug].not_applicable(plan.candidate.on(device))
     if refused:
         msg = f"{slug} does not apply to {plan.candidate.name} any more: {refused}"
         raise UsageError(msg)
-    subject = plan.run.subject(argument["dtype"])
+    subject = plan.run.subject(argument["dtype"], device)
     with one_thread(), torch_state.neutral():
         finding, recording = examine_recorded(clauses[slug], subject, problem)
         if finding.violation is None:

@@ -17,6 +17,7 @@ import torch
 from . import torch_state
 from .candidate import Candidate
 from .counterexample import describe
+from .devices import canonical, why_absent
 from .diagnosis import Diagnostician
 from .exporting.blame import Blamer
 from .mistakes import named_mistakes
@@ -93,16 +94,16 @@ class CandidateRun:
         self.profile = profile
         self.seed = seed
         self.dtypes = dtypes or candidate.declaration.dtypes
-        self.devices = devices or candidate.declaration.devices
+        self.devices = tuple(canonical(name) for name in devices or candidate.declaration.devices)
         self.only = only
         self.skip = skip
         self.explain = explain
         self.pool = Pool(candidate, profile, seed)
         self.reductions_left = profile.reductions
         self._reduced: dict[Problem, None] = {}  # in order, each once
-        self._subjects: dict[str, Subject] = {}
-        self._diagnosticians: dict[str, Diagnostician] = {}
-        self._blamers: dict[str, Blamer] = {}
+        self._subjects: dict[tuple[str, str], Subject] = {}
+        self._diagnosticians: dict[Subject, Diagnostician] = {}
+        self._blamers: dict[Subject, Blamer] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
         self._mistakes = named_mistakes() if explain else ()
 
@@ -112,12 +113,16 @@ class CandidateRun:
         return list(self._subjects.values())
 
     def planned(self) -> list[Planned]:
-        """Every selected clause in every dtype, in order, the not-applicable ones too."""
+        """Every selected clause in every dtype and on every device, in order.
+
+        Those that are not applicable are among them, such as all on a device that is not here.
+        """
         with torch_state.neutral():
             return self._plan()
 
     def _plan(self) -> list[Planned]:
         selected = [clause for clause in self._clauses.values() if self._selects(clause.id)]
+        absent = {device: why_unusable(self.candidate, device) for device in self.devices}
         return [
             Planned(
                 id=clause.id,
@@ -125,7 +130,7 @@ class CandidateRun:
                 level=clause.level_for(self.candidate.shown_kind),
                 dtype=dtype,
                 device=device,
-                reason=clause.not_applicable(self.candidate),
+                reason=absent[device] or clause.not_applicable(self.candidate.on(device)),
             )
             for device in self.devices
             for dtype in self.dtypes
@@ -157,17 +162,18 @@ class CandidateRun:
             result = result.replace(status="error", reason=_own_fault(error))
         return result.replace(seconds=time.perf_counter() - start)
 
-    def subject(self, dtype: str) -> Subject:
-        """The candidate under test in one dtype."""
-        if dtype not in self._subjects:
-            self._subjects[dtype] = Subject(self.candidate, dtype)
-        return self._subjects[dtype]
+    def subject(self, dtype: str, device: str = "cpu") -> Subject:
+        """The candidate under test in one dtype on one device."""
+        place = dtype, device
+        if place not in self._subjects:
+            self._subjects[place] = Subject(self.candidate, dtype, device)
+        return self._subjects[place]
 
     def _run(
         self, clause: Clause, result: ClauseResult, on_example: OnExample | None
     ) -> ClauseResult:
-        subject, tally = self.subject(result.dtype), _Tally()
-        for problem in self.pool.problems(clause.space, result.dtype):
+        subject, tally = self.subject(result.dtype, result.device), _Tally()
+        for problem in self.pool.problems(clause.space, result.dtype, result.device):
             if on_example is not None:
                 on_example(problem.as_json())
             finding = examine(clause, subject, problem)
@@ -239,9 +245,9 @@ class CandidateRun:
         self, subject: Subject, clause: Clause, problem: Problem
     ) -> list[dict[str, Any]]:
         """What explains a failure; the search is made once a candidate and dtype."""
-        known = self._diagnosticians.get(subject.dtype)
+        known = self._diagnosticians.get(subject)
         if known is None:
-            known = self._diagnosticians[subject.dtype] = Diagnostician(subject, self._mistakes)
+            known = self._diagnosticians[subject] = Diagnostician(subject, self._mistakes)
         return known.explain(clause, problem)
 
     def _blame(
@@ -250,9 +256,9 @@ class CandidateRun:
         """Which step of an export is to blame for a graph's failure; None for what is no graph."""
         if self.candidate.graph is None:
             return None
-        known = self._blamers.get(subject.dtype)
+        known = self._blamers.get(subject)
         if known is None:
-            known = self._blamers[subject.dtype] = Blamer(subject, self.candidate.graph)
+            known = self._blamers[subject] = Blamer(subject, self.candidate.graph)
 
         def alive() -> None:  # each step has a time limit of its own
             if on_example is not None:
@@ -262,6 +268,20 @@ class CandidateRun:
             return known.blame(clause.id, smallest.violation, smallest.recording, alive)
         except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
             return {"step": "", "stage": "", "text": f"nobody can be blamed: {_own_fault(error)}"}
+
+
+def why_unusable(candidate: Candidate, device: str) -> str:
+    """Why a candidate cannot be judged on a device, or ""."""
+    reason = why_absent(device)
+    if reason:
+        return f"the device {device} is not here: {reason}"
+    if device == "cpu":
+        return ""
+    if candidate.graph is not None:
+        return f"onnxruntime runs it on the CPU, not on {device}"
+    if candidate.declaration.arrays != "torch":
+        return f"its {candidate.declaration.arrays} arrays are made on the CPU, not on {device}"
+    return ""
 
 
 def _with_scale_error(reduced: Violation, first: Violation) -> Violation:

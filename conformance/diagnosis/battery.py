@@ -14,6 +14,7 @@ from ..candidate import Candidate
 from ..clauses.numerics import largest_product
 from ..geometry import FIELDS, Geometry
 from ..inputs import Inputs
+from ..placing import taken
 from ..problem import MaskPlan, Problem
 from ..settling import settle, settle_causal
 from ..space import Space
@@ -78,7 +79,7 @@ def ask(subject: Subject, inputs: Inputs) -> Seen | None:
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return None
     batched = output if inputs.batched else output.unsqueeze(0)
-    return Seen(inputs=inputs, output=batched.detach().double())
+    return Seen(inputs=inputs, output=taken(batched).double())
 
 
 def battery(subject: Subject) -> Iterator[Inputs]:
