@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
 
-import torch
-
 from ._golden import golden
 from .beside import NOTHING, Beside
 from .candidate import Candidate
+from .devices import why_absent
 from .errors import DeclarationError, UsageError, did_you_mean
 from .messages import Loaded, RunOptions, Task
 from .preflight import check_layer
@@ -43,7 +42,7 @@ class Plan:
             kind=candidate.shown_kind,
             declaration={
                 **candidate.declaration.as_json(),
-                "precision": _precision(candidate, self.run.dtypes),
+                "precision": _precision(candidate, self.run.dtypes, self.run.devices),
             },
             gauge=_gauge(candidate),
             deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
@@ -52,10 +51,20 @@ class Plan:
         )
 
 
-def _precision(candidate: Candidate, dtypes: tuple[str, ...]) -> dict[str, list[str]]:
-    """What the declaration allows in each dtype, in words; any scale may be asked."""
+def _precision(
+    candidate: Candidate, dtypes: tuple[str, ...], devices: tuple[str, ...]
+) -> dict[str, list[str]]:
+    """What the declaration allows in each dtype, in words; any scale may be asked.
+
+    Tensor cores add otherwise than a CPU does: of several devices each is named.
+    """
+    several = len(devices) > 1
     return {
-        dtype: describe(contract_for(candidate.declaration, dtype, ANY_SCALE)) for dtype in dtypes
+        f"{dtype} on {device}" if several else dtype: describe(
+            contract_for(candidate.on(device).declaration, dtype, ANY_SCALE)
+        )
+        for device in devices
+        for dtype in dtypes
     }
 
 
@@ -76,7 +85,6 @@ def plan_targets(
 
     ``tell`` hears of each step (``loading``, ``building``, ``planning``) before it is taken.
     """
-    check_devices(options.devices)
     found: list[Candidate] = []
     for target in options.targets:
         tell("loading", target)
@@ -85,6 +93,7 @@ def plan_targets(
                 target, options.beside if is_graph(target) or len(options.targets) == 1 else NOTHING
             )
         )
+    check_devices(options.devices)  # now: a target may bring its device along
     return plan_candidates(unique_names(found), options, tell)
 
 
@@ -133,13 +142,7 @@ def _plan(candidate: Candidate, options: RunOptions) -> Plan:
 def check_devices(devices: tuple[str, ...] | None) -> None:
     """Require that the devices exist here; raises UsageError."""
     for device in devices or ():
-        try:
-            kind = torch.device(device).type
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            first = str(error).strip().splitlines()[0]
-            msg = f"the device {device!r} cannot be used here: {first}"
-            raise UsageError(msg) from None
-        if kind == "meta":
-            msg = "the device 'meta' holds no values: nothing can be checked on it"
+        reason = why_absent(device)
+        if reason:
+            msg = f"the device {device!r} cannot be used here: {reason}"
             raise UsageError(msg)

@@ -65,6 +65,7 @@ def script(clause: Record, target: str) -> str:
         "REQUIREMENT": _comment(str(clause.get("requirement") or "")),
         "GRAPH": "" if graph is None else _graph(graph),
         "TARGET": repr(_absolute(target)),
+        "DEVICE": repr(_device(data)),
         "NAME": repr(data["candidate"]),
         "CALLS": "\n".join(f"    {line}".rstrip() for line in _calls(data)),
         "CHECK": "\n".join(f"    {line}".rstrip() for line in _check(clause, data)),
@@ -72,6 +73,11 @@ def script(clause: Record, target: str) -> str:
     for name, text in parts.items():
         frame = frame.replace(f"@{name}@", text)
     return frame
+
+
+def _device(data: Record) -> str:
+    """Where the candidate was called."""
+    return str((data.get("problem") or {}).get("device") or "cpu")
 
 
 def _text(name: str) -> str:
@@ -159,17 +165,18 @@ def _absolute(target: str) -> str:
 
 def _calls(data: Record) -> Iterator[str]:
     """The calls as code: tensors first, then the call."""
+    place = "" if _device(data) == "cpu" else ".to(DEVICE)"
     for number, layer in enumerate(_layers(data)):
-        yield from _layer(number, layer)
+        yield from _layer(number, layer, place)
     for number, call in enumerate(data["calls"]):
         names = []
         for name, tensor in call["arguments"].items():
-            yield from _argument(f"{name}_{number}", tensor)
+            yield from _argument(f"{name}_{number}", tensor, place)
             names.append(f"{name}_{number}")
         keywords = []
         for name, value in call["keywords"].items():
             if isinstance(value, Mapping):
-                yield f"{name}_{number} = {_tensor(value)}"
+                yield f"{name}_{number} = {_tensor(value, place)}"
                 keywords.append(f'"{name}": {name}_{number}')
             else:
                 keywords.append(f'"{name}": {_literal(_tupled(value))}')
@@ -177,35 +184,38 @@ def _calls(data: Record) -> Iterator[str]:
         yield f"calls.append(ask({forward}, [{', '.join(names)}], {{{', '.join(keywords)}}}))"
 
 
-def _layer(number: int, layer: Record) -> Iterator[str]:
+def _layer(number: int, layer: Record, place: str) -> Iterator[str]:
     yield f"geometry = SimpleNamespace(**{layer['geometry']!r})"
     yield "weights = SimpleNamespace("
     roles = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
     for role in roles:
         matrix = (layer["weights"] or {}).get(role)
-        yield f"    {role}={'None' if matrix is None else _tensor(matrix)},"
+        yield f"    {role}={'None' if matrix is None else _tensor(matrix, place)},"
     yield ")"
     yield f"layer_{number} = build(candidate, geometry, weights)"
 
 
-def _argument(name: str, tensor: Record) -> Iterator[str]:
+def _argument(name: str, tensor: Record, place: str) -> Iterator[str]:
     """One input; what was handed over before is written into the same storage again."""
     if "same_as" not in tensor:
-        yield f"{name} = {_tensor(tensor)}"
+        yield f"{name} = {_tensor(tensor, place)}"
         return
     number, before = tensor["same_as"]
     yield f"{name} = {before}_{number}  # the same tensor object"
-    yield f"{name}.copy_({_tensor(tensor)})"
+    yield f"{name}.copy_({_tensor(tensor, place)})"
 
 
-def _tensor(data: Record) -> str:
-    """A tensor as code that makes the same bits; one with gaps out of its storage."""
+def _tensor(data: Record, place: str = "") -> str:
+    """A tensor as code that makes the same bits; one with gaps out of its storage.
+
+    ``place`` brings the storage to its device.
+    """
     dtype = f"torch.{data['dtype']}"
     if "storage" in data:
         layout = f"{tuple(data['shape'])}, {tuple(data['stride'])}, {data['offset']}"
-        return f"torch.tensor({_literal(data['storage'])}, dtype={dtype}).as_strided({layout})"
+        return f"torch.tensor({_literal(data['storage'])}, dtype={dtype}){place}.as_strided({layout})"
     shape = data["shape"]
-    made = f"torch.tensor({_literal(data['values'])}, dtype={dtype})"
+    made = f"torch.tensor({_literal(data['values'])}, dtype={dtype}){place}"
     return made if shape and 0 not in shape else f"{made}.reshape({tuple(shape)})"
 
 

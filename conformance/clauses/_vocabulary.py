@@ -13,6 +13,7 @@ from ..candidate import Candidate
 from ..comparison import WEIGHT_AXES, compare, moves
 from ..headroom import finite_limit as largest_finite
 from ..inputs import Inputs
+from ..placing import taken
 from ..registry import Finding
 from ..relation import with_relation
 from ..space import admits_lengths
@@ -167,7 +168,7 @@ def still_says(answer: Answer) -> bool:
     """Whether the tensor that a candidate returned still holds what it held when it came."""
     if answer.returned is None or answer.kept is None:
         return True
-    return identical(answer.returned.detach().reshape(answer.kept.shape), answer.kept)
+    return identical(taken(answer.returned).reshape(answer.kept.shape), answer.kept)
 
 
 def column(bound: Tensor) -> Tensor:
