@@ -4,7 +4,16 @@ It imports torch and nothing else, is built on none of torch's attention functio
 the paper. ``STANDARD`` is the specification.
 """
 
-from .attention import Attention, attend, repeat_heads, scaled_dot_product_attention, softmax
+from .alibi import alibi_bias, alibi_slopes
+from .alignment import query_positions
+from .attention import (
+    Attention,
+    attend,
+    position_heads,
+    repeat_heads,
+    scaled_dot_product_attention,
+    softmax,
+)
 from .layer import (
     MultiHeadAttention,
     ProjectionWeights,
@@ -13,8 +22,17 @@ from .layer import (
     project,
     split_heads,
 )
+from .logits import modify
 from .masks import structural_mask
+from .normalisation import normalise_heads, norms
 from .positions import frequencies, rotate, sinusoidal_positions
+from .rotary import (
+    rotary_angles,
+    rotary_frequencies,
+    rotary_pairs,
+    rotary_size,
+    rotate_heads,
+)
 from .semantics import STANDARD, Semantics, scale_value
 
 __all__ = [
@@ -23,13 +41,25 @@ __all__ = [
     "MultiHeadAttention",
     "ProjectionWeights",
     "Semantics",
+    "alibi_bias",
+    "alibi_slopes",
     "attend",
     "frequencies",
     "merge_heads",
+    "modify",
     "multi_head_attention",
+    "normalise_heads",
+    "norms",
+    "position_heads",
     "project",
+    "query_positions",
     "repeat_heads",
+    "rotary_angles",
+    "rotary_frequencies",
+    "rotary_pairs",
+    "rotary_size",
     "rotate",
+    "rotate_heads",
     "scale_value",
     "scaled_dot_product_attention",
     "sinusoidal_positions",

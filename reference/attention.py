@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .alibi import alibi_bias
+from .alignment import query_positions
 from .checks import (
     check_argument,
     check_broadcasts,
@@ -20,7 +22,10 @@ from .checks import (
     check_tensor,
     check_window,
 )
+from .logits import Added, masked_logits, scaled_scores
 from .masks import combine, given_mask, structural_mask
+from .normalisation import normalise_heads
+from .rotary import rotate_heads
 from .semantics import STANDARD, Semantics, scale_value
 
 
@@ -28,23 +33,31 @@ from .semantics import STANDARD, Semantics, scale_value
 class Attention:
     """One evaluation with its intermediate values, all float64, key/value heads repeated.
 
-    Where ignored keys have no influence, ``key`` and ``value`` are zero at what no query reads.
-    ``scores`` are the scaled dot products, ``capped`` the same after the softcap, ``logits`` what
-    enters the softmax, ``weights`` what leaves it, each ``[B, H, Lq, Lk]``. ``allowed`` is the
-    table of attended keys and ``empty`` marks the rows ``[B, H, Lq]`` that have none.
-    ``semantics`` is the point at which all this was evaluated.
+    ``query`` and ``key`` are what the dot products are made of; ``given_query`` and ``given_key``
+    the same before they are normalised and turned. Where ignored keys have no influence, ``key``,
+    ``given_key`` and ``value`` are zero at what no query reads. ``alibi`` is the bias by distance,
+    ``sinks [H]`` the given logits of keys without a value, each None where there is none.
+    ``scores`` are the scaled dot products, ``capped`` the same after the softcap, ``modified``
+    after ``score_mod``, ``logits`` what enters the softmax, ``weights`` what leaves it, each
+    ``[B, H, Lq, Lk]``. ``allowed`` is the table of attended keys and ``empty`` marks the rows ``[B,
+    H, Lq]`` that have none. ``semantics`` is the point at which all this was evaluated.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
+    given_query: Tensor
+    given_key: Tensor
     bias: Tensor | None
+    alibi: Tensor | None
+    sinks: Tensor | None
     scale: float
     softcap: float | None
     allowed: Tensor
     empty: Tensor
     scores: Tensor
     capped: Tensor
+    modified: Tensor
     logits: Tensor
     weights: Tensor
     output: Tensor
@@ -63,13 +76,17 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
+    sinks: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> Tensor:
     """Attention over ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``.
 
     ``keep`` (bool, True attends) and ``bias`` (added to the scaled logits, finite or -inf) have
     four axes that broadcast to ``[B, H, Lq, Lk]``; ``lengths`` is int64 ``[B]`` or ``[B, Lq]``.
-    ``scale`` overrides the point's rule. Returns float64 ``[B, H, Lq, Dv]``.
+    ``scale`` overrides the point's rule. ``sinks [H]`` are logits, one for each head, that join the
+    softmax over the keys like a key that every query attends and whose value is zero: they take
+    weight away, and a query without any other key returns zeros whatever its rule. Another softmax
+    axis knows none. Returns float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument whose shape or value is wrong.
     """
@@ -84,6 +101,7 @@ def scaled_dot_product_attention(
         scale=scale,
         softcap=softcap,
         window=window,
+        sinks=sinks,
         semantics=semantics,
     ).output
 
@@ -100,11 +118,13 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
+    sinks: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
     shape = _check_shapes(query, key, value)
     _check_numbers(scale, softcap, window)
+    _check_sinks(sinks, shape[1])
     _, num_heads, query_length, key_length = shape
     if bias is not None:
         check_broadcasts(bias, "bias", shape)
@@ -117,12 +137,15 @@ def attend(
     given = given_mask(shape, keep=keep, lengths=lengths, semantics=semantics)
     allowed = combine(structure, given.to(query.device), semantics).expand(shape)
     attended = allowed if bias is None else allowed & ~torch.isneginf(bias)
-    query, key, value = query.double(), key.double(), value.double()
-    key = repeat_heads(key, num_heads, semantics)
-    value = repeat_heads(value, num_heads, semantics)
+    sinks = None if sinks is None or semantics.softmax_axis != "key" else sinks.double()
+    positions = query_positions(query_length, key_length, semantics).to(query.device)
+    given_query, given_key, value = query.double(), key.double(), value.double()
+    query, key = position_heads(given_query, given_key, semantics)
     exact = _excludes_exactly(semantics, softcap)
-    if exact:
-        key = zero_unread(key, attended)
+    unchanged = key is given_key
+    key = _for_every_head(key, attended, semantics, exact=exact)
+    given_key = key if unchanged else _for_every_head(given_key, attended, semantics, exact=exact)
+    value = repeat_heads(value, num_heads, semantics)
 
     if scale is None:
         scale = scale_value(
@@ -131,14 +154,22 @@ def attend(
             value_head_size=value.shape[-1],
             num_heads=num_heads,
         )
-    scores = _scores(query, key, bias, scale, semantics)
-    capped, logits = _logits(scores, bias, allowed, softcap, semantics)
-    weights = softmax(logits, semantics.softmax_axis)
+    alibi = alibi_bias(num_heads, positions, key_length) if semantics.alibi else None
+    steps = masked_logits(
+        scaled_scores(query, key, bias, scale, semantics),
+        allowed,
+        Added(bias=bias, alibi=alibi, softcap=softcap),
+        semantics,
+    )
+    if semantics.score_mod is not None:
+        attended = attended & ~torch.isneginf(steps.modified)
+    weights = softmax(steps.logits, semantics.softmax_axis, sinks=sinks)
     if semantics.mask_operation == "multiply-weights":
         weights = weights * allowed
     empty = ~attended.any(dim=-1)
     if exact:
-        weights = _fill_empty_rows(weights, empty, structure, semantics)
+        if sinks is None:
+            weights = _fill_empty_rows(weights, empty, structure, semantics)
         output = _weigh_exactly(weights, value, attended, empty)
         value = zero_unread(value, attended | (weights > 0))
     else:
@@ -147,24 +178,43 @@ def attend(
         query=query,
         key=key,
         value=value,
+        given_query=given_query,
+        given_key=given_key,
         bias=bias,
+        alibi=alibi,
+        sinks=sinks,
         scale=scale,
         softcap=softcap,
         allowed=attended,
         empty=empty,
-        scores=scores,
-        capped=capped,
-        logits=logits,
+        scores=steps.scores,
+        capped=steps.capped,
+        modified=steps.modified,
+        logits=steps.logits,
         weights=weights,
         output=output,
         semantics=semantics,
     )
 
 
-def softmax(logits: Tensor, axis: str = "key") -> Tensor:
+def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Tensor, Tensor]:
+    """Query ``[B, H, Lq, D]`` and key ``[B, H, Lk, D]`` normalised, then turned; float64.
+
+    Which heads they are makes no difference: each is normalised and turned by itself.
+    """
+    positions = query_positions(query.shape[-2], key.shape[-2], semantics)
+    keys = torch.arange(key.shape[-2])
+    return (
+        rotate_heads(normalise_heads(query, semantics), positions, semantics),
+        rotate_heads(normalise_heads(key, semantics), keys, semantics),
+    )
+
+
+def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -> Tensor:
     """Exponentials over their sum along an axis; a slice of nothing but -inf becomes zeros.
 
     ``axis`` is one of the choices of ``Semantics.softmax_axis``; raises ValueError for another.
+    ``sinks [H]`` are logits that count in the sums over the keys of each head, and nowhere else.
     """
     check_tensor(logits, "logits", "B H Lq Lk")
     axes = {"batch": 0, "head": 1, "query": 2, "key": 3}
@@ -176,9 +226,14 @@ def softmax(logits: Tensor, axis: str = "key") -> Tensor:
     if logits.shape[dim] == 0:
         return logits
     largest = logits.amax(dim=dim, keepdim=True)
+    sink = None if sinks is None or axis != "key" else sinks.double()[:, None, None]
+    if sink is not None:
+        largest = torch.maximum(largest, sink)
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
     exponentials = torch.exp(logits - largest)
     total = exponentials.sum(dim=dim, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - largest)
     return exponentials / torch.where(total == 0, 1.0, total)
 
 
@@ -194,6 +249,12 @@ def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD)
     if semantics.group_order == "tile":
         return heads.repeat(1, group, 1, 1)
     return heads.repeat_interleave(group, dim=1)
+
+
+def _for_every_head(key: Tensor, attended: Tensor, semantics: Semantics, *, exact: bool) -> Tensor:
+    """The keys of each query head, those that no query reads zero where they have no influence."""
+    key = repeat_heads(key, attended.shape[1], semantics)
+    return zero_unread(key, attended) if exact else key
 
 
 def zero_unread(tokens: Tensor, read: Tensor) -> Tensor:
@@ -217,56 +278,6 @@ def _excludes_exactly(semantics: Semantics, softcap: float | None) -> bool:
         and semantics.softmax_axis == "key"
         and (softcap is None or semantics.softcap_order == "before-mask")
     )
-
-
-def _scores(
-    query: Tensor, key: Tensor, bias: Tensor | None, scale: float, semantics: Semantics
-) -> Tensor:
-    products = query @ key.transpose(-1, -2)
-    if bias is not None and semantics.bias_order == "before-scale":
-        products = products + torch.where(torch.isneginf(bias), 0.0, bias)
-    return scale * products
-
-
-def _logits(
-    scores: Tensor,
-    bias: Tensor | None,
-    allowed: Tensor,
-    softcap: float | None,
-    semantics: Semantics,
-) -> tuple[Tensor, Tensor]:
-    if softcap is None:
-        return scores, _mask(_add_bias(scores, bias, semantics), allowed, semantics)
-    if semantics.softcap_order == "after-mask":
-        masked = _mask(_add_bias(scores, bias, semantics), allowed, semantics)
-        return scores, _cap(masked, softcap)
-    capped = _cap(scores, softcap)
-    return capped, _mask(_add_bias(capped, bias, semantics), allowed, semantics)
-
-
-def _cap(scores: Tensor, softcap: float) -> Tensor:
-    return softcap * torch.tanh(scores / softcap)
-
-
-def _add_bias(scores: Tensor, bias: Tensor | None, semantics: Semantics) -> Tensor:
-    if bias is None:
-        return scores
-    if semantics.bias_order == "before-scale":  # its finite part is in the scores already
-        return scores.masked_fill(torch.isneginf(bias), -math.inf)
-    return scores + bias
-
-
-def _mask(logits: Tensor, allowed: Tensor, semantics: Semantics) -> Tensor:
-    fill = semantics.mask_fill
-    operations = {
-        "replace": lambda: logits.masked_fill(~allowed, fill),
-        "add": lambda: torch.where(allowed, logits, logits + fill),
-        "add-to-kept": lambda: logits + allowed,
-        "multiply-logits": lambda: torch.where(allowed | torch.isneginf(logits), logits, 0.0),
-        "multiply-weights": lambda: logits,
-        "ignore": lambda: logits,
-    }
-    return operations[semantics.mask_operation]()
 
 
 def _fill_empty_rows(
@@ -303,6 +314,17 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int, 
         f"has {num_kv_heads} heads, which does not divide the {num_heads} heads of query",
     )
     return batch, num_heads, query_length, key_length
+
+
+def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:
+    if sinks is None:
+        return
+    check_tensor(sinks, "sinks", "H")
+    check_size(sinks, "sinks", 0, num_heads, "the number of heads of query")
+    floating = sinks.is_floating_point()
+    check_argument(floating, "sinks", f"has dtype {sinks.dtype}, not a floating-point one")
+    known = not bool((sinks.isnan() | sinks.isposinf()).any())
+    check_argument(known, "sinks", "has entries that are neither finite nor minus infinity")
 
 
 def _check_numbers(

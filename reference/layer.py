@@ -67,6 +67,7 @@ def multi_head_attention(
     scale: float | None = None,
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
+    sinks: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> MultiHeadAttention:
     """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
@@ -93,6 +94,7 @@ def multi_head_attention(
         scale=scale,
         softcap=softcap,
         window=window,
+        sinks=sinks,
         semantics=semantics,
     )
     merged = merge_heads(core.output, semantics)

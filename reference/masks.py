@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .alignment import query_positions
 from .checks import check_argument, check_broadcasts, check_window
 from .semantics import Semantics
 
@@ -28,10 +29,7 @@ def structural_mask(
     for name, length in (("query_length", query_length), ("key_length", key_length)):
         check_argument(length >= 0, name, f"is {length}, which is negative")
     check_window(window)
-    bottom_right = semantics.causal_alignment == "bottom-right"
-    position = torch.arange(query_length)[:, None]
-    if bottom_right:
-        position = position + (key_length - query_length)
+    position = query_positions(query_length, key_length, semantics)[:, None]
     ahead = torch.arange(key_length)[None, :] - position
     admitted = torch.ones(query_length, key_length, dtype=torch.bool)
     if causal:

@@ -105,23 +105,29 @@ class Semantics:
         With fewer key/value heads than heads, query head h reads key/value head ``h // group``
         ("repeat") or ``h % num_kv_heads`` ("tile").
     qk_norm, qk_norm_epsilon
-        How the channels of each head of query and key are normalised before anything else: divided
-        by the root of their mean square plus epsilon ("rms"), by their norm, but no less than
-        epsilon ("l2"), or after their mean is taken off by the root of the variance plus epsilon
-        ("layer"); no learned factor.
+        How the channels of each head of query and key are normalised before anything else, behind
+        the projections: divided by the root of their mean square plus epsilon ("rms"), by their
+        norm, but no less than epsilon ("l2"), or after their mean is taken off by the root of the
+        variance (over all channels, not one less) plus epsilon ("layer"); no learned factor.
     rotary, rotary_base, rotary_fraction
         Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
-        ``position * rotary_base ** (-2 i / R)``. Pair i is channel i with ``i + R / 2`` ("halves")
-        or channel ``2 i`` with ``2 i + 1`` ("interleaved"), among the first R channels, the largest
-        even number within ``rotary_fraction`` of the head size; the others stay. Key j stands at
-        position j; query i at ``i + Lk - Lq`` where causality is aligned bottom-right, else at i.
+        ``position * rotary_base ** (-2 i / R)``: ``(a, b)`` becomes ``(a cos - b sin, a sin + b
+        cos)``. Pair i is channel i with ``i + R / 2`` ("halves") or channel ``2 i`` with ``2 i +
+        1`` ("interleaved"), among the first R channels, the largest even number within
+        ``rotary_fraction`` of the head size; the others stay. Key j stands at position j; query i
+        at ``i + Lk - Lq`` where causality is aligned bottom-right, else at i, whether or not a call
+        is causal. Query and key are turned after they are normalised and before they meet; values
+        are not.
     alibi
         Attention with linear biases (Press et al. 2022): the distance of both positions, counted as
-        for rotary ones, times the slope of the head is taken off the logits.
+        for rotary ones, times the slope of the head is taken off the logits, whatever the scale.
+        Slopes of n heads, n a power of two: ``2 ** (-8 (h + 1) / n)``; else those of the next lower
+        power of two, then every other one of twice that power.
     score_mod
         A function ``(score, batch, head, query_index, key_index) -> score`` of tensors that
-        broadcast, applied to the scaled and capped scores before bias and mask, as in torch's
-        flex_attention.
+        broadcast to ``[B, H, Lq, Lk]``, applied to the scaled and capped scores before bias and
+        mask, as in torch's flex_attention; indices count from zero whatever the alignment. Minus
+        infinity hides a key. A cap that comes after the mask comes after it, too.
     query_bias, key_bias, value_bias, output_bias
         Which projections have a bias; a bias that is given where there is none is left out.
     """

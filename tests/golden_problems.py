@@ -32,6 +32,13 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "head_split": get_args(choices.HeadSplit),
     "head_merge": get_args(choices.HeadMerge),
     "group_order": get_args(choices.GroupOrder),
+    "qk_norm": get_args(choices.QueryKeyNorm),
+    "qk_norm_epsilon": (1e-6, 0.5),
+    "rotary": get_args(choices.Rotary),
+    "rotary_base": (10000.0, 50.0),
+    "rotary_fraction": (1.0, 0.5),
+    "alibi": (False, True),
+    "score_mod": (None, second.relative_positions, second.leaning),
     "query_bias": (True, False),
     "key_bias": (True, False),
     "value_bias": (True, False),
@@ -77,6 +84,7 @@ class Shape:
     window: tuple[int, int] | None = None
     scale: float | None = None
     softcap: float | None = None
+    sinks: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -128,6 +136,7 @@ def shapes() -> st.SearchStrategy[Shape]:
         window=st.none() | st.tuples(side, side),
         scale=st.sampled_from([None, None, 0.7, -0.2, 0.0]),
         softcap=st.sampled_from([None, None, 0.5, 30.0]),
+        sinks=st.booleans(),
     )
 
 
@@ -138,7 +147,7 @@ class Case:
     shape: Shape
     inputs: tuple[Tensor, Tensor, Tensor]
     weights: ProjectionWeights | None
-    tensors: dict[str, Tensor]  # keep, bias and lengths, those that are given
+    tensors: dict[str, Tensor]  # keep, bias, lengths and sinks, those that are given
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -247,6 +256,8 @@ def _masks(shape: Shape, generator: Generator) -> dict[str, Tensor]:
     if shape.length_form is not None:
         axes = full[:1] if shape.length_form == "B" else (full[0], full[2])
         tensors["lengths"] = torch.randint(0, shape.key_length + 1, axes, generator=generator)
+    if shape.sinks:
+        tensors["sinks"] = _normal(shape, generator, shape.num_heads)
     return tensors
 
 

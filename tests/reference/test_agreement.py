@@ -19,8 +19,9 @@ EVERY_CHOICE = [
     for name, values in CHOICES.items()
     for choice in values
 ]
-# Five problems on which every choice other than the standard one shows: more keys than queries and
-# the reverse, every kind of mask alone and together, empty rows, no output matrix.
+# Problems on which every choice other than the standard one shows: more keys than queries and the
+# reverse, every kind of mask alone and together, empty rows, no output matrix, sinks, two pairs of
+# channels.
 ALL_AXES = (True, True, True, True)
 BATTERY = [
     Shape(keep_axes=ALL_AXES, bias_axes=(True, False, True, True)),
@@ -28,7 +29,16 @@ BATTERY = [
     Shape(key_length=5, causal=True, window=(1, 1), bias_axes=ALL_AXES, length_form="BQ"),
     Shape(length_form="B", keep_axes=(False, True, True, True), window=(1, 0), seed=3),
     Shape(query_length=4, window=(0, -1), causal=True, output_size=None, softcap=0.5, seed=4),
+    Shape(keep_axes=ALL_AXES, head_size=4, kv_heads=3, causal=True, sinks=True, seed=5),
 ]
+# The point at which a choice shows, where that is not the standard one. Adding minus infinity is
+# replacing by it, so mask operations are told apart at a finite fill.
+BASES: dict[str, dict[str, Any]] = {
+    "mask_operation": {"mask_fill": -5.0},
+    "qk_norm_epsilon": {"qk_norm": "rms"},
+    "rotary_base": {"rotary": "halves"},
+    "rotary_fraction": {"rotary": "interleaved"},
+}
 
 
 # Twice the profile's, since two kinds of points share them.
@@ -84,7 +94,7 @@ def test_layer_agrees(shape: Shape, point: Semantics) -> None:
 @pytest.mark.parametrize(("name", "choice"), EVERY_CHOICE)
 def test_every_choice_agrees(name: str, choice: object) -> None:
     """Each single choice agrees on a battery that has every kind of mask, not only when drawn."""
-    point = STANDARD.replace(**{name: choice})
+    point = STANDARD.replace(**{**BASES.get(name, {}), name: choice})
     for shape in BATTERY:
         assert case_disagreement(layer_case(shape), point) == ""
 
@@ -95,8 +105,7 @@ def test_every_choice_agrees(name: str, choice: object) -> None:
 )
 def test_every_choice_shows(name: str, choice: object) -> None:
     """The comparison is not blind: no choice of the golden passes for the standard one."""
-    # Adding minus infinity is replacing by it, so mask operations are told apart at a finite fill.
-    base = STANDARD.replace(mask_fill=-5.0) if name == "mask_operation" else STANDARD
+    base = STANDARD.replace(**BASES.get(name, {}))
     point = base.replace(**{name: choice})
     reasons = [case_disagreement(layer_case(shape), point, other=base) for shape in BATTERY]
     assert any(reasons)

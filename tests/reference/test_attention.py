@@ -72,7 +72,7 @@ def test_printed_figures_tell_the_scale() -> None:
 @given(shape=shapes())
 def test_rows_sum_to_one(shape: Shape) -> None:
     """A row's weights are no less than 0 and sum to 1, or to 0 where the row has no key."""
-    evaluation: Attention = core_case(shape).golden(STANDARD)
+    evaluation: Attention = core_case(shape.changed(sinks=False)).golden(STANDARD)
     steps = (shape.key_length + 1) * UNIT_ROUNDOFF  # the roundings of a sum and of a division
     assert bool((evaluation.weights >= 0).all())
     for weights, empty in zip(

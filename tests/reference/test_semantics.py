@@ -37,6 +37,16 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("mask_fill", math.inf, "mask_fill is inf, not finite or minus infinity"),
     ("causal_offset", 0.5, "causal_offset is 0.5, not an integer"),
     ("window_offset", "1", "window_offset is '1', not an integer"),
+    ("qk_norm", "rmsnorm", "qk_norm is 'rmsnorm', not one of none, rms, l2, layer"),
+    ("qk_norm_epsilon", -1e-6, "qk_norm_epsilon is -1e-06, negative or not finite"),
+    ("qk_norm_epsilon", math.inf, "qk_norm_epsilon is inf, negative or not finite"),
+    ("rotary", "half", "rotary is 'half', not one of none, halves, interleaved"),
+    ("rotary_base", 0.0, "rotary_base is 0.0, not positive and finite"),
+    ("rotary_base", math.inf, "rotary_base is inf, not positive and finite"),
+    ("rotary_fraction", 0.0, "rotary_fraction is 0.0, not in (0, 1]"),
+    ("rotary_fraction", 1.5, "rotary_fraction is 1.5, not in (0, 1]"),
+    ("alibi", 1, "alibi is 1, not True or False"),
+    ("score_mod", "causal", "score_mod is 'causal', not a function"),
 ]
 
 

@@ -7,6 +7,7 @@ that has its fields.
 """
 
 from .core import Answer, Problem, Sizes, attention
+from .heads import leaning, relative_positions
 from .layer import LayerAnswer, LayerProblem, Matrices, layer
 from .numbers import DIGITS, UNIT_ROUNDOFF, Number, digits, number, perturbed
 from .positions import rotated, sinusoidal_positions
@@ -24,8 +25,10 @@ __all__ = [
     "attention",
     "digits",
     "layer",
+    "leaning",
     "number",
     "perturbed",
+    "relative_positions",
     "rotated",
     "sinusoidal_positions",
 ]

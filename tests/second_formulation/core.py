@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .heads import distance_bias, position, prepared
 from .masks import admits, broadcast_entry, structure_admits
 from .numbers import (
     MINUS_INFINITY,
@@ -58,6 +59,7 @@ class Problem:
     window: tuple[int, int] | None = None
     scale: float | None = None
     softcap: float | None = None
+    sinks: list[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +141,8 @@ def kv_head(problem: Problem, point: Any, h: int) -> int:
 
 def _score(problem: Problem, point: Any, scale: Number, place: Place) -> Number:
     b, h, i, j = place
-    query = [number(entry) for entry in problem.query[b][h][i]]
-    key = [number(entry) for entry in problem.key[b][kv_head(problem, point, h)][j]]
+    query = prepared(problem.query[b][h][i], position(problem, point, i), point)
+    key = prepared(problem.key[b][kv_head(problem, point, h)][j], j, point)
     product = dot(query, key)
     bias = _bias(problem, place)
     if point.bias_order == "before-scale" and not bias.is_minus_infinity:
@@ -159,6 +161,10 @@ def _attends(problem: Problem, point: Any, place: Place) -> bool:
 def _logit(problem: Problem, point: Any, score: Number, place: Place) -> Number:
     capped_late = point.softcap_order == "after-mask"
     logit = score if capped_late else _cap(problem, score)
+    if point.score_mod is not None:
+        logit = point.score_mod(logit, *place)
+    if point.alibi:
+        logit = logit + distance_bias(problem, point, *place[1:])
     bias = _bias(problem, place)
     if bias.is_minus_infinity:
         logit = MINUS_INFINITY
@@ -204,8 +210,10 @@ def _weights_over_attended_keys(
     for b, h, i in rows:
         row = [(b, h, i, j) for j in range(sizes.key_length)]
         live = [place for place in row if attended[place]]
-        if live:
-            weights.update(zip(live, _softmax([logits[place] for place in live]), strict=True))
+        sink = _sink(problem, h)
+        if live or sink is not None:
+            softmax = _softmax([logits[place] for place in live], sink)
+            weights.update(zip(live, softmax, strict=True))
         else:
             weights.update({place: _empty_weight(problem, point, place) for place in row})
     return weights
@@ -236,21 +244,29 @@ def _weights_by_arithmetic(problem: Problem, point: Any, logits: Table) -> Table
         slices: dict[tuple[int, ...], list[Place]] = {}
         for place in logits:
             slices.setdefault((*place[:axis], 0, *place[axis + 1 :]), []).append(place)
-        for slice_ in slices.values():
-            weights.update(zip(slice_, _softmax([logits[p] for p in slice_]), strict=True))
+        for start, slice_ in slices.items():
+            sink = _sink(problem, start[1]) if point.softmax_axis == "key" else None
+            softmax = _softmax([logits[p] for p in slice_], sink)
+            weights.update(zip(slice_, softmax, strict=True))
     if point.mask_operation == "multiply-weights":
         weights = {p: w if admits(problem, point, *p) else ZERO for p, w in weights.items()}
     return weights
 
 
-def _softmax(logits: list[Number]) -> list[Number]:
-    finite = [logit for logit in logits if not logit.is_minus_infinity]
+def _sink(problem: Problem, h: int) -> Number | None:
+    return None if problem.sinks is None else number(problem.sinks[h])
+
+
+def _softmax(logits: list[Number], sink: Number | None) -> list[Number]:
+    """The weights of some logits; a sink is one more of them whose weight is dropped."""
+    entries = logits if sink is None else [*logits, sink]
+    finite = [logit for logit in entries if not logit.is_minus_infinity]
     if not finite:
         return [ZERO for _ in logits]
     top = largest(finite)
-    powers = [ZERO if logit.is_minus_infinity else exp(logit - top) for logit in logits]
+    powers = [ZERO if logit.is_minus_infinity else exp(logit - top) for logit in entries]
     everything = total(powers)
-    return [one / everything for one in powers]
+    return [one / everything for one in powers[: len(logits)]]
 
 
 def _output(problem: Problem, point: Any, weights: Table, b: int, h: int, i: int, c: int) -> Number:

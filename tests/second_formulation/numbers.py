@@ -118,6 +118,16 @@ def tanh(argument: Number) -> Number:
     return _rounded(_exact.tanh(argument.value), argument.error, FUNCTION_ROUNDINGS)
 
 
+def root(square: Number) -> Number:
+    """The square root of a number that is not negative."""
+    value = _exact.sqrt(square.value)
+    # |sqrt(x + e) - sqrt(x)| is at most the root of e, and at most e / sqrt(x).
+    spread = math.sqrt(square.error)
+    if value > 0:
+        spread = min(spread, square.error / float(value))
+    return _rounded(value, spread)
+
+
 def sin(angle: Number) -> Number:
     """The sine, whose slope is at most one."""
     return _rounded(_exact.sin(angle.value), angle.error, FUNCTION_ROUNDINGS)

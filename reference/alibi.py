@@ -1,0 +1,31 @@
+"""Attention with linear biases: the farther a key, the less it counts (Press et al. 2022).
+
+Head h of n, a power of two, takes ``2^(-8 (h + 1) / n)`` off a logit for each position between
+query and key. For another n the slopes of the next lower power of two come first, then every other
+one of twice that power, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """The slope of each head: float64 ``[H]``."""
+    power = 2 ** (max(num_heads, 1).bit_length() - 1)
+    finer = _geometric(2 * power)[::2]
+    return torch.cat([_geometric(power), finer])[:num_heads]
+
+
+def _geometric(count: int) -> Tensor:
+    """``2^(-8/n), 2^(-16/n) .. 2^-8``."""
+    return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
+
+
+def alibi_bias(num_heads: int, query_positions: Tensor, key_length: int) -> Tensor:
+    """What is added to the logits, for queries at ``[Lq]``: float64 ``[1, H, Lq, Lk]``."""
+    keys = torch.arange(key_length, device=query_positions.device)
+    distance = (query_positions[:, None] - keys).abs().double()
+    slopes = alibi_slopes(num_heads).to(distance.device)
+    return -slopes[None, :, None, None] * distance

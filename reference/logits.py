@@ -1,0 +1,106 @@
+"""From dot products to what enters the softmax: scale, cap, modification, biases, mask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .checks import check_argument
+from .semantics import Semantics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """What joins the scores ``[B, H, Lq, Lk]``: the given bias, ALiBi's, and a softcap."""
+
+    bias: Tensor | None
+    alibi: Tensor | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits:
+    """The steps from the scaled dot products to the logits, each float64 ``[B, H, Lq, Lk]``."""
+
+    scores: Tensor
+    capped: Tensor
+    modified: Tensor
+    logits: Tensor
+
+
+def scaled_scores(
+    query: Tensor, key: Tensor, bias: Tensor | None, scale: float, semantics: Semantics
+) -> Tensor:
+    """The dot products times the scale, with the finite bias where it is scaled too."""
+    products = query @ key.transpose(-1, -2)
+    if bias is not None and semantics.bias_order == "before-scale":
+        products = products + torch.where(torch.isneginf(bias), 0.0, bias)
+    return scale * products
+
+
+def masked_logits(scores: Tensor, allowed: Tensor, added: Added, semantics: Semantics) -> Logits:
+    """Cap, modify and bias the scores, and mask the keys that are not ``allowed``.
+
+    A ``score_mod`` that answers minus infinity hides a key like a bias of minus infinity.
+    """
+    late = semantics.softcap_order == "after-mask"
+    capped = scores if late else cap(scores, added.softcap)
+    modified = modify(capped, semantics)
+    logits = _mask(_add_biases(modified, added, semantics), allowed, semantics)
+    if late:
+        logits = cap(logits, added.softcap)
+    return Logits(scores=scores, capped=capped, modified=modified, logits=logits)
+
+
+def cap(scores: Tensor, softcap: float | None) -> Tensor:
+    """``c tanh(scores / c)``; the scores themselves without a cap."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def modify(scores: Tensor, semantics: Semantics) -> Tensor:
+    """Apply ``score_mod`` to ``[B, H, Lq, Lk]``, with the indices as broadcasting int64 tensors.
+
+    Raises TypeError or ValueError, naming ``score_mod``, for an answer that is no such tensor.
+    """
+    change = semantics.score_mod
+    if change is None:
+        return scores
+    batch, head, query, key = (torch.arange(size, device=scores.device) for size in scores.shape)
+    modified = change(scores, batch[:, None, None, None], head[:, None, None], query[:, None], key)
+    if not isinstance(modified, Tensor):
+        msg = f"score_mod returned a {type(modified).__name__}, not a torch.Tensor"
+        raise TypeError(msg)
+    fits = modified.dim() <= scores.dim() and all(
+        have in (1, want)
+        for have, want in zip(reversed(modified.shape), reversed(scores.shape), strict=False)
+    )
+    shown = list(modified.shape)
+    check_argument(fits, "score_mod", f"returned shape {shown} for scores {list(scores.shape)}")
+    return modified.double().expand(scores.shape)
+
+
+def _add_biases(scores: Tensor, added: Added, semantics: Semantics) -> Tensor:
+    if added.alibi is not None:
+        scores = scores + added.alibi
+    bias = added.bias
+    if bias is None:
+        return scores
+    if semantics.bias_order == "before-scale":  # its finite part is in the scores already
+        return scores.masked_fill(torch.isneginf(bias), -math.inf)
+    return scores + bias
+
+
+def _mask(logits: Tensor, allowed: Tensor, semantics: Semantics) -> Tensor:
+    fill = semantics.mask_fill
+    operations = {
+        "replace": lambda: logits.masked_fill(~allowed, fill),
+        "add": lambda: torch.where(allowed, logits, logits + fill),
+        "add-to-kept": lambda: logits + allowed,
+        "multiply-logits": lambda: torch.where(allowed | torch.isneginf(logits), logits, 0.0),
+        "multiply-weights": lambda: logits,
+        "ignore": lambda: logits,
+    }
+    return operations[semantics.mask_operation]()

@@ -1,0 +1,33 @@
+"""Normalised queries and keys: each head of each token by itself, without a learned factor.
+
+rms    x / sqrt(mean(x^2) + epsilon)                       Zhang & Sennrich 2019, RMSNorm
+l2     x / max(|x|, epsilon)                               Henry et al. 2020, QKNorm
+layer  (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)    Dehghani et al. 2023, ViT-22B
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .semantics import Semantics
+
+
+def normalise_heads(heads: Tensor, semantics: Semantics) -> Tensor:
+    """Normalise the channels of ``heads [B, H, L, D]`` as ``qk_norm`` says; float64."""
+    heads = heads.double()
+    if semantics.qk_norm == "none" or heads.shape[-1] == 0:
+        return heads
+    centred = heads
+    if semantics.qk_norm == "layer":
+        centred = heads - heads.mean(dim=-1, keepdim=True)
+    return centred / norms(centred, semantics)
+
+
+def norms(centred: Tensor, semantics: Semantics) -> Tensor:
+    """What the channels of heads ``[B, H, L, D]`` are divided by: ``[B, H, L, 1]``."""
+    epsilon = semantics.qk_norm_epsilon
+    if semantics.qk_norm == "l2":
+        length: Tensor = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+        return length.clamp_min(epsilon)
+    return (centred.square().mean(dim=-1, keepdim=True) + epsilon).sqrt()

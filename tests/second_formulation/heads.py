@@ -1,0 +1,83 @@
+"""Normalised and turned heads, slopes and modified scores: one channel, one pair at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .numbers import Number, cos, dot, largest, number, power, root, sin, total
+
+
+def position(problem: Any, point: Any, i: int) -> int:
+    """Where query i stands among the keys."""
+    shift = problem.sizes.key_length - problem.sizes.query_length
+    return i + shift if point.causal_alignment == "bottom-right" else i
+
+
+def prepared(head: list[Any], place: int, point: Any) -> list[Number]:
+    """One head of one token, normalised and turned by its position."""
+    return _turned(_normalised([number(channel) for channel in head], point), place, point)
+
+
+def _normalised(head: list[Number], point: Any) -> list[Number]:
+    if point.qk_norm == "none" or not head:
+        return head
+    size, epsilon = number(len(head)), number(point.qk_norm_epsilon)
+    if point.qk_norm == "layer":
+        mean = total(head) / size
+        head = [channel - mean for channel in head]
+    squares = dot(head, head)
+    if point.qk_norm == "l2":
+        divisor = largest([root(squares), epsilon])
+    else:
+        divisor = root(squares / size + epsilon)
+    return [channel / divisor for channel in head]
+
+
+def _turned(head: list[Number], place: int, point: Any) -> list[Number]:
+    if point.rotary == "none":
+        return head
+    turning = int(len(head) * point.rotary_fraction) // 2 * 2
+    return [_channel(head, c, turning, place, point) for c in range(len(head))]
+
+
+def _channel(head: list[Number], c: int, turning: int, place: int, point: Any) -> Number:
+    if c >= turning:
+        return head[c]
+    half = turning // 2
+    pair, leads = (c % half, c < half) if point.rotary == "halves" else (c // 2, c % 2 == 0)
+    partner = (c + half) % turning if point.rotary == "halves" else c + 1 - 2 * (c % 2)
+    angle = number(place) * power(point.rotary_base, number(-2.0 * pair) / number(turning))
+    if leads:
+        return head[c] * cos(angle) - head[partner] * sin(angle)
+    return head[partner] * sin(angle) + head[c] * cos(angle)
+
+
+def slope(num_heads: int, h: int) -> Number:
+    """How much one position of distance takes off a logit of head h (Press et al. 2022)."""
+    whole = 2 ** int(math.log2(num_heads))
+    if h < whole:
+        return power(2.0, number(-8.0 * (h + 1)) / number(whole))
+    return power(2.0, number(-4.0 * (2 * (h - whole) + 1)) / number(whole))
+
+
+def distance_bias(problem: Any, point: Any, h: int, i: int, j: int) -> Number:
+    """What ALiBi adds to a logit."""
+    apart = abs(position(problem, point, i) - j)
+    return number(-apart) * slope(problem.sizes.num_heads, h)
+
+
+def relative_positions(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    """A ``score_mod`` for tensors and for single numbers: a bias of every index, and a factor."""
+    return _of(score, 2.0) * score + _of(score, 0.25) * _of(score, query - key + 2 * head - batch)
+
+
+def leaning(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    """Another one, which turns the sign of every score and knows no index."""
+    del batch, head, query, key
+    return _of(score, -0.5) * score
+
+
+def _of(score: Any, factor: Any) -> Any:
+    """A factor that a score can be multiplied by, be it a tensor or a ``Number``."""
+    return number(float(factor)) if isinstance(score, Number) else factor
