@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from .declaration import KINDS, MASK_FORMS
+from .declaration import KINDS, MASK_FORMS, SEQUENCES
 from .geometry import FIELDS
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
 from .recipes import RECIPES
@@ -49,7 +49,7 @@ def _reasons_of_space(space: Any) -> Iterator[str]:
         return
     for name in ("mask", "causal", "finite_bias"):
         yield from _strangers(name, [getattr(space, name)], get_args(Often))
-    yield from _strangers("forms", space.forms, MASK_FORMS)
+    yield from _strangers("forms", space.forms, (*MASK_FORMS, SEQUENCES))
     yield from _strangers("values", space.values, RECIPES)
     yield from _strangers("patterns", space.patterns, {**PATTERNS, **LENGTH_PATTERNS})
     yield from _strangers("kinds", space.kinds, KINDS)

@@ -13,6 +13,7 @@ from . import equivariance
 from . import position
 from . import numerics
 from . import precision
+from . import varlen
 from . import algebra
 from . import options
 from . import lengths
@@ -23,6 +24,8 @@ from . import freshness
 from . import settings
 from . import modules
 from . import dropout
+from . import unchanged
+from . import tampering
 from . import export_file
 from . import export_dynamic
 from . import export_inputs
@@ -56,4 +59,7 @@ __all__ = [
     "settings",
     "shape",
     "state",
+    "tampering",
+    "unchanged",
+    "varlen",
 ]

@@ -8,6 +8,7 @@ import torch
 
 from ..candidate import Candidate
 from ..comparison import compare, moves
+from ..declaration import SEQUENCES
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
@@ -37,7 +38,8 @@ def _promised(candidate: Candidate) -> str:
     declared = candidate.declaration
     if declared.empty_rows == "any":
         return "it promises nothing about rows without keys"
-    if not declared.masks and declared.causal != "bottom-right":
+    given = set(declared.masks) - {SEQUENCES}  # which hide what is not even handed over
+    if not given and declared.causal != "bottom-right":
         return "neither a mask nor its causal alignment can empty a row"
     return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..candidate import Candidate
+from ..declaration import PACKED
 from ..layouts import CANARIES
 from ..problem import Problem
 from ..recipes import LIVELY
@@ -13,8 +14,10 @@ from ._vocabulary import same_unless_identical
 
 
 def _separate_inputs(candidate: Candidate) -> str:
-    apart = candidate.declaration.inputs == "separate"
-    return "" if apart else "key and value are one input anyway"
+    declared = candidate.declaration
+    if declared.layout in PACKED:
+        return f"its inputs lie in one tensor anyway ({declared.layout})"
+    return "" if declared.inputs == "separate" else "key and value are one input anyway"
 
 
 # Key and value have one shape; query too where the lengths and the heads may be equal.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..arrangements import expressible
 from ..calling import CandidateFailure
 from ..candidate import Candidate
+from ..declaration import PACKED
 from ..inputs import Inputs
 from ..problem import Problem
 from ..registry import Finding, clause
@@ -25,8 +27,9 @@ LEAST_MISMATCHED = (("key_length", 4),)
 
 def _mismatches(candidate: Candidate) -> list[str]:
     declared = candidate.declaration
-    found = ["values"] if declared.inputs == "separate" else []
-    if candidate.kind == "core":
+    apart = declared.inputs == "separate" and declared.layout not in PACKED
+    found = ["values"] if apart else []
+    if candidate.kind == "core" and declared.layout != "packed-qkv":
         found.append("head-size")
     if declared.mask_shapes and set(declared.masks) & set(KEY_FORMS):
         found.append("mask")
@@ -70,14 +73,12 @@ def _mismatched(inputs: Inputs, kind: str) -> tuple[Inputs, str]:
         fewer = inputs.replace(value=inputs.value[..., : length - 1, :]).without_mask()
         return fewer, f"{length} keys with {length - 1} values"
     if kind == "head-size":
-        narrower = inputs.replace(key=inputs.key[..., :-1]).without_mask()
+        narrower = _other_keys(inputs, inputs.key[..., :-1])
         size = inputs.geometry.head_size
         # A size of 1 would broadcast, which is never judged.
         if size - 1 == 1:
             wide = torch.cat([inputs.key, inputs.key[..., :1]], dim=-1)
-            return inputs.replace(
-                key=wide
-            ).without_mask(), f"queries of size {size}, keys of {size + 1}"
+            return _other_keys(inputs, wide), f"queries of size {size}, keys of {size + 1}"
         return narrower, f"queries of size {size}, keys of size {size - 1}"
     keep = torch.ones(1, 1, 1, length, dtype=torch.bool) if inputs.keep is None else inputs.keep
     geometry = inputs.geometry.replace(key_length=length - 1)
@@ -85,6 +86,12 @@ def _mismatched(inputs: Inputs, kind: str) -> tuple[Inputs, str]:
         inputs.replace(keep=keep[..., : length - 1], bias=None, geometry=geometry),
         f"{length} keys with a mask for {length - 1}",
     )
+
+
+def _other_keys(inputs: Inputs, key: torch.Tensor) -> Inputs:
+    """Keys of another size, and values where one tensor holds both."""
+    other = inputs.replace(key=key).without_mask()
+    return other if expressible(other) else other.replace(value=key)
 
 
 def _must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Finding:
@@ -152,7 +159,7 @@ def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
         found.append((told, free.replace(key=key, value=value)))
     if inputs.mask_form in KEY_FORMS:
         found += _longer_masks(inputs)
-    return found
+    return [(told, wrong) for told, wrong in found if expressible(wrong)]
 
 
 def _longer_masks(inputs: Inputs) -> list[tuple[str, Inputs]]:

@@ -58,6 +58,8 @@ def output_dtype(subject: Subject, problem: Problem) -> Finding:
 def _batched(candidate: Candidate) -> str:
     if not candidate.declaration.batched:
         return "it takes one item without a batch axis"
+    if candidate.declaration.layout == "varlen":
+        return "one sequence at least lies in its tensors"
     return "its geometry pins the batch" if is_fixed(candidate, "batch") else ""
 
 
@@ -79,6 +81,8 @@ def empty_batch(subject: Subject, problem: Problem) -> Finding:
 
 
 def _free_lengths(candidate: Candidate) -> str:
+    if candidate.declaration.layout == "varlen":
+        return "one token at least lies in its tensors"
     pinned = any(is_fixed(candidate, name) for name in LENGTHS)
     return "its geometry pins the lengths" if pinned else ""
 
@@ -135,7 +139,8 @@ def strided(subject: Subject, problem: Problem) -> Finding:
 def expanded(subject: Subject, problem: Problem) -> Finding:
     """Equal items (or equal heads) held once and repeated by a stride of zero."""
     inputs = subject.inputs(problem)
-    by_head = subject.candidate.kind == "core" and problem.seed % 2 == 1
+    apart = subject.declaration.layout == "varlen"  # no axis holds the items
+    by_head = apart or (subject.candidate.kind == "core" and problem.seed % 2 == 1)
     layout = "expanded-heads" if by_head else "expanded"
 
     def repeat(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..calling import Arguments, CandidateFailure, arguments
+from ..declaration import SEQUENCES
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
@@ -26,62 +27,9 @@ from ._vocabulary import (
 )
 
 ANY = Space(mask="maybe", causal="maybe")
-# Contiguous always: what edits in place may copy first when the layout is not that.
-UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 # What is another in the second of two calls: mostly everything.
 CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
 EVERYBODY = ("core", "layer", "positions")
-
-
-@clause(
-    "state.inputs-unchanged",
-    level="MUST",
-    sentence="A call changes none of the tensors it is given.",
-    source="PEERS: editing the inputs so that the reference sees the same edit",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
-        patterns=("random", "empty-rows", "padding"),
-        kinds=EVERYBODY,
-    ),
-    explained=False,
-)
-def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
-    """Every tensor and what lies beside it compared with a copy, NaN equal to NaN, bit for bit."""
-    asks = "weights" in subject.declaration.features and problem.seed % 2 == 1
-    layout = UNCHANGED_LAYOUTS[problem.seed % len(UNCHANGED_LAYOUTS)]
-    inputs = subject.inputs(problem)
-    inputs = inputs.replace(return_weights=asks, layout=layout, mask_layout=layout)
-    forward = subject.forward(inputs)
-    positional, keywords = arguments(inputs)
-    given = dict(zip(_names(subject, positional), positional, strict=True))
-    given |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
-    before = {name: _whole_storage(tensor).clone() for name, tensor in given.items()}
-    held = {name: tensor.clone() for name, tensor in given.items()}
-    subject.ask(forward, (positional, keywords), inputs)
-    changed = [name for name, tensor in given.items() if not identical(tensor, held[name])]
-    beside = [
-        name
-        for name, tensor in given.items()
-        if name not in changed and not identical(_whole_storage(tensor), before[name])
-    ]
-    if not changed and not beside:
-        return Finding()
-    message = f"the call changed its {' and '.join(changed)} in place"
-    if not changed:
-        message = f"the call wrote into memory beside its {' and '.join(beside)}"
-    return Finding(violation=Violation(kind="mutated", message=message, got=changed or beside))
-
-
-def _whole_storage(tensor: Tensor) -> Tensor:
-    """Everything that lies in the memory a tensor is a view of."""
-    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-
-
-def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
-    return list(subject.declaration.positional)[: len(positional)]
 
 
 @clause(
@@ -161,7 +109,7 @@ def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
     """
     later = earlier.replace(generic=False)
     if earlier.masked and seed % 3 != 1:
-        later = later.replace(keep=other.keep, bias=other.bias)
+        later = later.replace(keep=_other_keep(earlier, other), bias=other.bias)
     last = CHANGES[seed % len(CHANGES)] == "last token"
     named = {
         name: _last_changed(getattr(earlier, name), getattr(other, name)) if last else tensor
@@ -171,8 +119,16 @@ def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
     if change in named and earlier.mode == "separate":
         named = {change: named[change]}
     elif change == "mask" and earlier.masked:
-        return earlier.replace(keep=other.keep, bias=other.bias, generic=False)
+        keep = _other_keep(earlier, other)
+        return earlier.replace(keep=keep, bias=other.bias, generic=False)
     return later.with_tokens(**named)
+
+
+def _other_keep(earlier: Inputs, other: Inputs) -> Tensor | None:
+    """Another mask; sequences change places, since as many tokens must fit in the storage."""
+    if earlier.mask_form != SEQUENCES or earlier.keep is None:
+        return other.keep
+    return earlier.keep.roll(1, dims=0)
 
 
 def _last_changed(earlier: Tensor, other: Tensor) -> Tensor:

@@ -1,0 +1,179 @@
+"""varlen.*: sequences of different lengths, one after another in one tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..candidate import Candidate
+from ..comparison import compare, moves
+from ..declaration import SEQUENCES
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..relation import with_relation
+from ..space import Space
+from ..subject import Subject
+from ._vocabulary import column, matches_golden, wide_range
+
+SOURCE = "flash_attn_varlen_func: cu_seqlens_q, cu_seqlens_k"
+RAGGED = ("random",)
+# What a neighbour's values are multiplied by: a leak of a tiny weight shows, too.
+NEIGHBOURS = 1e4
+HALF_NEIGHBOURS = 1e1
+
+
+def _space(causal: str = "maybe", patterns: tuple[str, ...] = RAGGED) -> Space:
+    """Sequences of different lengths, two at least."""
+    return Space(
+        mask="always",
+        forms=(SEQUENCES,),
+        patterns=patterns,
+        causal=causal,  # type: ignore[arg-type]  # one of the words of Often
+        extras="maybe",
+        values=LIVELY,
+        least=(("batch", 2), ("key_length", 2)),
+        preferred=(("query_length", 3), ("key_length", 3)),
+    )
+
+
+def _takes_sequences(candidate: Candidate) -> str:
+    layout = candidate.declaration.layout
+    return "" if layout == "varlen" else f"its layout is {layout}, not varlen"
+
+
+@clause(
+    "varlen.golden",
+    level="MUST",
+    sentence=(
+        "Each sequence answers with its own tokens alone, from where its offset says to where the "
+        "next begins."
+    ),
+    source=SOURCE,
+    space=_space(),
+    needs_golden=True,
+    counterfactual="every sequence as long as the longest",
+    applies=(_takes_sequences,),
+)
+def varlen_golden(subject: Subject, problem: Problem) -> Finding:
+    """Sequences of different lengths against the golden, which sees them padded and masked."""
+    inputs = subject.inputs(problem)
+    wording = "among sequences of different lengths an answer is wrong"
+    return matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
+
+
+@clause(
+    "varlen.causal",
+    level="MUST",
+    sentence=(
+        "The causal diagonal is aligned to the tokens of each sequence, not to those of the "
+        "longest or of all."
+    ),
+    source=f"{SOURCE}; flash-attention 2.1: aligned to the bottom right corner of each sequence",
+    space=_space(causal="always"),
+    needs_golden=True,
+    counterfactual="no causality",
+    applies=(_takes_sequences,),
+)
+def varlen_causal(subject: Subject, problem: Problem) -> Finding:
+    """The golden at the declared alignment, for queries and keys of different numbers each."""
+    inputs = subject.inputs(problem)
+    wording = "the causal diagonal of a sequence is not aligned to its own tokens"
+    return matches_golden(subject, inputs, wording, counterfactual=inputs.replace(causal=False))
+
+
+@clause(
+    "varlen.independent",
+    level="MUST",
+    sentence="The answer of a sequence does not depend on the sequences beside it.",
+    source=f"{SOURCE}; TransformerEngine, axolotl: packed sequences that attend each other",
+    space=_space(),
+    counterfactual="the keys of a neighbour attended, too",
+    applies=(_takes_sequences,),
+)
+def varlen_independent(subject: Subject, problem: Problem) -> Finding:
+    """Every other sequence gets tokens of its own, with large values; one sequence is judged."""
+    inputs = subject.inputs(problem)
+    item = problem.seed % inputs.geometry.batch
+    stays = torch.arange(inputs.geometry.batch) == item
+    return _undisturbed(subject, inputs, _with_neighbours(subject, inputs, stays, problem), stays)
+
+
+@clause(
+    "varlen.empty-sequence",
+    level="SHOULD",
+    sentence="A sequence without any token is left out and disturbs none of the others.",
+    source=f"{SOURCE}: two equal offsets; pytorch#188765",
+    space=_space(patterns=("empty-lengths",)),
+    needs_golden=True,
+    counterfactual="every sequence as long as the longest",
+    applies=(_takes_sequences,),
+)
+def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
+    """About a third of the sequences have no queries and no keys."""
+    inputs = subject.inputs(problem)
+    found = matches_golden(
+        subject,
+        inputs,
+        "beside a sequence without tokens an answer is wrong",
+        counterfactual=inputs.without_mask(),
+    )
+    absent = inputs.absent
+    none = absent is not None and bool(absent.flatten(1).all(dim=1).any())
+    return Finding(binding=found.binding and none, margin=found.margin, violation=found.violation)
+
+
+def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: Problem) -> Inputs:
+    """The same lengths, and other tokens in every sequence but those that stay."""
+    size = NEIGHBOURS if wide_range(subject) else HALF_NEIGHBOURS
+    where, generator = stays.reshape(-1, 1, 1, 1), generator_for(problem, 21)
+
+    def other(tokens: Tensor, factor: float = 1.0) -> Tensor:
+        drawn = torch.randn(tokens.shape, generator=generator, dtype=torch.float64) * factor
+        return torch.where(where, tokens, drawn.to(tokens.dtype))
+
+    return inputs.with_tokens(
+        query=other(inputs.query), key=other(inputs.key), value=other(inputs.value, size)
+    )
+
+
+def _undisturbed(subject: Subject, inputs: Inputs, other: Inputs, stays: Tensor) -> Finding:
+    """The sequences that stay answer alike; both answers carry the errors of the first."""
+    known, bound, judged = subject.frame(inputs)
+    judged = judged & stays.reshape(-1, 1, 1, 1)
+    first, second = subject.answer(inputs), subject.answer(other)
+    allowed = 2.0 * column(bound)
+    wording = "other tokens in the neighbouring sequences change the answer of a sequence"
+    agreement = compare(second, first, allowed, judged=judged, wording=wording, both_answers=True)
+    binding = bool(judged.any())
+    if binding and known is not None:
+        binding = moves(known, subject.oracle.output(_leaking(other)), allowed, judged)
+    violation = with_relation(
+        agreement.violation,
+        subject.recording,
+        expected=[(first, None)],
+        got=[(second, None)],
+    )
+    return Finding(binding=binding, margin=agreement.margin, violation=violation)
+
+
+def _leaking(inputs: Inputs) -> Inputs:
+    """Every sequence attends the keys of the one before it, as well as its own."""
+    keep = inputs.keep
+    both = None if keep is None else torch.cat([_of_neighbour(keep), keep], dim=-1)
+    return inputs.replace(
+        geometry=inputs.geometry.replace(key_length=2 * inputs.geometry.key_length),
+        key=torch.cat([inputs.key.roll(1, dims=0), inputs.key], dim=2),
+        value=torch.cat([inputs.value.roll(1, dims=0), inputs.value], dim=2),
+        keep=both,
+        causal=False,
+        window=None,
+        generic=False,
+    )
+
+
+def _of_neighbour(keep: Tensor) -> Tensor:
+    """The keys that the sequence before has, for each query that a sequence has."""
+    return keep.any(dim=-1, keepdim=True) & keep.roll(1, dims=0).any(dim=-2, keepdim=True)
