@@ -213,7 +213,9 @@ def _tensor(data: Record, place: str = "") -> str:
     dtype = f"torch.{data['dtype']}"
     if "storage" in data:
         layout = f"{tuple(data['shape'])}, {tuple(data['stride'])}, {data['offset']}"
-        return f"torch.tensor({_literal(data['storage'])}, dtype={dtype}){place}.as_strided({layout})"
+        return (
+            f"torch.tensor({_literal(data['storage'])}, dtype={dtype}){place}.as_strided({layout})"
+        )
     shape = data["shape"]
     made = f"torch.tensor({_literal(data['values'])}, dtype={dtype}){place}"
     return made if shape and 0 not in shape else f"{made}.reshape({tuple(shape)})"
