@@ -63,7 +63,7 @@ def _mark_edited(call: Call, entry: dict[str, Any]) -> None:
 
 
 def _inputs(inputs: Inputs) -> dict[str, Any]:
-    names = ("query", "key", "value", "keep", "bias")
+    names = ("query", "key", "value", "keep", "bias", "sinks")
     tensors = {name: getattr(inputs, name) for name in names}
     shown = {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
     if inputs.weights is not None:

@@ -22,6 +22,8 @@ SCALES = (None, 0.25, 0.3, 1.0, 1.7)
 SOFTCAPS = (None, None, 3.0, None, 30.0)
 WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), None, (0, 0), (2, 0))
 
+# Whether heads have sinks.
+SINKS = (False, True)
 # The share of the keys that is cached; None is all those before as many as there are queries.
 PASTS: tuple[float | None, ...] = (0.0, None, 0.0, 0.5, 1.0)
 
@@ -53,6 +55,7 @@ class Draft:
             causal=settle_causal(candidate, flagged=_decide(space.causal, drawn=self.causal)),
             biases=self.biases,
             **self._extras(candidate, space),
+            sinks=self._has_sinks(candidate, space),
         )
         return self._with_past(problem, candidate, space)
 
@@ -84,6 +87,13 @@ class Draft:
             both = len(SCALES) * len(SOFTCAPS)
             extras["window"] = WINDOWS[self.extras // both % len(WINDOWS)]
         return extras
+
+    def _has_sinks(self, candidate: Candidate, space: Space) -> bool:
+        """A digit beyond those of all other options: what does not offer sinks draws the same."""
+        if space.extras != "maybe" or "sinks" not in candidate.declaration.features:
+            return False
+        digits = len(SCALES) * len(SOFTCAPS) * len(WINDOWS) * len(PASTS)
+        return SINKS[self.extras // digits % len(SINKS)]
 
     def _with_past(self, problem: Problem, candidate: Candidate, space: Space) -> Problem:
         """Some of the keys cached, where caches are offered; a digit beyond those of the extras."""

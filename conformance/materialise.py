@@ -28,6 +28,11 @@ TORCH_DTYPES: Final = {
 }
 
 
+# The stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
+SINKS: Final = 40
+SINK_SPREAD: Final = 2.0
+
+
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
     """A generator seeded by the problem; each purpose gets a stream of its own."""
     return Generator().manual_seed(problem.seed * 1_000_003 + purpose)
@@ -55,6 +60,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         scale=problem.scale,
         softcap=problem.softcap,
         window=problem.window,
+        sinks=_sinks(problem),
         generic=_is_generic(problem, candidate),
         causal_unasked=candidate.declaration.always_causal,
         past=settle_past(problem, candidate),
@@ -227,6 +233,15 @@ def _mask(
         return keep, None
     bias = 2.0 * normal(shape, generator)
     return keep, bias.to(TORCH_DTYPES[problem.dtype])
+
+
+def _sinks(problem: Problem) -> Tensor | None:
+    """A logit for each head, of the size of what it stands beside; a stream of its own."""
+    if not problem.sinks:
+        return None
+    generator = generator_for(problem, SINKS)
+    drawn = SINK_SPREAD * normal((problem.geometry.num_heads,), generator)
+    return drawn.to(TORCH_DTYPES[problem.dtype])
 
 
 def pattern_for(plan: MaskPlan) -> str:

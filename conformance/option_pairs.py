@@ -106,6 +106,8 @@ def _options(candidate: Candidate) -> list[Changes]:
         found.append({"causal": True})
     if "gqa" in declared.features:
         found.append({"groups": 2})
+    if "sinks" in declared.features:
+        found.append({"sinks": True})
     if draws_cache(candidate):
         found.append({"past": _Turns(PASTS)})
     return found

@@ -179,6 +179,7 @@ def evaluate(
         "scale": inputs.scale,
         "softcap": inputs.softcap,
         "window": inputs.window,
+        "sinks": inputs.sinks,
         "semantics": semantics,
     }
     with torch.no_grad():

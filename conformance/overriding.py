@@ -14,6 +14,7 @@ from .problem import Overrides, Problem
 
 TOKENS = ("query", "key", "value")
 MASKS = ("keep", "bias")
+SINKS = "sinks"
 PROJECTIONS = tuple(field.name for field in dataclasses.fields(golden.ProjectionWeights))
 
 
@@ -24,7 +25,11 @@ def overridden(drawn: Inputs, problem: Problem) -> Inputs:
         return drawn
     tokens = {name: _filled(getattr(drawn, name), overrides, name) for name in TOKENS}
     masks = {name: _filled(getattr(drawn, name), overrides, name) for name in MASKS}
-    return drawn.with_tokens(**tokens).replace(**masks, weights=_weights(drawn.weights, overrides))
+    return drawn.with_tokens(**tokens).replace(
+        **masks,
+        sinks=_filled(drawn.sinks, overrides, SINKS),
+        weights=_weights(drawn.weights, overrides),
+    )
 
 
 def _weights(
@@ -58,6 +63,8 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
         tensor = getattr(inputs, name)
         if tensor is not None and inputs.mask_form not in ("lengths", SEQUENCES):
             found[name] = tensor
+    if inputs.sinks is not None:
+        found[SINKS] = inputs.sinks
     if weights and inputs.weights is not None:
         roles = {name: getattr(inputs.weights, name) for name in PROJECTIONS}
         found |= {name: tensor for name, tensor in roles.items() if tensor is not None}

@@ -32,9 +32,9 @@ class Overrides:
     """Values that replace drawn ones, in the problem of one seed.
 
     ``tensors`` are pairs of a name and its values in row-major order: ``query``, ``key``,
-    ``value``, ``keep``, ``bias``, or a role of the weights such as ``q`` or ``o_bias``. A tensor of
-    another size is left as it is drawn: a clause may ask further problems that it makes of this
-    one.
+    ``value``, ``keep``, ``bias``, ``sinks``, or a role of the weights such as ``q`` or ``o_bias``.
+    A tensor of another size is left as it is drawn: a clause may ask further problems that it makes
+    of this one.
     """
 
     seed: int

@@ -198,6 +198,9 @@ def _simpler(problem: Problem, space: Space, candidate: Candidate) -> Iterator[P
     yield from _plainer_mask(problem, space, candidate)
 
 
+_NO_SINKS = ("sinks", False)
+
+
 def _smaller_sizes(have: int) -> list[int]:
     """A few tiny sizes, then half of what there is, and ever less off it."""
     sizes = [size for size in SIMPLER_SIZES if size < have]
@@ -213,9 +216,10 @@ def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
 
     What a space always offers may be what its clause is about, so it stays.
     """
-    for name in ("scale", "softcap", "window", "mask"):
-        if getattr(problem, name) is not None and not (name == "mask" and space.mask != "maybe"):
-            yield problem.replace(**{name: None})
+    for name, none in (*dict.fromkeys(("scale", "softcap", "window", "mask")).items(), _NO_SINKS):
+        kept = name == "mask" and space.mask != "maybe"
+        if getattr(problem, name) != none and not kept:
+            yield problem.replace(**{name: none})
     if problem.causal and space.causal == "maybe":
         yield problem.replace(causal=False)
     for past in (0, 1):

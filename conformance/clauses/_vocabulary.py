@@ -253,7 +253,11 @@ def permute_heads(
     order = torch.empty_like(read)
     for new, old in enumerate(groups):
         order[read == new] = torch.arange(sizes.num_heads)[read == old]
-    moved = inputs.replace(keep=take(inputs.keep, 1, order), bias=take(inputs.bias, 1, order))
+    moved = inputs.replace(
+        keep=take(inputs.keep, 1, order),
+        bias=take(inputs.bias, 1, order),
+        sinks=None if inputs.sinks is None else inputs.sinks[order],
+    )
     if not inputs.is_layer:
         return moved.with_tokens(
             query=inputs.query[:, order], key=inputs.key[:, groups], value=inputs.value[:, groups]

@@ -152,6 +152,7 @@ def _attend(asked: Asked, heads: tuple[Tensor, Tensor, Tensor]) -> golden.Attent
         scale=scale,
         softcap=inputs.softcap,
         window=inputs.window,
+        sinks=inputs.sinks,
         semantics=asked.semantics,
     )
 

@@ -153,6 +153,8 @@ def _extras(candidate: Candidate) -> list[dict[str, Any]]:
         extras.append({"softcap": _SOFTCAP})
     if "window" in features:
         extras += [{"window": window} for window in _WINDOWS]
+    if "sinks" in features:
+        extras.append({"sinks": True})
     if {"softcap", "window"} <= features:
         extras.append({"softcap": _SOFTCAP, "window": (1, 1)})
     return extras

@@ -37,6 +37,7 @@ _FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool]]]] = {
     "scale": ("with a scale of the call", lambda inputs: inputs.scale is not None),
     "softcap": ("with a softcap", lambda inputs: inputs.softcap is not None),
     "window": ("with a window", lambda inputs: inputs.window is not None),
+    "sinks": ("with sinks", lambda inputs: inputs.sinks is not None),
     "several heads": ("with several heads", lambda inputs: inputs.geometry.num_heads > 1),
     "grouped heads": (
         "where heads share keys and values",

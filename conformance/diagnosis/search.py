@@ -10,7 +10,7 @@ from typing import Final
 
 from .._golden import golden
 from ..comparison import GROSS
-from ..declaration import Declaration
+from ..declaration import Declaration, mixed_in
 from ..inputs import Inputs
 from ..mistakes import Asked, NamedMistake, NotExpressible, everywhere
 from ..subject import Subject
@@ -175,6 +175,8 @@ def _speaks_of_promises(mistake: NamedMistake, declared: Declaration) -> bool:
         "causal": declared.causal is not None,
         "window": "window" in declared.features,
         "softcap": "softcap" in declared.features,
+        "sink": "sinks" in declared.features,
+        "sinks": "sinks" in declared.features,
     }
     return all(offered.get(word, True) for word in mistake.name.split("-"))
 
@@ -222,7 +224,9 @@ _MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
     "causal_combination": _hides,
     "empty_rows": _hides,
     "mask_polarity": lambda inputs: inputs.masked,
-    "causal_alignment": lambda inputs: inputs.causal or inputs.window is not None,
+    "causal_alignment": lambda inputs: (
+        inputs.causal or inputs.window is not None or mixed_in(inputs.point) is not None
+    ),
     "causal_offset": lambda inputs: inputs.causal,
     "bias_order": lambda inputs: inputs.bias is not None,
     "softcap_order": lambda inputs: inputs.softcap is not None,

@@ -16,7 +16,7 @@ _SIZES: Final = {
     "head_size": "head size",
     "value_head_size": "value head size",
 }
-_OPTIONS: Final = ("causal", "scale", "softcap", "window")
+_OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks")
 
 
 def counterexample(data: Mapping[str, Any]) -> str:
