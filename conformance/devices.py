@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -61,6 +63,17 @@ def offers(name: str, *functions: str) -> bool:
     """Whether torch's module for a device has all of some functions."""
     module = module_of(name)
     return module is not None and all(hasattr(module, function) for function in functions)
+
+
+@contextlib.contextmanager
+def forked_random(name: str) -> Iterator[None]:
+    """Put torch's random numbers back afterwards, those of the CPU and of one device."""
+    index, devices = torch.device(name).index, []
+    if kind_of(name) != CPU and offers(name, "get_rng_state", "set_rng_state"):
+        devices = [0 if index is None else index]
+    kind = kind_of(name) if devices else "cuda"  # of no device at all the kind does not matter
+    with torch.random.fork_rng(devices=devices, device_type=kind):
+        yield
 
 
 def synchronise(name: str) -> None:

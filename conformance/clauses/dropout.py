@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..candidate import Candidate
+from ..devices import forked_random
 from ..inputs import Inputs
 from ..problem import Problem
 from ..registry import Finding, clause
@@ -48,7 +49,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     probability = PROBABILITIES[problem.seed % len(PROBABILITIES)]
     inputs = _uniform(subject.inputs(problem)).replace(dropout=probability)
     forward = subject.forward(inputs)
-    with torch.random.fork_rng():
+    with forked_random(subject.device):
         torch.manual_seed(problem.seed)
         answer = subject.call(forward, inputs).output.double()
         again = subject.call(forward, inputs).output.double()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..calling import CandidateFailure, build_forward, guarded
 from ..candidate import Candidate
 from ..comparison import compare, moves
+from ..devices import forked_random
 from ..edges import edge_problems
 from ..inputs import Inputs
 from ..materialise import draw_weights, generator_for, in_dtype, materialise
@@ -71,7 +72,7 @@ def eval_deterministic(subject: Subject, problem: Problem) -> Finding:
     """Two calls under different random seeds after train() and back to eval()."""
     inputs = subject.inputs(problem)
     module = _module(subject, inputs)
-    with torch.random.fork_rng():
+    with forked_random(subject.device):
         torch.manual_seed(problem.seed)
         module.train()
         module.eval()
@@ -194,7 +195,7 @@ def train_agrees(subject: Subject, problem: Problem) -> Finding:
     module = _module(subject, inputs)
     evaluated = subject.call(module, inputs).output
     try:
-        with torch.random.fork_rng():
+        with forked_random(subject.device):
             torch.manual_seed(problem.seed)
             first = subject.call(module.train(), inputs).output
             torch.manual_seed(problem.seed + 1)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..calling import arguments
+from ..devices import forked_random
 from ..problem import Problem
 from ..registry import Finding, clause
 from ..results import Violation
@@ -37,7 +38,7 @@ def settings(subject: Subject, problem: Problem) -> Finding:
         seen.append((before, _settings()))
         return answer
 
-    with torch.random.fork_rng():
+    with forked_random(subject.device):
         for seed in SEEDS:
             torch.manual_seed(seed)
             subject.ask(watched, arguments(inputs), inputs)
@@ -60,4 +61,14 @@ def _settings() -> dict[str, Any]:
         "the grad mode": torch.is_grad_enabled(),
         "the deterministic mode": torch.are_deterministic_algorithms_enabled(),
         "the number of threads": torch.get_num_threads(),
+        "the precision of float32 products on CUDA": _products(),
     }
+
+
+def _products() -> object:
+    """Torch 2.9 has a name for it; to ask in the older way is an error where that was used."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        return matmul.fp32_precision
+    except AttributeError:
+        return matmul.allow_tf32
