@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import torch_state
+from . import integrity, torch_state
 from ._golden import golden
 from .arrangements import (
     arranged_tokens,
@@ -26,6 +26,7 @@ from .graphs.lost import GraphLost, GraphRefused
 from .inputs import Inputs
 from .layouts import LAYOUTS, MIXED, arrange_mask
 from .placing import module_on, placed, taken, weights_on
+from .plain_tensor import is_tensor, plainly
 from .printable import printable
 from .results import Violation
 
@@ -207,7 +208,7 @@ def guarded(
 ) -> Any:
     """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
     try:
-        with torch.set_grad_enabled(grad_mode), torch_state.kept():
+        with integrity.watched(), torch.set_grad_enabled(grad_mode), torch_state.kept():
             return function(*positional, **keywords)
     except KeyboardInterrupt:
         raise
@@ -261,16 +262,19 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
         weights = _tensor(weights, "weights", inputs.score_shape, inputs)
     kept = _tensor(returned, "output", presented_shape(inputs), inputs)
     output = canonical_output(kept, inputs)
-    return Answer(output=output, returned=returned, weights=weights, kept=kept)
+    return Answer(output=output, returned=plainly(returned), weights=weights, kept=kept)
 
 
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
-    if not isinstance(value, Tensor):
+    if not is_tensor(value):
         _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
-    place = _misplaced(value, inputs.device)
+    held = plainly(value)
+    if held is None:
+        _refuse("type", f"the {what} is {_describe(value)}, whose numbers lie elsewhere")
+    place = _misplaced(held, inputs.device)
     if place:
         _refuse("type", f"the {what} is {place}")
-    tensor = _fetched(value)
+    tensor = _fetched(held)
     shown = shape if inputs.batched else shape[1:]
     if tuple(tensor.shape) != tuple(shown):
         _refuse(

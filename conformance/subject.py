@@ -24,7 +24,9 @@ from .calling import (
     read_answer,
 )
 from .candidate import Candidate
+from .edits import taken, written
 from .inputs import Inputs
+from .integrity import seal, tampered_at_load, watching
 from .materialise import materialise
 from .oracle import Golden, Oracle
 from .problem import Problem
@@ -52,6 +54,15 @@ class Subject:
         self.first_answer: tuple[Inputs, Tensor] | None = None
         self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
+        # The first call that was seen to write into what it was given.
+        self.edited: list[Inputs] = []
+        self._seal, self._replaced = seal(), tampered_at_load()
+
+    def tampered(self) -> list[str]:
+        """What calls since the last time, or loading, replaced of the judge; it is put back."""
+        found = [*self._replaced, *self._seal.broken()]
+        self._replaced.clear()
+        return found
 
     def _materialise(self, problem: Problem) -> Inputs:
         return materialise(problem, self.candidate).replace(device=self.device)
@@ -69,7 +80,8 @@ class Subject:
         """The callable for some inputs; a layer is built anew."""
         start = time.perf_counter()
         try:
-            forward = build_forward(self.candidate, inputs)
+            with watching(self._seal, self._replaced):
+                forward = build_forward(self.candidate, inputs)
         finally:
             self.candidate_seconds += time.perf_counter() - start
         if self.recording is not None and self.candidate.kind == "layer":
@@ -98,7 +110,12 @@ class Subject:
             raise
 
     def _answered(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
-        answer = read_answer(guarded(forward, *given, grad_mode=inputs.grad_mode), inputs)
+        before = taken(given)
+        with watching(self._seal, self._replaced):
+            returned = guarded(forward, *given, grad_mode=inputs.grad_mode)
+        if not self.edited and written(before):
+            self.edited.append(inputs)
+        answer = read_answer(returned, inputs)
         if self.first_answer is None:
             self.first_answer = (inputs, answer.output)
         return answer

@@ -120,6 +120,7 @@ def _ready() -> Any:
 
 def _load(connection: Connection, options: RunOptions) -> list[Plan]:
     from .errors import UsageError  # noqa: PLC0415
+    from .integrity import loading  # noqa: PLC0415 (loads torch)
     from .loading import named, one_line  # noqa: PLC0415
 
     last = ("loading", "")
@@ -130,7 +131,8 @@ def _load(connection: Connection, options: RunOptions) -> list[Plan]:
         connection.send((step, name))
 
     try:
-        plans: list[Plan] = named(options.loader)(options, tell)
+        with loading():
+            plans: list[Plan] = named(options.loader)(options, tell)
         loaded = [plan.loaded() for plan in plans]
     except UsageError as error:
         connection.send(("refused", str(error)))

@@ -1,0 +1,113 @@
+"""state.untampered, .unseen: what is judged cannot reach the judge, nor look at its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from ..comparison import GROSS, compare, moves
+from ..inputs import Inputs
+from ..materialise import materialise
+from ..oracle import Golden, Oracle
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+from ._signal import has_signal
+from ._vocabulary import identical
+
+# Seeds that no other clause draws from: nobody has computed these answers before.
+UNSEEN = 0x5EED
+EVERYBODY = ("core", "layer", "positions")
+
+
+@clause(
+    "state.untampered",
+    level="MUST",
+    sentence=(
+        "A call leaves the judge alone: torch's functions, the harness, the questions and their "
+        "golden answers stay what they are."
+    ),
+    source="PEERS: editing the inputs so that the reference sees the same edit",
+    space=Space(mask="maybe", causal="maybe", share=0.25, kinds=EVERYBODY),
+    explained=False,
+)
+def untampered(subject: Subject, problem: Problem) -> Finding:
+    """The question and its golden answer before and after; names and modes over the whole run."""
+    replaced = subject.tampered()
+    inputs = subject.inputs(problem)
+    known = subject.golden(inputs) if subject.candidate.golden_known else None
+    held = [(name, tensor, tensor.clone()) for name, tensor in _reachable(inputs, known)]
+    subject.answer(inputs)
+    replaced += subject.tampered()
+    replaced += [name for name, tensor, before in held if not identical(tensor, before)]
+    if known is not None and not replaced and not _golden_again(subject, inputs, known):
+        replaced = ["what the golden answer is computed with"]
+    if not replaced:
+        return Finding()
+    named = list(dict.fromkeys(replaced))
+    message = f"a call changed what judges it: {', '.join(named)}"
+    return Finding(violation=Violation(kind="tampered", message=message, got=named))
+
+
+def _reachable(inputs: Inputs, known: Golden | None) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the judge that a candidate could find in its process."""
+    for name in ("query", "key", "value", "keep", "bias"):
+        tensor = getattr(inputs, name)
+        if tensor is not None:
+            yield f"the judge's own {name}", tensor
+    weights = inputs.weights
+    for name in ("q", "k", "v", "o") if weights is not None else ():
+        tensor = getattr(weights, name)
+        if tensor is not None:
+            yield f"the judge's own projection {name}", tensor
+    if known is not None:
+        yield "the golden answer", known.output
+        yield "the bound", known.bound
+
+
+def _golden_again(subject: Subject, inputs: Inputs, known: Golden) -> bool:
+    """Whether the golden answer computed once more is the same, but for float64's own rounding."""
+    again = subject.oracle.at(inputs, subject.declaration.semantics)
+    looser = (again.bound > GROSS * known.bound) & known.judged
+    return not moves(known.output, again.output, known.bound, known.judged) and not bool(
+        looser.any()
+    )
+
+
+@clause(
+    "state.unseen",
+    level="MUST",
+    sentence="A question whose golden answer does not exist yet is answered as well as any other.",
+    source="PEERS: an answer that is looked up; detecting warm-up",
+    space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.5),
+    needs_golden=True,
+    counterfactual="zeros, the mean of the values, the first value",
+    explained=False,
+)
+def unseen(subject: Subject, problem: Problem) -> Finding:
+    """New numbers, asked late in a run; question and golden are made again after the answer."""
+    drawn = problem.replace(seed=problem.seed ^ UNSEEN)
+    inputs = materialise(drawn, subject.candidate)
+    answer = subject.answer(inputs)
+    question = materialise(drawn, subject.candidate)
+    if not all(
+        identical(one[1], two[1])
+        for one, two in zip(_reachable(inputs, None), _reachable(question, None), strict=True)
+    ):
+        message = "a call changed what judges it: the question itself"
+        return Finding(violation=Violation(kind="tampered", message=message))
+    oracle = Oracle(subject.declaration, subject.dtype)
+    known = oracle.answer(question)
+    agreement = compare(
+        answer,
+        known.output,
+        known.bound,
+        judged=known.judged,
+        wording="the answer to a question nobody has answered before is wrong",
+    )
+    binding = bool(known.judged.any()) and has_signal(known, question, known.bound, known.judged)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)

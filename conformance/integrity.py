@@ -1,0 +1,343 @@
+"""Whether a candidate's call replaces what the judge is made of; what it replaced is put back.
+
+Candidate and judge share a process, where Python lets everybody replace everything. Watched are the
+names that a verdict depends on: torch's functions, the harness' own modules and classes, ``math``
+and ``builtins``, and what intercepts calls unseen (modes, traces, kernels, subnormal numbers).
+docs/judge.md says what this closes and what only another process could.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter, is_, itemgetter
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+# Modules of the harness that no verdict depends on.
+_ONLOOKERS: Final = frozenset(
+    "adapters cli commands diagnosis exporting graphs identification mistakes pytest_nodes "
+    "pytest_plugin reports teeth".split()
+)
+_HARNESS: Final = str(__package__)
+_GOLDEN: Final = "_attention_conformance_reference"
+# Where the names that the harness uses of others are looked up.
+_OUTSIDE: Final = (torch, torch.linalg, math, builtins)
+# Kernels that somebody registered from Python for these keys would compute the golden, too.
+_HOST_KEYS: Final = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "AutogradCPU")
+# Zero once a process takes subnormal numbers for zero.
+_SUBNORMAL: Final = sys.float_info.min / 2.0
+_code = attrgetter("__code__")
+_BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
+_GONE: Final = object()
+# What every verdict goes through: looked at after each call, the rest after each clause.
+_CORE: Final = frozenset(
+    f"{_HARNESS}.{name}"
+    for name in (
+        *("calling", "comparison", "oracle", "yardstick", "subject", "registry", "smallest"),
+        *("plain_tensor", "integrity", "torch_state", "headroom", "materialise", "inputs"),
+        *("clauses._vocabulary", "clauses._measuring", "clauses._signal"),
+        *("tolerance.model", "tolerance.core", "tolerance.contract"),
+    )
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Names:
+    """What some names of a module or class stand for."""
+
+    owner: Any
+    names: tuple[str, ...]
+    pick: Callable[[Any], tuple[Any, ...]]
+    values: tuple[Any, ...]
+    closed: bool
+
+    def as_before(self) -> bool:
+        """Whether they still stand for the same objects; equality would ask the new objects."""
+        known = vars(self.owner)
+        if self.closed and len(known) != len(self.names):
+            return False
+        try:
+            return all(map(is_, self.pick(known), self.values))
+        except KeyError:
+            return False
+
+    def changed(self) -> dict[str, Any]:
+        """The names that stand for something else, and for what; ``_GONE`` where for nothing.
+
+        A new name counts on a tensor where it hides what torch had: others are nobody's business.
+        """
+        known, before = dict(vars(self.owner)), dict(zip(self.names, self.values, strict=True))
+        other = {name: known.get(name, _GONE) for name in self.names}
+        other = {name: entry for name, entry in other.items() if entry is not before[name]}
+        added = sorted(known.keys() - before.keys()) if self.closed else []
+        return other | {name: known[name] for name in added if hasattr(_BASE, name)}
+
+    def put_back(self) -> list[str]:
+        """Give the names what they stood for; returns those that were changed, in words."""
+        before, changed = dict(zip(self.names, self.values, strict=True)), self.changed()
+        for name in changed:
+            _put(self.owner, name, before.get(name, _GONE))
+        home = _home(self.owner).replace(_GOLDEN, "the golden reference")
+        shown = self.owner.__qualname__ if isinstance(self.owner, type) else home
+        return [f"{shown}.{name}" for name in changed]
+
+
+@dataclass(frozen=True, eq=False)
+class Seal:
+    """What the judge is made of at one moment."""
+
+    names: tuple[_Names, ...]
+    core: tuple[_Names, ...]
+    functions: tuple[FunctionType, ...]
+    codes: tuple[Any, ...]
+    tables: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...]
+    unseen: tuple[Any, ...]
+
+    def broken(self, *, everywhere: bool = True) -> list[str]:
+        """What is no longer as it was, in words; it is put back as far as that is possible.
+
+        Without ``everywhere`` only what every verdict goes through is looked at.
+        """
+        names = self.names if everywhere else self.core
+        found = [name for held in names if not held.as_before() for name in held.put_back()]
+        if not all(map(is_, map(_code, self.functions), self.codes)):
+            found += self._codes_put_back()
+        if self.unseen != _unseen():
+            found += _unseen_put_back(self.unseen)
+        return found + self._tables_put_back()
+
+    def _tables_put_back(self) -> list[str]:
+        changed = []
+        for name, table, before in self.tables:
+            if table.keys() != before.keys() or not all(map(is_, table.values(), before.values())):
+                table.clear()
+                table.update(before)
+                changed.append(name)
+        return changed
+
+    def _codes_put_back(self) -> list[str]:
+        changed = []
+        for function, before in zip(self.functions, self.codes, strict=True):
+            if function.__code__ is not before:
+                function.__code__ = before
+                changed.append(f"the code of {function.__module__}.{function.__qualname__}")
+        return changed
+
+
+def seal() -> Seal:
+    """Take down what the judge is made of now."""
+    modules = len(sys.modules)
+    functions, used = _functions(modules)
+    names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(modules))
+    core = tuple(
+        _held(held.owner, tuple(name for name in held.names if name in used), closed=False)
+        if held.owner in _OUTSIDE
+        else held
+        for held in names
+        if held.owner in (Tensor, *_OUTSIDE) or _is_core(_home(held.owner))
+    )
+    tables = tuple((name, table, dict(table)) for name, table in _tables(modules))
+    return Seal(names, core, functions, tuple(map(_code, functions)), tables, _unseen())
+
+
+def _home(owner: Any) -> str:
+    """The module that a class is defined in, or the name of a module."""
+    return str(owner.__module__ if isinstance(owner, type) else owner.__name__)
+
+
+def _is_core(module: str) -> bool:
+    return module in _CORE or module.startswith(_GOLDEN)
+
+
+def _held(owner: Any, names: tuple[str, ...], *, closed: bool) -> _Names:
+    known = vars(owner)
+    kept = tuple(known) if closed else tuple(name for name in names if name in known)
+    pick = itemgetter(*kept) if len(kept) > 1 else _several(kept)
+    return _Names(owner, kept, pick, pick(known), closed)
+
+
+def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Like ``itemgetter`` for no name or one, which would not give a tuple."""
+    return lambda known: tuple(known[name] for name in names)
+
+
+@lru_cache(maxsize=1)
+def _owners(_modules: int) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
+    """Modules and classes with the names that are watched; all of them for a closed one."""
+    found: list[tuple[Any, tuple[str, ...], bool]] = [(Tensor, (), True)]
+    found += [(module, _public(module), False) for module in _OUTSIDE]
+    for module in _judges():
+        own = [(name, entry) for name, entry in vars(module).items() if not name.startswith("__")]
+        found.append((module, tuple(name for name, _ in own), False))
+        found += [
+            (entry, _methods(entry), False)
+            for _, entry in own
+            if isinstance(entry, type) and entry.__module__ == module.__name__
+        ]
+    return tuple(found)
+
+
+def _judges() -> list[Any]:
+    """The modules of the harness that a verdict depends on, and the golden's."""
+    return [
+        module
+        for name, module in sorted(sys.modules.items())
+        if module is not None and _decides(name.split("."))
+    ]
+
+
+def _decides(parts: list[str]) -> bool:
+    if parts[0] == _GOLDEN:
+        return True
+    return parts[0] == _HARNESS and (len(parts) == 1 or parts[1] not in _ONLOOKERS)
+
+
+def _public(module: Any) -> tuple[str, ...]:
+    """Functions and classes that are offered to everybody."""
+    return tuple(
+        name for name, entry in vars(module).items() if callable(entry) and not name.startswith("_")
+    )
+
+
+def _methods(owner: type) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, entry in vars(owner).items()
+        if isinstance(entry, (FunctionType, property, classmethod, staticmethod))
+    )
+
+
+@lru_cache(maxsize=1)
+def _functions(_modules: int) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
+    """The harness' own functions, whose code could be exchanged, and all names that they use."""
+    functions = tuple(
+        entry
+        for module in _judges()
+        for entry in vars(module).values()
+        if isinstance(entry, FunctionType) and entry.__module__ == module.__name__
+    )
+    return functions, frozenset(name for f in functions for name in f.__code__.co_names)
+
+
+@lru_cache(maxsize=1)
+def _tables(_modules: int) -> tuple[tuple[str, dict[Any, Any]], ...]:
+    """The harness' own constant tables, such as the unit roundoffs."""
+    return tuple(
+        (f"{module.__name__}.{name}", entry)
+        for module in _judges()
+        for name, entry in vars(module).items()
+        if name.isupper() and isinstance(entry, dict)
+    )
+
+
+def _unseen() -> tuple[Any, ...]:
+    """What intercepts calls without a name being replaced."""
+    return (
+        torch._C._len_torch_function_stack(),  # noqa: SLF001 (no public way to ask)
+        torch._C._len_torch_dispatch_stack(),  # noqa: SLF001
+        sys.gettrace(),
+        sys.getprofile(),
+        _SUBNORMAL * 1.0 == 0.0,
+        len(torch.library._impls),  # noqa: SLF001
+    )
+
+
+def _unseen_put_back(before: tuple[Any, ...]) -> list[str]:
+    now, found = _unseen(), []
+    for _ in range(now[0] - before[0]):
+        torch._C._pop_torch_function_stack()  # noqa: SLF001
+    for _ in range(now[1] - before[1]):
+        torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
+    if now[:2] != before[:2]:
+        found.append("a mode of torch that sees every call")
+    if now[2] is not before[2]:
+        sys.settrace(before[2])
+        found.append("the trace function of Python")
+    if now[3] is not before[3]:
+        sys.setprofile(before[3])
+        found.append("the profile function of Python")
+    if now[4] != before[4]:
+        torch.set_flush_denormal(before[4])  # a setting, of which state.settings speaks
+    return found + _kernels(before[5])
+
+
+def _kernels(known: int) -> list[str]:
+    """The operators of torch that got another kernel for the CPU; that cannot be undone here."""
+    new = sorted(torch.library._impls)[: 0 if len(torch.library._impls) == known else None]  # noqa: SLF001
+    return [
+        f"the kernel of {entry}"
+        for entry in new
+        if entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
+    ]
+
+
+_WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("who is told", default=None)
+# What was replaced when the candidates were loaded: of torch, which their calls get back, and of
+# the harness, which is reported.
+_THEIRS: Final[list[tuple[Any, str, Any]]] = []
+_AT_LOAD: Final[list[str]] = []
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Load candidates. What they replace of torch is theirs alone, of the harness it is reported.
+
+    A library may patch torch when it is imported: its calls see that, the judge does not.
+    """
+    before = seal()
+    try:
+        yield
+    finally:
+        for held in before.names:
+            if held.owner in (Tensor, *_OUTSIDE) and not held.as_before():
+                _THEIRS.extend((held.owner, name, new) for name, new in held.changed().items())
+                held.put_back()
+        _AT_LOAD.extend(name for name in before.broken() if name not in _AT_LOAD)
+
+
+def tampered_at_load() -> list[str]:
+    """What of the harness the candidates replaced when they were loaded."""
+    return list(_AT_LOAD)
+
+
+@contextlib.contextmanager
+def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
+    """Have calls held against a seal; what they broke is added to ``found``."""
+    token = _WATCH.set((sealed, found))
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """A call of the candidate's code, after which the judge is put together again."""
+    ours = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
+    for patched in _THEIRS:
+        _put(*patched)
+    try:
+        yield
+    finally:
+        for original in ours:
+            _put(*original)
+        watch = _WATCH.get()
+        if watch is not None:
+            watch[1].extend(name for name in watch[0].broken(everywhere=False))
+
+
+def _put(owner: Any, name: str, entry: Any) -> None:
+    if entry is not _GONE:
+        setattr(owner, name, entry)
+    elif name in vars(owner):
+        delattr(owner, name)
