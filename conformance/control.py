@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ._golden import golden
 from .calling import Answer, Arguments, CandidateFailure, Forward, read_answer
+from .differentiating import Gradients, Taped
+from .differentiator import Differentiator
 from .inputs import Inputs
 from .oracle import Golden
 from .results import Violation
@@ -21,12 +23,36 @@ class NoControlError(Exception):
     """The golden cannot stand in: nothing is known of the weights, or of what is asked."""
 
 
+class GoldenDifferentiator(Differentiator):
+    """Gradients of the golden, rounded; it records no calls."""
+
+    def of(self, inputs: Inputs, upstream: Tensor) -> Gradients:
+        """The golden gradients."""
+        subject = self.subject
+        if not subject.candidate.golden_known:
+            raise NoControlError
+        found = self.oracle.answer(inputs, upstream).gradients
+        dtype = inputs.query.dtype
+        return Gradients(
+            found={name: each.value.to(dtype) for name, each in found.items()},
+            missing=frozenset(),
+            output=subject.golden(inputs).output.to(dtype),
+        )
+
+    def tape(self, inputs: Inputs, **_asked: object) -> Taped:
+        """Nothing is recorded."""
+        del inputs
+        raise NoControlError
+
+
 class Control(Subject):
     """A subject that answers with the golden, rounded to the dtype of the query."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject.candidate, subject.dtype, subject.device)
         self.oracle = subject.oracle
+        self.gradients = GoldenDifferentiator(self)
+        self.gradients.oracle = subject.gradients.oracle
         self.inputs = subject.inputs
 
     def forward(self, inputs: Inputs) -> Forward:

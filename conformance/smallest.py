@@ -10,6 +10,7 @@ from typing import Any
 from .calling import CandidateFailure, RowWithoutKeysRefused
 from .comparison import GROSS
 from .control import Control, NoControlError
+from .differentiating import NotDifferentiable
 from .overriding import changeable
 from .problem import Problem
 from .recording import Recording
@@ -47,6 +48,8 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
         return clause.check(subject, problem)
     except RowWithoutKeysRefused:
         return Finding(binding=False, refused=True)
+    except NotDifferentiable as told:
+        return Finding(binding=False, inapplicable=str(told))
     except CandidateFailure as failure:
         return Finding(violation=failure.violation)
 

@@ -24,6 +24,7 @@ from .calling import (
     read_answer,
 )
 from .candidate import Candidate
+from .differentiator import Differentiator
 from .edits import taken, written
 from .inputs import Inputs
 from .integrity import seal, tampered_at_load, watching
@@ -48,6 +49,7 @@ class Subject:
         self.dtype = dtype
         self.device = device
         self.oracle = Oracle(self.declaration, dtype)
+        self.gradients = Differentiator(self)
         self.candidate_seconds = 0.0
         self.recording: Recording | None = None
         # What was asked first, and the answer: it must be the same later on.

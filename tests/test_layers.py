@@ -61,7 +61,9 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "comparison",
             "edits",
             "devices",
+            "differentiating",
             "edges",
+            "gradient_oracle",
             "headroom",
             "integrity",
             "option_pairs",
@@ -74,10 +76,11 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "stretching",
             "scale_error",
             "torch_state",
+            "weight_leaves",
             "yardstick",
         ),
     ),
-    ("clauses", ("clause_checks", "clauses", "clauses.*", "registry", "subject")),
+    ("clauses", ("clause_checks", "clauses", "clauses.*", "differentiator", "registry", "subject")),
     (
         "runner",
         (
