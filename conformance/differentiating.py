@@ -1,0 +1,187 @@
+"""One call with gradients recorded: what was given, what came out, and what flows back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .arrangements import canonical_tokens, present_output
+from .calling import Answer, Arguments, CandidateFailure, guarded
+from .inputs import Inputs
+from .results import Violation
+from .weight_leaves import WeightLeaves
+
+# The inputs that a call hands over, in the harness' own axes, by the mode of the inputs.
+INPUT_NAMES = {
+    "separate": ("query", "key", "value"),
+    "memory": ("query", "context"),
+    "self": ("x",),
+}
+DOING = "computing the gradients"
+
+
+class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made is not broken)
+    """A candidate that promises no gradients, but for the default, and gives none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gradients:
+    """What flowed back through one call, by name, in the axes of the inputs.
+
+    ``found`` holds zeros for what no gradient reached, which ``missing`` names. Weights to which
+    none can flow are not among them. ``output`` is the answer of the call.
+    """
+
+    found: dict[str, Tensor]
+    missing: frozenset[str]
+    output: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Taped:
+    """A call that was made with gradients recorded.
+
+    ``leaves`` are the tensors handed over that ask for gradients, by the name of the argument.
+    """
+
+    inputs: Inputs
+    given: Arguments
+    leaves: dict[str, Tensor]
+    answer: Answer
+    weights: WeightLeaves | None = None
+
+    @property
+    def returned(self) -> Tensor:
+        """The answer itself, with its history."""
+        if self.answer.returned is None:
+            msg = "a call that was recorded has returned something"
+            raise LookupError(msg)
+        return self.answer.returned
+
+    @property
+    def asking(self) -> tuple[Tensor, ...]:
+        """Everything that asks for a gradient."""
+        more = () if self.weights is None else self.weights.tensors
+        return (*self.leaves.values(), *more)
+
+    def pull(self, upstream: Tensor, *, again: bool = False) -> Gradients:
+        """The gradients for an output gradient in the axes of the answer proper.
+
+        ``again`` keeps the history for another time. Raises CandidateFailure.
+        """
+        return self.pull_as_given(as_returned(upstream, self), again=again)
+
+    def pull_as_given(self, gradient: Tensor, *, again: bool = False) -> Gradients:
+        """The gradients for an output gradient like what was returned, handed over as it is."""
+        found = guarded(
+            torch.autograd.grad,
+            (self.returned, self.asking, gradient),
+            {"retain_graph": again, "allow_unused": True},
+            DOING,
+        )
+        return self.gather(found)
+
+    def gather(self, gradients: tuple[Tensor | None, ...]) -> Gradients:
+        """Gradients of ``asking``, in their order, as those of inputs and weights."""
+        found: dict[str, Tensor | None] = self._inputs(gradients[: len(self.leaves)])
+        if self.weights is not None:
+            found |= self.weights.gather(gradients[len(self.leaves) :])
+        named = {name: _like(self, name) for name in found}
+        return Gradients(
+            found={
+                name: torch.zeros_like(named[name]) if tensor is None else _plain(tensor)
+                for name, tensor in found.items()
+            },
+            missing=frozenset(name for name, tensor in found.items() if tensor is None),
+            output=self.answer.output,
+        )
+
+    def _inputs(self, gradients: Iterable[Tensor | None]) -> dict[str, Tensor | None]:
+        """Those of the tokens and of the bias, in the harness' own axes."""
+        arrived = dict(zip(self.leaves, gradients, strict=True))
+        found: dict[str, Tensor | None] = {}
+        if "bias" in arrived:
+            bias = arrived.pop("bias")
+            found["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
+        if self.inputs.arrangement == "BHSD":
+            names = INPUT_NAMES[self.inputs.mode]
+            asked = dict(zip(self.given_names, names, strict=True))
+            batched = {
+                asked[name]: None if tensor is None else self._batched(tensor)
+                for name, tensor in arrived.items()
+            }
+            return batched | found
+        whole = tuple(
+            torch.zeros_like(leaf) if arrived[name] is None else arrived[name]
+            for name, leaf in self.leaves.items()
+            if name != "bias"
+        )
+        tokens = canonical_tokens(whole, self.inputs)  # type: ignore[arg-type]  # none is None
+        lost = all(tensor is None for tensor in arrived.values())
+        names = INPUT_NAMES["separate"]
+        return found | {
+            name: None if lost else tensor for name, tensor in zip(names, tokens, strict=True)
+        }
+
+    @property
+    def given_names(self) -> tuple[str, ...]:
+        """The names of the arguments that are given by position."""
+        return tuple(f"input {number}" for number in range(len(self.given[0])))
+
+    def _batched(self, tensor: Tensor) -> Tensor:
+        return tensor if self.inputs.batched else tensor.unsqueeze(0)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()
+
+
+def _like(taped: Taped, name: str) -> Tensor:
+    """A tensor of the shape that a gradient has."""
+    inputs = taped.inputs
+    if name in ("x", "context"):
+        return inputs.key
+    if name in ("query", "key", "value"):
+        tensor: Tensor = getattr(inputs, name)
+        return tensor
+    if name == "bias":
+        return taped.leaves["bias"] if inputs.bias is None else inputs.bias
+    if taped.weights is None:
+        msg = f"{name} names no tensor of this call"
+        raise LookupError(msg)
+    return taped.weights.given[name].detach().cpu()
+
+
+def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
+    """An output gradient in the axes, dtype and place of what was returned."""
+    gradient = present_output(upstream, taped.inputs)
+    if not taped.inputs.batched:
+        gradient = gradient.squeeze(0)
+    returned = taped.returned
+    return gradient.to(device=returned.device, dtype=returned.dtype)
+
+
+def asking_for_gradients(
+    given: Arguments, names: Iterable[str] | None, *, bias: bool = False
+) -> dict[str, Tensor]:
+    """Mark the tensors of a call that ask for gradients: all positional ones, or those of a number.
+
+    ``names`` are those of :attr:`Taped.given_names`. They must be fresh tensors.
+    """
+    leaves: dict[str, Tensor] = {}
+    wanted = None if names is None else set(names)
+    for number, tensor in enumerate(given[0]):
+        name = f"input {number}"
+        if wanted is None or name in wanted:
+            leaves[name] = tensor.requires_grad_()
+    if bias and isinstance(given[1].get("bias"), Tensor):
+        leaves["bias"] = given[1]["bias"].requires_grad_()
+    return leaves
+
+
+def lost(message: str) -> CandidateFailure:
+    """No gradient can flow, though one was promised."""
+    return CandidateFailure(Violation(kind="type", message=message))

@@ -1,0 +1,130 @@
+"""The golden gradients of an example with their bounds, by the names of what is given."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ._golden import golden
+from .differentiating import INPUT_NAMES
+from .inputs import Inputs
+from .oracle import Oracle, evaluate, known_weights
+from .tolerance import Gradient, add_gradients, core_gradients, layer_gradients, model
+from .tolerance.golden_gradients import golden_gradients
+from .tolerance.gradients import supports
+
+# Points that the backward pass of the golden does not know; each field with what it is there.
+_PLAIN = {"rotary": "none", "qk_norm": "none", "alibi": False, "score_mod": None}
+
+
+def why_unknown(semantics: golden.Semantics) -> str:
+    """Why there are no golden gradients at a point of the semantics, or ""."""
+    for name, plain in _PLAIN.items():
+        if getattr(semantics, name) != plain:
+            return f"no bound is derived for gradients with {name}={getattr(semantics, name)!r}"
+    return "" if supports(semantics) else "no bound is derived for gradients at its semantics"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GoldenGradients:
+    """The gradients for one output gradient by name, and whether a candidate can represent them.
+
+    ``representable`` says that every intermediate value stays clear of the largest number.
+    """
+
+    gradients: dict[str, Gradient]
+    representable: bool
+
+
+class GradientOracle:
+    """Gradients of the declared point; remembered for each inputs and output gradient."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._known: WeakKeyDictionary[Inputs, list[tuple[Tensor, GoldenGradients]]] = (
+            WeakKeyDictionary()
+        )
+
+    def answer(self, inputs: Inputs, upstream: Tensor) -> GoldenGradients:
+        """The gradients for an output gradient of the answer's shape, in the working dtype.
+
+        Rows without a key are taken to answer with zeros. Raises LookupError where nothing is
+        known of the weights or of the point.
+        """
+        remembered = self._known.setdefault(inputs, [])
+        for known, found in remembered:
+            if known is upstream or torch.equal(known, upstream):
+                return found
+        unknown = why_unknown(self._oracle.declaration.semantics)
+        if unknown:
+            raise LookupError(unknown)
+        start = time.perf_counter()
+        found = self._answer(inputs, upstream)
+        self._oracle.seconds += time.perf_counter() - start
+        remembered.append((upstream, found))
+        return found
+
+    def _answer(self, inputs: Inputs, upstream: Tensor) -> GoldenGradients:
+        oracle, point = self._oracle, self._oracle.declaration.semantics
+        known = oracle.answer(inputs)
+        evaluation = known.evaluation
+        if point.empty_rows != "zeros" and bool(known.empty.any()):
+            point = point.replace(empty_rows="zeros")
+            evaluation = evaluate(inputs, point)
+        contract = oracle.contract(known.core.scale)
+        with torch.no_grad():
+            if isinstance(evaluation, golden.Attention):
+                kv_heads = inputs.geometry.num_kv_heads
+                found = core_gradients(evaluation, upstream, contract, num_kv_heads=kv_heads)
+                fits = _representable(evaluation, upstream, found, known.limit)
+                return GoldenGradients(gradients=found, representable=fits)
+            found = layer_gradients(
+                evaluation,
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                known_weights(inputs),
+                point,
+                output_gradient=upstream,
+                contract=contract,
+            )
+            fits = _fits(found, known.limit)
+            by_input = {name: found.pop(name) for name in INPUT_NAMES["separate"]}
+            if inputs.mode == "self":
+                added = {"x": add_gradients(list(by_input.values()), contract)}
+            elif inputs.mode == "memory":
+                both = add_gradients([by_input["key"], by_input["value"]], contract)
+                added = {"query": by_input["query"], "context": both}
+            else:
+                added = by_input
+        return GoldenGradients(gradients={**added, **found}, representable=fits)
+
+
+def _representable(
+    attention: golden.Attention, upstream: Tensor, found: dict[str, Gradient], limit: float
+) -> bool:
+    """Whether every step of the backward pass stays clear of the largest number.
+
+    Sizes are added up without their signs: a candidate may add in any order.
+    """
+    steps = golden_gradients(attention, upstream)
+    room = model.HEADROOM * limit
+    weight_gradient = steps.output_gradient.abs() @ attention.value.abs().transpose(-1, -2)
+    row_sum = (steps.weights * weight_gradient).sum(dim=-1, keepdim=True)
+    scores = steps.weights * (weight_gradient + row_sum)
+    query = scores @ attention.key.abs()
+    key = scores.transpose(-1, -2) @ attention.query.abs()
+    factor = max(abs(attention.scale), 1.0)
+    largest = [weight_gradient, row_sum, factor * query, factor * key]
+    sizes = [float(tensor.max()) for tensor in largest if tensor.numel()]
+    return all(size <= room for size in sizes) and _fits(found, limit)
+
+
+def _fits(found: dict[str, Gradient], limit: float) -> bool:
+    room = model.HEADROOM * limit
+    sizes = (each.value.abs() + each.worst for each in found.values() if each.value.numel())
+    return all(float(size.max()) <= room for size in sizes)
