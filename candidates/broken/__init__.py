@@ -42,6 +42,7 @@ from . import (  # importing a file declares its mistakes
     softmax,
     splits,
     state,
+    tampering,
     tiles,
 )
 from ._kit import CORRECT, DECLARED
@@ -84,5 +85,6 @@ __all__ = [
     "softmax",
     "splits",
     "state",
+    "tampering",
     "tiles",
 ]

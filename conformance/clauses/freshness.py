@@ -16,12 +16,15 @@ from ._vocabulary import same_unless_identical, still_says
 
 @clause(
     "state.answer-is-fresh",
-    level="SHOULD",
+    level="MUST",
     sentence=(
         "The answer is a tensor of its own: changing the inputs does not change it, and changing "
         "it changes no later answer."
     ),
-    source="BUGS: a view of the input returned; torch operations that are not views own their data",
+    source=(
+        "torch.library: the result of an operator is no view of its inputs; "
+        "PEERS: an input or an earlier answer handed back"
+    ),
     space=Space(values=LIVELY, mask="maybe", share=0.5, kinds=("core", "layer", "positions")),
     explained=False,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..space import Space
 from ..subject import Subject
 
 SEEDS = (1, 2)
+SUBNORMAL = sys.float_info.min / 2.0
 
 
 @clause(
@@ -61,6 +63,8 @@ def _settings() -> dict[str, Any]:
         "the grad mode": torch.is_grad_enabled(),
         "the deterministic mode": torch.are_deterministic_algorithms_enabled(),
         "the number of threads": torch.get_num_threads(),
+        "the precision of products": torch.get_float32_matmul_precision(),
+        "the flushing of subnormal numbers": SUBNORMAL * 1.0 == 0.0,
         "the precision of float32 products on CUDA": _products(),
     }
 

@@ -21,4 +21,6 @@ STATE: Final[Specific] = {
     "state.settings": ("SeedsEverybody", also("state.dropout")),
     "state.state-dict": ("BiasesNotLoaded", NOTHING_ELSE),
     "state.train-agrees": ("UnscaledInTraining", NOTHING_ELSE),
+    "state.unseen": ("GoldenLookedUp", ANYTHING),
+    "state.untampered": ("TraceLeftOn", NOTHING_ELSE),
 }
