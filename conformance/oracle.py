@@ -168,9 +168,9 @@ def known_weights(inputs: Inputs) -> golden.ProjectionWeights:
 
 
 def evaluate(
-    inputs: Inputs, semantics: golden.Semantics
+    inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False
 ) -> golden.Attention | golden.MultiHeadAttention:
-    """Run the golden on one example."""
+    """Run the golden on one example, with gradients recorded if asked for."""
     keep, bias = inputs.keep, inputs.bias
     common = {
         "keep": keep,
@@ -182,7 +182,7 @@ def evaluate(
         "sinks": inputs.sinks,
         "semantics": semantics,
     }
-    with torch.no_grad():
+    with torch.set_grad_enabled(recorded):
         if not inputs.is_layer:
             return golden.attend(inputs.query, inputs.key, inputs.value, **common)  # type: ignore[arg-type]  # a dict of keywords
         return golden.multi_head_attention(
