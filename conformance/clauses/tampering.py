@@ -39,7 +39,7 @@ def untampered(subject: Subject, problem: Problem) -> Finding:
     """The question and its golden answer before and after; names and modes over the whole run."""
     replaced = subject.tampered()
     inputs = subject.inputs(problem)
-    known = subject.golden(inputs) if subject.candidate.golden_known else None
+    known = _golden(subject, inputs)
     held = [(name, tensor, tensor.clone()) for name, tensor in _reachable(inputs, known)]
     subject.answer(inputs)
     replaced += subject.tampered()
@@ -51,6 +51,12 @@ def untampered(subject: Subject, problem: Problem) -> Finding:
     named = list(dict.fromkeys(replaced))
     message = f"a call changed what judges it: {', '.join(named)}"
     return Finding(violation=Violation(kind="tampered", message=message, got=named))
+
+
+def _golden(subject: Subject, inputs: Inputs) -> Golden | None:
+    """The golden answer, None where there is none."""
+    known = subject.candidate.golden_known and subject.candidate.kind != "positions"
+    return subject.golden(inputs) if known else None
 
 
 def _reachable(inputs: Inputs, known: Golden | None) -> Iterator[tuple[str, Tensor]]:
