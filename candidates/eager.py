@@ -96,7 +96,8 @@ class EagerCore:
 
         Returns ``[B, H, Lq, Dv]``, with ``return_weights`` also the weights ``[B, H, Lq, Lk]``
         before dropout. The cached ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``
-        come before the others; masks are for all of them. Raises ValueError for shapes that do not belong together.
+        come before the others; masks are for all of them. Raises ValueError for shapes that do not
+        belong together.
         """
         return self.attend(
             Call(

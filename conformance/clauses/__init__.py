@@ -16,6 +16,9 @@ from . import precision
 from . import varlen
 from . import algebra
 from . import options
+from . import groups
+from . import windows
+from . import softcaps
 from . import lengths
 from . import propagation
 from . import state
@@ -44,6 +47,7 @@ __all__ = [
     "export_inputs",
     "export_runs",
     "freshness",
+    "groups",
     "leaks",
     "lengths",
     "mask_memory",
@@ -58,8 +62,10 @@ __all__ = [
     "rejection",
     "settings",
     "shape",
+    "softcaps",
     "state",
     "tampering",
     "unchanged",
     "varlen",
+    "windows",
 ]

@@ -21,6 +21,7 @@ from ..subject import Subject
 from ._signal import has_signal
 
 View = Callable[[Tensor], Tensor]
+Counterfactual = Callable[[], Tensor]
 
 
 def as_given(tensor: Tensor) -> Tensor:
@@ -253,6 +254,11 @@ def permute_heads(
     order = torch.empty_like(read)
     for new, old in enumerate(groups):
         order[read == new] = torch.arange(sizes.num_heads)[read == old]
+    return reordered_heads(inputs, order, groups), order
+
+
+def reordered_heads(inputs: Inputs, order: Tensor, groups: Tensor) -> Inputs:
+    """Query heads in one order and key/value heads in another, with weights and masks."""
     moved = inputs.replace(
         keep=take(inputs.keep, 1, order),
         bias=take(inputs.bias, 1, order),
@@ -261,8 +267,8 @@ def permute_heads(
     if not inputs.is_layer:
         return moved.with_tokens(
             query=inputs.query[:, order], key=inputs.key[:, groups], value=inputs.value[:, groups]
-        ), order
-    return moved.replace(weights=_permute_weights(inputs, order, groups)), order
+        )
+    return moved.replace(weights=_permute_weights(inputs, order, groups))
 
 
 def _permute_weights(inputs: Inputs, order: Tensor, groups: Tensor) -> golden.ProjectionWeights:
@@ -270,9 +276,10 @@ def _permute_weights(inputs: Inputs, order: Tensor, groups: Tensor) -> golden.Pr
     if weights is None or weights.o is None:
         msg = "heads of a layer can only be exchanged where its four projections are known"
         raise LookupError(msg)
-    query_rows = _blocks(order, sizes.head_size)
-    key_rows, value_rows = _blocks(groups, sizes.head_size), _blocks(groups, sizes.value_head_size)
-    output_columns = _blocks(order, sizes.value_head_size)
+    query_rows = head_blocks(order, sizes.head_size)
+    key_rows = head_blocks(groups, sizes.head_size)
+    value_rows = head_blocks(groups, sizes.value_head_size)
+    output_columns = head_blocks(order, sizes.value_head_size)
 
     def rows(bias: Tensor | None, chosen: Tensor) -> Tensor | None:
         return None if bias is None else bias[chosen]
@@ -289,8 +296,8 @@ def _permute_weights(inputs: Inputs, order: Tensor, groups: Tensor) -> golden.Pr
     )
 
 
-def _blocks(order: Tensor, size: int) -> Tensor:
-    """The channels of some heads, in their new order."""
+def head_blocks(order: Tensor, size: int) -> Tensor:
+    """The channels of some heads, in their order."""
     return (order.reshape(-1, 1) * size + torch.arange(size)).reshape(-1)
 
 

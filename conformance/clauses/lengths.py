@@ -61,23 +61,37 @@ ROWWISE: Final = frozenset(
 def any_length(subject: Subject, problem: Problem) -> Finding:
     """Long sequences with few and small heads; some rows of the answer are judged."""
     inputs = subject.inputs(problem)
+    wording = f"among {inputs.geometry.key_length} keys the answer is wrong"
+    shorter = inputs.allowed(subject.declaration.semantics).clone()
+    shorter[..., -1] = False
+    lost = inputs.replace(keep=shorter)
+    return some_rows_match(subject, problem, inputs, wording, counterfactual=lost)
+
+
+def some_rows_match(
+    subject: Subject, problem: Problem, inputs: Inputs, wording: str, *, counterfactual: Inputs
+) -> Finding:
+    """Some rows of the answer equal the golden ones, all of them where rows are not apart.
+
+    ``counterfactual`` is what those rows must be able to tell apart.
+    """
     apart = _rows_apart(subject)
     rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)
-    asked = _of_rows(subject, inputs, rows) if apart else inputs
+    asked, changed = (
+        _of_rows(subject, one, rows) if apart else one for one in (inputs, counterfactual)
+    )
     known = subject.golden(asked)
     agreement = compare(
         subject.answer(inputs).index_select(-2, rows),
         known.output,
         known.bound,
         judged=known.judged,
-        wording=f"among {inputs.geometry.key_length} keys the answer is wrong",
+        wording=wording,
     )
     if agreement.kind:
         *head, row, channel = agreement.index
         agreement = agreement.replace(index=(*head, int(rows[row]), channel))
-    shorter = asked.allowed(subject.declaration.semantics).clone()
-    shorter[..., -1] = False
-    other = subject.oracle.output(asked.replace(keep=shorter))
+    other = subject.oracle.output(changed)
     judged = known.judged & torch.isfinite(other)
     binding = moves(known.output, other, known.bound, judged)
     return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)

@@ -1,0 +1,252 @@
+"""groups.*: fewer key/value heads than heads, each shared by neighbouring query heads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..candidate import Candidate
+from ..geometry import Geometry
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..settling import settle
+from ..space import PROBE, Space
+from ..subject import Subject
+from ._vocabulary import (
+    head_blocks,
+    heads_stay,
+    matches_golden,
+    permuted_heads_view,
+    read_heads,
+    reordered_heads,
+    same_answer,
+)
+
+SOURCE = "Ainslie et al. 2023 (GQA), section 2.2"
+ORDER = "onnx#7274, onnxruntime#26813: repeated whole where each head is repeated"
+GROUPED = Space(
+    grouped=True, mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", share=0.5
+)
+LIVELY_GROUPS = Space(grouped=True, mask="maybe", causal="maybe", values=LIVELY, share=0.5)
+
+
+def _own_weights(candidate: Candidate) -> str:
+    fixed = candidate.kind == "layer" and not candidate.draws_weights
+    return "its weights are fixed, so heads cannot be changed one by one" if fixed else ""
+
+
+def _takes(candidate: Candidate, geometry: Geometry) -> bool:
+    """Whether a candidate can be called with the heads of a geometry."""
+    return settle(geometry, candidate, Space()) == geometry
+
+
+def _with_heads(candidate: Candidate, geometry: Geometry, kv_heads: int) -> Geometry | None:
+    """The same sizes with so many key/value heads; None where the declaration has no room."""
+    changed = geometry.replace(num_kv_heads=kv_heads)
+    return changed if _takes(candidate, changed) else None
+
+
+def _probe(candidate: Candidate) -> Geometry:
+    return settle(PROBE.replace(num_heads=4), candidate, Space(grouped=True))
+
+
+def _takes_equal_heads(candidate: Candidate) -> str:
+    sizes = _probe(candidate)
+    equal = _with_heads(candidate, sizes, sizes.num_heads)
+    return "" if equal else "its geometry never leaves each head keys and values of its own"
+
+
+def _takes_one_head(candidate: Candidate) -> str:
+    one = _with_heads(candidate, _probe(candidate), 1)
+    return "" if one else "its geometry never leaves one key/value head"
+
+
+def _one_head_shows(candidate: Candidate) -> str:
+    """Why nothing can be compared with heads that share one key/value head, or ""."""
+    return heads_stay(candidate) if _takes_equal_heads(candidate) else ""
+
+
+def _other_order(subject: Subject, inputs: Inputs) -> golden.Semantics | None:
+    """The point at which heads are dealt out in the other order; None where both are one."""
+    if inputs.geometry.num_kv_heads == 1:
+        return None
+    point = subject.declaration.semantics
+    return point.replace(group_order="tile" if point.group_order != "tile" else "repeat")
+
+
+@clause(
+    "groups.golden",
+    level="MUST",
+    sentence=(
+        "Where heads share keys and values, the answer is right, with any mask, causal flag and "
+        "scale."
+    ),
+    source=SOURCE,
+    space=GROUPED,
+    needs_golden=True,
+    counterfactual="heads dealt out in the other order (for one key/value head: by running)",
+)
+def groups_golden(subject: Subject, problem: Problem) -> Finding:
+    """Grouped problems of any kind against the golden."""
+    inputs = subject.inputs(problem)
+    wording = "where heads share keys and values the answer is wrong"
+    return matches_golden(subject, inputs, wording, counterfactual=_other_order(subject, inputs))
+
+
+@clause(
+    "groups.equals-repeated",
+    level="MUST",
+    sentence="Sharing a key/value head equals giving each of its query heads a copy of it.",
+    source=f"{SOURCE}; {ORDER}",
+    space=GROUPED,
+    counterfactual="the copies dealt out in the other order (for one key/value head: by running)",
+    applies=(_own_weights, _takes_equal_heads),
+)
+def equals_repeated(subject: Subject, problem: Problem) -> Finding:
+    """A grouped call against the call with its key/value heads repeated."""
+    inputs = subject.inputs(problem)
+    return _as_repeated(subject, inputs, "shared key/value heads act unlike copies of them")
+
+
+def _as_repeated(subject: Subject, inputs: Inputs, wording: str) -> Finding:
+    sizes = inputs.geometry
+    if _with_heads(subject.candidate, sizes, sizes.num_heads) is None:
+        return Finding(binding=False)
+    other = _other_order(subject, inputs)
+    return same_answer(
+        subject,
+        _repeated(subject, inputs),
+        inputs,
+        wording,
+        counterfactual=None if other is None else lambda: subject.oracle.output(inputs, other),
+    )
+
+
+def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
+    """Each query head with keys and values of its own, which are copies of those it reads."""
+    read, sizes = read_heads(subject, inputs), inputs.geometry
+    equal = inputs.replace(geometry=sizes.replace(num_kv_heads=sizes.num_heads), generic=False)
+    if not inputs.is_layer:
+        return equal.replace(key=inputs.key[:, read], value=inputs.value[:, read])
+    if inputs.weights is None:
+        msg = "the heads of a layer can only be repeated where its projections are known"
+        raise LookupError(msg)
+    keys, values = head_blocks(read, sizes.head_size), head_blocks(read, sizes.value_head_size)
+    weights = inputs.weights
+    return equal.replace(
+        weights=dataclasses.replace(
+            weights,
+            k=weights.k[keys],
+            v=weights.v[values],
+            k_bias=None if weights.k_bias is None else weights.k_bias[keys],
+            v_bias=None if weights.v_bias is None else weights.v_bias[values],
+        )
+    )
+
+
+@clause(
+    "groups.order",
+    level="MUST",
+    sentence=(
+        "Query head h reads key/value head h // (heads / key/value heads), neighbours sharing one, "
+        "and no other (or as declared)."
+    ),
+    source=f"{SOURCE}; {ORDER}",
+    space=dataclasses.replace(LIVELY_GROUPS, least=(("num_kv_heads", 2), ("num_heads", 4))),
+    counterfactual="heads dealt out in turns",
+    applies=(_own_weights,),
+)
+def order(subject: Subject, problem: Problem) -> Finding:
+    """One key/value head replaced: query heads that read others answer as before."""
+    inputs = subject.inputs(problem)
+    chosen = problem.seed % inputs.geometry.num_kv_heads
+    reads = read_heads(subject, inputs) == chosen
+    before = _without_heads(inputs, reads)
+    after = _with_other_head(before, chosen, problem)
+    point, other = subject.declaration.semantics, _other_order(subject, inputs)
+
+    def tiled() -> Tensor:
+        here, there = (subject.oracle.output(asked, other) for asked in (before, after))
+        return subject.oracle.output(after, point) + there - here
+
+    return same_answer(
+        subject,
+        before,
+        after,
+        f"key/value head {chosen} is read by query heads that belong to another",
+        judged=None if inputs.is_layer else ~reads.reshape(1, -1, 1, 1),
+        counterfactual=tiled,
+    )
+
+
+def _without_heads(inputs: Inputs, reads: Tensor) -> Inputs:
+    """A layer whose output projection leaves some heads out; a core answers for each head."""
+    weights = inputs.weights
+    if not inputs.is_layer or weights is None or weights.o is None:
+        return inputs
+    columns = head_blocks(reads.nonzero().flatten(), inputs.geometry.value_head_size)
+    matrix = weights.o.clone()
+    matrix[:, columns] = 0.0
+    return inputs.replace(weights=dataclasses.replace(weights, o=matrix), generic=False)
+
+
+def _with_other_head(inputs: Inputs, chosen: int, problem: Problem) -> Inputs:
+    """Other keys and values in one head: other rows of the projections for a layer."""
+    generator, weights = generator_for(problem, 17), inputs.weights
+    if not inputs.is_layer or weights is None:
+        where = torch.arange(inputs.key.shape[1]).reshape(1, -1, 1, 1) == chosen
+        return inputs.replace(
+            key=_other(inputs.key, where, generator),
+            value=_other(inputs.value, where, generator),
+            generic=False,
+        )
+    sizes = inputs.geometry
+    of_keys = _rows_of(chosen, sizes.head_size, weights.k)
+    of_values = _rows_of(chosen, sizes.value_head_size, weights.v)
+    changed = dataclasses.replace(
+        weights,
+        k=_other(weights.k, of_keys, generator),
+        v=_other(weights.v, of_values, generator),
+    )
+    return inputs.replace(weights=changed, generic=False)
+
+
+def _rows_of(head: int, size: int, matrix: Tensor) -> Tensor:
+    """Which rows of a projection make a head: bool ``[out, 1]``."""
+    return (torch.arange(matrix.shape[0]) // size == head).unsqueeze(-1)
+
+
+def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
+    """Other numbers of their size in some places."""
+    size = float(tensor.double().abs().mean())
+    drawn = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    return torch.where(where, drawn.to(tensor.dtype) - tensor, tensor)
+
+
+@clause(
+    "groups.multi-query",
+    level="MUST",
+    sentence="One key/value head may serve all query heads, as if each had a copy of it.",
+    source="Shazeer 2019 (Fast Transformer Decoding: One Write-Head is All You Need)",
+    space=GROUPED,
+    applies=(_own_weights, _takes_one_head, _one_head_shows),
+)
+def multi_query(subject: Subject, problem: Problem) -> Finding:
+    """One head for all against copies of it, or else against the query heads in another order."""
+    sizes = _with_heads(subject.candidate, problem.geometry, 1)
+    if sizes is None:
+        return Finding(binding=False)
+    inputs = subject.inputs(problem.replace(geometry=sizes))
+    wording = "one key/value head for all query heads gives another answer"
+    if not _takes_equal_heads(subject.candidate):
+        return _as_repeated(subject, inputs, wording)
+    turned = torch.arange(sizes.num_heads).roll(1)
+    moved = reordered_heads(inputs, turned, torch.zeros(1, dtype=torch.long))
+    view = permuted_heads_view(inputs, turned)
+    return same_answer(subject, inputs, moved, wording, view=view)

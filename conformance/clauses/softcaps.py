@@ -1,0 +1,164 @@
+"""softcap.*: the scaled scores are squeezed into (-c, c) by c * tanh(scores / c)."""
+
+from __future__ import annotations
+
+from ..candidate import Candidate
+from ..inputs import Inputs
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..space import Space
+from ..subject import Subject
+from ._vocabulary import matches_golden, narrow_range, same_answer
+from .leaks import hidden_keys, unaffected
+
+SOURCE = "Gemma Team 2024 (Gemma 2), section 2: logit soft-capping"
+CAPS = (1.5, 0.5, 5.0, 1.5, 30.0)
+SMALL_CAPS = (1.5, 0.5, 3.0)
+# Caps so large that no ordinary score notices; half precision has no smaller quotients.
+HUGE, HUGE_IN_HALF = 1e4, 64.0
+# The largest logit, where all scores are far above the cap: e^x has no such power in float32.
+FAR_ABOVE, FAR_ABOVE_IN_HALF = 2e3, 2e2
+
+
+def offers_softcap(candidate: Candidate) -> str:
+    """Why no softcap can be asked for, or ""."""
+    return "" if "softcap" in candidate.declaration.features else "no softcap is declared"
+
+
+def _hides_keys(candidate: Candidate) -> str:
+    declared = candidate.declaration
+    hides = declared.masks or declared.causal or "window" in declared.features
+    return "" if hides else "no key can be hidden"
+
+
+def _capped(subject: Subject, problem: Problem, cap: float) -> Inputs:
+    return subject.inputs(problem.replace(softcap=cap))
+
+
+@clause(
+    "softcap.golden",
+    level="MUST",
+    sentence="A softcap c turns each scaled score s into c * tanh(s / c).",
+    source=f"{SOURCE}; ONNX Attention-23, attribute softcap",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        least=(("key_length", 2),),
+        share=0.5,
+    ),
+    needs_golden=True,
+    counterfactual="no softcap",
+    applies=(offers_softcap,),
+)
+def softcap_golden(subject: Subject, problem: Problem) -> Finding:
+    """Small and large caps, with all other options, against the golden."""
+    inputs = _capped(subject, problem, CAPS[problem.seed % len(CAPS)])
+    wording = f"with a softcap of {inputs.softcap:g} the answer is wrong"
+    return matches_golden(subject, inputs, wording, counterfactual=inputs.replace(softcap=None))
+
+
+@clause(
+    "softcap.before-mask",
+    level="MUST",
+    sentence="The cap comes before the mask: hidden keys stay hidden, however small the cap.",
+    source="onnx#7865: capped after the mask, minus infinity becomes -c and keys leak",
+    space=Space(
+        mask="offered",
+        causal="offered",
+        square="always",
+        values=LIVELY,
+        patterns=("random", "dense", "padding", "sparse"),
+        least=(("key_length", 2),),
+        share=0.5,
+    ),
+    counterfactual="every key seen",
+    applies=(offers_softcap, _hides_keys),
+)
+def softcap_before_mask(subject: Subject, problem: Problem) -> Finding:
+    """Junk in keys that mask, flag or window hide, under a small cap."""
+    window = None if problem.mask is not None or problem.causal else (0, 0)
+    capped = problem.replace(softcap=SMALL_CAPS[problem.seed % len(SMALL_CAPS)], window=window)
+    inputs = subject.inputs(capped)
+    free = inputs.without_mask().replace(causal=False, window=None)
+    hidden = hidden_keys(subject, problem, inputs)
+    return unaffected(subject, problem, inputs, hidden, counterfactual=free)
+
+
+@clause(
+    "softcap.large",
+    level="MUST",
+    sentence=(
+        "A cap far above all scores changes nothing, and scores far above the cap end at it, "
+        "without overflow."
+    ),
+    source="c tanh(s / c) -> s for large c, -> c sign(s) for large s; tanh by exponentials is NaN",
+    space=Space(mask="maybe", values=LIVELY, least=(("key_length", 3),), share=0.5),
+    counterfactual="tanh(s / c) not multiplied by c; no cap where scores are far above it",
+    applies=(offers_softcap,),
+)
+def softcap_large(subject: Subject, problem: Problem) -> Finding:
+    """In turn: a huge cap against none, and queries enlarged twice under a small one."""
+    narrow = narrow_range(subject)
+    scalable = subject.candidate.golden_known and subject.declaration.inputs != "self"
+    if problem.seed % 2 == 0 or not scalable:
+        return _huge(subject, problem, HUGE_IN_HALF if narrow else HUGE)
+    plain = _capped(subject, problem, SMALL_CAPS[problem.seed % len(SMALL_CAPS)])
+    target = FAR_ABOVE_IN_HALF if narrow else FAR_ABOVE
+    far, further = (_enlarged(subject, plain, target * factor) for factor in (1.0, 2.0))
+    return same_answer(
+        subject,
+        far,
+        further,
+        f"scores that reach {target:g} do not end at the softcap of {plain.softcap:g}",
+        counterfactual=lambda: subject.oracle.output(further.replace(softcap=None)),
+    )
+
+
+def _huge(subject: Subject, problem: Problem, cap: float) -> Finding:
+    plain = subject.inputs(problem.replace(softcap=None))
+    inputs = plain.replace(softcap=cap)
+    return same_answer(
+        subject,
+        plain,
+        inputs,
+        f"a softcap of {cap:g}, far above all scores, changes the answer",
+        # Scores of at most one over the cap: as good as none.
+        counterfactual=lambda: subject.oracle.output(inputs.replace(scale=0.0)),
+    )
+
+
+def _enlarged(subject: Subject, inputs: Inputs, target: float) -> Inputs:
+    """The queries so much larger that the largest score is near a target."""
+    largest = float(subject.golden(inputs).core.scores.abs().max())
+    factor = target / largest if largest else 1.0
+    return inputs.with_tokens(query=(inputs.query.double() * factor).to(inputs.query.dtype))
+
+
+@clause(
+    "softcap.after-scale",
+    level="MUST",
+    sentence="The scores are scaled first and capped then.",
+    source=f"{SOURCE}; ONNX Attention-23: the cap acts on the scaled product",
+    space=Space(
+        extras="scale",
+        values=(*LIVELY, "decisive"),
+        least=(("key_length", 2),),
+        preferred=(("head_size", 4),),
+        share=0.5,
+    ),
+    needs_golden=True,
+    counterfactual="the dot products capped, and scaled then",
+    applies=(offers_softcap,),
+)
+def softcap_after_scale(subject: Subject, problem: Problem) -> Finding:
+    """A cap that bites, with the default scale and with given ones, against the golden."""
+    cap = SMALL_CAPS[problem.seed % len(SMALL_CAPS)]
+    inputs = _capped(subject, problem, cap)
+    used = subject.golden(inputs).core.scale
+    # scale * c tanh(p / c) is the scaled score under a cap of scale * c.
+    other = inputs.replace(softcap=cap * abs(used)) if used else inputs
+    wording = f"a softcap of {cap:g} does not act on scores that are scaled by {used:.6g}"
+    return matches_golden(subject, inputs, wording, counterfactual=other)
