@@ -16,5 +16,6 @@ __conformance__ = [
     "masked_attention",
     "torch_multihead_attention",
     "torch_scaled_dot_product",
+    "numpy_attention",
     "onnx_attention",
 ]

@@ -20,6 +20,7 @@ from .arrangements import (
     sequence_keywords,
 )
 from .caching import cached_heads, handed_over
+from .arrays import Stranger, builder_of_tensors, of_tensors
 from .candidate import Candidate
 from .declaration import SEQUENCES
 from .graphs.lost import GraphLost, GraphRefused
@@ -72,10 +73,10 @@ def build_forward(
     """
     if candidate.kind != "layer":
         placed_core: Forward = module_on(candidate.function, inputs.device, fresh=False)
-        return placed_core
+        return of_tensors(placed_core, candidate.declaration.arrays)
     weights = weights_on(inputs.weights, inputs.device) if leaves is None else leaves
     forward = guarded(
-        candidate.function,
+        builder_of_tensors(candidate.function, candidate.declaration.arrays),
         (inputs.geometry, weights),
         {},
         "building the layer",
@@ -266,6 +267,9 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
 
 
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
+    if isinstance(value, Stranger):
+        told = f"the {what} is {_describe(value.value)}, not {value.wanted}"
+        _refuse("type", f"{told}{_advice(value.value)}")
     if not is_tensor(value):
         _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
     held = plainly(value)

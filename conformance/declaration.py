@@ -44,6 +44,10 @@ FEATURES: Final = frozenset(
         "window",
     }
 )
+# What only torch's own tensors can show.
+OF_TENSORS: Final = frozenset(
+    {"autocast", "double_backward", "grad_weights", "gradients", "graph_capture"}
+)
 FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "scale": ("scale",),
     "softcap": ("softcap",),

@@ -18,6 +18,7 @@ from .declaration import (
     MASK_FORMS,
     MEMORY,
     MIXED,
+    OF_TENSORS,
     POSITIONS,
     PRECISIONS,
     Declaration,
@@ -85,6 +86,8 @@ def declare(
     _optional_choices(mixed=(mixed, MIXED), memory=(memory, MEMORY))
     offered = _read_features(kind, named, without)
     check_company(layout, offered, empty_rows)
+    if arrays != "torch":
+        offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
     point = _read_semantics(semantics, causal, empty_rows)
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
@@ -141,6 +144,27 @@ def _read_layout(
         msg = f"layout is {layout!r} beside batched=False: drop one"
         raise DeclarationError(msg)
     return tied_by_layout(layout, pins), forms_of_layout(layout, forms)
+
+
+def _read_arrays(
+    arrays: str,
+    dtypes: Iterable[str],
+    devices: Iterable[str],
+    offered: frozenset[str],
+    named: frozenset[str],
+) -> frozenset[str]:
+    """The features of what takes arrays of another library; raises DeclarationError."""
+    impossible = sorted(named & OF_TENSORS)
+    if impossible:
+        msg = f"the feature {impossible[0]!r} needs tensors, but arrays is {arrays!r}: drop one"
+        raise DeclarationError(msg)
+    if arrays == "numpy" and "bfloat16" in dtypes:
+        msg = "dtypes has 'bfloat16' with arrays='numpy', which has no such numbers: drop it"
+        raise DeclarationError(msg)
+    if tuple(devices) != ("cpu",):
+        msg = f"devices is {list(devices)} with arrays={arrays!r}, which are handed over on the CPU"
+        raise DeclarationError(msg)
+    return offered - OF_TENSORS
 
 
 def _read_position(position: str | None, point: golden.Semantics) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import torch_state
+from .arrays import no_such_numbers
 from .candidate import Candidate
 from .counterexample import describe
 from .devices import canonical, why_absent
@@ -130,7 +131,11 @@ class CandidateRun:
                 level=clause.level_for(self.candidate.shown_kind),
                 dtype=dtype,
                 device=device,
-                reason=absent[device] or clause.not_applicable(self.candidate.on(device)),
+                reason=(
+                    absent[device]
+                    or no_such_numbers(self.candidate.declaration, dtype)
+                    or clause.not_applicable(self.candidate.on(device))
+                ),
             )
             for device in self.devices
             for dtype in self.dtypes

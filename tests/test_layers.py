@@ -57,6 +57,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "judgement",
         (
+            "arrays",
             "calling",
             "comparison",
             "edits",
