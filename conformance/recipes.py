@@ -16,6 +16,8 @@ from torch import Generator, Tensor
 
 # Of the channels of a lattice point, the part that differs from its corner.
 SPARSE: Final = 0.06
+# How far values of a channel lie apart that are to be nearly one number, as a part of it.
+SLIGHT: Final = 2.0**-6
 
 Shape = tuple[int, ...]
 Maker = Callable[[Shape, Generator], Tensor]
@@ -96,6 +98,29 @@ def _lattice(apart: float) -> Maker:
     return make
 
 
+def _alike(least: float, most: float, *, one_zero: bool = False) -> Maker:
+    """Tokens whose channels are all one number: sums of equal terms round the same way each time.
+
+    With ``one_zero`` all tokens are alike, too, but for one of zeros.
+    """
+
+    def make(shape: Shape, generator: Generator) -> Tensor:
+        tokens = 1 if one_zero else shape[-2]
+        drawn = torch.rand((*shape[:-2], tokens, 1), generator=generator, dtype=torch.float64)
+        made = (least + (most - least) * drawn).expand(shape).clone()
+        if one_zero and shape[-2]:
+            made[..., int(torch.randint(shape[-2], (1,), generator=generator)), :] = 0.0
+        return made
+
+    return make
+
+
+def _hardly_varied(shape: Shape, generator: Generator) -> Tensor:
+    """Positive numbers, each channel about its own."""
+    channel = torch.rand((*shape[:-2], 1, shape[-1]), generator=generator, dtype=torch.float64)
+    return (1.0 + channel) * (1.0 + SLIGHT * normal(shape, generator))
+
+
 RECIPES: Final[dict[str, Recipe]] = {
     "normal": Recipe(query=normal, key=normal, value=normal, generic=True),
     "integers": Recipe(
@@ -134,9 +159,33 @@ RECIPES: Final[dict[str, Recipe]] = {
         generic=False,
         weights="selections",
     ),
+    # A crowd of keys beside the one that is largest, with positive values: what adds up weights, or
+    # weighted values, in a coarse format rounds every term the same way.
+    "long-sums": Recipe(
+        query=_alike(0.7, 1.3),
+        key=_alike(-0.2, -0.1, one_zero=True),
+        value=_hardly_varied,
+        generic=False,
+        weights="selections",
+    ),
+    # The same for what adds up the channels of a dot product.
+    "long-products": Recipe(
+        query=_alike(0.7, 1.3),
+        key=_alike(1.0, 2.0),
+        value=normal,
+        generic=False,
+        weights="selections",
+    ),
 }
 # Recipes with a purpose of their own, asked by name.
-PROBES: Final = ("decisive", "plain-projections", "nearly-tied", "small-near-ties")
+PROBES: Final = (
+    "decisive",
+    "plain-projections",
+    "nearly-tied",
+    "small-near-ties",
+    "long-sums",
+    "long-products",
+)
 ORDINARY: Final = tuple(name for name in RECIPES if name not in PROBES)
 # Where a clause must see something move, values that hide every change are left out.
 LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")

@@ -28,6 +28,8 @@ ANY_PATTERN = (
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
 WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 LENGTHS = ("query_length", "key_length")
+# The length that is preferred at most where queries and keys have one.
+LONGEST_SQUARE = 129
 # What a candidate's own geometry function is asked about to see which sizes it decides.
 PROBE = Geometry(
     batch=2,
@@ -278,6 +280,8 @@ def least_size(group: tuple[str, ...], space: Space) -> int:
 def wanted_size(group: tuple[str, ...], space: Space) -> int:
     """The size that fields of one size are to reach if they can."""
     preferred = max((size for name, size in space.preferred if name in group), default=1)
+    if set(LENGTHS) <= set(group):  # thousands of keys of as many queries are for other clauses
+        preferred = min(preferred, LONGEST_SQUARE)
     return max(preferred, least_size(group, space))
 
 

@@ -13,6 +13,8 @@ from . import equivariance
 from . import position
 from . import numerics
 from . import precision
+from . import accumulation
+from . import extremes
 from . import varlen
 from . import algebra
 from . import options
@@ -35,6 +37,7 @@ from . import export_inputs
 from . import export_runs
 
 __all__ = [
+    "accumulation",
     "algebra",
     "bias",
     "calls",
@@ -46,6 +49,7 @@ __all__ = [
     "export_file",
     "export_inputs",
     "export_runs",
+    "extremes",
     "freshness",
     "groups",
     "leaks",

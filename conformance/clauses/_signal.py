@@ -28,11 +28,11 @@ def _lazy_answers(known: Golden, inputs: Inputs) -> Iterator[Tensor]:
     if core.value.shape[-2] == 0:
         return
     counts = core.allowed.sum(dim=-1, keepdim=True).clamp_min(1)
-    yield _through_output(known, inputs, (core.allowed.double() @ core.value) / counts)
-    yield _through_output(known, inputs, core.value[..., :1, :].expand(core.output.shape))
+    yield through_output(known, inputs, (core.allowed.double() @ core.value) / counts)
+    yield through_output(known, inputs, core.value[..., :1, :].expand(core.output.shape))
 
 
-def _through_output(known: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
+def through_output(known: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
     """What the answer is when the heads return this: themselves, or behind a layer's projection."""
     if isinstance(known.evaluation, golden.Attention):
         return heads
