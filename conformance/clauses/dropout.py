@@ -43,6 +43,7 @@ def _offers_dropout(candidate: Candidate) -> str:
     counterfactual="no dropout at all",
     applies=(_offers_dropout, order_is_free),
     explained=False,
+    subtle=True,
 )
 def dropout(subject: Subject, problem: Problem) -> Finding:
     """Equal keys and values: each row then returns (kept keys) / (keys * (1 - p)) of the value."""

@@ -200,6 +200,9 @@ LARGEST_STEP: Final = 0.5
 # Dropout is a count. The chance that one example flags a correct implementation: as for a check of
 # numbers, and a thousand times less because there are some hundred examples in every run.
 DROPOUT_FALSE_ALARM: Final = 1e-12
+# So many calls drop the same of a single weight with less than that chance, for p of at least 0.1:
+# 0.9^263 = 9e-13.
+DROPOUT_CALLS: Final = 263
 # A weight that is kept is divided by 1 - p >= 1/2, which doubles the answer and its error; the
 # common value that it is divided by errs as much again.
 DROPOUT_SLACK: Final = 4.0
