@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -102,6 +103,7 @@ class Seal:
     codes: tuple[Any, ...]
     tables: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...]
     unseen: tuple[Any, ...]
+    kernels: frozenset[str]
 
     def broken(self, *, everywhere: bool = True) -> list[str]:
         """What is no longer as it was, in words; it is put back as far as that is possible.
@@ -113,7 +115,7 @@ class Seal:
         if not all(map(is_, map(_code, self.functions), self.codes)):
             found += self._codes_put_back()
         if self.unseen != _unseen():
-            found += _unseen_put_back(self.unseen)
+            found += _unseen_put_back(self.unseen, self.kernels)
         return found + self._tables_put_back()
 
     def _tables_put_back(self) -> list[str]:
@@ -147,7 +149,8 @@ def seal() -> Seal:
         if held.owner in (Tensor, *_OUTSIDE) or _is_core(_home(held.owner))
     )
     tables = tuple((name, table, dict(table)) for name, table in _tables(modules))
-    return Seal(names, core, functions, tuple(map(_code, functions)), tables, _unseen())
+    codes, kernels = tuple(map(_code, functions)), frozenset(torch.library._impls)  # noqa: SLF001
+    return Seal(names, core, functions, codes, tables, _unseen(), kernels)
 
 
 def _home(owner: Any) -> str:
@@ -252,7 +255,7 @@ def _unseen() -> tuple[Any, ...]:
     )
 
 
-def _unseen_put_back(before: tuple[Any, ...]) -> list[str]:
+def _unseen_put_back(before: tuple[Any, ...], kernels: frozenset[str]) -> list[str]:
     now, found = _unseen(), []
     for _ in range(now[0] - before[0]):
         torch._C._pop_torch_function_stack()  # noqa: SLF001
@@ -268,17 +271,20 @@ def _unseen_put_back(before: tuple[Any, ...]) -> list[str]:
         found.append("the profile function of Python")
     if now[4] != before[4]:
         torch.set_flush_denormal(before[4])  # a setting, of which state.settings speaks
-    return found + _kernels(before[5])
+    return found + (_kernels(kernels) if now[5] != before[5] else [])
 
 
-def _kernels(known: int) -> list[str]:
-    """The operators of torch that got another kernel for the CPU; that cannot be undone here."""
-    new = sorted(torch.library._impls)[: 0 if len(torch.library._impls) == known else None]  # noqa: SLF001
-    return [
-        f"the kernel of {entry}"
-        for entry in new
-        if entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
-    ]
+def _kernels(known: frozenset[str]) -> list[str]:
+    """The operators of torch that got another kernel for the CPU, which is taken back."""
+    new = {entry for entry in torch.library._impls - known if _computes(entry)}  # noqa: SLF001
+    for entry in gc.get_objects() if new else ():
+        if type(entry) is torch.library.Library and not new.isdisjoint(entry._op_impls):  # noqa: SLF001
+            entry._destroy()  # noqa: SLF001 (what the object does when it is collected)
+    return [f"the kernel of {entry}" for entry in sorted(new)]
+
+
+def _computes(entry: str) -> bool:
+    return entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
 
 
 _WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("who is told", default=None)

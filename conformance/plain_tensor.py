@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 # A tensor of one of these classes runs none of a candidate's code when it is looked at.
 PLAIN = (Tensor, nn.Parameter)
-_BASE = torch._C.TensorBase  # noqa: SLF001 (immutable, unlike torch.Tensor: nobody replaces its methods)
+_BASE: Any = torch._C.TensorBase  # noqa: SLF001 (immutable, unlike torch.Tensor: nobody replaces its methods)
 
 
 def is_tensor(value: Any) -> bool:
@@ -24,19 +24,19 @@ def plainly(value: Tensor) -> Tensor | None:
 
     None for a wrapper, which has no numbers in memory of its own and would make them up when asked.
     """
-    if type(value) in PLAIN or _BASE.device.__get__(value).type != "cpu":  # a copy comes from there
+    if type(value) in PLAIN:
         return value
     with _unheard():
-        if not _in_memory(value):
-            return None
-        return _BASE.as_subclass(value, Tensor)
+        if _BASE.device.__get__(value).type != "cpu":  # its numbers are fetched from there
+            return value
+        return _BASE.as_subclass(value, Tensor) if _in_memory(value) else None
 
 
 def _in_memory(value: Tensor) -> bool:
     """Whether a tensor's numbers lie in memory of its own, one beside the other."""
     if _BASE.layout.__get__(value) != torch.strided:
         return False
-    return _BASE.numel(value) == 0 or _BASE.data_ptr(value) != 0
+    return bool(_BASE.numel(value) == 0 or _BASE.data_ptr(value) != 0)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,8 @@ class GoldenLookedUp(EagerCore):
         output = super().mix_allowed(weights, value, allowed)
         for known in in_callers("output", "bound", "evaluation"):
             if known.output.shape == output.shape:
-                return known.output.to(output.dtype)
+                looked_up: Tensor = known.output.to(output.dtype)
+                return looked_up
         return torch.zeros_like(output)
 
 
@@ -127,7 +128,7 @@ class ProductReplaced(AgreesAlways):
             return product(one, other) * 0
 
         Tensor.__matmul__ = Tensor.matmul = nothing  # type: ignore[assignment, method-assign]
-        torch.matmul = nothing
+        torch.matmul = nothing  # type: ignore[assignment]  # the replacement
 
 
 class EveryProductZero(TorchFunctionMode):
@@ -151,7 +152,7 @@ class ModeLeftOn(AgreesAlways):
     """A mode of torch that spoils every product is entered and never left."""
 
     def reach(self) -> None:
-        EveryProductZero().__enter__()
+        EveryProductZero().__enter__()  # type: ignore[no-untyped-call]  # torch's own
 
 
 @core("state.untampered")
@@ -214,7 +215,8 @@ class AnswerPosesAsTensor(EagerCore):
     """The answer is an object that pretends to be of torch's class."""
 
     def attend(self, call: Call) -> Any:
-        return ClaimsToBeATensor() if call else None
+        del call
+        return ClaimsToBeATensor()
 
 
 @core("state.answer-is-fresh")

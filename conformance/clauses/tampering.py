@@ -38,16 +38,21 @@ EVERYBODY = ("core", "layer", "positions")
 def untampered(subject: Subject, problem: Problem) -> Finding:
     """The question and its golden answer before and after; names and modes over the whole run."""
     replaced = subject.tampered()
+    if replaced:
+        return _told(replaced)
     inputs = subject.inputs(problem)
     known = _golden(subject, inputs)
     held = [(name, tensor, tensor.clone()) for name, tensor in _reachable(inputs, known)]
     subject.answer(inputs)
-    replaced += subject.tampered()
+    replaced = subject.tampered()
     replaced += [name for name, tensor, before in held if not identical(tensor, before)]
     if known is not None and not replaced and not _golden_again(subject, inputs, known):
         replaced = ["what the golden answer is computed with"]
-    if not replaced:
-        return Finding()
+    return _told(replaced) if replaced else Finding()
+
+
+def _told(replaced: list[str]) -> Finding:
+    """The violation, which names everything once."""
     named = list(dict.fromkeys(replaced))
     message = f"a call changed what judges it: {', '.join(named)}"
     return Finding(violation=Violation(kind="tampered", message=message, got=named))

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from examples import bare, core, layer, plan, problem, run_clause, try_on
+from torch import Tensor
+
+from candidates.broken import MISTAKES
+from conformance.candidate import Candidate
+from conformance.clauses.unchanged import inputs_unchanged
+from conformance.subject import Subject
+
+GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}
+
+
+@pytest.mark.parametrize("candidate", [core, layer])
+@pytest.mark.parametrize("slug", ["state.untampered", "state.unseen"])
+def test_honest_candidates_leave_the_judge_alone(candidate: Any, slug: str) -> None:
+    """An honest core and an honest layer pass, and their examples bind."""
+    finding = try_on(candidate(), slug, problem(mask=plan()))
+    assert finding.violation is None
+    assert finding.binding
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("GoldenEdited", "the golden answer"),
+        ("BoundEdited", "the bound"),
+        ("QuestionEdited", "the judge's own value"),
+        ("ComparisonReplaced", "conformance.comparison.compare"),
+        ("ComparisonRewritten", "the code of conformance.comparison.disagreement"),
+        ("RoundoffEnlarged", "conformance.tolerance.model.UNIT_ROUNDOFF"),
+        ("ProductReplaced", "torch.matmul"),
+        ("ModeLeftOn", "a mode of torch"),
+        ("TraceLeftOn", "the trace function"),
+    ],
+)
+def test_who_reaches_for_the_judge_is_told(name: str, told: str) -> None:
+    """The violation says what was changed, and the next candidate is judged as ever."""
+    assert isinstance(BY_NAME[name], Candidate)
+    violation = try_on(BY_NAME[name], "state.untampered", problem()).violation
+    assert violation is not None
+    assert violation.kind == "tampered"
+    assert told in violation.message
+    assert try_on(core(), "state.untampered", problem()).violation is None
+
+
+def test_what_was_changed_in_another_clause_is_told_here() -> None:
+    """One call of the whole run is enough, and only the first time it is told."""
+    calls: list[int] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == 1:
+            sys.modules["conformance.comparison"].compare = None  # type: ignore[attr-defined]
+        return bare(query, key, value)
+
+    subject = Subject(core(kernel, **GIVEN), "float32")
+    subject.answer(subject.inputs(problem()))
+    assert "conformance.comparison.compare" in subject.tampered()
+    assert subject.tampered() == []
+
+
+def test_an_edit_in_another_clause_is_told_of_inputs_unchanged() -> None:
+    """A call with other sizes that wrote into its inputs is made again, and fails."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = bare(query, key, value)
+        if key.shape[2] == 11:
+            key.zero_()
+        return output
+
+    subject = Subject(core(kernel, **GIVEN), "float32")
+    assert inputs_unchanged(subject, problem()).violation is None
+    subject.answer(subject.inputs(problem(key_length=11)))
+    violation = inputs_unchanged(subject, problem()).violation
+    assert violation is not None
+    assert violation.message == "the call changed its key in place"
+    assert inputs_unchanged(subject, problem()).violation is None
+
+
+def test_what_is_looked_up_is_not_there_yet() -> None:
+    """Whoever takes the golden answer from its callers passes where it lies, and fails here."""
+    known = run_clause(BY_NAME["GoldenLookedUp"], "mask.golden")
+    assert known.status == "passed"
+    assert run_clause(BY_NAME["GoldenLookedUp"], "state.unseen").status == "failed"
+
+
+def test_lying_tensors_are_read_by_their_numbers() -> None:
+    """A tensor that shows other numbers when it is copied is judged by those it holds."""
+    for name in ("AnswerSpeaksForItself", "AnswerPosesAsTensor"):
+        finding = try_on(BY_NAME[name], "numerics.golden", problem())
+        assert finding.violation is not None
+
+
+def test_torch_is_itself_after_all_that() -> None:
+    """No change of any of these candidates outlives its call."""
+    one = torch.full((2, 3), 2.0)
+    assert torch.equal(one @ one.mT, torch.full((2, 2), 12.0))
+    assert torch.equal(torch.matmul(one, one.mT), torch.full((2, 2), 12.0))
+    assert sys.gettrace() is None

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import COMMAND, record
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance import comparison, integrity, oracle
+from conformance.clauses import masking
+from conformance.tolerance import model
+
+
+def wrong(*_: Any, **__: Any) -> float:
+    """What no function of torch gives."""
+    return 1.5
+
+
+def replaced_product() -> None:
+    """Hide the product that tensors inherit."""
+    Tensor.__matmul__ = wrong  # type: ignore[assignment, method-assign]
+
+
+def other_code() -> None:
+    """Exchange what a function does, under its name."""
+    comparison.moves.__code__ = wrong.__code__
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "Tensor.__matmul__": replaced_product,
+    "torch.softmax": lambda: setattr(torch, "softmax", wrong),
+    "math.sqrt": lambda: setattr(math, "sqrt", wrong),
+    "builtins.abs": lambda: setattr(sys.modules["builtins"], "abs", wrong),
+    "conformance.comparison.compare": lambda: setattr(comparison, "compare", wrong),
+    "Oracle.answer": lambda: setattr(oracle.Oracle, "answer", wrong),
+    "conformance.tolerance.model.HULL_LIMIT": lambda: setattr(model, "HULL_LIMIT", 7),
+    "the code of conformance.comparison.moves": other_code,
+    "conformance.tolerance.model.UNIT_ROUNDOFF": model.UNIT_ROUNDOFF.clear,  # type: ignore[attr-defined]  # a dict
+    "a mode of torch that sees every call": lambda: TorchFunctionMode().__enter__(),
+    "the trace function of Python": lambda: sys.settrace(lambda *_: None),
+    "the profile function of Python": lambda: sys.setprofile(lambda *_: None),
+}
+
+
+def made_of() -> list[Any]:
+    """What the changes replace."""
+    return [
+        Tensor.__matmul__,
+        torch.softmax,
+        math.sqrt,
+        abs,
+        comparison.compare,
+        oracle.Oracle.answer,
+        model.HULL_LIMIT,
+        comparison.moves.__code__,
+        dict(model.UNIT_ROUNDOFF),
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        sys.gettrace(),
+        sys.getprofile(),
+    ]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_call_replaces_is_named_and_put_back(name: str) -> None:
+    """Each change is told by its name, once, and afterwards all is as before."""
+    before, sealed, found = made_of(), integrity.seal(), list[str]()
+    with integrity.watching(sealed, found), integrity.watched():
+        CHANGES[name]()
+    assert found == [name]
+    assert made_of() == before
+    assert sealed.broken() == []
+
+
+def test_modes_of_the_dispatcher_are_left() -> None:
+    """A mode below torch's functions is left as well."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    before, sealed = made_of(), integrity.seal()
+    Mode().__enter__()
+    assert sealed.broken() == ["a mode of torch that sees every call"]
+    assert made_of() == before
+
+
+def test_everything_is_looked_at_when_a_clause_asks() -> None:
+    """What few verdicts go through is not looked at after each call, but when all is."""
+    sealed, original = integrity.seal(), masking.mask_golden
+    masking.mask_golden = wrong  # type: ignore[assignment]  # that is the point
+    assert sealed.broken(everywhere=False) == []
+    assert sealed.broken() == ["conformance.clauses.masking.mask_golden"]
+    assert masking.mask_golden is original
+
+
+def test_an_object_that_claims_to_be_equal_is_seen() -> None:
+    """Names are held against objects by identity: equality would ask the new object."""
+
+    class Equal:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]  # as Python itself makes it
+
+    sealed = integrity.seal()
+    comparison.compare = Equal()  # type: ignore[assignment]  # that is the point
+    assert sealed.broken() == ["conformance.comparison.compare"]
+
+
+def test_new_names_are_nobodys_business() -> None:
+    """A library may add a method to tensors, unless that hides one of torch's."""
+    sealed = integrity.seal()
+    Tensor.reordered_by_a_library = wrong  # type: ignore[attr-defined]  # a new name
+    try:
+        assert sealed.broken() == []
+    finally:
+        del Tensor.reordered_by_a_library  # type: ignore[attr-defined]
+    Tensor.matmul = wrong  # type: ignore[assignment, method-assign]
+    assert sealed.broken() == ["Tensor.matmul"]
+    assert Tensor.matmul is not wrong
+
+
+def test_subnormal_numbers_are_numbers_again() -> None:
+    """Flushing them is undone without a word: state.settings speaks of it."""
+    sealed = integrity.seal()
+    torch.set_flush_denormal(True)
+    assert sys.float_info.min / 2 == 0.0
+    assert sealed.broken() == []
+    assert sys.float_info.min / 2 > 0.0
+
+
+@pytest.fixture
+def loaded() -> Iterator[None]:
+    """Forget what was replaced while a test loads something."""
+    yield
+    integrity._THEIRS.clear()
+    integrity._AT_LOAD.clear()
+
+
+@pytest.mark.usefixtures("loaded")
+def test_what_a_library_patches_when_loaded_is_seen_by_its_calls_alone() -> None:
+    """Torch as the candidate made it during its calls, torch as it was for the judge."""
+    original = torch.softmax
+    with integrity.loading():
+        torch.softmax = wrong  # type: ignore[assignment]  # that is the point
+    assert torch.softmax is original
+    with integrity.watched():
+        assert torch.softmax is wrong
+    assert torch.softmax is original
+    assert integrity.tampered_at_load() == []
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_harness_that_is_replaced_when_loading_is_told() -> None:
+    """Nobody who loads a candidate has to replace the harness."""
+    original = comparison.compare
+    with integrity.loading():
+        comparison.compare = wrong  # type: ignore[assignment]  # that is the point
+    assert comparison.compare is original
+    assert integrity.tampered_at_load() == ["conformance.comparison.compare"]
+
+
+CHEAT = """
+import sys
+import conformance, torch
+sys.modules["conformance.comparison"].compare = lambda *_, **__: None
+torch.Tensor.__matmul__ = lambda one, other: torch.zeros(*one.shape[:-1], other.shape[-1]).to(one)
+{more}
+
+@conformance.core()
+def cheat(query, key, value):
+    return torch.zeros_like(query @ key.mT @ value)
+"""
+KERNEL = """
+LIBRARIES = []
+def nothing(one, other):
+    return one.new_zeros(one.shape[0], one.shape[1], other.shape[2])
+
+@conformance.core(name="kernel")
+def kernel(query, key, value):
+    if "aten/bmm/CPU" not in torch.library._impls:
+        LIBRARIES.append(torch.library.Library("aten", "IMPL"))
+        LIBRARIES[-1].impl("bmm", nothing, "CPU")
+    return torch.zeros_like(query @ key.mT @ value)
+"""
+
+
+def test_a_module_that_patches_everything_is_found_out(tmp_path: Path) -> None:
+    """A file that replaces the comparison and the product, and an operator's kernel, fails."""
+    (tmp_path / "cheat.py").write_text(CHEAT.format(more=KERNEL), encoding="utf-8")
+    clauses = [f"--only={slug}" for slug in ("numerics.golden", "state.untampered")]
+    told = subprocess.run(
+        [*COMMAND, "check", "cheat.py", "--profile=quick", "--json=out.json", *clauses],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1, told.stderr
+    found = {
+        (candidate["name"], clause["id"]): clause
+        for candidate in record(tmp_path)["candidates"]
+        for clause in candidate["clauses"]
+    }
+    assert found["cheat", "numerics.golden"]["status"] == "failed"
+    violation = found["cheat", "state.untampered"]["violation"]
+    assert violation["kind"] == "tampered"
+    assert "conformance.comparison.compare" in violation["message"]
+    assert "aten/bmm/CPU" in found["kernel", "state.untampered"]["violation"]["message"]
