@@ -329,6 +329,7 @@ def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """A call of the candidate's code, after which the judge is put together again."""
+    sealed, found = _WATCH.get() or (seal(), [])
     ours = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
     for patched in _THEIRS:
         _put(*patched)
@@ -337,9 +338,7 @@ def watched() -> Iterator[None]:
     finally:
         for original in ours:
             _put(*original)
-        watch = _WATCH.get()
-        if watch is not None:
-            watch[1].extend(name for name in watch[0].broken(everywhere=False))
+        found.extend(sealed.broken(everywhere=False))
 
 
 def _put(owner: Any, name: str, entry: Any) -> None:
