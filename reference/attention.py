@@ -34,13 +34,14 @@ class Attention:
     """One evaluation with its intermediate values, all float64, key/value heads repeated.
 
     ``query`` and ``key`` are what the dot products are made of; ``given_query`` and ``given_key``
-    the same before they are normalised and turned. Where ignored keys have no influence, ``key``,
-    ``given_key`` and ``value`` are zero at what no query reads. ``alibi`` is the bias by distance,
-    ``sinks [H]`` the given logits of keys without a value, each None where there is none.
-    ``scores`` are the scaled dot products, ``capped`` the same after the softcap, ``modified``
-    after ``score_mod``, ``logits`` what enters the softmax, ``weights`` what leaves it, each
-    ``[B, H, Lq, Lk]``. ``allowed`` is the table of attended keys and ``empty`` marks the rows ``[B,
-    H, Lq]`` that have none. ``semantics`` is the point at which all this was evaluated.
+    the same before they are normalised and turned; query i stands at key ``positions[i]``. Where
+    ignored keys have no influence, ``key``, ``given_key`` and ``value`` are zero at what no query
+    reads. ``alibi`` is the bias by distance, ``sinks [H]`` the given logits of keys without a
+    value, each None where there is none. ``scores`` are the scaled dot products, ``capped`` the
+    same after the softcap, ``modified`` after ``score_mod``, ``logits`` what enters the softmax,
+    ``weights`` what leaves it, each ``[B, H, Lq, Lk]``. ``allowed`` is the table of attended keys
+    and ``empty`` marks the rows ``[B, H, Lq]`` that have none. ``semantics`` is the point at which
+    all this was evaluated.
     """
 
     query: Tensor
@@ -48,6 +49,7 @@ class Attention:
     value: Tensor
     given_query: Tensor
     given_key: Tensor
+    positions: Tensor
     bias: Tensor | None
     alibi: Tensor | None
     sinks: Tensor | None
@@ -180,6 +182,7 @@ def attend(
         value=value,
         given_query=given_query,
         given_key=given_key,
+        positions=positions,
         bias=bias,
         alibi=alibi,
         sinks=sinks,

@@ -31,10 +31,14 @@ def supports(semantics: golden.Semantics) -> bool:
     """Whether attention at this point can be evaluated here.
 
     That asks for a softmax over the keys and for ignored keys whose logit is replaced or lowered by
-    ``mask_fill``; a cap that comes after the mask is known with a fill of minus infinity only.
+    ``mask_fill``; a cap that comes after the mask is known with a fill of minus infinity only. It
+    knows no positions, no normalised heads and no function of the scores.
     """
+    plain = semantics.qk_norm == "none" and semantics.rotary == "none" and not semantics.alibi
     return (
-        semantics.softmax_axis == "key"
+        plain
+        and semantics.score_mod is None
+        and semantics.softmax_axis == "key"
         and semantics.mask_operation in ("replace", "add")
         and (semantics.softcap_order == "before-mask" or semantics.mask_fill == -math.inf)
     )
@@ -67,7 +71,7 @@ def weighted_values(
     if not supports(attention.semantics):
         msg = f"attention at {attention.semantics} is not evaluated in double-double"
         raise ValueError(msg)
-    weights = _softmax(*_logits(attention, query, key))
+    weights = _softmax(*_logits(attention, query, key), attention.sinks)
     if not _excludes_exactly(attention):
         return matmul(weights, value)
     output = matmul(weights, _zero_unread(value, attention.allowed))
@@ -139,10 +143,20 @@ def _masked(attention: golden.Attention, logits: DoubleDouble) -> tuple[DoubleDo
     return select(attention.allowed, logits, ignored), live
 
 
-def _softmax(logits: DoubleDouble, live: Tensor) -> DoubleDouble:
-    """The weights over the live keys of each row; a row without one has zeros."""
+def _softmax(logits: DoubleDouble, live: Tensor, sinks: Tensor | None) -> DoubleDouble:
+    """The weights over the live keys of each row; a row without one has zeros.
+
+    A sink is one more logit, whose weight is dropped.
+    """
     if 0 in live.shape:
         return exact(torch.zeros_like(logits.high))
+    if sinks is not None:
+        more = sinks[:, None, None].expand(*live.shape[:-1], 1)
+        finite = more > -math.inf
+        high = torch.cat([logits.high, more.masked_fill(~finite, 0.0)], dim=-1)
+        low = torch.cat([logits.low, torch.zeros_like(more)], dim=-1)
+        every = _softmax(DoubleDouble(high, low), torch.cat([live, finite], dim=-1), None)
+        return DoubleDouble(every.high[..., :-1], every.low[..., :-1])
     high = logits.high.masked_fill(~live, -math.inf)
     finite = DoubleDouble(logits.high.masked_fill(~live, 0.0), logits.low.masked_fill(~live, 0.0))
     exponents = add(finite, negate(_largest(high, finite.low)))

@@ -11,7 +11,9 @@ from conformance._golden import golden
 
 from .contract import Contract
 from .keys import LiveKeys, live_keys
+from .prepared import prepared_errors
 from .scores import exponent_error
+from .sinks import more_keys, with_sink
 from .sums import mean_bound, weighted_sum_error
 from .unnormalised import is_normalised, unnormalised_bound
 from .weights import perturb
@@ -27,7 +29,7 @@ def core_bound(
 ) -> Tensor:
     """How far each element of a conforming answer may be from ``attention.output``.
 
-    The errors bound what query ``[B, H, Lq, D]``, key ``[B, H, Lk, D]`` and value
+    The errors bound what given query ``[B, H, Lq, D]``, key ``[B, H, Lk, D]`` and value
     ``[B, H, Lk, Dv]`` already carry; None means that they are exact. Key and value heads are
     repeated for every query head, as in ``attention``. Returns float64 ``[B, H, Lq, Dv]``, finite
     and not negative; a row that has no key gets the error of the answer that its rule prescribes.
@@ -48,6 +50,14 @@ def one_sided_bound(
     """The distance of one computation from the exact answer; see :func:`core_bound`."""
     if attention.weights.numel() == 0 or attention.output.numel() == 0:
         return torch.zeros_like(attention.output)
+    query_error, key_error = prepared_errors(
+        attention, contract.at("score"), query_error, key_error
+    )
+    if attention.sinks is not None:
+        attention = with_sink(attention)
+        key_error, value_error = (
+            None if error is None else more_keys(error) for error in (key_error, value_error)
+        )
     if not is_normalised(attention.semantics):
         return unnormalised_bound(attention, contract, query_error, key_error, value_error)
     live = live_keys(attention)

@@ -52,8 +52,12 @@ class GoldenGradients:
 
 
 def supports(semantics: golden.Semantics) -> bool:
-    """Whether gradients have bounds at a point: the weights of a query sum to one."""
-    return is_normalised(semantics)
+    """Whether gradients have bounds at a point: the weights of a query sum to one.
+
+    And query, key and scores meet as they are: neither normalised nor turned nor modified.
+    """
+    untouched = semantics.qk_norm == "none" and semantics.rotary == "none"
+    return is_normalised(semantics) and untouched and semantics.score_mod is None
 
 
 def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> GoldenGradients:
@@ -96,9 +100,14 @@ def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
     semantics = attention.semantics
     if not supports(semantics):
         msg = (
-            "gradients have bounds where the weights of a query sum to 1, not at softmax_axis="
-            f"{semantics.softmax_axis!r}, mask_operation={semantics.mask_operation!r}"
+            "gradients have bounds where the weights of a query sum to 1 and scores are what query "
+            f"and key make, not at softmax_axis={semantics.softmax_axis!r}, mask_operation="
+            f"{semantics.mask_operation!r}, qk_norm={semantics.qk_norm!r}, rotary="
+            f"{semantics.rotary!r}, score_mod={semantics.score_mod!r}"
         )
+        raise ValueError(msg)
+    if attention.sinks is not None:
+        msg = "gradients have no bounds beside sinks"
         raise ValueError(msg)
     if semantics.empty_rows == "nan" and bool(attention.output.isnan().any()):
         msg = "gradients have no bounds at empty_rows='nan' where a row has no key"

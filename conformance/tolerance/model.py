@@ -92,6 +92,33 @@ LOG_SUM_EXP_ROUNDINGS: Final = 2
 # the distance of their log-sum-exps (ring attention), know the other share as 1 - s: to within the
 # rounding of s, however small it is. The sigmoid takes an exp, a sum and a division.
 MERGE_ROUNDINGS: Final = EXP_ERROR + 2.0
+# A head that is normalised is divided by the root of its mean square: D squares are added up, then
+# divided by D, and epsilon is added. The root halves a relative error.
+NORM_ROUNDINGS: Final = 3
+# The root and the division, or the reciprocal root (two units in the last place) and the product.
+NORM_FACTOR_ROUNDINGS: Final = 5
+# Line by line in the working dtype: squares, mean and sum with epsilon are stored (half an error of
+# the norm each), the root and the quotient.
+NORM_STORES: Final = 4
+# The mean that is taken off, and the difference.
+MEAN_STORES: Final = 1
+# A rotation in the working dtype stores two products and their sum; what was rotated in float32 is
+# stored once. Cosine and sine are stored in the working dtype, too.
+ROTATION_STORES: Final = 3
+TABLE_STORES: Final = 1
+# Angles are counted in float32 at least: in bfloat16 positions past 256 could not be told apart.
+COARSEST_ANGLE: Final = 2.0**-24
+# Biases by distance: the slope as a stored number, and its product with a distance.
+DISTANCE_STORES: Final = 2
+# What a user's function does to a score is not known: a handful of sums, products and functions.
+MODIFICATION_ROUNDINGS: Final = 16
+MODIFICATION_STORES: Final = 4
+# Where such a function is looked at, in units of the error of its score: it may bend in between,
+# though not by much, since the error is small.
+MODIFICATION_STEPS: Final = (-1.0, -0.5, 0.5, 1.0)
+# The logits beside a sink may be stored once more, after their maximum is taken off (eager code of
+# gpt-oss concatenates, subtracts and then takes the softmax).
+SINK_STORES: Final = 1
 # On the way to a frequency 10000^(-2j/d) of a position encoding: the exponent, the logarithm of the
 # base and their product are each rounded once and pass through an exponential, which turns a
 # relative error of its argument (at most log 10000) into that many relative errors of its result.

@@ -41,15 +41,19 @@ def restrict(attention: golden.Attention, rows: Tensor) -> golden.Attention:
     """The same evaluation with the query rows ``rows`` (int64 ``[R]``) only."""
     if rows.numel() == attention.query.shape[-2]:
         return attention
-    bias = attention.bias
+    bias, alibi = attention.bias, attention.alibi
     return replace(
         attention,
         query=attention.query[:, :, rows],
+        given_query=attention.given_query[:, :, rows],
+        positions=attention.positions[rows],
         bias=bias if bias is None or bias.shape[-2] == 1 else bias[:, :, rows],
+        alibi=None if alibi is None else alibi[:, :, rows],
         allowed=attention.allowed[:, :, rows],
         empty=attention.empty[:, :, rows],
         scores=attention.scores[:, :, rows],
         capped=attention.capped[:, :, rows],
+        modified=attention.modified[:, :, rows],
         logits=attention.logits[:, :, rows],
         weights=attention.weights[:, :, rows],
         output=attention.output[:, :, rows],

@@ -11,7 +11,10 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract, gamma
+from .distances import distance_error, distance_size
 from .keys import LiveKeys
+from .modified import modified_error
+from .sinks import has_sink
 
 
 def exponent_error(
@@ -33,8 +36,14 @@ def exponent_error(
         _add_rounding(error, attention.scores, scores.score_roundoff, times=model.SCORE_STORES)
     if attention.softcap is not None:
         error = _capped_error(error, attention, attention.softcap, scores)
+    if attention.semantics.score_mod is not None:
+        error = modified_error(error, attention, scores)
+    if attention.alibi is not None:
+        error += distance_error(attention, distance_size(attention), scores)
     if attention.bias is not None:
         _add_bias_error(error, attention, attention.bias, scores)
+    if scores.score_roundoff:
+        _add_logit_stores(error, attention, live, scores.score_roundoff)
     unit = exponentials.accumulator_roundoff
     shared = live.largest.abs().mul_(model.EXPONENT_ROUNDINGS * unit)
     error.add_(attention.logits.abs(), alpha=model.EXPONENT_ROUNDINGS * unit)
@@ -100,7 +109,9 @@ def partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tens
     Softmax over the keys does not see what a row has in common, so that any one vector may be taken
     off all keys; the mean makes them small. A softcap does see it.
     """
-    if attention.softcap is not None or attention.semantics.softmax_axis != "key":
+    semantics = attention.semantics
+    bent = attention.softcap is not None or semantics.score_mod is not None
+    if bent or semantics.softmax_axis != "key":
         return attention.key.clone()
     return attention.key - live.mean(attention.key)
 
@@ -122,6 +133,18 @@ def _capped_error(
     return error.add_(attention.capped.abs(), alpha=own)
 
 
+def _add_logit_stores(
+    error: Tensor, attention: golden.Attention, live: LiveKeys, roundoff: float
+) -> None:
+    """Logits that are stored: once for each of the biases, and once more beside a sink."""
+    biases = (attention.alibi is not None) + (attention.bias is not None)
+    if biases:
+        _add_rounding(error, attention.logits, roundoff, times=biases)
+    if has_sink(attention):
+        distance = (attention.logits - live.largest).nan_to_num_(neginf=0.0)
+        _add_rounding(error, distance, roundoff, times=model.SINK_STORES)
+
+
 def finite_size(bias: Tensor) -> Tensor:
     """The magnitudes of a bias; minus infinity is exact, and stays live where a cap follows it."""
     return bias.abs().masked_fill_(torch.isinf(bias), 0.0)
@@ -132,11 +155,11 @@ def _add_bias_error(
 ) -> None:
     rounding = model.BIAS_ROUNDINGS * contract.accumulator_roundoff
     before = attention.semantics.bias_order == "before-scale"
-    error.add_(attention.capped.abs(), alpha=rounding)
+    error.add_(attention.modified.abs(), alpha=rounding)
+    if attention.alibi is not None:
+        error.add_(attention.alibi.abs(), alpha=rounding)
     factor = rounding * (abs(attention.scale) if before else 1.0)
     error.add_(finite_size(bias), alpha=factor)
-    if contract.score_roundoff:
-        _add_rounding(error, attention.logits, contract.score_roundoff, times=1)
 
 
 def _add_rounding(error: Tensor, exact: Tensor, roundoff: float, *, times: int) -> None:

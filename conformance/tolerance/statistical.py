@@ -16,6 +16,7 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract
+from .prepared import scale_error
 from .rows import restrict, sampled_rows
 from .spread import Spread, deviations_for
 from .statistical_core import core_spread
@@ -61,9 +62,10 @@ class Statistics:
 def supports(semantics: golden.Semantics) -> bool:
     """Whether this model holds at a point: weights sum to one, a row of the layer is one of heads.
 
-    Elsewhere only the worst case judges.
+    Elsewhere only the worst case judges, and where a user's function changes the scores.
     """
-    return is_normalised(semantics) and semantics.head_merge in ("blocks", "interleaved")
+    merged = semantics.head_merge in ("blocks", "interleaved")
+    return is_normalised(semantics) and merged and semantics.score_mod is None
 
 
 def core_statistics(attention: golden.Attention, contract: Contract) -> Statistics:
@@ -76,7 +78,7 @@ def core_statistics(attention: golden.Attention, contract: Contract) -> Statisti
         return _exact(rows, chosen.output, deviations)
     spread, saturated = core_spread(chosen, contract, deviations)
     result = chosen.output.nan_to_num(nan=0.0)
-    rounding = scale_rounding(attention.scale, contract)
+    rounding = scale_rounding(attention.scale, contract) + scale_error(chosen, contract)
     rounding += _cut_operands(spread, result, contract, products=model.PRODUCTS_OF_CORE)
     return _statistics(spread, result, rows, contract.sides, deviations, (rounding, saturated))
 
@@ -107,6 +109,7 @@ def layer_statistics(
     if weights.o is not None and weights.o_bias is not None and semantics.output_bias:
         result = result - weights.o_bias.double()
     rounding = scale_rounding(layer.core.scale, contract)
+    rounding += scale_error(layer.core, contract)
     rounding += _cut_operands(spread, result, contract, products=model.PRODUCTS_OF_LAYER)
     return _statistics(spread, result, rows, contract.sides, deviations, (rounding, saturated))
 

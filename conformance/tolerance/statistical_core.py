@@ -6,13 +6,17 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from conformance._golden import golden
 
 from . import model
 from .contract import Contract
 from .core import without_empty_rows
+from .distances import distance_size
 from .keys import LiveKeys, live_keys
+from .prepared import Prepared, prepared_variances
+from .sinks import more_keys, with_sink
 from .spread import Spread, Variances
 from .statistical_mean import moved_mean
 from .statistical_query import scale_slope
@@ -39,6 +43,13 @@ def core_spread(
     deviation: an error that is only known to be bounded by b is subgaussian with deviation b
     (Hoeffding's lemma), not with a fraction of it.
     """
+    prepared = prepared_variances(attention, contract, carried)
+    carried = prepared.carried
+    shared = _shared_error(attention, contract, prepared)
+    if attention.sinks is not None:
+        attention = with_sink(attention)
+        carried = _beside_a_sink(carried)
+        shared = None if shared is None else pad(shared, (0, 1))
     live = live_keys(attention)
     clean = without_empty_rows(attention, live)
     carried = _only_live(carried, live)
@@ -47,6 +58,8 @@ def core_spread(
     variance = moved.variance.add_(_sum_variance(clean, moved.weights, live, contract, carried))
     size = clean.value.abs()
     linear = _linear(clean, size, live, contract)
+    if shared is not None:
+        linear += _moved_together(clean, live, shared)
     slope = scale_slope(clean, moved.from_centre, moved.shift)
     if live.empty is not None and attention.semantics.empty_rows.startswith("mean"):
         linear += _empty_row_error(attention, live.empty, contract, deviations, carried)
@@ -54,6 +67,35 @@ def core_spread(
         variance=variance, last=_last_rounding(clean, size, contract), linear=linear, slope=slope
     )
     return spread, moved.saturated
+
+
+def _shared_error(
+    attention: golden.Attention, contract: Contract, prepared: Prepared
+) -> Tensor | None:
+    """The error of scores that is no random number: tables of positions and of slopes."""
+    error = prepared.score_error(attention)
+    if attention.alibi is None:
+        return error
+    stored = model.DISTANCE_STORES * contract.unit_roundoff * distance_size(attention)
+    return stored if error is None else error + stored
+
+
+def _moved_together(attention: golden.Attention, live: LiveKeys, error: Tensor) -> Tensor:
+    """What errors of the scores that need not be independent make of the output, to first order."""
+    moved = attention.weights * live.only(error.expand(attention.weights.shape).clone())
+    centre = live.mean(attention.value)
+    from_centre = live.only_seen((attention.value - centre).abs())
+    shift = (attention.output - centre).abs()
+    return moved @ from_centre + moved.sum(dim=-1, keepdim=True) * shift
+
+
+def _beside_a_sink(carried: Variances) -> Variances:
+    key, value = carried.key, carried.value
+    return Variances(
+        query=carried.query,
+        key=None if key is None else more_keys(key),
+        value=None if value is None else more_keys(value),
+    )
 
 
 def _only_live(carried: Variances, live: LiveKeys) -> Variances:

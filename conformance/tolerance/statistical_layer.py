@@ -62,9 +62,9 @@ def head_variances(
     chosen = None if rows.numel() == query.shape[1] else rows
     return Variances(
         query=_head_variance(
-            query, weights.q, query_bias, core.query, semantics, contract, chosen=chosen
+            query, weights.q, query_bias, core.given_query, semantics, contract, chosen=chosen
         ),
-        key=_head_variance(key, weights.k, key_bias, core.key, semantics, contract),
+        key=_head_variance(key, weights.k, key_bias, core.given_key, semantics, contract),
         value=_head_variance(value, weights.v, value_bias, core.value, semantics, contract),
     )
 

@@ -11,8 +11,10 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract
+from .distances import distance_size
 from .keys import LiveKeys
 from .scores import fills, finite_size, partners_of_query_error
+from .sinks import has_sink
 
 
 def exponent_variance(
@@ -39,8 +41,12 @@ def exponent_variance(
     if attention.softcap is not None:
         capping = (model.SOFTCAP_ROUNDINGS * unit) ** 2 + (model.SOFTCAP_STORES * stored) ** 2
         variance.addcmul_(attention.capped, attention.capped, value=capping)
+    if attention.alibi is not None:
+        _add_distance_variance(variance, attention, contract)
     if attention.bias is not None:
         _add_bias_variance(variance, attention, attention.bias, contract)
+    if stored:
+        _add_logit_stores(variance, attention, live, stored**2)
     exponent = (model.EXPONENT_ROUNDINGS * unit) ** 2
     blocks = math.ceil(live.key_length / contract.key_block)
     rescaling = blocks * ((contract.exp_error + model.RESCALE_ROUNDINGS) * unit) ** 2
@@ -99,11 +105,31 @@ def _add_bias_variance(
     rounding = (model.BIAS_ROUNDINGS * contract.accumulator_roundoff) ** 2
     before = attention.semantics.bias_order == "before-scale"
     factor = attention.scale if before else 1.0
-    variance.addcmul_(attention.capped, attention.capped, value=rounding)
+    variance.addcmul_(attention.modified, attention.modified, value=rounding)
+    if attention.alibi is not None:
+        variance.add_(attention.alibi.square(), alpha=rounding)
     variance.add_(finite_size(bias).square_().mul_(rounding * factor**2))
-    if contract.score_roundoff:
-        store = contract.score_roundoff**2
-        variance.addcmul_(attention.logits, attention.logits, value=store)
+
+
+def _add_distance_variance(
+    variance: Tensor, attention: golden.Attention, contract: Contract
+) -> None:
+    """The sum with a bias by distance; errors of that bias itself are no random numbers."""
+    rounding = (model.BIAS_ROUNDINGS * contract.accumulator_roundoff) ** 2
+    variance.addcmul_(attention.modified, attention.modified, value=rounding)
+    variance.add_(distance_size(attention).square_(), alpha=rounding)
+
+
+def _add_logit_stores(
+    variance: Tensor, attention: golden.Attention, live: LiveKeys, square: float
+) -> None:
+    """Logits that are stored: once for each of the biases, and once more beside a sink."""
+    biases = (attention.alibi is not None) + (attention.bias is not None)
+    if biases:
+        variance.addcmul_(attention.logits, attention.logits, value=biases * square)
+    if has_sink(attention):
+        distance = (attention.logits - live.largest).nan_to_num_(neginf=0.0)
+        variance.addcmul_(distance, distance, value=model.SINK_STORES * square)
 
 
 def _filled(

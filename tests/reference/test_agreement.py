@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from reference import STANDARD, Semantics
 
 EVERY_CHOICE = [
-    pytest.param(name, choice, id=f"{name}={choice}")
+    pytest.param(name, choice, id=f"{name}={getattr(choice, '__name__', choice)}")
     for name, values in CHOICES.items()
     for choice in values
 ]

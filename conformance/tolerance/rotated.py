@@ -1,0 +1,121 @@
+"""The error of heads that are turned by their positions: table, products and sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rotation:
+    """Which channels turn together, int64 ``[R/2]`` both, and by how much: float64 ``[L, R/2]``.
+
+    ``cosine`` and ``sine`` are exact, the errors bound those of a correct table.
+    """
+
+    first: Tensor
+    second: Tensor
+    cosine: Tensor
+    sine: Tensor
+    cosine_error: Tensor
+    sine_error: Tensor
+
+    def spread(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """``|a| cosine + |b| sine`` for each channel a with its partner b: ``[B, H, L, D]``."""
+        turned = heads.clone()
+        one, two = heads[..., self.first], heads[..., self.second]
+        turned[..., self.first] = one * cosine + two * sine
+        turned[..., self.second] = one * sine + two * cosine
+        return turned
+
+    def only_turned(self, heads: Tensor) -> Tensor:
+        """Zero in the channels that stay."""
+        kept = torch.zeros_like(heads)
+        for chosen in (self.first, self.second):
+            kept[..., chosen] = heads[..., chosen]
+        return kept
+
+
+def rotation(
+    positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
+) -> Rotation:
+    """The rotation of tokens at ``positions [L]``.
+
+    A frequency is a power of the base: an error of the exponent counts as often as its logarithm,
+    and the first one, of 1, has none. The error of an angle grows with the position.
+    """
+    first, second = golden.rotary_pairs(head_size, semantics)
+    frequency = golden.rotary_frequencies(head_size, semantics)
+    angles = golden.rotary_angles(positions, head_size, semantics)
+    # A working dtype that is finer than float32 asks for finer angles.
+    unit = max(contract.accumulator_roundoff, min(contract.unit_roundoff, model.COARSEST_ANGLE))
+    relative = model.FREQUENCY_ROUNDINGS * frequency.log().abs() + model.ANGLE_ROUNDINGS
+    error = unit * relative * angles.abs()
+    cosine, sine = angles.cos(), angles.sin()
+    own = model.SINE_ROUNDINGS * unit
+    stored = model.TABLE_STORES * contract.unit_roundoff
+
+    def table(value: Tensor, slope: Tensor) -> Tensor:
+        moved = (slope.abs() * error + 0.5 * error.square()).clamp_max(2.0) + own
+        return moved + stored * (value.abs() + moved)
+
+    return Rotation(
+        first=first,
+        second=second,
+        cosine=cosine.abs(),
+        sine=sine.abs(),
+        cosine_error=table(cosine, sine),
+        sine_error=table(sine, cosine),
+    )
+
+
+def rotated_error(
+    heads: Tensor,
+    error: Tensor | None,
+    positions: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Tensor:
+    """How far turned heads may be off, given ``heads [B, H, L, D]`` before and their errors."""
+    turn = rotation(positions, heads.shape[-1], semantics, contract)
+    size = heads.abs()
+    incoming = torch.zeros_like(size) if error is None else error
+    reached = size + incoming
+    found = turn.spread(incoming, turn.cosine, turn.sine)
+    table = turn.spread(reached, turn.cosine_error, turn.sine_error)
+    whole = turn.spread(reached, turn.cosine, turn.sine) + table
+    stores = model.ROTATION_STORES * contract.unit_roundoff
+    return found + turn.only_turned(
+        table + stores * whole + model.ROTATION_STORES * contract.underflow
+    )
+
+
+def rotated_variance(
+    heads: Tensor,
+    variance: Tensor | None,
+    shared: Tensor | None,
+    positions: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> tuple[Tensor, Tensor]:
+    """The variance of turned heads, and what of their error is no random number.
+
+    Table errors are the same for all heads, items and lengths, and those of a frequency for all
+    positions: they add up in full. ``shared`` are such errors from before.
+    """
+    turn = rotation(positions, heads.shape[-1], semantics, contract)
+    squares = turn.spread(heads.square(), turn.cosine.square(), turn.sine.square())
+    found = turn.only_turned(squares).mul_(model.ROTATION_STORES * contract.unit_roundoff**2)
+    if variance is not None:
+        found += turn.spread(variance, turn.cosine.square(), turn.sine.square())
+    table = turn.only_turned(turn.spread(heads.abs(), turn.cosine_error, turn.sine_error))
+    if shared is not None:
+        table = table + turn.spread(shared, turn.cosine, turn.sine)
+    return found, table
