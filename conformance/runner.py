@@ -191,7 +191,7 @@ class CandidateRun:
         if tally.refused and tally.refused == tally.examples:
             reason = "it refuses rows without keys, about which it promises nothing"
             return counted.replace(status="not-applicable", reason=reason)
-        if tally.inapplicable and tally.inapplicable == tally.examples:
+        if tally.inapplicable and tally.binding == 0:
             return counted.replace(status="not-applicable", reason=tally.reason)
         if tally.binding == 0:
             told = clause.counterfactual or "the case it speaks of"
