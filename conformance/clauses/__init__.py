@@ -15,6 +15,9 @@ from . import numerics
 from . import precision
 from . import accumulation
 from . import extremes
+from . import mixed
+from . import mixed_masks
+from . import autocast
 from . import varlen
 from . import algebra
 from . import options
@@ -39,6 +42,7 @@ from . import export_runs
 __all__ = [
     "accumulation",
     "algebra",
+    "autocast",
     "bias",
     "calls",
     "causal",
@@ -57,6 +61,8 @@ __all__ = [
     "mask_memory",
     "masking",
     "memory",
+    "mixed",
+    "mixed_masks",
     "modules",
     "numerics",
     "options",

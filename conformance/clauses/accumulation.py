@@ -47,7 +47,7 @@ PARTS: Final = 64
         "Sums over many keys, and over many channels of large heads, are as exact as the declared "
         "accumulator allows, however alike their terms are."
     ),
-    source="Higham 2002, section 4.2; docs/tolerance.md; llama.cpp#8136: float16 accumulators",
+    source="Higham 2002, section 4.2; metal-flash-attention#8, #13: sums in half precision",
     space=LONG,
     needs_golden=True,
     counterfactual="sums rounded to a coarser format after each of 64 parts",

@@ -36,7 +36,7 @@ OTHERS_REACH: Final = "products of ordinary numbers overflow float16 alone"
         "In float16, products of query and key past 65504 leave the answer finite and right, "
         "unless the candidate declares to add up in float16."
     ),
-    source="pytorch#96803: the scale belongs before the product, or the product into float32",
+    source="pytorch#119131, ultralytics#24990: the product overflows before it is scaled",
     space=Space(values=("normal", "decisive"), least=(("key_length", 2),), share=0.25),
     needs_golden=True,
     subtle=True,
@@ -88,7 +88,7 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
         "Tiny and subnormal inputs give the right answer; what underflows may be flushed to zero, "
         "and nothing else."
     ),
-    source="pytorch#33069, torch.set_flush_denormal; docs/tolerance.md: the smallest useful size",
+    source="torch.set_flush_denormal (pytorch#19652); docs/tolerance.md: the smallest useful size",
     space=Space(values=("plain-projections",), least=(("key_length", 2),), share=0.25),
     needs_golden=True,
     counterfactual="tiny numbers taken for zero",
