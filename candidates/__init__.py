@@ -16,6 +16,10 @@ __conformance__ = [
     "masked_attention",
     "torch_multihead_attention",
     "torch_scaled_dot_product",
+    "varlen_attention",
+    "packed_attention",
+    "out_attention",
+    "operator_attention",
     "numpy_attention",
     "onnx_attention",
 ]

@@ -14,6 +14,7 @@ from ._golden import golden
 from .candidate import Candidate
 from .declaration import Declaration
 from .errors import DeclarationError, did_you_mean
+from .operators import operator_of, registered_operator, signature_of
 from .promises import declare
 
 Decorator = Callable[[Callable[..., Any]], Candidate]
@@ -205,6 +206,8 @@ def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_s
 
 def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorator:
     declaration = _declare(kind, promises)
+    if declaration.operator:
+        registered_operator(declaration.operator)
 
     def decorate(function: Callable[..., Any]) -> Candidate:
         if not callable(function):
@@ -213,12 +216,17 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
         shown = name or _name_of(function)
         if kind != "layer":
             check_signature(function, declaration, shown)
-        return Candidate(name=shown, declaration=declaration, function=function)
+        operator = declaration.operator or operator_of(function)
+        declared = dataclasses.replace(declaration, operator=operator)
+        return Candidate(name=shown, declaration=declared, function=function)
 
     return decorate
 
 
 def _name_of(function: Callable[..., Any]) -> str:
+    operator = operator_of(function)
+    if operator:
+        return operator.partition("::")[2]
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -239,7 +247,7 @@ def check_signature(function: Callable[..., Any], declaration: Declaration, name
     Functions written in C have no signature to look at: they are taken at their word.
     """
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function) or inspect.signature(function)
     except (TypeError, ValueError):
         return
     inputs = declaration.positional

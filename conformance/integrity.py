@@ -40,6 +40,8 @@ _SUBNORMAL: Final = sys.float_info.min / 2.0
 _code = attrgetter("__code__")
 _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
 _GONE: Final = object()
+# What torch itself puts another in the place of when its compiler is first imported.
+_REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})
 # What every verdict goes through: looked at after each call, the rest after each clause.
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
@@ -208,7 +210,9 @@ def _decides(parts: list[str]) -> bool:
 def _public(module: Any) -> tuple[str, ...]:
     """Functions and classes that are offered to everybody."""
     return tuple(
-        name for name, entry in vars(module).items() if callable(entry) and not name.startswith("_")
+        name
+        for name, entry in vars(module).items()
+        if callable(entry) and not name.startswith("_") and name not in _REPLACED_BY_TORCH
     )
 
 

@@ -154,7 +154,7 @@ def _read_arrays(
     named: frozenset[str],
 ) -> frozenset[str]:
     """The features of what takes arrays of another library; raises DeclarationError."""
-    impossible = sorted(named & OF_TENSORS)
+    impossible = sorted(named & (OF_TENSORS | ({"out"} if arrays == "jax" else set())))
     if impossible:
         msg = f"the feature {impossible[0]!r} needs tensors, but arrays is {arrays!r}: drop one"
         raise DeclarationError(msg)

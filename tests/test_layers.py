@@ -32,7 +32,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("graphs", ("graphs", "graphs.*")),
-    ("declaration", ("candidate", "declaration", "declare", "layout_promises", "promises")),
+    (
+        "declaration",
+        ("candidate", "declaration", "declare", "layout_promises", "operators", "promises"),
+    ),
     ("tolerance", ("double_double*", "tolerance*")),
     ("adapters", ("adapters", "adapters.*")),
     ("targets", ("loading", "preflight", "registered", "targets")),

@@ -19,6 +19,8 @@ from . import mixed
 from . import mixed_masks
 from . import autocast
 from . import varlen
+from . import outputs
+from . import operators
 from . import algebra
 from . import options
 from . import groups
@@ -65,7 +67,9 @@ __all__ = [
     "mixed_masks",
     "modules",
     "numerics",
+    "operators",
     "options",
+    "outputs",
     "position",
     "precision",
     "propagation",

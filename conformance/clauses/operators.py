@@ -1,0 +1,125 @@
+"""operator.*: what is registered with torch tells the truth about itself."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..calling import Forward, arguments
+from ..candidate import Candidate
+from ..operators import (
+    Called,
+    Calls,
+    DispatchedCalls,
+    argument_names,
+    registered_operator,
+    written_arguments,
+)
+from ..printable import printable
+from ..problem import Problem
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+
+# What each of opcheck's tests speaks of.
+TOLD: Final = {
+    "test_schema": "its schema does not say what it does to its arguments",
+    "test_autograd_registration": "its gradients are not registered where torch looks for them",
+    "test_faketensor": "its fake implementation (shapes without numbers) is missing or wrong",
+    "test_aot_dispatch_dynamic": "it answers differently, or not at all, once it is traced",
+}
+SUCCESS: Final = "SUCCESS"
+
+
+def _is_operator(candidate: Candidate) -> str:
+    return "" if candidate.declaration.operator else "no operator is declared"
+
+
+@clause(
+    "operator.opcheck",
+    level="MUST",
+    sentence=(
+        "A registered operator passes torch.library.opcheck: what its schema says of mutation and "
+        "aliasing is true, and its gradients, its fake implementation and its trace agree with it."
+    ),
+    source="torch.library.opcheck and the custom operators manual",
+    # Each check traces the operator anew, which takes half a second.
+    space=Space(mask="maybe", causal="maybe", extras="maybe", share=0.01, edges="options"),
+    applies=(_is_operator,),
+    explained=False,
+)
+def opcheck(subject: Subject, problem: Problem) -> Finding:
+    """The arguments that the operator gets in a call of the candidate, checked by torch."""
+    inputs = subject.inputs(problem)
+    found = _calls(subject, problem)
+    name = subject.declaration.operator
+    if not found:
+        message = f"a call never reaches the operator {name}, which it declares"
+        return Finding(violation=Violation(kind="not-called", message=message, expected=name))
+    overload, positional, named = found[0]
+    wants = "gradients" in subject.declaration.features
+    held = _held(overload, positional, named, wants=wants)
+    results = torch.library.opcheck(overload, *held, raise_exception=False)
+    wrong = {test: told for test, told in results.items() if told != SUCCESS}
+    if not wrong:
+        return Finding()
+    test, told = next(iter(wrong.items()))
+    shapes = f"queries {list(inputs.query.shape)}"
+    message = f"{TOLD.get(test, test)} ({test}, {shapes}): {_line(told)}"
+    return Finding(
+        violation=Violation(
+            kind="opcheck", message=printable(message), expected=SUCCESS, got=sorted(wrong)
+        )
+    )
+
+
+def _calls(subject: Subject, problem: Problem) -> list[Called]:
+    """The calls of the operator, from Python or else from C++."""
+    packet = registered_operator(subject.declaration.operator)
+    inputs = subject.inputs(problem)
+    forward = subject.forward(inputs)
+    for mode in (Calls(packet), DispatchedCalls(packet)):
+        subject.ask(_under(mode, forward), arguments(inputs), inputs)
+        if mode.found:
+            return mode.found
+    return []
+
+
+def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
+    """The same call with a mode that listens, entered and left within it."""
+
+    def called(*positional: Any, **keywords: Any) -> Any:
+        with mode:
+            return forward(*positional, **keywords)
+
+    return called
+
+
+def _held(
+    overload: Any, positional: tuple[Any, ...], named: dict[str, Any], *, wants: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the arguments; those that gradients flow to ask for them."""
+    written = written_arguments(overload)
+
+    def copied(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        copy = value.detach().clone()
+        asks = wants and copy.is_floating_point() and name not in written
+        return copy.requires_grad_(asks)
+
+    names = argument_names(overload)
+    return (
+        tuple(copied(name, value) for name, value in zip(names, positional, strict=False)),
+        {name: copied(name, value) for name, value in named.items()},
+    )
+
+
+def _line(told: Any) -> str:
+    """The first line that says something of an exception."""
+    lines = [line.strip() for line in str(told).splitlines() if line.strip()]
+    return f"{type(told).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,181 @@
+"""out.*: an answer that is written into a tensor the caller brings along."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arrangements import presented_shape
+from ..calling import Answer, CandidateFailure, arguments
+from ..candidate import Candidate
+from ..inputs import Inputs
+from ..layouts import LAYOUTS
+from ..placing import placed, taken, whole_storage
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+from ._vocabulary import identical, same_unless_identical
+
+SOURCE = "torch's own out= arguments; flash_attn_interface: out="
+WRITTEN = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share=0.5)
+# Ways a buffer can lie in memory that a kernel of contiguous buffers cannot fill.
+GAPS = ("every-other", "channels-first", "odd-rows", "tokens-first")
+
+
+def _offers_out(candidate: Candidate) -> str:
+    return "" if "out" in candidate.declaration.features else "no out= is declared"
+
+
+@dataclass(frozen=True, eq=False)
+class _Written:
+    """What a call with a buffer gave: the answer read from the buffer, and what was returned."""
+
+    answer: Answer
+    buffer: Tensor
+    returned: Any
+
+
+@clause(
+    "out.written",
+    level="MUST",
+    sentence=(
+        "With out=, every element of the answer is written into that tensor, which is returned "
+        "(or nothing is)."
+    ),
+    source=SOURCE,
+    space=WRITTEN,
+    applies=(_offers_out,),
+    explained=False,
+)
+def out_written(subject: Subject, problem: Problem) -> Finding:
+    """A buffer of NaN before the call; the same answer as without a buffer after it."""
+    inputs = subject.inputs(problem)
+    plain = subject.answer(inputs)
+    written = _ask(subject, inputs, "contiguous")
+    if written.returned is not None and not _is_same(written.returned, written.buffer):
+        message = "with out= another tensor is returned than the one that was given"
+        return Finding(violation=Violation(kind="type", message=message))
+    output = written.answer.output
+    left = int((output.isnan() & ~plain.isnan()).sum())
+    if left:
+        message = f"{left} of {output.numel()} elements of out= are left unwritten, or are NaN"
+        return Finding(violation=Violation(kind="finite", message=message, got=left, expected=0))
+    wording = "with out= the answer is another"
+    return same_unless_identical(subject, (inputs, plain), (inputs, output), wording)
+
+
+@clause(
+    "out.bounds",
+    level="MUST",
+    sentence="With out=, nothing beside the elements of that tensor is written.",
+    source=f"{SOURCE}; PEERS: canaries",
+    space=WRITTEN,
+    applies=(_offers_out,),
+    explained=False,
+)
+def out_bounds(subject: Subject, problem: Problem) -> Finding:
+    """A buffer between canaries, which stay what they were."""
+    inputs = subject.inputs(problem)
+    written = _ask(subject, inputs, "between-canaries")
+    return _beside_untouched(written, inputs, "between-canaries") or Finding()
+
+
+@clause(
+    "out.strided",
+    level="MUST",
+    sentence="A tensor that is not contiguous is filled rightly as out=, or refused.",
+    source=f"{SOURCE}; pytorch#181133: contiguity assumptions",
+    space=WRITTEN,
+    applies=(_offers_out,),
+    explained=False,
+)
+def out_strided(subject: Subject, problem: Problem) -> Finding:
+    """A buffer with gaps: the same answer in it and nothing in the gaps, or an exception."""
+    inputs = subject.inputs(problem)
+    layout = GAPS[problem.seed % len(GAPS)]
+    plain = subject.answer(inputs)
+    try:
+        written = _ask(subject, inputs, layout)
+    except CandidateFailure as failure:
+        if failure.violation.kind == "raised":
+            return Finding()
+        raise
+    touched = _beside_untouched(written, inputs, layout)
+    if touched is not None:
+        return touched
+    wording = f"with an out= that is laid out as {layout} the answer is another"
+    pair = (inputs, plain), (inputs, written.answer.output)
+    return same_unless_identical(subject, *pair, wording)
+
+
+@clause(
+    "out.kept",
+    level="MUST",
+    sentence="A tensor given as out= is not written to by later calls.",
+    source=f"{SOURCE}; a buffer that is held and used again",
+    space=WRITTEN,
+    applies=(_offers_out,),
+    explained=False,
+)
+def out_kept(subject: Subject, problem: Problem) -> Finding:
+    """A call with a buffer, then one with another and one without any."""
+    inputs = subject.inputs(problem)
+    other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
+    written = _ask(subject, inputs, "contiguous")
+    before = taken(written.buffer)
+    _ask(subject, other, "contiguous")
+    subject.answer(other)
+    if identical(taken(written.buffer), before):
+        return Finding()
+    message = "a later call writes into the out= of an earlier one"
+    return Finding(violation=Violation(kind="mutated", message=message))
+
+
+def _ask(subject: Subject, inputs: Inputs, layout: str) -> _Written:
+    """One call with a buffer of NaN that lies in memory in some way."""
+    buffer = _buffer(inputs, layout)
+    positional, keywords = arguments(inputs)
+    forward = subject.forward(inputs)
+    came: list[Any] = []
+
+    def writing(*given: Any, **named: Any) -> Any:
+        came.append(forward(*given, **named))
+        return named["out"]
+
+    given = positional, {**keywords, "out": buffer}
+    answer = subject.ask(writing, given, inputs)
+    return _Written(answer=answer, buffer=buffer, returned=came[-1])
+
+
+def _buffer(inputs: Inputs, layout: str) -> Tensor:
+    """A tensor like the answer, in the axes and on the device of the call, of nothing but NaN."""
+    shape = presented_shape(inputs)
+    nothing = torch.full(shape if inputs.batched else shape[1:], math.nan, dtype=inputs.query.dtype)
+    if layout == "tokens-first" and nothing.dim() < len("BLE"):
+        layout = "channels-first"
+    (buffer,), _ = placed(((LAYOUTS[layout](nothing),), {}), inputs.device)
+    return buffer
+
+
+def _is_same(returned: Any, buffer: Tensor) -> bool:
+    """Whether what was returned is the buffer, or a view of all of it."""
+    if not isinstance(returned, Tensor) or returned.dtype != buffer.dtype:
+        return False
+    return returned.data_ptr() == buffer.data_ptr() and returned.shape == buffer.shape
+
+
+def _beside_untouched(written: _Written, inputs: Inputs, layout: str) -> Finding | None:
+    """A violation where the memory around or between the elements changed; None where not."""
+    fresh = _buffer(inputs, layout)
+    fresh.copy_(written.buffer)
+    if identical(taken(whole_storage(written.buffer)), taken(whole_storage(fresh))):
+        return None
+    message = f"the call wrote into memory beside its out= ({layout})"
+    return Finding(violation=Violation(kind="mutated", message=message, got=["out"]))
