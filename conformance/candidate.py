@@ -24,6 +24,8 @@ class Candidate:
         ``weights_known=False`` it brings weights nobody can see: no golden answer exists.
     graph
         The ONNX graph behind it, when there is one.
+    declared_on
+        The declared devices, where the declaration is narrowed to the one that is judged.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Candidate:
     fixed_weights: golden.ProjectionWeights | None = None
     weights_known: bool = True
     graph: OpenedGraph | None = None
+    declared_on: tuple[str, ...] = ()
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the wrapped function."""
@@ -62,8 +65,9 @@ class Candidate:
         """The same candidate as it is judged on one device: its precision follows from that."""
         if self.declaration.devices == (device,):
             return self
+        declared = self.declared_on or self.declaration.devices
         declaration = dataclasses.replace(self.declaration, devices=(device,))
-        return dataclasses.replace(self, declaration=declaration)
+        return dataclasses.replace(self, declaration=declaration, declared_on=declared)
 
     def located(self, target: str) -> Candidate:
         """The same candidate, said to come from a target."""

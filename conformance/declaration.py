@@ -28,6 +28,7 @@ DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
 FEATURES: Final = frozenset(
     {
         "autocast",
+        "batch_invariant",
         "cross",
         "double_backward",
         "dropout",

@@ -25,20 +25,20 @@ def why_absent(name: str) -> str:
     try:
         kind = torch.device(name).type
     except (RuntimeError, TypeError):
-        return f"torch knows no such device; {_here()}"
+        return f"torch knows no such device; {here()}"
     if kind == "meta":
         return "it holds no values, so nothing can be checked on it"
     try:
         torch.empty(1, device=name).cpu()
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"{_here()} ({lines[0].rstrip('.')})"
+        return f"{here()} ({lines[0].rstrip('.')})"
     return ""
 
 
-def _here() -> str:
+def here() -> str:
     """What torch sees besides the CPU."""
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None:
         return "torch sees no device but the CPU here"
     count = torch.accelerator.device_count()
@@ -49,6 +49,11 @@ def _here() -> str:
 def kind_of(name: str) -> str:
     """The type of a device: ``cuda`` of ``cuda:1``."""
     return torch.device(name).type
+
+
+def judged_on(declared: tuple[str, ...]) -> str:
+    """The device that a declaration is judged on: its first."""
+    return declared[0]
 
 
 def module_of(name: str) -> ModuleType | Any:

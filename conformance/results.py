@@ -34,6 +34,7 @@ KINDS: Final = (
     "raised",
     "not-raised",
     "mutated",
+    "memory",
     "tampered",
     "crashed",
     "hung",

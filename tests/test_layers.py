@@ -60,6 +60,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "judgement",
         (
+            "allocations",
             "arrays",
             "calling",
             "comparison",
@@ -73,6 +74,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "option_pairs",
             "oracle",
             "plain_tensor",
+            "peak_memory",
             "placing",
             "recording",
             "relation",

@@ -36,6 +36,10 @@ from . import modules
 from . import dropout
 from . import unchanged
 from . import tampering
+from . import device
+from . import device_streams
+from . import device_memory
+from . import device_canaries
 from . import export_file
 from . import export_dynamic
 from . import export_inputs
@@ -48,6 +52,10 @@ __all__ = [
     "bias",
     "calls",
     "causal",
+    "device",
+    "device_canaries",
+    "device_memory",
+    "device_streams",
     "dropout",
     "empty_rows",
     "equivariance",

@@ -1,0 +1,123 @@
+"""Guards around the tensors that a candidate allocates, and poison in those it must fill itself.
+
+Every tensor that torch makes in a watched call lies in the middle of a larger buffer of a known
+pattern, as far aligned as torch would have it. What nobody has written yet is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Bytes on each side: a multiple of the 512 to which torch's allocators align on any device.
+GUARD: Final = 4096
+PATTERN: Final = 0xA5
+_ATEN: Final = torch.ops.aten
+_UNWRITTEN: Final = (
+    _ATEN.empty.memory_format,
+    _ATEN.empty_strided.default,
+    _ATEN.empty_like.default,
+    _ATEN.new_empty.default,
+    _ATEN.new_empty_strided.default,
+)
+_FILLED: Final = (
+    _ATEN.zeros.default,
+    _ATEN.zeros_like.default,
+    _ATEN.new_zeros.default,
+    _ATEN.ones.default,
+    _ATEN.ones_like.default,
+    _ATEN.new_ones.default,
+    _ATEN.full.default,
+    _ATEN.full_like.default,
+    _ATEN.new_full.default,
+)
+_POISONED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded:
+    """One tensor of a call with the buffer it was put into."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    buffer: Tensor
+    end: int
+
+    def damage(self) -> str:
+        """What was written beside it, or "".
+
+        One that has been resized since owns what lies behind it.
+        """
+        if tuple(self.tensor.shape) != self.shape:
+            return ""
+        sides = {"before": self.buffer[:GUARD], "behind": self.buffer[self.end :]}
+        for side, guard in sides.items():
+            count = int((guard != PATTERN).sum())
+            if count:
+                return f"{count} bytes {side} a tensor {list(self.shape)} that it allocated"
+        return ""
+
+
+class Allocations(TorchDispatchMode):
+    """While it is active, the tensors that torch makes are guarded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Guarded] = []
+        self.unwritten = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation; what a factory made is put between guards."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        if func in _UNWRITTEN or func in _FILLED:
+            return self._between_guards(result, fresh=func in _UNWRITTEN)
+        return result
+
+    def _between_guards(self, tensor: Tensor, *, fresh: bool) -> Tensor:
+        if not _plain(tensor):
+            return tensor
+        buffer = _buffer(tensor)
+        place = GUARD // tensor.element_size()
+        guarded = buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), place)
+        if not fresh:
+            guarded.copy_(tensor)
+        elif tensor.dtype in _POISONED:
+            guarded.fill_(torch.nan)
+            self.unwritten += 1
+        end = GUARD + tensor.untyped_storage().nbytes()
+        self.made.append(Guarded(guarded, tuple(tensor.shape), buffer, end))
+        return guarded
+
+    def damage(self) -> str:
+        """What was written beside the tensors made so far, or ""."""
+        return next(filter(None, (made.damage() for made in self.made)), "")
+
+
+def _plain(tensor: Any) -> bool:
+    """Whether something is a dense tensor that has elements in memory of its own."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and tensor.numel() > 0
+        and tensor.storage_offset() == 0
+    )
+
+
+def _buffer(tensor: Tensor) -> Tensor:
+    """Room for a tensor and both guards, full of the pattern."""
+    inner = tensor.untyped_storage().nbytes()
+    room = GUARD + -(-inner // GUARD) * GUARD + GUARD
+    return torch.full((room,), PATTERN, dtype=torch.uint8, device=tensor.device)

@@ -1,0 +1,112 @@
+"""device.canaries, .fresh-memory: what a call writes outside, and what it takes for zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..allocations import Allocations
+from ..calling import Answer, CandidateFailure, Forward, arguments
+from ..inputs import Inputs
+from ..placing import whole_storage
+from ..problem import Problem
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+from ._devices import in_this_process
+from ._vocabulary import identical, same_unless_identical
+
+# That of shape.bounds, so that the golden answers are there already.
+ANY = Space(mask="maybe", causal="maybe", share=0.5)
+
+
+@dataclass
+class _Watched:
+    """A forward whose allocations are guarded while it runs."""
+
+    forward: Forward
+    allocations: Allocations = field(default_factory=Allocations)
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        """The call, between guards."""
+        with self.allocations:
+            return self.forward(*positional, **keywords)
+
+
+def _ask(subject: Subject, inputs: Inputs, watched: _Watched, given: Any) -> Answer | None:
+    """The answer between guards; None from a candidate that cannot be watched but can be called."""
+    try:
+        return subject.ask(watched, given, inputs)
+    except CandidateFailure:
+        subject.call(watched.forward, inputs)  # raises for what fails anyway
+        return None
+
+
+@clause(
+    "device.canaries",
+    level="MUST",
+    sentence=(
+        "Nothing is written outside of tensors: neither beside those that it is given nor beside "
+        "those that it allocates."
+    ),
+    source="PEERS: canaries; tiles that are stored without a mask",
+    space=ANY,
+    applies=(in_this_process,),
+    explained=False,
+)
+def canaries(subject: Subject, problem: Problem) -> Finding:
+    """Patterns around every input and every tensor that torch makes meanwhile, bit for bit."""
+    layout = "between-canaries"
+    inputs = subject.inputs(problem).replace(layout=layout, mask_layout=layout)
+    watched = _Watched(subject.forward(inputs))
+    given = arguments(inputs)
+    tensors = _named(subject, given)
+    before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
+    answer = _ask(subject, inputs, watched, given)
+    beside = [name for name, tensor in tensors.items() if _beside_changed(tensor, before[name])]
+    found = f"its {' and '.join(beside)}" if beside else watched.allocations.damage()
+    if not found:
+        return Finding(binding=answer is not None)
+    told = f"into memory beside {found}" if beside else found
+    return Finding(violation=Violation(kind="memory", message=f"the call wrote {told}", got=beside))
+
+
+def _named(subject: Subject, given: Any) -> dict[str, Tensor]:
+    positional, keywords = given
+    named = dict(zip(subject.declaration.positional, positional, strict=False))
+    named |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+
+
+def _beside_changed(tensor: Tensor, before: Tensor) -> bool:
+    """Whether the storage has changed outside of the tensor's own elements."""
+    after = whole_storage(tensor).clone()
+    own = after.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    own.copy_(before.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+    return not identical(after, before)
+
+
+@clause(
+    "device.fresh-memory",
+    level="MUST",
+    sentence="The answer does not depend on what newly allocated memory happens to hold.",
+    source="torch.empty: uninitialised data; torch.utils.deterministic.fill_uninitialized_memory",
+    space=ANY,
+    counterfactual="a call that allocates memory without filling it",
+    applies=(in_this_process,),
+    explained=False,
+    subtle=True,
+)
+def fresh_memory(subject: Subject, problem: Problem) -> Finding:
+    """What torch hands out unfilled is NaN, and the answer is what it is otherwise."""
+    inputs = subject.inputs(problem)
+    watched = _Watched(subject.forward(inputs))
+    answer = _ask(subject, inputs, watched, arguments(inputs))
+    if answer is None or not watched.allocations.unwritten:
+        return Finding(binding=False)
+    plain = subject.answer(inputs)
+    wording = "with NaN in memory that nobody has written the answer is another"
+    return same_unless_identical(subject, (inputs, plain), (inputs, answer.output), wording)
