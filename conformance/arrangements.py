@@ -112,6 +112,15 @@ def canonical_tokens(given: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Te
     return query, key, value
 
 
+def token_names(inputs: Inputs) -> tuple[tuple[str, ...], ...]:
+    """Which of query, key and value lie in each positional input of a core."""
+    packed = {
+        "packed-qkv": (("query", "key", "value"),),
+        "packed-kv": (("query",), ("key", "value")),
+    }
+    return packed.get(inputs.arrangement, (("query",), ("key",), ("value",)))
+
+
 def present_output(output: Tensor, inputs: Inputs) -> Tensor:
     """A tensor like the answer, ``[B, H, Lq, Dv]``, in the axes of the candidate's answer."""
     if inputs.is_layer or inputs.arrangement == "BHSD":

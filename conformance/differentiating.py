@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .arrangements import canonical_tokens, present_output
+from .arrangements import canonical_tokens, present_output, token_names
 from .calling import Answer, Arguments, CandidateFailure, guarded
 from .inputs import Inputs
 from .results import Violation
@@ -114,16 +114,24 @@ class Taped:
                 for name, tensor in arrived.items()
             }
             return batched | found
+        return found | self._of_heads(arrived)
+
+    def _of_heads(self, arrived: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """Those of query, key and value that lie in the inputs which asked for gradients."""
+        given = zip(self.given_names, self.given[0], strict=True)
         whole = tuple(
-            torch.zeros_like(leaf) if arrived[name] is None else arrived[name]
-            for name, leaf in self.leaves.items()
-            if name != "bias"
+            torch.zeros_like(tensor) if one is None else one
+            for tensor, one in ((tensor, arrived.get(name)) for name, tensor in given)
         )
-        tokens = canonical_tokens(whole, self.inputs)  # type: ignore[arg-type]  # none is None
-        lost = all(tensor is None for tensor in arrived.values())
-        names = INPUT_NAMES["separate"]
-        return found | {
-            name: None if lost else tensor for name, tensor in zip(names, tokens, strict=True)
+        tokens = dict(
+            zip(INPUT_NAMES["separate"], canonical_tokens(whole, self.inputs), strict=True)
+        )
+        lying = zip(self.given_names, token_names(self.inputs), strict=True)
+        return {
+            name: None if arrived[leaf] is None else tokens[name]
+            for leaf, names in lying
+            if leaf in arrived
+            for name in names
         }
 
     @property
