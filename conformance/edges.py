@@ -11,7 +11,7 @@ from typing import Final
 from .candidate import Candidate
 from .draft import Draft
 from .geometry import FIELDS, Geometry
-from .option_pairs import option_problems
+from .option_pairs import option_problems, single_options
 from .problem import Problem
 from .space import Space, can_cross
 
@@ -79,6 +79,8 @@ def edge_problems(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
     """The edge problems of a space, each with another recipe, mask option and pattern in turn."""
     if space.edges == "options":
         found = option_problems(candidate, space, dtype=dtype)
+    elif space.edges == "single-options":
+        found = single_options(candidate, space, dtype=dtype)
     else:
         drafts = _long_drafts() if space.edges == "lengths" else _short_drafts(candidate, space)
         found = [draft.problem(candidate, space, dtype=dtype) for draft in drafts]

@@ -29,6 +29,8 @@ ALONE: Final[dict[str, tuple[Any, ...]]] = {
     "softcap": (1.5, 30.0),
     "window": ((0, 0), (2, 1), (-1, 0), (0, -1), (1, 2), (40, 40)),
 }
+# Where options are not paired, so many of these values are enough.
+FEW: Final = 2
 # How many keys are cached; at least one stays new.
 PASTS: Final = (2, 1, 5)
 # Lengths only hide keys at the end, where a narrow window would leave rows without any.
@@ -52,6 +54,22 @@ def option_problems(candidate: Candidate, space: Space, *, dtype: str) -> list[P
         {"mask": MaskPlan(pattern="random", form=form, shape=shape), "geometry": _EQUAL}
         for form, shape in space.options(candidate)
     ]
+    return [
+        _problem(candidate, space, dtype, turn, _chosen(changes, turn))
+        for turn, changes in enumerate(given)
+    ]
+
+
+def single_options(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
+    """Each option alone, each form of mask alone, and all at once with each form of mask."""
+    plain, masks = _options(candidate), _masks(candidate, space)
+    given = [
+        {name: value}
+        for name, values in ALONE.items()
+        if name in candidate.declaration.features
+        for value in values[:FEW]
+    ]
+    given += [*plain, *masks, *({**_merged(plain), **mask} for mask in masks or [{}])]
     return [
         _problem(candidate, space, dtype, turn, _chosen(changes, turn))
         for turn, changes in enumerate(given)

@@ -12,7 +12,7 @@ from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
-Edges = Literal["sizes", "options", "lengths"]
+Edges = Literal["sizes", "options", "single-options", "lengths"]
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
 ANY_PATTERN = (
     "padding",
@@ -75,7 +75,8 @@ class Space:
     share
         The part of a profile's examples that is drawn: less where they are large.
     edges
-        The hand-picked problems: of all "sizes", of every pair of "options", or of long "lengths".
+        The hand-picked problems: of all "sizes", of every pair of "options", of "single-options",
+        or of long "lengths".
     kinds
         The kinds of candidates that it speaks of.
     """
