@@ -12,6 +12,7 @@ from conformance import Candidate
 from . import (
     by_torch,
     by_torch_layers,
+    devices,
     empty_rows,
     exponentials,
     features,
@@ -33,6 +34,7 @@ from . import (
 MODULES: Final = (
     by_torch,
     by_torch_layers,
+    devices,
     empty_rows,
     exponentials,
     features,
