@@ -171,7 +171,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     # The same for what adds up the channels of a dot product.
     "long-products": Recipe(
         query=_alike(0.7, 1.3),
-        key=_alike(1.0, 2.0),
+        key=_alike(1.0, 1.25),
         value=normal,
         generic=False,
         weights="selections",

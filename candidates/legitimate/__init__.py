@@ -10,6 +10,7 @@ from typing import Final
 from conformance import Candidate
 
 from . import (
+    accumulators,
     by_torch,
     by_torch_layers,
     devices,
@@ -20,6 +21,7 @@ from . import (
     layers,
     loops,
     masks,
+    mixed,
     modules,
     online,
     precision,
@@ -32,6 +34,7 @@ from . import (
 )
 
 MODULES: Final = (
+    accumulators,
     by_torch,
     by_torch_layers,
     devices,
@@ -42,6 +45,7 @@ MODULES: Final = (
     layers,
     loops,
     masks,
+    mixed,
     modules,
     online,
     precision,

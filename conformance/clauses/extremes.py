@@ -16,8 +16,9 @@ from ..subject import Subject
 from ..tolerance import model
 from ._vocabulary import finite_limit, matches_golden
 
-# So many times the largest finite number are the largest products, before the scale.
-PAST: Final = 4.0
+# So many times the largest finite number are the largest products, before the scale. With heads of
+# 16 channels or more, which make the scale a quarter, they are within the range behind it.
+PAST: Final = 2.0
 # The size of logits where a scale may be given: that scale is a normal number of float16 still.
 MODEST: Final = 16.0
 # Powers of two by which queries become tiny and keys huge; where the size of a query is between one
@@ -37,25 +38,37 @@ OTHERS_REACH: Final = "products of ordinary numbers overflow float16 alone"
         "unless the candidate declares to add up in float16."
     ),
     source="pytorch#119131, ultralytics#24990: the product overflows before it is scaled",
-    space=Space(values=("normal", "decisive"), least=(("key_length", 2),), share=0.25),
+    space=Space(
+        values=("normal", "decisive"),
+        least=(("key_length", 2),),
+        preferred=(("head_size", 64),),
+        share=0.25,
+    ),
     needs_golden=True,
     subtle=True,
 )
 def overflow_half(subject: Subject, problem: Problem) -> Finding:
-    """Queries and keys are enlarged alike; every other time a given scale makes up for it."""
+    """Queries and keys are enlarged alike; every other time a given scale makes up for it.
+
+    Where scores are not stored, logits behind the scale are past it every other time.
+    """
     if subject.dtype != "float16":
         return Finding(binding=False, inapplicable=OTHERS_REACH)
     if finite_limit(subject) < _limit("float32") and subject.declaration.accumulate is not None:
         reason = "it declares to add up in float16, in which such products overflow"
         return Finding(binding=False, inapplicable=reason)
-    inputs = _past_largest(subject, subject.inputs(problem))
-    core, limit = subject.golden(inputs).core, _limit(subject.dtype)
+    limit, odd = _limit(subject.dtype), bool(problem.seed % 2)
+    stored = subject.declaration.scores == "eager"
+    inputs = _past_largest(subject, subject.inputs(problem), scaled=not (stored or odd))
+    core = subject.golden(inputs).core
     largest = max(float(t.abs().amax()) for t in (core.query, core.key, core.value, core.output))
     past = float((core.query @ core.key.transpose(-1, -2)).abs().amax()) > limit
     if largest > model.HEADROOM * limit or not past:
         return Finding(binding=False)
-    if "scale" in subject.declaration.features and problem.seed % 2:
+    if "scale" in subject.declaration.features and odd:
         inputs = inputs.replace(scale=MODEST / (PAST * limit))
+    elif stored and float(core.scores.abs().amax()) > limit / 2.0:
+        return Finding(binding=False)  # scores are stored in float16, it says
     wording = "products past 65504 give a wrong answer"
     judged = ~subject.golden(inputs).empty_rows  # the others are those that are past
     return matches_golden(subject, inputs, wording, judged=judged, signal=False)
@@ -65,11 +78,15 @@ def _limit(dtype: str) -> float:
     return float(torch.finfo(getattr(torch, dtype)).max)
 
 
-def _past_largest(subject: Subject, inputs: Inputs) -> Inputs:
-    """Tokens enlarged until the largest product is well past float16's largest number."""
+def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
+    """Tokens enlarged until the largest product is past float16's largest number.
+
+    With ``scaled`` the largest logit is, too.
+    """
     core = subject.golden(inputs).core
     products = (core.query @ core.key.transpose(-1, -2)).abs().amax()
-    factor = math.sqrt(PAST * _limit(subject.dtype) / max(float(products), 1.0))
+    target = PAST * _limit(subject.dtype) / (min(abs(core.scale), 1.0) if scaled else 1.0)
+    factor = math.sqrt(target / max(float(products), 1.0))
     key = _times(inputs.key, factor)
     if inputs.mode == "self":
         return inputs.with_tokens(key=key)

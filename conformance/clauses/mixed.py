@@ -200,19 +200,21 @@ def _right(subject: Subject, inputs: Inputs, answer: Tensor, *, cast: bool) -> F
     oracle = Oracle(subject.declaration, name_of(answer.dtype))
     known = oracle.answer(inputs)
     expected, bound = known.output, known.bound
+    # What the widest dtype holds is to be used, though the answer may be narrower.
+    judged = Oracle(subject.declaration, name_of(promoted(inputs))).answer(inputs).judged
     if cast:
         known = oracle.answer(_cast(inputs))
         bound = known.bound + (known.output - expected).abs()
-        expected = known.output
+        expected, judged = known.output, known.judged
     agreement = compare(
         answer,
         expected,
         bound,
-        judged=known.judged,
+        judged=judged,
         wording=f"{_spoken(inputs)} give a wrong answer in {name_of(answer.dtype)}",
     )
     return Finding(
-        binding=bool(known.judged.any()), margin=agreement.margin, violation=agreement.violation
+        binding=bool(judged.any()), margin=agreement.margin, violation=agreement.violation
     )
 
 
