@@ -25,10 +25,13 @@ OFFERED = "kv_cache"
 
 def no_cache(candidate: Candidate) -> str:
     """Why a candidate cannot be called with a cache, or ""."""
-    if OFFERED not in candidate.declaration.features:
+    declared = candidate.declaration
+    if OFFERED not in declared.features:
         return "no cache is declared"
     if not candidate.weights_known:
         return "its weights are unknown, so nobody can project what it would have cached"
+    if not declared.positions_known:
+        return f"semantics does not say how the {declared.position} positions of cached keys are"
     return ""
 
 
@@ -55,13 +58,14 @@ def settle_past(problem: Problem, candidate: Candidate) -> int:
     return min(problem.past, problem.geometry.key_length - 1)
 
 
-def cached(inputs: Inputs, past: int) -> Inputs:
+def cached(inputs: Inputs, past: int, candidate: Candidate) -> Inputs:
     """The same question with the first ``past`` keys and values handed over as a cache.
 
-    Of tokens that are queries as well those are left out: only what is new is asked.
+    Where queries and new keys are as many, the queries of cached tokens are left out: only what is
+    new is asked.
     """
-    if inputs.mode == "self":
-        inputs = last_queries(inputs, inputs.geometry.query_length - past)
+    if not can_cross(candidate):
+        inputs = query_rows(inputs, past, inputs.geometry.query_length)
     return inputs.replace(past=past, generic=False)
 
 
@@ -75,16 +79,15 @@ def without_key_bias(inputs: Inputs, candidate: Candidate) -> Inputs:
     return inputs.replace(weights=dataclasses.replace(inputs.weights, k_bias=None))
 
 
-def last_queries(inputs: Inputs, count: int) -> Inputs:
-    """The last ``count`` queries with their rows of the mask; keys stay."""
-    start = inputs.geometry.query_length - count
+def query_rows(inputs: Inputs, start: int, stop: int) -> Inputs:
+    """Some of the queries with their rows of the mask; keys stay."""
 
     def rows(mask: Tensor | None) -> Tensor | None:
-        return mask if mask is None or mask.shape[2] == 1 else mask[:, :, start:]
+        return mask if mask is None or mask.shape[2] == 1 else mask[:, :, start:stop]
 
     return inputs.replace(
-        geometry=inputs.geometry.replace(query_length=count),
-        query=inputs.query[..., start:, :],
+        geometry=inputs.geometry.replace(query_length=stop - start),
+        query=inputs.query[..., start:stop, :],
         keep=rows(inputs.keep),
         bias=rows(inputs.bias),
         generic=False,

@@ -15,6 +15,7 @@ from . import (  # importing a file declares its mistakes
     accepted,
     asked_weights,
     bias,
+    caches,
     causal,
     cheats,
     clipped,
@@ -43,11 +44,13 @@ from . import (  # importing a file declares its mistakes
     precision,
     remembered,
     scaling,
+    softcaps,
     softmax,
     splits,
     state,
     tampering,
     tiles,
+    windows,
 )
 from ._kit import CORRECT, DECLARED
 
@@ -62,6 +65,7 @@ __all__ = [
     "accepted",
     "asked_weights",
     "bias",
+    "caches",
     "causal",
     "cheats",
     "clipped",
@@ -90,9 +94,11 @@ __all__ = [
     "precision",
     "remembered",
     "scaling",
+    "softcaps",
     "softmax",
     "splits",
     "state",
     "tampering",
     "tiles",
+    "windows",
 ]

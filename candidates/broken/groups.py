@@ -23,7 +23,7 @@ class ValuesTiledKeysRepeated(EagerCore):
         return super().attend(call.replace(value=tiled))
 
 
-@core("numerics.golden", "equivariance.heads")
+@core("groups.order", "groups.golden", "numerics.golden", "equivariance.heads")
 class GroupsOfTwoAssumed(EagerCore):
     """Two query heads are taken to share a key/value head, however many do."""
 
@@ -65,10 +65,56 @@ class CausalLostInGroups(EagerCore):
         return super().attend(call.replace(causal=call.causal and group_size(call) == 1))
 
 
-@core("numerics.golden", "numerics.scale")
+@core("groups.equals-repeated", "groups.golden", "numerics.golden", "numerics.scale")
 class ScaledByGroup(EagerCore):
     """Query heads that share keys are stacked, and the scale uses the stacked size."""
 
     def scale(self, call: Call) -> float:
         given = super().scale(call)
         return given if call.scale is not None else given / group_size(call) ** 0.5
+
+
+@core("groups.order", "groups.golden", "numerics.golden")
+class GroupsStartOneLate(EagerCore):
+    """Groups begin one query head late: the first of each reads what belongs to the one before."""
+
+    def share(self, heads: Tensor, num_heads: int) -> Tensor:
+        if heads.shape[1] == num_heads:
+            return heads
+        places = (torch.arange(num_heads) - 1).clamp(min=0) // (num_heads // heads.shape[1])
+        return heads[:, places]
+
+
+@core("groups.equals-repeated", "groups.order", "groups.golden", "numerics.golden")
+class FirstHeadServesAll(EagerCore):
+    """Where heads share keys and values, all of them read those of the first key/value head."""
+
+    def share(self, heads: Tensor, num_heads: int) -> Tensor:
+        return heads if heads.shape[1] == num_heads else heads[:, :1]
+
+
+@core("groups.golden", "groups.equals-repeated", "mask.golden", "mask.no-leak")
+class MaskLostInGroups(EagerCore):
+    """The path for shared key/value heads does not look at masks of kept keys."""
+
+    def attend(self, call: Call) -> Answer:
+        return super().attend(call if group_size(call) == 1 else call.replace(keep=None))
+
+
+@core("groups.multi-query", "groups.golden", "numerics.golden", "numerics.scale")
+class MultiQueryUnscaled(EagerCore):
+    """The path for one key/value head, where the products are one, leaves out the scale."""
+
+    def scale(self, call: Call) -> float:
+        alone = call.key.shape[1] == 1 < call.query.shape[1]
+        return 1.0 if alone and call.scale is None else super().scale(call)
+
+
+@core("groups.multi-query", "groups.golden", "numerics.golden")
+class MultiQueryReadsNextHead(EagerCore):
+    """With one key/value head the queries of a head are those of the head before it."""
+
+    def scores(self, call: Call, key: Tensor) -> Tensor:
+        if call.key.shape[1] == 1 < call.query.shape[1]:
+            call = call.replace(query=torch.cat([call.query[:, :1], call.query[:, :-1]], dim=1))
+        return super().scores(call, key)

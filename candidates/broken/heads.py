@@ -9,7 +9,7 @@ from ..eager import Answer, Call, EagerCore
 from ._kit import core
 
 
-@core("numerics.golden")
+@core("groups.order", "groups.golden", "groups.equals-repeated", "numerics.golden")
 class GroupsTiled(EagerCore):
     """Shared key/value heads are dealt out in turns, where each serves neighbouring query heads."""
 

@@ -90,7 +90,7 @@ class CausalLostUnderLengths(Forgets):
         return call.replace(causal=call.causal and call.lengths is None)
 
 
-@core("numerics.options", **EVERY)
+@core("softcap.before-mask", "numerics.options", **EVERY)
 class SoftcapAfterMask(EagerCore):
     """The cap is applied after the mask: ignored logits come back as minus the cap."""
 
@@ -120,7 +120,7 @@ class SoftcapAfterBias(EagerCore):
         return call.softcap * torch.tanh(logits / call.softcap)
 
 
-@core("numerics.options", **EVERY)
+@core("softcap.golden", "numerics.options", **EVERY)
 class SoftcapNotMultipliedBack(EagerCore):
     """The hyperbolic tangent is not multiplied by the cap: all logits end between -1 and 1."""
 
@@ -131,7 +131,7 @@ class SoftcapNotMultipliedBack(EagerCore):
         return logits if call.bias is None else self.add_bias(logits, call.bias)
 
 
-@core("numerics.options", **EVERY)
+@core("softcap.golden", "numerics.options", **EVERY)
 class SoftcapClamps(EagerCore):
     """The logits are cut off at the cap where they should approach it smoothly."""
 
@@ -142,7 +142,7 @@ class SoftcapClamps(EagerCore):
         return logits if call.bias is None else self.add_bias(logits, call.bias)
 
 
-@core("numerics.options", **EVERY)
+@core("window.edge", "numerics.options", **EVERY)
 class WindowOneShort(EagerCore):
     """A window of n keys before the query's own shows n - 1: its own is counted too."""
 
@@ -151,7 +151,7 @@ class WindowOneShort(EagerCore):
         return super().within_window(call, (left - 1 if left > 0 else left, right))
 
 
-@core("numerics.options", **EVERY)
+@core("window.unlimited", "numerics.options", **EVERY)
 class UnlimitedWindowTakenForOne(EagerCore):
     """A side without limit, -1, is taken for a limit of one key."""
 
@@ -160,7 +160,7 @@ class UnlimitedWindowTakenForOne(EagerCore):
         return super().within_window(call, (left, right))
 
 
-@core("numerics.options", **EVERY)
+@core("window.alignment", "numerics.options", **EVERY)
 class WindowOfFirstKeys(EagerCore):
     """Windows start at the first key for the first query, though causality ends at the last key."""
 

@@ -26,6 +26,8 @@ from . import options
 from . import groups
 from . import windows
 from . import softcaps
+from . import caches
+from . import decoding
 from . import lengths
 from . import propagation
 from . import state
@@ -50,8 +52,10 @@ __all__ = [
     "algebra",
     "autocast",
     "bias",
+    "caches",
     "calls",
     "causal",
+    "decoding",
     "device",
     "device_canaries",
     "device_memory",

@@ -16,7 +16,7 @@ SOURCE = "Gemma Team 2024 (Gemma 2), section 2: logit soft-capping"
 CAPS = (1.5, 0.5, 5.0, 1.5, 30.0)
 SMALL_CAPS = (1.5, 0.5, 3.0)
 # Caps so large that no ordinary score notices; half precision has no smaller quotients.
-HUGE, HUGE_IN_HALF = 1e4, 64.0
+HUGE, HUGE_IN_HALF = 1e3, 64.0
 # The largest logit, where all scores are far above the cap: e^x has no such power in float32.
 FAR_ABOVE, FAR_ABOVE_IN_HALF = 2e3, 2e2
 

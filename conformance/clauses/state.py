@@ -87,9 +87,9 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
     forward = subject.forward(earlier)
     given = arguments(earlier)
     subject.ask(forward, given, earlier)
-    _overwrite(given, arguments(later))
+    overwrite(given, arguments(later))
     again = subject.ask(forward, given, later).output
-    asked_anew, view = _reordered(subject, later, problem)
+    asked_anew, view = reordered(subject, later, problem)
     answer = subject.answer(asked_anew)
     return relate(
         subject,
@@ -135,7 +135,7 @@ def _last_changed(earlier: Tensor, other: Tensor) -> Tensor:
     return torch.cat([earlier[..., :-1, :], other[..., -1:, :]], dim=-2)
 
 
-def _overwrite(given: Arguments, values: Arguments) -> None:
+def overwrite(given: Arguments, values: Arguments) -> None:
     """Put other values into the tensors of a call, mask included."""
     for storage, fresh in zip(given[0], values[0], strict=True):
         storage.copy_(fresh)
@@ -144,7 +144,7 @@ def _overwrite(given: Arguments, values: Arguments) -> None:
             given[1][name].copy_(fresh)
 
 
-def _reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
+def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
     """The same question with items in another order: what was remembered by shape does not fit."""
     generator = generator_for(problem, 12)
     if inputs.geometry.batch == 1:

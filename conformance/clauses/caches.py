@@ -1,0 +1,250 @@
+"""cache.*: keys and values that are handed over as a cache act as if they came with the call."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..caching import cached, no_cache, without_cache, without_key_bias
+from ..calling import Arguments, arguments
+from ..candidate import Candidate
+from ..inputs import Inputs
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import Space
+from ..subject import Subject
+from ._vocabulary import (
+    as_given,
+    identical,
+    matches_golden,
+    relate,
+    same_unless_identical,
+)
+from .leaks import unaffected
+from .state import overwrite, reordered
+
+CONTRACT = "ONNX Attention-23: past_key, past_value are concatenated before the new ones"
+# Slots of a cache behind those that are in use, and what lies in them.
+SPARE: Final = 3
+JUNK: Final = (float("nan"), 1e4)
+
+
+def can_cache(candidate: Candidate) -> str:
+    """Why no answer with a cache is known beforehand, or ""."""
+    declared = candidate.declaration
+    placed = declared.always_causal or declared.position is not None
+    if placed and declared.semantics.causal_alignment == "top-left":
+        return "places are counted from the first key, which may be the first new one"
+    return no_cache(candidate)
+
+
+def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> Inputs:
+    """The inputs of a problem with some of the keys handed over as a cache, by its seed.
+
+    Where the diagonal starts at the first key, nobody says whether that is the first new one:
+    causal flag and window are left out.
+    """
+    if subject.declaration.semantics.causal_alignment == "top-left":
+        problem = problem.replace(causal=False, window=None)
+    whole = without_key_bias(subject.inputs(problem.replace(past=0)), subject.candidate)
+    chosen = 1 + problem.seed % (whole.geometry.key_length - 1) if past is None else past
+    return cached(whole, chosen, subject.candidate)
+
+
+@clause(
+    "cache.golden",
+    level="MUST",
+    sentence=(
+        "Cached keys and values come before the new ones: the answer is that of all of them, with "
+        "masks for all."
+    ),
+    source=CONTRACT,
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        least=(("key_length", 2),),
+        share=0.5,
+    ),
+    needs_golden=True,
+    counterfactual="the cached keys lost",
+    applies=(can_cache,),
+)
+def cache_golden(subject: Subject, problem: Problem) -> Finding:
+    """Caches of any length, with all other options, against the golden over all keys."""
+    inputs = with_cache(subject, problem)
+    wording = f"with {inputs.past} cached keys the answer is wrong"
+    return matches_golden(subject, inputs, wording, counterfactual=without_cache(inputs))
+
+
+def _places(candidate: Candidate) -> str:
+    """Why no place of a new token shows, or ""."""
+    declared = candidate.declaration
+    if declared.position is None and declared.causal != "bottom-right":
+        return "neither a causal diagonal at the last key nor positions are declared"
+    return ""
+
+
+@clause(
+    "cache.position-offset",
+    level="MUST",
+    sentence=(
+        "New tokens stand behind the cached ones: causal diagonal, windows and positions are "
+        "counted on from there."
+    ),
+    source="onnx#8054, tinygrad#15949: the diagonal counted from the first cached key",
+    space=Space(
+        causal="offered",
+        values=LIVELY,
+        least=(("key_length", 3),),
+        preferred=(("query_length", 2), ("key_length", 5)),
+        share=0.5,
+    ),
+    needs_golden=True,
+    counterfactual="places counted from the first cached key, or no positions at all",
+    applies=(can_cache, _places),
+)
+def position_offset(subject: Subject, problem: Problem) -> Finding:
+    """As many new tokens as queries where the cache has room for the others."""
+    sizes, point = problem.geometry, subject.declaration.semantics
+    before = sizes.key_length - sizes.query_length
+    inputs = with_cache(subject, problem, before if before > 0 else None)
+    other = point.replace(rotary="none", alibi=False)
+    if inputs.causal and other == point:
+        other = point.replace(causal_alignment="top-left")
+    wording = f"new tokens do not stand behind the {inputs.past} cached ones"
+    return matches_golden(subject, inputs, wording, counterfactual=other)
+
+
+def _keeps_slots(candidate: Candidate) -> str:
+    return "" if "lengths" in candidate.declaration.masks else can_cache(candidate)
+
+
+@clause(
+    "cache.untouched-tail",
+    level="MUST",
+    sentence=(
+        "What lies in slots of a cache that are not in use is never seen, and nothing is written "
+        "into the cache that a call is given."
+    ),
+    source="preallocated caches: slots past the length hold what was there; vllm and others",
+    space=Space(
+        mask="maybe", forms=("lengths",), values=LIVELY, least=(("key_length", 3),), share=0.5
+    ),
+    applies=(_keeps_slots,),
+    explained=False,
+)
+def untouched_tail(subject: Subject, problem: Problem) -> Finding:
+    """Slices of larger buffers full of NaN or junk, or slots past the lengths full of junk."""
+    declared = can_cache(subject.candidate) == ""
+    drawn = subject.inputs(problem.replace(past=0))
+    if drawn.masked and (not declared or problem.seed % 2 == 0):
+        return _past_lengths(subject, problem, with_cache(subject, problem) if declared else drawn)
+    if not declared:
+        return Finding(binding=False)
+    inputs = with_cache(subject, problem)
+    given, buffers = _in_buffers(inputs, JUNK[problem.seed % len(JUNK)])
+    before = [buffer.clone() for buffer in buffers]
+    answer = subject.ask(subject.forward(inputs), given, inputs).output
+    if not all(identical(*pair) for pair in zip(buffers, before, strict=True)):
+        message = "the call wrote into the cache that it was given, or behind it"
+        return Finding(violation=Violation(kind="mutated", message=message))
+    wording = "unused slots behind the cache change the answer"
+    return same_unless_identical(
+        subject, (inputs, subject.answer(inputs)), (inputs, answer), wording
+    )
+
+
+def _past_lengths(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
+    """Finite junk in the slots past the largest length of each item."""
+    if inputs.keep is None:
+        return Finding(binding=False)
+    unused = ~inputs.keep.any(dim=2).any(dim=1)
+    junk = unused.expand(inputs.geometry.batch, -1)
+    return unaffected(subject, problem, inputs, junk, counterfactual=inputs.without_mask())
+
+
+def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]:
+    """A call whose cache is the first slots of larger buffers, and those buffers."""
+    positional, keywords = arguments(inputs)
+    axis = 1 if inputs.arrangement == "BSHD" else -2
+    buffers = []
+    for name in ("past_key", "past_value"):
+        held = keywords[name]
+        shape = list(held.shape)
+        shape[axis] += SPARE
+        buffer = torch.full(shape, filler, dtype=held.dtype, device=held.device)
+        keywords[name] = buffer.narrow(axis, 0, held.shape[axis])
+        keywords[name].copy_(held)
+        buffers.append(buffer)
+    return (positional, keywords), buffers
+
+
+@clause(
+    "cache.no-memory",
+    level="MUST",
+    sentence=(
+        "The cache of a call is the one that it is given: no earlier one, none that a call before "
+        "has grown."
+    ),
+    source="PEERS: stale results; caches that a kernel keeps between calls",
+    space=Space(mask="maybe", values=LIVELY, least=(("key_length", 3),), share=0.25),
+    counterfactual="the answer with the cache of the call before",
+    applies=(can_cache,),
+    explained=False,
+)
+def cache_no_memory(subject: Subject, problem: Problem) -> Finding:
+    """Another cache in the same storage, against the same question asked anew, items reordered."""
+    earlier = with_cache(subject, problem)
+    later = _with_other_cache(earlier, subject.inputs(problem.replace(seed=problem.seed + 1)))
+    forward = subject.forward(earlier)
+    given = arguments(earlier)
+    subject.ask(forward, given, earlier)
+    overwrite(given, arguments(later))
+    again = subject.ask(forward, given, later).output
+    one_item_of_itself = earlier.mode == "self" and earlier.geometry.batch == 1
+    asked_anew, view = (
+        (later, as_given) if one_item_of_itself else reordered(subject, later, problem)
+    )
+    return relate(
+        subject,
+        (later, again),
+        (asked_anew, subject.answer(asked_anew)),
+        "with another cache in the same storage the answer is another than asked anew",
+        view=view,
+        counterfactual=lambda: view(subject.oracle.output(earlier)),
+    )
+
+
+def _with_other_cache(inputs: Inputs, other: Inputs) -> Inputs:
+    """The same call with other tokens in the cache."""
+
+    def changed(tokens: Tensor, others: Tensor) -> Tensor:
+        return torch.cat([others[..., : inputs.past, :], tokens[..., inputs.past :, :]], dim=-2)
+
+    return inputs.replace(
+        key=changed(inputs.key, other.key), value=changed(inputs.value, other.value), generic=False
+    )
+
+
+@clause(
+    "cache.empty-past",
+    level="SHOULD",
+    sentence="A cache that holds no token yet gives the answer of a call without one.",
+    source="the first step of a loop over tokens; onnxruntime feeds caches of length zero",
+    space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.25),
+    applies=(no_cache,),
+    explained=False,
+)
+def empty_past(subject: Subject, problem: Problem) -> Finding:
+    """``past_key [B, Hkv, 0, D]`` against no cache."""
+    inputs = subject.inputs(problem.replace(past=0))
+    empty = inputs.replace(empty_cache=True)
+    answers = subject.answer(inputs), subject.answer(empty)
+    wording = "a cache without tokens changes the answer"
+    return same_unless_identical(subject, (inputs, answers[0]), (empty, answers[1]), wording)
