@@ -17,7 +17,12 @@ from conformance import Geometry, ProjectionWeights
 
 from ._load import like, load_bias, load_linear, merged_output, one_width, training
 
-MASKS: Final[dict[str, Any]] = {"masks": ["drop", "bias"], "causal": "top-left"}
+DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
+MASKS: Final[dict[str, Any]] = {
+    "masks": ["drop", "bias"],
+    "causal": "top-left",
+    "dtypes": DTYPES,
+}
 
 
 def build(geometry: Geometry, weights: ProjectionWeights) -> nn.MultiheadAttention:
@@ -135,7 +140,9 @@ class _DeclaredSelf(_Declared):
         return super().forward(x, x, x, **use)
 
 
-@conformance.layer(empty_rows="zeros", features=["dropout"], geometry=one_width, **MASKS)
+@conformance.layer(
+    empty_rows="zeros", features=["dropout", "autocast"], geometry=one_width, **MASKS
+)
 def torch_multihead_attention(geometry: Geometry, weights: ProjectionWeights) -> nn.Module:
     """One packed input projection, no attention weights asked for."""
     return _Declared(build(geometry, weights), need_weights=False)
@@ -146,7 +153,9 @@ def _separate_widths(geometry: Geometry) -> Geometry:
     return geometry.replace(query_size=geometry.output_size)
 
 
-@conformance.layer(empty_rows="zeros", features=["dropout"], geometry=_separate_widths, **MASKS)
+@conformance.layer(
+    empty_rows="zeros", features=["dropout", "autocast"], geometry=_separate_widths, **MASKS
+)
 def torch_multihead_attention_separate_widths(
     geometry: Geometry, weights: ProjectionWeights
 ) -> nn.Module:
@@ -154,7 +163,12 @@ def torch_multihead_attention_separate_widths(
     return _Declared(build(geometry, weights), need_weights=False)
 
 
-@conformance.layer(empty_rows="nan", features=["dropout", "weights"], geometry=one_width, **MASKS)
+@conformance.layer(
+    empty_rows="nan",
+    features=["dropout", "weights", "autocast"],
+    geometry=one_width,
+    **MASKS,
+)
 def torch_multihead_attention_with_weights(
     geometry: Geometry, weights: ProjectionWeights
 ) -> nn.Module:
@@ -168,7 +182,13 @@ def _even_heads(geometry: Geometry) -> Geometry:
 
 
 @conformance.layer(
-    inputs="self", masks=["drop"], causal="top-left", empty_rows="nan", geometry=_even_heads
+    inputs="self",
+    masks=["drop"],
+    causal="top-left",
+    empty_rows="nan",
+    dtypes=DTYPES,
+    features=["autocast"],
+    geometry=_even_heads,
 )
 def torch_multihead_attention_fast_path(
     geometry: Geometry, weights: ProjectionWeights

@@ -23,7 +23,7 @@ PROMISES: Final[dict[str, Any]] = {
     "mask_shapes": ["BHQK", "B1QK", "B11K", "11QK", "QK"],
     "causal": "top-left",
     "empty_rows": "zeros",
-    "dtypes": ["float32", "float64"],
+    "dtypes": ["float32", "float64", "float16", "bfloat16"],
 }
 UNCHECKED_VALUES: Final = ExpectedFailure(
     clause="shape.rejects-mismatch",
@@ -76,13 +76,13 @@ def _attend(
 
 torch_scaled_dot_product = conformance.core(
     name="torch_scaled_dot_product",
-    features=["scale", "gqa", "dropout"],
+    features=["scale", "gqa", "dropout", "autocast"],
     expected_failures=[UNCHECKED_VALUES],
     **PROMISES,
 )(_attend)
 
 
-@conformance.core(features=["scale", "gqa", "dropout"], **PROMISES)
+@conformance.core(features=["scale", "gqa", "dropout", "autocast"], **PROMISES)
 def torch_scaled_dot_product_math(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
     """The backend made of ordinary matrix products."""
     with sdpa_kernel(SDPBackend.MATH):
@@ -90,7 +90,7 @@ def torch_scaled_dot_product_math(query: Tensor, key: Tensor, value: Tensor, **u
 
 
 @conformance.core(
-    features=["scale", "gqa"],
+    features=["scale", "gqa", "autocast"],
     scores="fused",
     geometry={"value_head_size": "head_size"},
     expected_failures=[UNCHECKED_VALUES, NO_STRIDED_CHANNELS],

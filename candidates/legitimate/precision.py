@@ -5,9 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._kit import admitted, core, factor, soften
+from conformance import ExpectedFailure
+
+from ._kit import NAN_SPREADS, admitted, core, factor, soften
 
 HALVES = ["float16", "bfloat16"]
+OVERFLOWS = ExpectedFailure(
+    clause="numerics.overflow-half",
+    kind="finite",
+    reason="the product is stored in float16 before it is scaled",
+)
 
 
 @core(dtypes=["float32", "float64"])
@@ -58,7 +65,7 @@ def halves_with_rounded_weights(
     return (weights.float() @ value.float()).to(query.dtype)
 
 
-@core(dtypes=[*HALVES, "float32"])
+@core(dtypes=[*HALVES, "float32"], expected_failures=[NAN_SPREADS, OVERFLOWS])
 def softmax_in_single(
     query: Tensor,
     key: Tensor,
