@@ -26,6 +26,8 @@ class Candidate:
         The ONNX graph behind it, when there is one.
     declared_on
         The declared devices, where the declaration is narrowed to the one that is judged.
+    eager
+        What it was compiled from, for one that was.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Candidate:
     weights_known: bool = True
     graph: OpenedGraph | None = None
     declared_on: tuple[str, ...] = ()
+    eager: Candidate | None = None
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the wrapped function."""

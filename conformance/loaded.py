@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from ._golden import golden
+from .adapters.compiled import compiled_variants
 from .beside import NOTHING, Beside
 from .candidate import Candidate
 from .devices import why_absent
@@ -110,6 +111,9 @@ def plan_candidates(
 ) -> list[Plan]:
     """Plan the clauses of candidates that are already there."""
     plans = []
+    if options.compile:
+        tell("compiling", "a sum, to see whether that can be done")
+        candidates = compiled_variants(candidates)
     for candidate in candidates:
         if options.preflight:
             tell("building", candidate.name)

@@ -20,7 +20,8 @@ class RunOptions:
 
     ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
     slugs; ``beside`` speaks of the graphs among the targets. Without ``preflight`` layers are not
-    built while loading (their builder killed a worker).
+    built while loading (their builder killed a worker). With ``compile`` each candidate is run
+    through torch.compile, too.
     """
 
     targets: tuple[str, ...]
@@ -31,6 +32,7 @@ class RunOptions:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     preflight: bool = True
+    compile: bool = False
     loader: str = PLAN_TARGETS
     beside: Beside = field(default_factory=Beside)
 

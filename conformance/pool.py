@@ -46,6 +46,8 @@ class Pool:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES
         wanted = round(self._profile.examples * space.share * part)
         edges = edge_problems(self._candidate, space, dtype=dtype)
+        if self._profile.edges is not None:
+            edges = edges[: self._profile.edges]
         if space.share < 1.0 and space.edges == "sizes":
             edges = edges[: wanted // 2]  # a part of each: edges alone are the same in every run
         drawn = draw_problems(

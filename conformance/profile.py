@@ -10,13 +10,15 @@ from typing import Final
 class Profile:
     """``examples`` problems a clause, of lengths up to ``longest``.
 
-    ``reductions`` limits how often a failing problem is tried smaller, over the whole candidate.
+    ``reductions`` limits how often a failing problem is tried smaller, over the whole candidate,
+    and ``edges`` how many hand-picked problems there are (None: all).
     """
 
     name: str
     examples: int
     longest: int
     reductions: int
+    edges: int | None = None
 
 
 PROFILES: Final[dict[str, Profile]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .beside import read_beside
+from .compiled_names import names_compiled
 from .errors import UsageError, did_you_mean
 from .messages import Loaded, RunOptions
 from .report import SCHEMA
@@ -221,7 +222,11 @@ def _options(own: Sequence[Case], target: str | None) -> RunOptions:
     only = tuple(dict.fromkeys(case.clause["id"] for case in own))
     beside = read_beside(candidate.get("beside"))
     return RunOptions(
-        targets=(target or candidate["target"],), profile="quick", only=only, beside=beside
+        targets=(target or candidate["target"],),
+        profile="quick",
+        only=only,
+        beside=beside,
+        compile=names_compiled(candidate["name"]),
     )
 
 

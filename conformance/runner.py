@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from . import torch_state
+from .adapters.compiled import profile_for
 from .arrays import no_such_numbers
 from .candidate import Candidate
+from .clauses.compiled import asked_eagerly
 from .counterexample import describe
 from .devices import canonical, why_absent
 from .diagnosis import Diagnostician
@@ -93,15 +95,15 @@ class CandidateRun:
         explain: bool = True,
     ) -> None:
         self.candidate = candidate
-        self.profile = profile
+        self.profile = profile_for(candidate, profile)
         self.seed = seed
         self.dtypes = dtypes or candidate.declaration.dtypes
         self.devices = tuple(canonical(name) for name in devices or candidate.declaration.devices)
         self.only = only
         self.skip = skip
         self.explain = explain
-        self.pool = Pool(candidate, profile, seed)
-        self.reductions_left = profile.reductions
+        self.pool = Pool(candidate, self.profile, seed)
+        self.reductions_left = self.profile.reductions
         self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._diagnosticians: dict[Subject, Diagnostician] = {}
@@ -135,6 +137,7 @@ class CandidateRun:
                 reason=(
                     absent[device]
                     or no_such_numbers(self.candidate.declaration, dtype)
+                    or asked_eagerly(self.candidate, clause.id)
                     or clause.not_applicable(self.candidate.on(device))
                 ),
             )
@@ -241,7 +244,7 @@ class CandidateRun:
             counterexample=describe(clause.id, subject, smallest),
             diagnosis=(
                 self._diagnosis(subject, clause, smallest.problem)
-                if clause.explained and kind in DIAGNOSED
+                if clause.explained and kind in DIAGNOSED and self.candidate.eager is None
                 else []
             ),
             blame=self._blame(subject, clause, smallest, on_example),

@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "_golden",
             "beside",
+            "compiled_names",
             "dtypes",
             "errors",
             "expected",

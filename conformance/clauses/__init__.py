@@ -21,6 +21,7 @@ from . import autocast
 from . import varlen
 from . import outputs
 from . import operators
+from . import compiled
 from . import algebra
 from . import options
 from . import groups
@@ -55,6 +56,7 @@ __all__ = [
     "caches",
     "calls",
     "causal",
+    "compiled",
     "decoding",
     "device",
     "device_canaries",

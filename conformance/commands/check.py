@@ -12,6 +12,9 @@ from ..profile import PROFILES
 from ._options import ONLY, SKIP, STRICT, json_option, separated, timeout_option
 from ._output import printing, progress_bar
 
+# Seconds that a call may take where it has to be compiled first, on a busy machine.
+COMPILING = 300.0
+
 
 @click.command(name="check")
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
@@ -55,6 +58,15 @@ from ._output import printing, progress_bar
     metavar="FILE",
     help="TOML: roles and promises of the ONNX graph [default: NAME.conformance.toml beside it].",
 )
+@click.option(
+    "--compile",
+    "compiled",
+    is_flag=True,
+    help=(
+        "Run every candidate through torch.compile, too, with static and with dynamic sizes; a "
+        "call may then take five minutes."
+    ),
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
 @ONLY
 @SKIP
@@ -78,6 +90,7 @@ def check_command(
     source: str | None,
     state_dict: Path | None,
     declaration: Path | None,
+    compiled: bool,
     seed: int,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -104,6 +117,7 @@ def check_command(
         targets=targets,
         profile=profile,
         seed=seed,
+        compile=compiled,
         dtypes=dtypes or None,
         devices=devices or None,
         only=only,
@@ -116,7 +130,10 @@ def check_command(
     )
     with progress_bar() as progress:
         report = check(
-            options, expected_failures=expected_failures, timeout=timeout, progress=progress
+            options,
+            expected_failures=expected_failures,
+            timeout=max(timeout, COMPILING) if compiled else timeout,
+            progress=progress,
         )
     try:
         if json_path is not None:

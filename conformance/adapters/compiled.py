@@ -1,0 +1,192 @@
+"""``--compile``: every candidate once more through ``torch.compile``, as candidates of their own.
+
+Each call is compiled for its sizes, or reuses what was compiled before. Past torch's recompile
+limit a function runs uncompiled without a word; here that is an error, and the limit is high. What
+was compiled for one candidate is forgotten before the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from ..candidate import Candidate
+from ..compiled_names import SUFFIXES
+from ..errors import UsageError
+from ..printable import printable
+from ..profile import Profile
+
+# What a compiled candidate is asked; the rest is asked of the eager one.
+ASKED: Final = frozenset(
+    {
+        "compile.agrees",
+        "gradients.golden",
+        "mask.causal-alignment",
+        "mask.golden",
+        "numerics.golden",
+        "shape.dtype",
+        "shape.output",
+        "state.inputs-unchanged",
+        "varlen.golden",
+    }
+)
+# Graphs that one function may be compiled to: far more than its problems need.
+MOST_GRAPHS: Final = 512
+# A graph takes seconds: the part of a profile's examples, and the longest sequence.
+EXAMPLES: Final = 0.1
+LONGEST: Final = 40
+
+
+def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Each candidate followed by its compiled forms: torch's default mode, and dynamic sizes.
+
+    Raises UsageError where nothing can be compiled: no compiler, or no candidate for it.
+    """
+    every = list(candidates)
+    if not any(map(can_compile, every)):
+        msg = (
+            "--compile finds nothing to compile: graphs run in onnxruntime, and arrays of NumPy or "
+            "JAX are none of torch's; leave it out"
+        )
+        raise UsageError(msg)
+    _require_compiler()
+    return [form for candidate in every for form in (candidate, *_forms(candidate, can_compile))]
+
+
+def can_compile(candidate: Candidate) -> bool:
+    """Whether a candidate is made of torch's functions."""
+    return candidate.graph is None and candidate.declaration.arrays == "torch"
+
+
+def _forms(candidate: Candidate, possible: Callable[[Candidate], bool]) -> list[Candidate]:
+    return [compiled(candidate, dynamic=key) for key in SUFFIXES] if possible(candidate) else []
+
+
+def compiled(candidate: Candidate, *, dynamic: bool | None) -> Candidate:
+    """A candidate whose core, or whose layers once they are built, are compiled."""
+    declared = candidate.declaration
+    kept = tuple(entry for entry in declared.expected_failures if entry.clause in ASKED)
+    build = Compiled if candidate.kind != "layer" else CompiledBuilder
+    return dataclasses.replace(
+        candidate,
+        name=candidate.name + SUFFIXES[dynamic],
+        declaration=dataclasses.replace(declared, expected_failures=kept),
+        function=build(candidate.function, dynamic=dynamic),
+        eager=candidate,
+    )
+
+
+def profile_for(candidate: Candidate, profile: Profile) -> Profile:
+    """How hard a candidate is tried: a compiled one with few problems, none made smaller."""
+    if candidate.eager is None:
+        return profile
+    examples = max(2, round(profile.examples * EXAMPLES))
+    return dataclasses.replace(
+        profile,
+        examples=examples,
+        edges=examples // 2,
+        longest=min(profile.longest, LONGEST),
+        reductions=0,
+    )
+
+
+class Compiled:
+    """A function through ``torch.compile``, which is asked when it is first called.
+
+    ``owner`` is the compiled candidate that it belongs to: all layers that are built for one share
+    what torch remembers.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, dynamic: bool | None, owner: object = None
+    ) -> None:
+        self.function = function
+        self.dynamic = dynamic
+        self.owner = self if owner is None else owner
+        self.__name__ = str(getattr(function, "__name__", type(function).__name__))
+        self._made: Callable[..., Any] | None = None
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        """Call it compiled; raises where torch would give up and run it as it is."""
+        if _Session.take(self.owner) or self._made is None:
+            self._made = torch.compile(self.function, dynamic=self.dynamic)
+        with _settings():
+            return self._made(*positional, **keywords)
+
+
+class _Session:
+    """Whose graphs torch remembers, and how many it had compiled before."""
+
+    owner: object = None
+    before: int = 0
+
+    @classmethod
+    def take(cls, owner: object) -> bool:
+        """Forget what was compiled for another candidate; whether there was anything to forget."""
+        if cls.owner is owner:
+            return False
+        importlib.import_module("torch._dynamo").reset()
+        cls.owner, cls.before = owner, _unique_graphs()
+        return True
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Torch's settings for one call; the compiler works in this process, without a pool."""
+    dynamo = importlib.import_module("torch._dynamo.config")
+    inductor = importlib.import_module("torch._inductor.config")
+    limits = {
+        "recompile_limit": MOST_GRAPHS,
+        "accumulated_recompile_limit": MOST_GRAPHS,
+        "fail_on_recompile_limit_hit": True,
+        "suppress_errors": False,
+    }
+    with dynamo.patch(limits), inductor.patch({"compile_threads": 1}):
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledBuilder:
+    """A builder of layers, each of which is compiled."""
+
+    build: Callable[..., Any]
+    dynamic: bool | None
+
+    def __call__(self, geometry: Any, weights: Any) -> Any:
+        """Build it, and compile what was built; what is no function stays what it is."""
+        forward = self.build(geometry, weights)
+        if isinstance(forward, torch.nn.Module):
+            forward.eval()
+        return Compiled(forward, dynamic=self.dynamic, owner=self) if callable(forward) else forward
+
+
+def graphs_compiled() -> int:
+    """How many graphs torch has compiled for the candidate that was called last."""
+    return _unique_graphs() - _Session.before
+
+
+def _unique_graphs() -> int:
+    return int(importlib.import_module("torch._dynamo.utils").counters["stats"]["unique_graphs"])
+
+
+def _require_compiler() -> None:
+    """Compile a sum once; raises UsageError with one sentence where that cannot be done."""
+    try:
+        Compiled(_sum, dynamic=None)(torch.ones(2), torch.ones(2))
+    except Exception as error:  # noqa: BLE001 (whatever a compiler, or its absence, raises)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+        msg = printable(
+            f"--compile cannot compile here: {type(error).__name__}: {lines[0]}; torch's Inductor "
+            "needs a C++ compiler (install g++, or name one in the variable CXX)"
+        )
+        raise UsageError(msg) from None
+
+
+def _sum(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    return one + two
