@@ -17,8 +17,11 @@ def structural_mask(
     causal: bool,
     window: tuple[int, int] | None,
     semantics: Semantics,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """What causality and window admit: bool ``[Lq, Lk]``, True where query i may attend key j.
+
+    With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[R, Lk]``.
 
     Query i stands at key position ``i + Lk - Lq`` under bottom-right alignment and at ``i`` under
     top-left. ``window=(left, right)`` admits that many keys before and after that position; -1
@@ -29,9 +32,10 @@ def structural_mask(
     for name, length in (("query_length", query_length), ("key_length", key_length)):
         check_argument(length >= 0, name, f"is {length}, which is negative")
     check_window(window)
-    position = query_positions(query_length, key_length, semantics)[:, None]
+    position = query_positions(query_length, key_length, semantics)
+    position = position[:, None] if rows is None else position[rows, None]
     ahead = torch.arange(key_length)[None, :] - position
-    admitted = torch.ones(query_length, key_length, dtype=torch.bool)
+    admitted = torch.ones(ahead.shape, dtype=torch.bool)
     if causal:
         admitted &= ahead <= semantics.causal_offset
     if window is not None:

@@ -72,6 +72,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "gradient_oracle",
             "headroom",
             "integrity",
+            "long_sequences",
             "option_pairs",
             "oracle",
             "plain_tensor",

@@ -30,6 +30,7 @@ from . import softcaps
 from . import caches
 from . import decoding
 from . import lengths
+from . import long_sequences
 from . import propagation
 from . import state
 from . import calls
@@ -74,6 +75,7 @@ __all__ = [
     "groups",
     "leaks",
     "lengths",
+    "long_sequences",
     "mask_memory",
     "masking",
     "memory",

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .._golden import golden
 from ..comparison import compare, moves
 from ..inputs import Inputs
+from ..long_sequences import rows_apart
 from ..materialise import generator_for
 from ..problem import Problem
 from ..registry import Finding, clause
@@ -19,24 +19,6 @@ from ..subject import Subject
 # Rows on both sides of the edges of tiles; beside them some random ones.
 EDGE_ROWS: Final = (0, 1, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512)
 RANDOM_ROWS: Final = 4
-# Where a row of the answer needs its own query alone: the golden of some rows is that of all.
-ROWWISE: Final = frozenset(
-    {
-        "scale",
-        "scale_factor",
-        "causal_alignment",
-        "causal_offset",
-        "empty_rows",
-        "bias_order",
-        "softcap_order",
-        "window_offset",
-        "group_order",
-        "query_bias",
-        "key_bias",
-        "value_bias",
-        "output_bias",
-    }
-)
 
 
 @clause(
@@ -99,7 +81,7 @@ def some_rows_match(
 
 def _rows_apart(subject: Subject) -> bool:
     """Whether no row of the answer depends on another query, at the declared semantics."""
-    return set(golden.STANDARD.differences(subject.declaration.semantics)) <= ROWWISE
+    return rows_apart(subject.declaration.semantics)
 
 
 def _some_rows(problem: Problem) -> Tensor:

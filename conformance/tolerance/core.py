@@ -26,17 +26,21 @@ def core_bound(
     query_error: Tensor | None = None,
     key_error: Tensor | None = None,
     value_error: Tensor | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """How far each element of a conforming answer may be from ``attention.output``.
 
     The errors bound what given query ``[B, H, Lq, D]``, key ``[B, H, Lk, D]`` and value
     ``[B, H, Lk, Dv]`` already carry; None means that they are exact. Key and value heads are
-    repeated for every query head, as in ``attention``. Returns float64 ``[B, H, Lq, Dv]``, finite
+    repeated for every query head, as in ``attention``. ``seen`` (bool ``[B, H, Lk, 1]``) says which
+    keys any query sees where ``attention`` holds some of the queries only.
+
+    Returns float64 ``[B, H, Lq, Dv]``, finite
     and not negative; a row that has no key gets the error of the answer that its rule prescribes.
 
     Derived in docs/tolerance.md.
     """
-    bound = one_sided_bound(attention, contract, query_error, key_error, value_error)
+    bound = one_sided_bound(attention, contract, query_error, key_error, value_error, seen)
     return bound.mul_(contract.sides)
 
 
@@ -46,6 +50,7 @@ def one_sided_bound(
     query_error: Tensor | None = None,
     key_error: Tensor | None = None,
     value_error: Tensor | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """The distance of one computation from the exact answer; see :func:`core_bound`."""
     if attention.weights.numel() == 0 or attention.output.numel() == 0:
@@ -60,7 +65,7 @@ def one_sided_bound(
         )
     if not is_normalised(attention.semantics):
         return unnormalised_bound(attention, contract, query_error, key_error, value_error)
-    live = live_keys(attention)
+    live = live_keys(attention, seen)
     bound = _bound(
         without_empty_rows(attention, live),
         live,

@@ -61,15 +61,19 @@ class LiveKeys:
         return self.table.sum(dim=-1, keepdim=True).clamp_min_(1).double().log_()
 
 
-def live_keys(attention: golden.Attention) -> LiveKeys:
-    """Read the live keys off the logits."""
+def live_keys(attention: golden.Attention, seen: Tensor | None = None) -> LiveKeys:
+    """Read the live keys off the logits.
+
+    ``seen`` (bool ``[B, H, Lk, 1]``) says which keys are seen by any row where ``attention`` holds
+    some of the rows only.
+    """
     logits = attention.logits
     table = logits > -math.inf
     some = not bool(table.all())
     alive = table.any(dim=-1, keepdim=True) if some else None
     return LiveKeys(
         table=table if some else None,
-        seen=table.any(dim=-2).unsqueeze(-1) if some else None,
+        seen=seen if seen is not None or not some else table.any(dim=-2).unsqueeze(-1),
         empty=None if alive is None or bool(alive.all()) else ~alive,
         largest=logits.amax(dim=-1, keepdim=True),
         key_length=logits.shape[-1],

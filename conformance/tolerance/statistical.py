@@ -68,11 +68,18 @@ def supports(semantics: golden.Semantics) -> bool:
     return is_normalised(semantics) and merged and semantics.score_mod is None
 
 
-def core_statistics(attention: golden.Attention, contract: Contract) -> Statistics:
-    """The statistical bound of ``attention.output``; ValueError where the model does not hold."""
+def core_statistics(
+    attention: golden.Attention, contract: Contract, *, rows: Tensor | None = None
+) -> Statistics:
+    """The statistical bound of ``attention.output``; ValueError where the model does not hold.
+
+    ``rows`` are the judged rows of a longer problem where ``attention`` holds nothing but them.
+    """
     _check(attention.semantics)
-    rows = sampled_rows(attention.query.shape[-2])
-    chosen = restrict(attention, rows)
+    chosen = attention
+    if rows is None:
+        rows = sampled_rows(attention.query.shape[-2])
+        chosen = restrict(attention, rows)
     deviations = deviations_for(chosen.output.numel())
     if chosen.weights.numel() == 0 or chosen.output.numel() == 0:
         return _exact(rows, chosen.output, deviations)

@@ -15,6 +15,7 @@ NUMERICS: Final[Specific] = {
             "mask.single-key shape.weights"
         ),
     ),
+    "numerics.long-sequence": ("BlockNumbersWrap", NOTHING_ELSE),
     "numerics.nan-shows": ("NanAnsweredWithZeros", NOTHING_ELSE),
     "numerics.options": ("WindowLostUnderLengths", NOTHING_ELSE),
     "numerics.constant-value": (
