@@ -8,6 +8,7 @@ from ..calling import arguments, guarded
 from ..candidate import Candidate
 from ..devices import judged_on
 from ..geometry import Geometry
+from ..inputs import Inputs
 from ..peak_memory import peak_bytes, why_unmeasured
 from ..problem import Problem
 from ..registry import Finding, clause
@@ -41,7 +42,7 @@ def _takes_long_ones(candidate: Candidate) -> str:
     level="MUST",
     sentence="The peak of a call's memory grows with the length no faster than is declared.",
     source="Dao et al. 2022, FlashAttention: memory linear in the length",
-    space=Space(causal="offered", share=0.1),
+    space=Space(causal="offered", share=0.01),
     applies=(_promises, _measured, _takes_long_ones),
     explained=False,
 )
@@ -61,6 +62,7 @@ def memory(subject: Subject, problem: Problem) -> Finding:
 
 def _growth(subject: Subject, problem: Problem) -> Finding:
     power = POWERS[str(subject.declaration.memory)]
+    subject.answer(_of_length(subject, problem, LENGTHS[0]))
     peaks = [_peak(subject, problem, length) for length in LENGTHS]
     doubled = all(after > 2**power * before for before, after in pairwise(peaks))
     first, second = (after - before for before, after in pairwise(peaks))
@@ -74,18 +76,20 @@ def _growth(subject: Subject, problem: Problem) -> Finding:
 
 
 def _peak(subject: Subject, problem: Problem, length: int) -> int:
-    """The bytes of a second call: what is made once and kept is there by then."""
-    sizes = _long(_small(subject.candidate, problem.geometry), length)
-    inputs = subject.inputs(problem.replace(geometry=sizes, mask=None))
+    """The bytes of a call, after one of another length: what is made once is there by then."""
+    inputs = _of_length(subject, problem, length)
     forward = subject.forward(inputs)
 
     def call() -> None:
         guarded(forward, *given)
 
     given = arguments(inputs)
-    call()
-    given = arguments(inputs)
     return peak_bytes(call, subject.device)
+
+
+def _of_length(subject: Subject, problem: Problem, length: int) -> Inputs:
+    sizes = _long(_small(subject.candidate, problem.geometry), length)
+    return subject.inputs(problem.replace(geometry=sizes, mask=None))
 
 
 def _small(candidate: Candidate, geometry: Geometry) -> Geometry:
