@@ -11,8 +11,10 @@ from conformance import Candidate
 
 from . import (
     accumulators,
+    bands,
     by_torch,
     by_torch_layers,
+    caches,
     devices,
     empty_rows,
     exponentials,
@@ -35,8 +37,10 @@ from . import (
 
 MODULES: Final = (
     accumulators,
+    bands,
     by_torch,
     by_torch_layers,
+    caches,
     devices,
     empty_rows,
     exponentials,
