@@ -20,8 +20,9 @@ def finite_limit(declaration: Declaration, dtype: str) -> float:
 def representable_rows(attention: golden.Attention, limit: float) -> Tensor:
     """Rows whose intermediate values stay clear of a largest number by ``model.HEADROOM``.
 
-    Query, key and value (behind the projections of a layer), the unscaled products with all keys
-    that a row attends, their sums with the bias, and the output. Returns bool ``[B, H, Lq]``.
+    Query, key and value (behind the projections of a layer), their squares where they are
+    normalised, the unscaled products with all keys that a row attends, their sums with the bias,
+    and the output. Returns bool ``[B, H, Lq]``.
     """
     room = model.HEADROOM * limit
     keys = _within(attention.key, room) & _within(attention.value, room)
@@ -29,7 +30,17 @@ def representable_rows(attention: golden.Attention, limit: float) -> Tensor:
     if attention.bias is not None:
         products = products & (attention.logits.abs() <= room)
     attended = (products | ~attention.allowed).all(dim=-1) & keys.all(dim=-1, keepdim=True)
-    return attended & _within(attention.query, room) & representable_output(attention.output, limit)
+    own = _within(attention.query, room) & representable_output(attention.output, limit)
+    return attended & own & _squares(attention, room)
+
+
+def _squares(attention: golden.Attention, room: float) -> Tensor:
+    """Rows whose own sum of squares, and that of every key, is small: a norm needs it."""
+    if attention.semantics.qk_norm == "none":
+        return torch.ones_like(attention.empty)
+    query, key = (heads.square() for heads in (attention.given_query, attention.given_key))
+    keys = (key.sum(dim=-1) <= room).all(dim=-1, keepdim=True)
+    return (query.sum(dim=-1) <= room) & keys
 
 
 def representable_output(output: Tensor, limit: float) -> Tensor:

@@ -11,6 +11,9 @@ from .materialise import mask_sizes
 from .oracle import evaluate
 from .tolerance import model
 
+# What decides how positions turn queries and keys.
+TURNING = ("rotary", "rotary_base", "rotary_fraction", "causal_alignment")
+
 
 def single_key_inputs(
     drawn: Inputs, *, live: int, target: float, low: bool
@@ -45,9 +48,10 @@ def lowered_key(drawn: Inputs, *, live: int, target: float) -> Inputs:
 
 
 def unmasked_scores(inputs: Inputs) -> Tensor:
-    """The golden's scaled dot products ``[B, H, Lq, Lk]`` without any mask."""
+    """The golden's scaled dot products ``[B, H, Lq, Lk]`` without any mask, heads turned."""
     free = inputs.without_mask().replace(causal=False, window=None)
-    evaluation = evaluate(free, golden.STANDARD)
+    turned = {name: getattr(inputs.point, name) for name in TURNING}
+    evaluation = evaluate(free, golden.STANDARD.replace(**turned))
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
     return core.scores
 

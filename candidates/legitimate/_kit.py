@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import conformance
-from conformance import Candidate, ExpectedFailure
+from conformance import Candidate, ExpectedFailure, ProjectionWeights
 
 # A weight of exactly zero does not hide a NaN, since 0 * NaN is NaN. Nearly every implementation
 # multiplies all values by their weights; the clause is a SHOULD for that reason.
@@ -75,3 +76,16 @@ def check(query: Tensor, key: Tensor, value: Tensor) -> None:
 def soften(logits: Tensor, table: Tensor) -> Tensor:
     """The softmax over the admitted keys; a row without any is zeros."""
     return logits.masked_fill(~table, -torch.inf).softmax(dim=-1).masked_fill(~table, 0.0)
+
+
+def heads_of(x: Tensor, weights: ProjectionWeights, role: str, count: int) -> Tensor:
+    """The heads ``[B, H, L, D]`` that the projection of a role makes of tokens ``[B, L, E]``."""
+    projected = functional.linear(x, getattr(weights, role), getattr(weights, f"{role}_bias"))
+    heads: Tensor = projected.unflatten(-1, (count, -1)).transpose(1, 2)
+    return heads
+
+
+def joined(heads: Tensor, weights: ProjectionWeights) -> Tensor:
+    """Heads ``[B, H, L, D]`` side by side, behind the output projection if there is one."""
+    merged = heads.transpose(1, 2).flatten(2)
+    return merged if weights.o is None else functional.linear(merged, weights.o, weights.o_bias)

@@ -220,8 +220,23 @@ def knows_nan(candidate: Candidate) -> str:
 
 def order_is_free(candidate: Candidate) -> str:
     """Why the order of tokens, or how many come before one, changes an answer, or ""."""
-    always = candidate.declaration.always_causal
-    return "it always applies a causal rule" if always else ""
+    if candidate.declaration.always_causal:
+        return "it always applies a causal rule"
+    return places_matter(candidate)
+
+
+def places_matter(candidate: Candidate) -> str:
+    """Why items, heads and tokens may be told apart by their place, or ""."""
+    changed = candidate.declaration.semantics.score_mod is not None
+    return "its score_mod may tell items, heads and tokens apart by their place" if changed else ""
+
+
+def logits_grow(candidate: Candidate) -> str:
+    """Why larger queries or keys need not make larger logits, or ""."""
+    point = candidate.declaration.semantics
+    if point.qk_norm != "none":
+        return "its queries and keys are normalised, so that no logit is so large"
+    return "" if point.score_mod is None else "its score_mod may keep logits from being so large"
 
 
 def heads_stay(candidate: Candidate) -> str:
@@ -229,7 +244,9 @@ def heads_stay(candidate: Candidate) -> str:
     if candidate.kind == "layer" and not candidate.draws_weights:
         return "its weights are fixed, so heads cannot be exchanged"
     position = candidate.declaration.position
-    return f"its {position} positions differ by head" if position in ("alibi", "relative") else ""
+    if position in ("alibi", "relative"):
+        return f"its {position} positions differ by head"
+    return places_matter(candidate)
 
 
 def read_heads(subject: Subject, inputs: Inputs) -> Tensor:

@@ -33,7 +33,18 @@ def _own_values(candidate: Candidate) -> str:
     declared = candidate.declaration
     if declared.inputs != "separate":
         return "keys and values are the same tokens"
-    return f"it mixes in {declared.position} positions" if declared.position else ""
+    known = declared.position is None or declared.positions_known
+    return "" if known else f"it mixes in {declared.position} positions"
+
+
+def _shift_cancels(candidate: Candidate) -> str:
+    """Why a vector added to all keys may not add the same number to a row's logits, or ""."""
+    point, position = candidate.declaration.semantics, candidate.declaration.position
+    if position not in (None, "alibi"):
+        return f"it mixes in {position} positions"
+    if point.qk_norm != "none":
+        return "its keys are normalised"
+    return "" if point.score_mod is None else "its score_mod need not keep differences"
 
 
 @clause(
@@ -43,7 +54,7 @@ def _own_values(candidate: Candidate) -> str:
     source="softmax(s + c) = softmax(s): the shift adds the same number to every logit of a row",
     space=SEVERAL_KEYS,
     counterfactual="the vector added to one key only",
-    applies=(_own_values, _sums_to_one),
+    applies=(_own_values, _shift_cancels, _sums_to_one),
 )
 def key_shift(subject: Subject, problem: Problem) -> Finding:
     """The inputs of the keys shifted by a vector that is the same for all of them."""

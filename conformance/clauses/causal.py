@@ -13,7 +13,7 @@ from ..registry import Finding, clause
 from ..space import Space, can_cross
 from ..stretching import lowered_key
 from ..subject import Subject
-from ._vocabulary import matches_golden, narrow_range
+from ._vocabulary import logits_grow, matches_golden, narrow_range
 from .leaks import unaffected
 
 SOURCE = "Vaswani et al. 2017, section 3.2.3"
@@ -120,6 +120,7 @@ def _losses(inputs: Inputs) -> list[Inputs]:
     space=Space(causal="always", square="always", values=("normal",), least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="a finite fill of half the logit's size",
+    applies=(logits_grow,),
 )
 def causal_first_key(subject: Subject, problem: Problem) -> Finding:
     """The first key's logits far below the later ones; the first row sees that key alone."""

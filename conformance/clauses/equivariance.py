@@ -21,6 +21,7 @@ from ._vocabulary import (
     permutation,
     permute_heads,
     permuted_heads_view,
+    places_matter,
     same_answer,
     take,
 )
@@ -132,6 +133,7 @@ def keys(subject: Subject, problem: Problem) -> Finding:
     source="batch items are independent: Vaswani et al. 2017 define attention for one sequence",
     space=Space(mask="maybe", values=LIVELY, least=(("batch", 2),)),
     counterfactual="answers that stay where they were",
+    applies=(places_matter,),
 )
 def batch(subject: Subject, problem: Problem) -> Finding:
     """Every tensor permuted along the batch."""
@@ -195,6 +197,7 @@ def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
     source="batch items are independent; PEERS: batch invariance",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, least=(("batch", 2),)),
     counterfactual="the answer of another item",
+    applies=(places_matter,),
 )
 def batch_independent(subject: Subject, problem: Problem) -> Finding:
     """One item out of the batch against the same item alone."""

@@ -15,16 +15,20 @@ from ..stretching import single_key_inputs
 from ..subject import Subject
 from ._vocabulary import (
     heads_stay,
+    logits_grow,
     matches_golden,
     narrow_range,
     one_item,
     order_is_free,
     permute_heads,
     permuted_heads_view,
+    places_matter,
     same_answer,
 )
 
 SCATTERED = ("random", "padding", "sparse", "dense", "mixed", "left-padding", "one-hidden")
+# Positions that queries and keys share: where a query stands depends on how many keys there are.
+MOVED_BY_KEYS = ("rotary", "alibi", "relative")
 LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
 
 
@@ -69,9 +73,14 @@ def _padding_shows(candidate: Candidate) -> str:
     """Why causality hides the last keys from all queries that could be asked without them, or "".
 
     Where the diagonal ends at the last query and key, or both are one sequence, queries must be cut
-    off with the keys, and those that are left see none of the keys that are cut.
+    off with the keys, and those that are left see none of the keys that are cut. Positions that are
+    counted from the last key move with it.
     """
-    shows = can_cross(candidate) and candidate.declaration.causal == "top-left"
+    declared = candidate.declaration
+    from_the_end = declared.semantics.causal_alignment == "bottom-right"
+    if can_cross(candidate) and from_the_end and declared.position in MOVED_BY_KEYS:
+        return f"fewer keys would move its queries' {declared.position} positions"
+    shows = can_cross(candidate) and declared.causal == "top-left"
     return "" if shows else order_is_free(candidate)
 
 
@@ -167,6 +176,7 @@ def broadcast(subject: Subject, problem: Problem) -> Finding:
     source="BUGS 20, 21: repeat for repeat_interleave; the batch axis broadcast onto the heads",
     space=Space(mask="always", axes="B", values=LIVELY, least=(("batch", 2), ("key_length", 2))),
     counterfactual="the masks of the items exchanged",
+    applies=(places_matter,),
 )
 def per_item(subject: Subject, problem: Problem) -> Finding:
     """One item out of the batch against the same item alone with its mask."""
@@ -292,6 +302,7 @@ HALF_CASES = ((1e2, True), (1e3, False), (3e3, True), (1e2, False), (1e3, True),
     space=Space(mask="always", values=("normal",), least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="a finite fill of half the logit's size",
+    applies=(logits_grow,),
 )
 def single_key(subject: Subject, problem: Problem) -> Finding:
     """One live key for all rows of an item; its logit far below, or the hidden ones far above."""

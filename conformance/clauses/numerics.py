@@ -16,7 +16,7 @@ from ..space import Space
 from ..subject import Subject
 from ..tolerance import model
 from ._measuring import measures_golden
-from ._vocabulary import finite_limit
+from ._vocabulary import finite_limit, logits_grow
 
 PAPER = "Vaswani et al. 2017, equation 1"
 HEADROOM = model.HEADROOM
@@ -114,6 +114,7 @@ def odd_scale(subject: Subject, problem: Problem) -> Finding:
     ),
     needs_golden=True,
     counterfactual="exponentials that overflow, or all vanish, unless the maximum is subtracted",
+    applies=(logits_grow,),
 )
 def large_logits(subject: Subject, problem: Problem) -> Finding:
     """Queries (all tokens, for self-attention) enlarged until the logits reach a target."""

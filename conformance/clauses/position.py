@@ -110,6 +110,8 @@ def relative_shift(subject: Subject, problem: Problem) -> Finding:
 
 # Distances alone (ALiBi) do not see tokens in reverse order: more than one order is tried.
 ORDERS = 4
+# A golden that moves by so many bounds moves a correct candidate by more than two.
+CLEARLY = 6.0
 
 
 def _has_positions(candidate: Candidate) -> str:
@@ -135,14 +137,31 @@ def breaks_equivariance(subject: Subject, problem: Problem) -> Finding:
     """The negative control: the same permutation must show somewhere in the answer."""
     inputs = subject.inputs(problem)
     generator = generator_for(problem, 14)
+    orders = [permutation(inputs.geometry.key_length, generator) for _ in range(ORDERS)]
+    if not _can_show(subject, inputs, orders):
+        return Finding(binding=False)
     first, bound = _attended(subject, inputs)
-    for _ in range(ORDERS):
-        order = permutation(inputs.geometry.key_length, generator)
+    for order in orders:
         second, _ = _attended(subject, _reordered(inputs, order))
         if moves(first.index_select(-2, order), second, 2.0 * bound):
             return Finding()
     message = "reordering the tokens only reorders the rows: positions have no effect"
     return Finding(violation=Violation(kind="value", message=message))
+
+
+def _can_show(subject: Subject, inputs: Inputs, orders: list[Tensor]) -> bool:
+    """Whether some order moves the golden clearly: heads of size 1 have no channels to turn."""
+    if subject.candidate.kind != "layer" or not subject.candidate.golden_known:
+        return True
+    known = subject.golden(inputs)
+    return any(
+        moves(
+            known.output.index_select(-2, order),
+            subject.oracle.output(_reordered(inputs, order)),
+            CLEARLY * known.bound,
+        )
+        for order in orders
+    )
 
 
 def _reordered(inputs: Inputs, order: Tensor) -> Inputs:
