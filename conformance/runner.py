@@ -37,7 +37,7 @@ OnExample = Callable[[dict[str, Any]], None]
 SHARE_OF_ONE_CLAUSE = 0.3
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
-TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 8}
+TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
 # The kinds of failure that another point of the semantics may explain.
 DIAGNOSED = ("value", "shape", "finite")
 

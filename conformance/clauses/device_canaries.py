@@ -45,6 +45,9 @@ def _ask(subject: Subject, inputs: Inputs, watched: _Watched, given: Any) -> Ans
         return None
 
 
+NOTHING_UNWRITTEN = "it allocates no memory that torch leaves unwritten"
+
+
 @clause(
     "device.canaries",
     level="MUST",
@@ -65,11 +68,11 @@ def canaries(subject: Subject, problem: Problem) -> Finding:
     given = arguments(inputs)
     tensors = _named(subject, given)
     before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
-    answer = _ask(subject, inputs, watched, given)
+    _ask(subject, inputs, watched, given)
     beside = [name for name, tensor in tensors.items() if _beside_changed(tensor, before[name])]
     found = f"its {' and '.join(beside)}" if beside else watched.allocations.damage()
     if not found:
-        return Finding(binding=answer is not None)
+        return Finding()
     told = f"into memory beside {found}" if beside else found
     return Finding(violation=Violation(kind="memory", message=f"the call wrote {told}", got=beside))
 
@@ -95,10 +98,8 @@ def _beside_changed(tensor: Tensor, before: Tensor) -> bool:
     sentence="The answer does not depend on what newly allocated memory happens to hold.",
     source="torch.empty: uninitialised data; torch.utils.deterministic.fill_uninitialized_memory",
     space=ANY,
-    counterfactual="a call that allocates memory without filling it",
     applies=(in_this_process,),
     explained=False,
-    subtle=True,
 )
 def fresh_memory(subject: Subject, problem: Problem) -> Finding:
     """What torch hands out unfilled is NaN, and the answer is what it is otherwise."""
@@ -106,7 +107,7 @@ def fresh_memory(subject: Subject, problem: Problem) -> Finding:
     watched = _Watched(subject.forward(inputs))
     answer = _ask(subject, inputs, watched, arguments(inputs))
     if answer is None or not watched.allocations.unwritten:
-        return Finding(binding=False)
+        return Finding(binding=False, inapplicable=NOTHING_UNWRITTEN)
     plain = subject.answer(inputs)
     wording = "with NaN in memory that nobody has written the answer is another"
     return same_unless_identical(subject, (inputs, plain), (inputs, answer.output), wording)

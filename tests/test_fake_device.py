@@ -1,0 +1,153 @@
+"""``--device`` on a device that is none: everything but the hardware is as with CUDA."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import fake_device
+import pytest
+
+from conformance.__main__ import run
+
+TARGET: Final = str(fake_device.HERE / "candidates.py")
+ONLY: Final = ("--only", "device.*", "--only", "shape.output", "--only", "numerics.golden")
+QUICK: Final = ("--profile", "quick", *ONLY)
+NOTHING: Final[frozenset[str]] = frozenset()
+UNUSABLE: Final = frozenset(
+    {
+        "shape.output",
+        "numerics.golden",
+        "device.matches-cpu",
+        "device.deterministic",
+        "device.stream",
+        "device.canaries",
+    }
+)
+FAILED: Final = {
+    "right": NOTHING,
+    "right_module": NOTHING,
+    "right_layer": NOTHING,
+    "answers_on_the_cpu": UNUSABLE,
+    "forgets_a_constant": UNUSABLE,
+    "other_on_the_device": {"numerics.golden", "device.matches-cpu"},
+    "on_the_default_stream": {"device.stream"},
+    "other_bits_each_time": {"device.deterministic"},
+    "decided_at_capture": {"device.graph-capture"},
+    "all_scores": {"device.memory"},
+    "declared_for_both": NOTHING,
+}
+
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The device, compiled once."""
+    assert fake_device.compiler(), "these tests compile a device: install g++ or clang++"
+    return fake_device.built(tmp_path_factory.mktemp("device"))
+
+
+@pytest.fixture(scope="module")
+def checked(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the report of every candidate on the device."""
+    folder = tmp_path_factory.mktemp("checked")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(patch, folder, library)
+        assert run(["check", TARGET, "--device", "fake", *QUICK, "--json", "out.json"]) == 1
+    return folder
+
+
+@pytest.fixture
+def there(checked: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That folder as the working folder of a process that finds the device."""
+    prepare(monkeypatch, checked, library)
+    return checked
+
+
+def prepare(patch: pytest.MonkeyPatch, folder: Path, library: Path) -> None:
+    """Let processes that are started find the device."""
+    patch.chdir(folder)
+    patch.setenv("OMP_NUM_THREADS", "1")
+    patch.setenv(fake_device.LIBRARY, str(library))
+
+
+def candidates(path: Path) -> dict[str, Report]:
+    """The candidates of a report by name."""
+    found = json.loads(path.read_text(encoding="utf-8"))["candidates"]
+    return {entry["name"]: entry for entry in found}
+
+
+@pytest.mark.parametrize("name", list(FAILED))
+def test_what_fails_on_the_device(checked: Path, name: str) -> None:
+    """Right candidates pass, modules made on the CPU are moved; each mistake fails its clauses."""
+    clauses = candidates(checked / "out.json")[name]["clauses"]
+    assert {clause["device"] for clause in clauses} == {"fake:0"}
+    assert {c["id"] for c in clauses if c["status"] == "failed"} - {
+        "device.fresh-memory"
+    } == FAILED[name]
+    assert {c["status"] for c in clauses} <= {"passed", "failed", "not-applicable"}
+
+
+def test_every_clause_about_devices_is_asked(checked: Path) -> None:
+    """Somebody passes each, and somebody fails each but those that a CPU can show as well."""
+    every = [c for entry in candidates(checked / "out.json").values() for c in entry["clauses"]]
+    asked = {c["id"] for c in every if c["id"].startswith("device.")}
+    passed = {c["id"] for c in every if c["status"] == "passed"}
+    declared = {"device.batch-invariant", "device.fresh-memory"}  # nobody here promises or does it
+    assert asked - passed == declared
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("answers_on_the_cpu", "the output is on the device cpu where the inputs are on fake:0"),
+        ("forgets_a_constant", "Expected all tensors to be on the same device"),
+    ],
+)
+def test_a_misplaced_tensor_is_told(checked: Path, name: str, told: str) -> None:
+    """Where the answer or a constant lies is what the report says."""
+    clauses = candidates(checked / "out.json")[name]["clauses"]
+    assert told in next(c["reason"] for c in clauses if c["id"] == "numerics.golden")
+
+
+def test_declared_devices_are_both_judged(there: Path) -> None:
+    """Without ``--device`` each declared device is judged; ``device.matches-cpu`` on the other."""
+    path = there / "both.json"
+    words = ["check", f"{TARGET}:declared_for_both", *QUICK, "--json", str(path)]
+    assert run(words) == 0
+    entry = candidates(path)["declared_for_both"]
+    found = {(c["id"], c["device"]): c for c in entry["clauses"]}
+    assert found["numerics.golden", "cpu"]["status"] == "passed"
+    assert found["numerics.golden", "fake:0"]["status"] == "passed"
+    assert found["device.matches-cpu", "fake:0"]["status"] == "passed"
+    refused = found["device.matches-cpu", "cpu"]["reason"]
+    assert refused == "it is judged on the CPU, and torch sees the CPU and fake:0 here"
+    assert set(entry["declaration"]["precision"]) == {"float32 on cpu", "float32 on fake:0"}
+
+
+def test_a_failure_is_replayed_on_its_device(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is right on the CPU fails again where it failed."""
+    assert there.is_dir()
+    assert run(["replay", "out.json#other_on_the_device/numerics.golden"]) == 1
+    assert "still fails" in capsys.readouterr().out
+
+
+def test_a_script_calls_on_the_device(there: Path) -> None:
+    """The script puts its tensors there: it fails without us, too."""
+    path = there / "again.py"
+    words = ["out.json#other_on_the_device/numerics.golden", "--emit-script", str(path)]
+    assert run(["replay", *words]) == 1
+    text = path.read_text(encoding="utf-8")
+    assert "DEVICE = 'fake:0'" in text
+    start = f"import sys; sys.path.insert(0, {str(fake_device.HERE.parent)!r})\n"
+    code = start + f"exec(compile(open({str(path)!r}).read(), {str(path)!r}, 'exec'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "IT STILL FAILS" in done.stdout, done.stderr
