@@ -84,6 +84,14 @@ class Taped:
         )
         return self.gather(found)
 
+    def connected(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+        """Gradients of ``leaves`` as those of inputs, with their own history."""
+        found = self._inputs(gradients[: len(self.leaves)])
+        return {
+            name: torch.zeros_like(_like(self, name)) if tensor is None else tensor
+            for name, tensor in found.items()
+        }
+
     def gather(self, gradients: tuple[Tensor | None, ...]) -> Gradients:
         """Gradients of ``asking``, in their order, as those of inputs and weights."""
         found: dict[str, Tensor | None] = self._inputs(gradients[: len(self.leaves)])

@@ -104,6 +104,34 @@ class GradientOracle:
         return GoldenGradients(gradients={**added, **found}, representable=fits)
 
 
+def second_gradients(
+    oracle: Oracle, inputs: Inputs, upstream: Tensor, line: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradients of ``<gradients, line>`` by every input, float64: torch's own of the golden."""
+    leaves = {name: _source(inputs, name).double().requires_grad_() for name in line}
+    if inputs.mode == "self":
+        named = dict.fromkeys(("query", "key", "value"), leaves["x"])
+    elif inputs.mode == "memory":
+        named = {"query": leaves["query"], "key": leaves["context"], "value": leaves["context"]}
+    else:
+        named = leaves
+    point = oracle.declaration.semantics
+    output = evaluate(inputs.replace(**named), point, recorded=True).output
+    every = tuple(leaves.values())
+    with torch.enable_grad():
+        first = torch.autograd.grad(output, every, upstream.double(), create_graph=True)
+        parts = zip(line.values(), first, strict=True)
+        total = torch.stack([(each * way).sum() for way, each in parts]).sum()
+    second = torch.autograd.grad(total, every)
+    return dict(zip(leaves, second, strict=True))
+
+
+def _source(inputs: Inputs, name: str) -> Tensor:
+    """A copy of the tensor that a gradient by name belongs to."""
+    tensor: Tensor = getattr(inputs, "key" if name in ("x", "context") else name)
+    return tensor.detach().clone()
+
+
 def _representable(
     attention: golden.Attention, upstream: Tensor, found: dict[str, Gradient], limit: float
 ) -> bool:

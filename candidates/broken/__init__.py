@@ -29,6 +29,7 @@ from . import (  # importing a file declares its mistakes
     extremes,
     fast_paths,
     forms,
+    gradients,
     graphs,
     groups,
     half_precision,
@@ -51,6 +52,7 @@ from . import (  # importing a file declares its mistakes
     state,
     tampering,
     tiles,
+    weight_gradients,
     windows,
 )
 from ._kit import CORRECT, DECLARED
@@ -80,6 +82,7 @@ __all__ = [
     "extremes",
     "fast_paths",
     "forms",
+    "gradients",
     "graphs",
     "groups",
     "half_precision",
@@ -102,5 +105,6 @@ __all__ = [
     "state",
     "tampering",
     "tiles",
+    "weight_gradients",
     "windows",
 ]

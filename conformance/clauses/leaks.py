@@ -89,8 +89,8 @@ def unaffected(
     Both answers carry at most the bound of the clean problem: what a row does not attend has no
     part in its rounding errors, unless those follow the range of a whole tensor.
     """
-    dirty = _with_junk(subject, problem, inputs, junk_keys, filler)
-    judged = _rows_apart(subject, inputs, junk_keys)
+    dirty = with_junk(subject, problem, inputs, junk_keys, filler)
+    judged = rows_apart(subject, inputs, junk_keys)
     known, bound, alive = subject.frame(inputs)
     judged = judged & alive
     clean_answer = subject.answer(inputs)
@@ -119,7 +119,7 @@ def unaffected(
     return Finding(binding=binding, margin=agreement.margin, violation=violation)
 
 
-def _rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
+def rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
     """Rows that attend no junk; where tokens are queries too, the junk's own rows are left out."""
     allowed = inputs.allowed(subject.declaration.semantics)
     apart = ~(allowed & junk_keys[:, None, None, :]).any(dim=-1)
@@ -128,9 +128,10 @@ def _rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
     return apart.all(dim=1).unsqueeze(-1) if inputs.is_layer else apart.unsqueeze(-1)
 
 
-def _with_junk(
+def with_junk(
     subject: Subject, problem: Problem, inputs: Inputs, junk_keys: Tensor, filler: float | None
 ) -> Inputs:
+    """The inputs with junk (or a filler) in some keys and their values, ``junk_keys [B, Lk]``."""
     where = junk_keys.unsqueeze(-1) if inputs.is_layer else junk_keys[:, None, :, None]
     generator = generator_for(problem, 3)
     key = torch.randn(inputs.key.shape, generator=generator).double()

@@ -7,7 +7,7 @@ import torch
 from examples import core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
-from conformance.clauses.leaks import _rows_apart, hidden_keys
+from conformance.clauses.leaks import hidden_keys, rows_apart
 from conformance.subject import Subject
 
 
@@ -19,7 +19,7 @@ def test_junk_tokens_own_rows_are_left_out_in_self_attention() -> None:
     )
     inputs = subject.inputs(example)
     junk = hidden_keys(subject, example, inputs)
-    judged = _rows_apart(subject, inputs, junk)
+    judged = rows_apart(subject, inputs, junk)
     assert inputs.keep is not None
     hidden = ~inputs.keep[:, 0, 0]
     assert torch.equal(junk, hidden)
@@ -32,7 +32,7 @@ def test_junk_rows_are_judged_where_queries_are_apart() -> None:
     example = problem(mask=plan("padding", "keep", "BK"))
     inputs = subject.inputs(example)
     junk = hidden_keys(subject, example, inputs)
-    assert bool(_rows_apart(subject, inputs, junk).all())
+    assert bool(rows_apart(subject, inputs, junk).all())
 
 
 def test_rows_that_attend_junk_are_not_judged() -> None:
@@ -41,7 +41,7 @@ def test_rows_that_attend_junk_are_not_judged() -> None:
     example = problem(mask=plan("random", "keep", "BHQK"))
     inputs = subject.inputs(example)
     junk = hidden_keys(subject, example, inputs)
-    judged = _rows_apart(subject, inputs, junk)
+    judged = rows_apart(subject, inputs, junk)
     assert bool(judged.any())
     assert not bool(judged.all())
 

@@ -1,0 +1,367 @@
+"""The vocabulary of the clauses about gradients: output gradients, and how gradients are judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..candidate import Candidate
+from ..comparison import Comparison, compare, moves
+from ..differentiating import Gradients
+from ..gradient_oracle import why_unknown
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import normal
+from ..registry import Finding
+from ..results import Violation
+from ..subject import SPREAD_CALLS, Subject
+from ..tolerance import Gradient, gradient_fit, model
+
+# Streams of a problem's generator: that of the output gradient.
+UPSTREAM = 31
+HEADS = {
+    name: ("batch", "head", axis, "channel")
+    for name, axis in (("query", "query"), ("key", "key"), ("value", "key"))
+}
+TOKENS = {
+    name: ("batch", axis, "channel")
+    for name, axis in (
+        ("query", "query"),
+        ("key", "key"),
+        ("value", "key"),
+        ("context", "key"),
+        ("x", "token"),
+    )
+}
+SPOKEN = {
+    **{role: f"the {role} matrix" for role in "qkvo"},
+    **{f"{role}_bias": f"the bias of {role}" for role in "qkvo"},
+    "bias": "the additive mask",
+}
+
+
+def records_gradients(candidate: Candidate) -> str:
+    """Why no gradients can be asked for, or ""."""
+    declared = candidate.declaration
+    if "gradients" not in declared.features:
+        return "it declares that it has no gradients"
+    if "gradients" in declared.declared_features:
+        return ""
+    if candidate.graph is not None:
+        return "a graph has no gradients"
+    if declared.arrays != "torch":
+        return f"{declared.arrays} arrays carry no gradients"
+    return "the integers of its precision have no gradients" if declared.precision else ""
+
+
+def has_golden_gradients(candidate: Candidate) -> str:
+    """Why no golden gradients are known, or ""."""
+    return records_gradients(candidate) or why_unknown(candidate.declaration.semantics)
+
+
+def asked_inputs(subject: Subject, problem: Problem) -> Inputs:
+    """The inputs of a problem, without a cache, from which nobody learns, and without sinks."""
+    return subject.inputs(problem.replace(past=0, sinks=False))
+
+
+def with_full_rows(subject: Subject, problem: Problem) -> Inputs:
+    """The same, without a causal rule or a window that would leave some query without keys.
+
+    What gradients a row without keys gives is the matter of a clause of its own.
+    """
+    inputs = asked_inputs(subject, problem)
+    unasked = subject.declaration.always_causal
+    for fewer in ({"window": None}, {"window": None, "causal": unasked}):
+        if not has_empty_rows(subject, inputs):
+            return inputs
+        inputs = asked_inputs(subject, problem.replace(**fewer))
+    return inputs
+
+
+def output_gradient(
+    subject: Subject, problem: Problem, inputs: Inputs, rows: Tensor | None = None
+) -> Tensor:
+    """Independent normal numbers of the answer's shape, in the working dtype.
+
+    Zero in rows that no clause but those about them judges: without keys, not there, not
+    representable; and where ``rows``, which broadcasts to the answer, is False.
+    """
+    drawn = normal(inputs.output_shape, generator_for(problem, UPSTREAM)).to(inputs.query.dtype)
+    judged = judged_rows(subject, inputs)
+    judged = judged if rows is None else judged & rows
+    return drawn.masked_fill(~judged, 0.0)
+
+
+def judged_rows(subject: Subject, inputs: Inputs) -> Tensor:
+    """The rows of the answer that can be judged, broadcastable to it."""
+    if subject.candidate.golden_known:
+        return subject.golden(inputs).judged
+    empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
+    rows = empty.any(dim=1) if inputs.is_layer else empty
+    return ~rows.unsqueeze(-1)
+
+
+def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
+    """Whether some query that is there has no key."""
+    empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
+    absent = inputs.absent
+    return bool((empty if absent is None else empty & ~absent).any())
+
+
+def matches_golden_gradients(
+    subject: Subject, inputs: Inputs, upstream: Tensor, found: Gradients
+) -> Finding:
+    """Every gradient that was found is the golden one within its bound.
+
+    On independent inputs their errors must have nothing in common, too. The example must tell
+    gradients of half the size.
+    """
+    known = subject.gradients.oracle.answer(inputs, upstream)
+    if not known.representable:
+        return Finding(binding=False)
+    generic = inputs.generic and subject.dtype != "float64"
+    margin, binding, violation = 0.0, True, None
+    for name, exact in known.gradients.items():
+        if name not in found.found:
+            continue
+        length = inputs.geometry.key_length
+        gradient = with_shared_errors(exact, length) if name in TOKENS else exact
+        allowed = gradient.allowed(generic=generic)
+        agreement = _compared(found, name, gradient.value, allowed, inputs)
+        margin = max(margin, agreement.margin)
+        if name in ("query", "key", "value", "x", "context"):
+            binding = binding and moves(gradient.value, gradient.value / 2.0, allowed)
+        violation = violation or agreement.violation
+        if violation is None and generic:
+            violation = _in_common(name, found.found[name], gradient)
+    return Finding(binding=binding, margin=margin, violation=violation)
+
+
+def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
+    """The bounds of tokens' gradients where all keys of a head share the error of a sum over them.
+
+    The gradients of a row's scores add up to zero but for their errors. An implementation that
+    takes the mean off the keys, or off the values, or merges parts of the keys, hands that error on
+    to all keys: in the worst case the largest there is, of independent errors the part that their
+    mean has.
+    """
+
+    def widened(bound: Tensor, share: float) -> Tensor:
+        if not bound.numel():
+            return bound
+        return torch.maximum(bound, share * bound.amax(dim=(-2, -1), keepdim=True))
+
+    mean = max(key_length, 1) ** -0.5
+    return dataclasses.replace(
+        gradient,
+        worst=widened(gradient.worst, 1.0),
+        bound=widened(gradient.bound, mean),
+        scale=widened(gradient.scale, mean),
+    )
+
+
+def _compared(
+    found: Gradients, name: str, expected: Tensor, allowed: Tensor, inputs: Inputs
+) -> Comparison:
+    missing = name in found.missing
+    wording = f"no gradient reaches {spoken(name)}" if missing else _wrong(name)
+    return compare(
+        found.found[name], expected, allowed, wording=wording, axes=axes_of(name, inputs)
+    )
+
+
+def _wrong(name: str) -> str:
+    return f"the gradient of {spoken(name)} is wrong"
+
+
+def spoken(name: str) -> str:
+    """What a gradient belongs to, in a sentence."""
+    return SPOKEN.get(name, name)
+
+
+def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
+    """The names of the axes of a gradient."""
+    if name == "bias":
+        return ("batch", "head", "query", "key")
+    tokens = TOKENS if inputs.is_layer else HEADS
+    if name in tokens:
+        return tokens[name]
+    return ("row",) if name.endswith("_bias") else ("row", "column")
+
+
+def _in_common(name: str, got: Tensor, gradient: Gradient) -> Violation | None:
+    """What all errors of a gradient have in common, if that is no rounding."""
+    fit = gradient_fit(got.double() - gradient.value, gradient)
+    if fit is None:
+        return None
+    for kind, each in fit.fits.items():
+        if abs(each.scale_error) > each.scale_allowed:
+            what = "a multiple of it" if kind == "factor" else "a scale of the logits"
+            message = (
+                f"the errors of the gradient of {spoken(name)} fit {what} with a relative error "
+                f"of {each.scale_error:+.3g} (allowed {each.scale_allowed:.3g})"
+            )
+            return Violation(kind="value", message=message, got=each.scale_error, expected=0.0)
+    if fit.unexplained > 1.0:
+        message = (
+            f"the errors of the gradient of {spoken(name)} are together larger than rounding makes "
+            f"them: {fit.unexplained:.3g} times their typical size"
+        )
+        return Violation(kind="value", message=message, got=fit.unexplained, expected=1.0)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """Gradients with what they were asked for, to be compared with others of the candidate."""
+
+    inputs: Inputs
+    upstream: Tensor
+    found: Gradients
+
+
+def same_gradients(
+    subject: Subject, first: Asked, second: Gradients, wording: str, *, factor: float = 1.0
+) -> Finding:
+    """Other gradients for the same question are ``factor`` times the first, within both bounds.
+
+    ``wording`` holds ``{}`` for what the gradient belongs to.
+    """
+    bounds = gradient_bounds(subject, first)
+    finding = Finding(binding=bool(bounds), margin=0.0)
+    for name, tensor in second.found.items():
+        if name not in first.found.found or name not in bounds:
+            continue
+        expected = factor * first.found.found[name].double()
+        allowed = largest_everywhere((1.0 + factor) * bounds[name])
+        agreement = compare(
+            tensor,
+            expected,
+            allowed,
+            wording=wording.format(spoken(name)),
+            both_answers=True,
+            axes=axes_of(name, first.inputs),
+        )
+        margin = max(finding.margin or 0.0, agreement.margin)
+        finding = Finding(
+            binding=finding.binding,
+            margin=margin,
+            violation=finding.violation or agreement.violation,
+        )
+    return finding
+
+
+def largest_everywhere(bound: Tensor) -> Tensor:
+    """The largest bound of a tensor for all its elements.
+
+    A law is checked on gradients that may be wrong elsewhere, and round like other elements.
+    """
+    if bound.numel() == 0:
+        return bound
+    return bound.amax().expand(bound.shape)
+
+
+def gradient_bounds(subject: Subject, asked: Asked) -> dict[str, Tensor]:
+    """How far each gradient may be from the exact one, by name.
+
+    Measured where none is derived: how far the candidate's own gradients move when its inputs
+    change by one unit each. Empty where nobody can represent them.
+    """
+    if subject.candidate.golden_known and not why_unknown(subject.declaration.semantics):
+        known = subject.gradients.oracle.answer(asked.inputs, asked.upstream)
+        if not known.representable:
+            return {}
+        return {name: each.worst for name, each in known.gradients.items()}
+    with subject.recorded(None):
+        return _measured(subject, asked)
+
+
+def _measured(subject: Subject, asked: Asked) -> dict[str, Tensor]:
+    inputs, unit = asked.inputs, torch.finfo(asked.inputs.query.dtype).eps
+    generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
+    widest = dict.fromkeys(asked.found.found, 0.0)
+    for _ in range(SPREAD_CALLS):
+        nudged = subject.gradients.of(nudged_inputs(inputs, generator), asked.upstream)
+        for name, tensor in asked.found.found.items():
+            if name in nudged.found and tensor.numel():
+                apart = (nudged.found[name].double() - tensor.double()).abs().nan_to_num()
+                widest[name] = max(widest[name], float(apart.max()))
+    return {
+        name: torch.full(
+            tensor.shape,
+            model.SPREAD_FACTOR * (widest[name] + unit * _size(tensor)),
+            dtype=torch.float64,
+        )
+        for name, tensor in asked.found.found.items()
+    }
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.double().abs().nan_to_num().max()) if tensor.numel() else 0.0
+
+
+def nudged_inputs(inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """The same inputs, each number moved by about one unit."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2.0 - 1.0
+        unit = torch.finfo(tensor.dtype).eps
+        return (tensor.double() * (1.0 + unit * signs)).to(tensor.dtype)
+
+    return inputs.with_tokens(
+        query=moved(inputs.query), key=moved(inputs.key), value=moved(inputs.value)
+    )
+
+
+def exactly_zero(
+    found: Gradients, names: tuple[str, ...], where: Tensor, inputs: Inputs, wording: str
+) -> Violation | None:
+    """Require zero gradients at some tokens, bool ``[B, Hkv, L]``; ``wording`` holds ``{}``."""
+    for name in names:
+        tensor = found.found.get(name)
+        if tensor is None or not tensor.numel():
+            continue
+        tokens = where.all(dim=1) if inputs.is_layer else where
+        judged = tokens.unsqueeze(-1).expand(tensor.shape)
+        agreement = compare(
+            tensor,
+            torch.zeros_like(tensor),
+            torch.zeros(tensor.shape, dtype=torch.float64),
+            judged=judged,
+            wording=wording.format(spoken(name)),
+            axes=axes_of(name, inputs),
+        )
+        if agreement.violation is not None:
+            return agreement.violation
+    return None
+
+
+def not_finite(found: Gradients, inputs: Inputs, wording: str) -> Violation | None:
+    """The first gradient with a NaN or an infinity; ``wording`` holds ``{}``."""
+    for name, tensor in found.found.items():
+        agreement = compare(
+            tensor,
+            tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0),
+            torch.zeros(tensor.shape, dtype=torch.float64),
+            wording=wording.format(spoken(name)),
+            axes=axes_of(name, inputs),
+        )
+        if agreement.violation is not None:
+            return agreement.violation
+    return None
+
+
+def by_kv_head(allowed: Tensor, read: Tensor, num_kv_heads: int) -> Tensor:
+    """Whether any query head that reads a key/value head attends a key: ``[B, Hkv, Lk]``.
+
+    ``allowed [B, H, Lq, Lk]``; ``read [H]`` is the key/value head of each head.
+    """
+    seen = allowed.any(dim=2)
+    merged = torch.zeros(seen.shape[0], num_kv_heads, seen.shape[-1], dtype=torch.bool)
+    for kv_head in range(num_kv_heads):
+        merged[:, kv_head] = seen[:, read == kv_head].any(dim=1)
+    return merged

@@ -1,0 +1,257 @@
+"""gradients.check, .double-backward: slopes of the candidate's answers, and of its gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..calling import guarded
+from ..candidate import Candidate
+from ..comparison import compare
+from ..differentiating import DOING, Taped, as_returned
+from ..gradient_oracle import second_gradients
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import normal
+from ..registry import Finding, clause
+from ..results import Violation
+from ..space import Space
+from ..subject import SPREAD_CALLS, Subject
+from ..tolerance import model
+from ._gradients import (
+    Asked,
+    axes_of,
+    gradient_bounds,
+    has_empty_rows,
+    nudged_inputs,
+    output_gradient,
+    records_gradients,
+    spoken,
+    with_full_rows,
+)
+
+# Points of a line through the inputs, and the degree of the polynomial that is fitted to them.
+POINTS: Final = 9
+DEGREE: Final = 5
+# The line is this long in units of inputs divided by the root of their width: logits move by about
+# as much, and the softmax is a series that converges as long as they move by less than pi.
+REACH: Final = 0.05
+SMOOTH = ("normal", "integers", "tied-keys", "nearly-uniform")
+
+
+@clause(
+    "gradients.check",
+    level="MUST",
+    sentence=(
+        "In float64 the gradients are the slopes of the candidate's own answers, to within what "
+        "their rounding lets finite differences tell."
+    ),
+    source="torch.autograd.gradcheck",
+    space=Space(mask="maybe", causal="maybe", extras="maybe", values=SMOOTH, share=0.15),
+    counterfactual="gradients of half the size",
+    applies=(records_gradients,),
+    explained=False,
+)
+def check(subject: Subject, problem: Problem) -> Finding:
+    """Along a random line through all inputs, and for each input alone where that fails."""
+    if subject.dtype != "float64":
+        return Finding(binding=False, inapplicable="finite differences need float64")
+    inputs = with_full_rows(subject, problem)
+    if has_empty_rows(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+    found = subject.gradients.pull(subject.gradients.tape(inputs), upstream)
+    bounds = gradient_bounds(subject, Asked(inputs=inputs, upstream=upstream, found=found))
+    if not bounds:
+        return Finding(binding=False)
+    line = _line(inputs, problem)
+    names = [name for name in found.found if name in line]
+    slope = sum(float((found.found[n].double() * line[n]).sum()) for n in names)
+    rounding = sum(float((bounds[n] * line[n].abs()).sum()) for n in names)
+    measured, error = _measured_slope(subject, inputs, upstream, line)
+    allowed = rounding + error
+    apart = abs(slope - measured)
+    margin = apart / allowed if allowed else math.inf * (apart > 0.0)
+    binding = abs(measured) > 2.0 * allowed
+    if apart <= allowed:
+        return Finding(binding=binding, margin=margin)
+    message = (
+        f"along a line through the inputs the answer has the slope {measured:.9g}, but its "
+        f"gradients say {slope:.9g} (allowed {allowed:.3g})"
+    )
+    violation = Violation(
+        kind="value",
+        message=message,
+        expected=measured,
+        got=slope,
+        measured={"margin": margin, "error": apart, "bound": allowed},
+    )
+    return Finding(binding=binding, margin=margin, violation=violation)
+
+
+def _line(inputs: Inputs, problem: Problem) -> dict[str, Tensor]:
+    """A direction for every input, by the names of the gradients."""
+    generator = generator_for(problem, 34)
+
+    def drawn(tensor: Tensor) -> Tensor:
+        return normal(tuple(tensor.shape), generator) / math.sqrt(max(tensor.shape[-1], 1))
+
+    if inputs.mode == "self":
+        return {"x": drawn(inputs.key)}
+    if inputs.mode == "memory":
+        return {"query": drawn(inputs.query), "context": drawn(inputs.key)}
+    return {name: drawn(getattr(inputs, name)) for name in ("query", "key", "value")}
+
+
+def _moved(inputs: Inputs, line: dict[str, Tensor], step: float) -> Inputs:
+    named = {"x": "key", "context": "key"}
+    moved = {
+        named.get(name, name): getattr(inputs, named.get(name, name)) + step * direction
+        for name, direction in line.items()
+    }
+    return inputs.with_tokens(**moved)
+
+
+def _measured_slope(
+    subject: Subject, inputs: Inputs, upstream: Tensor, line: dict[str, Tensor]
+) -> tuple[float, float]:
+    """The slope of ``<upstream, answer>`` along a line, and how far it may be off.
+
+    The slope of a polynomial fitted to points of the line. What rounding does to it follows from
+    the error of each answer; what the degree leaves out is less than the slope that two degrees
+    less would find differs by.
+    """
+    steps = REACH * torch.cos(torch.pi * (torch.arange(POINTS).double() + 0.5) / POINTS)
+    values, errors = [], []
+    forward = subject.forward(inputs)
+    for step in steps.tolist():
+        moved = _moved(inputs, line, step)
+        values.append(float((subject.call(forward, moved).output.double() * upstream).sum()))
+        errors.append(_rounding(subject, moved, upstream))
+    heights = torch.tensor(values, dtype=torch.float64)
+    weights, fewer = (_slope_weights(steps, degree) for degree in (DEGREE, DEGREE - 2))
+    slope, coarse = float(weights @ heights), float(fewer @ heights)
+    rounding = float(weights.abs() @ torch.tensor(errors, dtype=torch.float64))
+    return slope, rounding + abs(slope - coarse)
+
+
+def _slope_weights(steps: Tensor, degree: int) -> Tensor:
+    """What each point contributes to the slope at 0 of the polynomial of best fit."""
+    powers = (steps / REACH).unsqueeze(-1) ** torch.arange(degree + 1)
+    weights: Tensor = torch.linalg.pinv(powers)[1] / REACH
+    return weights
+
+
+def _rounding(subject: Subject, inputs: Inputs, upstream: Tensor) -> float:
+    """How far rounding may move ``<upstream, answer>``."""
+    if subject.candidate.golden_known:
+        bound = subject.golden(inputs).bound
+    else:
+        bound = subject.spread(inputs)
+    return float((bound * upstream.double().abs()).sum())
+
+
+def _twice(candidate: Candidate) -> str:
+    if "double_backward" not in candidate.declaration.features:
+        return "double_backward is not declared"
+    if not candidate.golden_known:
+        return "there is no golden answer"
+    return records_gradients(candidate)
+
+
+@clause(
+    "gradients.double-backward",
+    level="MUST",
+    sentence="The gradients can be differentiated once more, and give the golden second ones.",
+    source="torch.autograd.gradgradcheck; create_graph=True",
+    space=Space(mask="maybe", causal="maybe", values=("normal", "integers"), share=0.15),
+    counterfactual="second gradients of zero",
+    applies=(_twice,),
+    explained=False,
+)
+def double_backward(subject: Subject, problem: Problem) -> Finding:
+    """The gradient of a random sum of the gradients, against that of the golden in float64.
+
+    No bound is derived for it: allowed is how far it moves with the last digit of the inputs.
+    """
+    inputs = with_full_rows(subject, problem)
+    if has_empty_rows(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+    line = _line(inputs, problem)
+    found = _second(subject, inputs, upstream, line)
+    known = second_gradients(subject.oracle, inputs, upstream, line)
+    allowed = _second_bounds(subject, inputs, upstream, line, found)
+    binding, margin, violation = False, 0.0, None
+    for name, expected in known.items():
+        agreement = compare(
+            found[name],
+            expected,
+            allowed[name],
+            wording=f"the second gradient of {spoken(name)} is wrong",
+            axes=axes_of(name, inputs),
+        )
+        margin = max(margin, agreement.margin)
+        violation = violation or agreement.violation
+        binding = binding or bool((expected.abs() > 2.0 * allowed[name]).any())
+    return Finding(binding=binding, margin=margin, violation=violation)
+
+
+def _second(
+    subject: Subject, inputs: Inputs, upstream: Tensor, line: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradients of ``<gradients, line>`` by every input."""
+    taped = subject.gradients.tape(inputs)
+    return guarded(_pulled_twice, (taped, upstream, line), {}, f"{DOING} twice", grad_mode=True)  # type: ignore[no-any-return]  # what the function returns
+
+
+def _pulled_twice(taped: Taped, upstream: Tensor, line: dict[str, Tensor]) -> dict[str, Tensor]:
+    first = torch.autograd.grad(
+        taped.returned,
+        taped.asking,
+        as_returned(upstream, taped),
+        create_graph=True,
+        allow_unused=True,
+    )
+    canonical = taped.connected(first)
+    total = sum((canonical[name] * line[name].to(canonical[name])).sum() for name in line)
+    again = torch.autograd.grad(total, taped.asking, allow_unused=True)  # type: ignore[arg-type]  # a tensor, as there are inputs
+    return taped.gather(again).found
+
+
+def _second_bounds(
+    subject: Subject,
+    inputs: Inputs,
+    upstream: Tensor,
+    line: dict[str, Tensor],
+    found: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    unit = torch.finfo(inputs.query.dtype).eps
+    generator = generator_for_inputs(inputs)
+    widest = dict.fromkeys(found, 0.0)
+    with subject.recorded(None):
+        for _ in range(SPREAD_CALLS):
+            moved = _second(subject, nudged_inputs(inputs, generator), upstream, line)
+            for name, tensor in found.items():
+                widest[name] = max(widest[name], _largest(moved[name].double() - tensor.double()))
+    return {
+        name: torch.full(
+            tensor.shape,
+            model.SPREAD_FACTOR * (widest[name] + unit * _largest(tensor)),
+            dtype=torch.float64,
+        )
+        for name, tensor in found.items()
+    }
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.double().abs().nan_to_num().max()) if tensor.numel() else 0.0
+
+
+def generator_for_inputs(inputs: Inputs) -> torch.Generator:
+    """The same numbers for the same sizes."""
+    return torch.Generator().manual_seed(len(str(inputs.geometry)))

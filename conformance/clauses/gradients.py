@@ -1,0 +1,311 @@
+"""gradients.golden, .options, .bias, .masked-zero, .empty-row-finite, .causal: what flows back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..calling import CandidateFailure
+from ..candidate import Candidate
+from ..differentiating import INPUT_NAMES, Gradients
+from ..inputs import Inputs
+from ..materialise import generator_for
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..space import Space
+from ..subject import Subject
+from ._gradients import (
+    Asked,
+    asked_inputs,
+    by_kv_head,
+    exactly_zero,
+    has_empty_rows,
+    has_golden_gradients,
+    matches_golden_gradients,
+    not_finite,
+    output_gradient,
+    records_gradients,
+    same_gradients,
+    with_full_rows,
+)
+from ._vocabulary import read_heads
+from .leaks import rows_apart, with_junk
+
+BACKWARD = "Dao et al. 2022, appendix B.2"
+# Patterns that hide keys from some rows.
+HIDING = ("padding", "random", "one-hidden", "left-padding", "dense", "mixed", "sparse")
+# What zeros stand for: without any, and where every row answers with some mean.
+FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
+
+
+@clause(
+    "gradients.golden",
+    level="MUST",
+    sentence=(
+        "The gradients of query, key and value, and of the weights and biases of a layer that "
+        "gradients reach, are those of the specified attention."
+    ),
+    source=f"{BACKWARD}; pytorch#97128; flash-attention#414: dq of a tile's tail",
+    space=Space(mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", share=0.5),
+    needs_golden=True,
+    counterfactual="gradients of half the size",
+    applies=(has_golden_gradients,),
+    subtle=True,
+)
+def golden_gradients(subject: Subject, problem: Problem) -> Finding:
+    """A random output gradient, against the golden backward pass in float64."""
+    return _golden(subject, problem)
+
+
+@clause(
+    "gradients.options",
+    level="MUST",
+    sentence="The gradients are those of the specified attention under every option that is given.",
+    source="flash-attention: softcap and window in the backward pass; numerics.options",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        extras="maybe",
+        finite_bias="maybe",
+        values=("normal",),
+        edges="single-options",
+        share=0.1,
+    ),
+    needs_golden=True,
+    counterfactual="gradients of half the size",
+    applies=(has_golden_gradients,),
+    subtle=True,
+)
+def golden_options(subject: Subject, problem: Problem) -> Finding:
+    """Each option alone, and all of them at once with each form of mask."""
+    return _golden(subject, problem)
+
+
+def _golden(subject: Subject, problem: Problem) -> Finding:
+    """Every gradient of a problem in which each query has a key."""
+    inputs = with_full_rows(subject, problem)
+    if has_empty_rows(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+    found = _whole(subject, subject.gradients.of(inputs, upstream))
+    return matches_golden_gradients(subject, inputs, upstream, found)
+
+
+def _whole(subject: Subject, found: Gradients) -> Gradients:
+    """Without the gradients of weights where none flow, unless they are promised."""
+    weights = {name for name in found.found if name not in _INPUTS}
+    promised = "grad_weights" in subject.declaration.features
+    if promised or not weights or weights - found.missing:
+        return found
+    kept = {name: tensor for name, tensor in found.found.items() if name not in weights}
+    return Gradients(found=kept, missing=found.missing - weights, output=found.output)
+
+
+_INPUTS = frozenset(name for names in INPUT_NAMES.values() for name in names)
+
+
+@clause(
+    "gradients.bias",
+    level="SHOULD",
+    sentence=(
+        "An additive mask that requires a gradient gets that of the specified attention, added up "
+        "over the pairs that share one of its elements."
+    ),
+    source="learned relative biases; pytorch#119410: no gradient of attn_mask in fused kernels",
+    space=Space(
+        mask="always",
+        causal="maybe",
+        forms=("bias",),
+        finite_bias="always",
+        extras="maybe",
+        share=0.15,
+        kinds=("core",),
+    ),
+    needs_golden=True,
+    counterfactual="a gradient of half the size",
+    applies=(has_golden_gradients,),
+)
+def bias_gradient(subject: Subject, problem: Problem) -> Finding:
+    """The gradient of the mask beside those of the inputs, where any reaches it."""
+    inputs = with_full_rows(subject, problem)
+    if has_empty_rows(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+    taped = subject.gradients.tape(inputs, bias=True)
+    found = subject.gradients.pull(taped, upstream)
+    if "bias" in found.missing:
+        told = "no gradient reaches an additive mask, and none is promised"
+        return Finding(binding=False, inapplicable=told)
+    only = Gradients(found={"bias": found.found["bias"]}, missing=frozenset(), output=found.output)
+    finding = matches_golden_gradients(subject, inputs, upstream, only)
+    moved = inputs.geometry.key_length > 1 and bool(only.found["bias"].any())
+    return Finding(
+        binding=finding.binding and moved, margin=finding.margin, violation=finding.violation
+    )
+
+
+@clause(
+    "gradients.masked-zero",
+    level="MUST",
+    sentence=(
+        "Keys and values get a gradient of exactly zero from queries that may not attend them, and "
+        "finite values in them change no other gradient."
+    ),
+    source="pytorch#41508: gradients through a mask",
+    space=Space(
+        mask="always",
+        values=LIVELY,
+        patterns=HIDING,
+        least=(("key_length", 3), ("query_length", 2)),
+        share=0.2,
+    ),
+    counterfactual="keys that some query may not attend",
+    applies=(records_gradients,),
+    explained=False,
+)
+def masked_zero(subject: Subject, problem: Problem) -> Finding:
+    """Only rows that attend none of some keys get an output gradient; those keys hold junk once."""
+    inputs = with_full_rows(subject, problem)
+    hidden = _hidden_keys(subject, problem, inputs)
+    rows = rows_apart(subject, inputs, hidden)
+    upstream = output_gradient(subject, problem, inputs, rows)
+    if not bool(hidden.any()) or not bool(upstream.any()) or has_empty_rows(subject, inputs):
+        return Finding(binding=False)
+    clean = subject.gradients.of(inputs, upstream)
+    junked = with_junk(subject, problem, inputs, hidden, None)
+    dirty = subject.gradients.of(junked, upstream)
+    where = hidden[:, None, :].expand(-1, inputs.geometry.num_kv_heads, -1)
+    for found in (clean, dirty):
+        wording = "the gradient of {} is not zero where no query that counts may attend it"
+        broken = exactly_zero(found, keys_of(inputs), where, inputs, wording)
+        if broken is not None:
+            return Finding(violation=broken)
+    asked = Asked(inputs=inputs, upstream=upstream, found=clean)
+    wording = "junk in keys that no query that counts may attend changes the gradient of {}"
+    return same_gradients(subject, asked, dirty, wording)
+
+
+def _hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
+    """Keys of each item that one of its rows may not attend, bool ``[B, Lk]``; not the row's own.
+
+    The row is a random one of those that have such keys.
+    """
+    allowed = inputs.allowed(subject.declaration.semantics)
+    barred = ~allowed.any(dim=1)
+    if inputs.mode == "self":
+        barred = barred & ~torch.eye(barred.shape[-1], dtype=torch.bool)
+    generator = generator_for(problem, 35)
+    weights = torch.rand(barred.shape[:2], generator=generator) + barred.any(dim=-1)
+    return barred[torch.arange(barred.shape[0]), weights.argmax(dim=-1)]
+
+
+def keys_of(inputs: Inputs) -> tuple[str, ...]:
+    """The names of the inputs that keys and values are made of."""
+    return (
+        INPUT_NAMES[inputs.mode][-2:]
+        if inputs.mode == "separate"
+        else (INPUT_NAMES[inputs.mode][-1],)
+    )
+
+
+def _rows_are_finite(candidate: Candidate) -> str:
+    rule = candidate.declaration.empty_rows
+    if rule in FINITE_RULES:
+        return ""
+    if rule == "any":
+        return "it promises nothing about rows without keys"
+    return "its rows without keys are NaN"
+
+
+@clause(
+    "gradients.empty-row-finite",
+    level="MUST",
+    sentence=(
+        "A query without any key leaves every gradient finite; where it answers zeros, it gives "
+        "nothing to any key, value or query."
+    ),
+    source="pytorch#41508, #55270: NaN gradients from rows of nothing but minus infinity",
+    space=Space(
+        mask="always",
+        causal="maybe",
+        patterns=("empty-rows", "full-and-empty"),
+        values=LIVELY,
+        share=0.2,
+    ),
+    counterfactual="a query without any key",
+    applies=(records_gradients, _rows_are_finite),
+    explained=False,
+)
+def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
+    """Rows without keys get an output gradient like the others."""
+    inputs = asked_inputs(subject, problem)
+    empty = _empty_rows(subject, inputs)
+    if not bool(empty.any()):
+        return Finding(binding=False)
+    generator = generator_for(problem, 32)
+    drawn = torch.randn(inputs.output_shape, generator=generator)
+    upstream = output_gradient(subject, problem, inputs)
+    upstream = torch.where(empty, drawn.to(upstream.dtype), upstream)
+    try:
+        found = subject.gradients.of(inputs, upstream)
+    except CandidateFailure as failure:
+        if bool(empty.all()) and failure.violation.kind == "type":
+            return Finding()  # an answer of nothing but constants need have no history
+        raise
+    broken = not_finite(found, inputs, "a query without keys leaves the gradient of {} not finite")
+    if broken is not None:
+        return Finding(violation=broken)
+    known = subject.candidate.golden_known and not has_golden_gradients(subject.candidate)
+    if not known or subject.declaration.empty_rows != "zeros":
+        return Finding()
+    judged = matches_golden_gradients(subject, inputs.replace(generic=False), upstream, found)
+    return Finding(margin=judged.margin, violation=judged.violation)
+
+
+def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
+    """Rows of the answer in which some head has no key; not those that are not there."""
+    empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
+    if inputs.absent is not None:
+        empty = empty & ~inputs.absent
+    return (empty.any(dim=1) if inputs.is_layer else empty).unsqueeze(-1)
+
+
+@clause(
+    "gradients.causal",
+    level="MUST",
+    sentence="No gradient flows from a query's answer to keys and values that come later.",
+    source=f"{BACKWARD}; flash-attention#1095: causality in the backward pass",
+    space=Space(
+        causal="always",
+        extras="maybe",
+        values=LIVELY,
+        least=(("query_length", 2), ("key_length", 2)),
+        share=0.2,
+    ),
+    counterfactual="a later key, which gets a gradient without causality",
+    applies=(records_gradients,),
+    explained=False,
+)
+def causal(subject: Subject, problem: Problem) -> Finding:
+    """The output gradient of a single row; the keys that it may not attend get exactly nothing."""
+    inputs = asked_inputs(subject, problem)
+    sizes = inputs.geometry
+    allowed = inputs.allowed(subject.declaration.semantics)
+    barred = (~allowed).flatten(0, 1).any(dim=0).any(dim=-1).nonzero().flatten()
+    if not barred.numel() or has_empty_rows(subject, inputs):
+        return Finding(binding=False)
+    chosen = torch.randint(barred.numel(), (1,), generator=generator_for(problem, 33))
+    row = int(barred[chosen])
+    rows = (torch.arange(sizes.query_length) == row).unsqueeze(-1)
+    upstream = output_gradient(subject, problem, inputs, rows)
+    seen = by_kv_head(allowed[:, :, row : row + 1], read_heads(subject, inputs), sizes.num_kv_heads)
+    if not bool(upstream.any()):
+        return Finding(binding=False)
+    where = ~seen
+    if inputs.mode == "self":
+        where = where & (torch.arange(sizes.key_length) != row)
+    found = subject.gradients.of(inputs, upstream)
+    wording = f"the answer to query {row} gives a gradient to {{}}, which comes later,"
+    broken = exactly_zero(found, keys_of(inputs), where, inputs, wording)
+    return Finding(violation=broken)
