@@ -38,6 +38,9 @@ from . import freshness
 from . import settings
 from . import modules
 from . import dropout
+from . import gradients
+from . import gradient_calls
+from . import gradient_checks
 from . import unchanged
 from . import tampering
 from . import device
@@ -72,6 +75,9 @@ __all__ = [
     "export_runs",
     "extremes",
     "freshness",
+    "gradient_calls",
+    "gradient_checks",
+    "gradients",
     "groups",
     "leaks",
     "lengths",
