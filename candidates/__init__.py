@@ -4,6 +4,8 @@
 among it: those are mistakes made on purpose, and run under ``conformance teeth`` only.
 """
 
+import torch
+
 __conformance__ = [
     "eager",
     "online_softmax",
@@ -22,4 +24,5 @@ __conformance__ = [
     "operator_attention",
     "numpy_attention",
     "onnx_attention",
+    *(["torch_cuda"] if torch.cuda.is_available() else []),
 ]

@@ -92,7 +92,9 @@ def _inconclusive(results: Sequence[ClauseResult], *, interrupted: bool) -> tupl
     if untestable:
         return "inconclusive", f"MUST clauses could not be tested: {_some(untestable)}"
     if not any(result.status in _RAN for result in results):
-        return "inconclusive", "no clause was run"
+        reasons = {result.reason for result in results}
+        why = f": {reasons.pop()}" if len(reasons) == 1 else ""
+        return "inconclusive", f"no clause was run{why}"
     return None
 
 

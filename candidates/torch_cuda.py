@@ -1,0 +1,149 @@
+"""Torch's attention kernels for CUDA: flash, memory-efficient, cuDNN, and flex_attention compiled.
+
+``conformance check candidates`` has them where torch sees CUDA. What each refuses is declared: head
+sizes that are no multiple of 8, masks, other lengths under the causal rule (torch 2.13,
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). ``benchmarks/gpu.md`` says how to run them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import conformance
+
+ALIGNED: Final[dict[str, Any]] = {
+    "head_size": [8, 16, 24, 32, 64, 128],
+    "value_head_size": "head_size",
+}
+SQUARE: Final[dict[str, Any]] = {**ALIGNED, "key_length": "query_length"}
+FUSED: Final[dict[str, Any]] = {
+    "devices": ["cuda"],
+    "scores": "fused",
+    "empty_rows": "any",
+}
+HALVES: Final = ["float16", "bfloat16"]
+
+
+def _attend(
+    backend: SDPBackend,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """One backend, whatever torch would choose."""
+    mask = bias if keep is None else keep
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+
+
+@conformance.core(features=["scale", "gqa"], dtypes=HALVES, geometry=ALIGNED, **FUSED)
+def torch_cuda_flash(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+    """FlashAttention 2 without a mask."""
+    return _attend(SDPBackend.FLASH_ATTENTION, query, key, value, **use)
+
+
+@conformance.core(
+    features=["scale", "gqa"], dtypes=HALVES, geometry=SQUARE, causal="top-left", **FUSED
+)
+def torch_cuda_flash_causal(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+    """FlashAttention 2 with its causal flag, which wants equal lengths."""
+    return _attend(SDPBackend.FLASH_ATTENTION, query, key, value, **use)
+
+
+@conformance.core(
+    features=["scale"],
+    dtypes=["float32", *HALVES],
+    geometry=ALIGNED,
+    masks=["keep", "bias"],
+    mask_shapes=["BHQK", "B1QK", "11QK"],
+    **FUSED,
+)
+def torch_cuda_efficient(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+    """The memory-efficient kernel with masks."""
+    return _attend(SDPBackend.EFFICIENT_ATTENTION, query, key, value, **use)
+
+
+@conformance.core(
+    features=["scale"],
+    dtypes=["float32", *HALVES],
+    geometry=ALIGNED,
+    causal="top-left",
+    memory="linear",
+    **FUSED,
+)
+def torch_cuda_efficient_causal(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+    """The memory-efficient kernel with its causal flag."""
+    return _attend(SDPBackend.EFFICIENT_ATTENTION, query, key, value, **use)
+
+
+@conformance.core(features=["scale"], dtypes=HALVES, geometry=SQUARE, causal="top-left", **FUSED)
+def torch_cuda_cudnn(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+    """The kernel of cuDNN, with its causal flag."""
+    return _attend(SDPBackend.CUDNN_ATTENTION, query, key, value, **use)
+
+
+@conformance.core(
+    features=["scale", "gqa", "graph_capture"],
+    dtypes=["float32", "float64", *HALVES],
+    devices=["cuda"],
+)
+def torch_cuda_math(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+    """Ordinary matrix products on the device."""
+    return _attend(SDPBackend.MATH, query, key, value, **use)
+
+
+@cache
+def _flex() -> Any:
+    """flex_attention, compiled once; each shape of its own compiles again."""
+    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415 (slow to import)
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@conformance.core(
+    features=["scale", "gqa"],
+    dtypes=["float32", *HALVES],
+    geometry={"head_size": [16, 32, 64], "value_head_size": "head_size"},
+    causal="top-left",
+    memory="linear",
+    without=["gradients"],
+    **FUSED,
+)
+def torch_cuda_flex(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """flex_attention's generated kernel; causality is a change of the scores."""
+
+    def triangle(
+        score: Tensor, _item: Tensor, _head: Tensor, row: Tensor, column: Tensor
+    ) -> Tensor:
+        return torch.where(row >= column, score, -float("inf"))
+
+    returned: Tensor = _flex()(
+        query,
+        key,
+        value,
+        score_mod=triangle if causal else None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return returned
