@@ -73,14 +73,6 @@ class WindowNeedsCausal(EagerCore):
 
 
 @core("window.causal", "window.golden", "numerics.options", **EVERY)
-class WindowLostUnderCausal(EagerCore):
-    """The triangle of the causal flag replaces the window."""
-
-    def attend(self, call: Call) -> Answer:
-        return super().attend(call.replace(window=None) if call.causal else call)
-
-
-@core("window.causal", "window.golden", "numerics.options", **EVERY)
 class CausalLostUnderWindow(EagerCore):
     """The table of the window replaces the triangle of the causal flag."""
 

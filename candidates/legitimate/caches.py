@@ -98,7 +98,8 @@ def _paged(tokens: Tensor) -> Tensor:
     padded = functional.pad(tokens, (0, 0, 0, count * PAGE - length))
     pages = padded.unflatten(2, (count, PAGE)).flip(2)
     places = torch.arange(count).flip(0)
-    return pages.index_select(2, places).flatten(2, 3)[:, :, :length]
+    gathered: Tensor = pages.index_select(2, places).flatten(2, 3)
+    return gathered[:, :, :length]
 
 
 @core(**CACHED)
@@ -268,7 +269,8 @@ class _Decoder:
 
     def _split(self, tokens: Tensor, role: str, heads: int) -> Tensor:
         matrix, bias = getattr(self.weights, role), getattr(self.weights, f"{role}_bias")
-        return functional.linear(tokens, matrix, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
+        projected: Tensor = functional.linear(tokens, matrix, bias)
+        return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def __call__(
         self,

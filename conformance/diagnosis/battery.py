@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..arrangements import canonical_output, presented_shape
+from ..caching import draws_cache
 from ..calling import CandidateFailure, arguments, guarded
 from ..candidate import Candidate
 from ..clauses.numerics import largest_product
@@ -34,6 +36,7 @@ _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)
 _SOFTCAP: Final = 1.5
+_PAST: Final = 3
 _WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
 
 
@@ -78,6 +81,8 @@ def ask(subject: Subject, inputs: Inputs) -> Seen | None:
         output = output[0]
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return None
+    if inputs.batched and tuple(output.shape) == presented_shape(inputs):
+        output = canonical_output(output, inputs)
     batched = output if inputs.batched else output.unsqueeze(0)
     return Seen(inputs=inputs, output=taken(batched).double())
 
@@ -137,6 +142,8 @@ def _structured(candidate: Candidate) -> Iterator[_Plan]:
         yield _Plan(sizes=_APART, extras=more)
         if "window" in more:
             yield _Plan(sizes=_MORE_QUERIES, extras=more)
+        if "past" in more:
+            yield _Plan(sizes=_GROUPED, extras=more)
     yield from _masked(candidate, extras, causal=False)
     if declared.causal:
         yield from (_Plan(sizes=sizes, causal=True) for sizes in _SHAPES)
@@ -157,7 +164,16 @@ def _extras(candidate: Candidate) -> list[dict[str, Any]]:
         extras.append({"sinks": True})
     if {"softcap", "window"} <= features:
         extras.append({"softcap": _SOFTCAP, "window": (1, 1)})
-    return extras
+    return extras + _caches(candidate)
+
+
+def _caches(candidate: Candidate) -> list[dict[str, Any]]:
+    """Some keys cached, alone and with each other argument."""
+    if not draws_cache(candidate):
+        return []
+    given = {"scale": 0.3, "softcap": _SOFTCAP, "window": (1, 1)}
+    others = [{name: given[name]} for name in given if name in candidate.declaration.features]
+    return [{"past": _PAST}, *({"past": _PAST, **other} for other in others)]
 
 
 def _masked(candidate: Candidate, extras: list[dict[str, Any]], *, causal: bool) -> Iterator[_Plan]:

@@ -38,6 +38,7 @@ _FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool]]]] = {
     "softcap": ("with a softcap", lambda inputs: inputs.softcap is not None),
     "window": ("with a window", lambda inputs: inputs.window is not None),
     "sinks": ("with sinks", lambda inputs: inputs.sinks is not None),
+    "cache": ("with cached keys", lambda inputs: inputs.past > 0),
     "several heads": ("with several heads", lambda inputs: inputs.geometry.num_heads > 1),
     "grouped heads": (
         "where heads share keys and values",

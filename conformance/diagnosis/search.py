@@ -175,6 +175,7 @@ def _speaks_of_promises(mistake: NamedMistake, declared: Declaration) -> bool:
         "causal": declared.causal is not None,
         "window": "window" in declared.features,
         "softcap": "softcap" in declared.features,
+        "cache": "kv_cache" in declared.features,
         "sink": "sinks" in declared.features,
         "sinks": "sinks" in declared.features,
     }

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from .biases import BIASES
+from .caches import CACHES
 from .causality import CAUSALITY
 from .exchanges import EXCHANGES
 from .fills import FILLED
@@ -42,6 +43,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *WINDOWS,
     *SOFTCAPS,
     *BIASES,
+    *CACHES,
     *LOST_OPTIONS,
     *ROWS,
     *LAYOUT,

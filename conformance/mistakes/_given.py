@@ -23,6 +23,10 @@ def has_window(inputs: Inputs) -> bool:
     return inputs.window is not None
 
 
+def has_cache(inputs: Inputs) -> bool:
+    return inputs.past > 0
+
+
 def has_softcap(inputs: Inputs) -> bool:
     return inputs.softcap is not None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ..caching import without_cache
 from ..inputs import Inputs
-from ._given import changed, has_bias, has_causal, has_softcap, has_window
-from .named import NamedMistake, mistakes
+from ._given import changed, has_bias, has_cache, has_causal, has_softcap, has_window
+from .named import Asked, NamedMistake, Question, mistakes
 
 
 def _masked(inputs: Inputs) -> bool:
@@ -91,4 +92,36 @@ def _both(one: Callable[[Inputs], bool], two: Callable[[Inputs], bool]) -> Calla
     return lambda inputs: one(inputs) and two(inputs)
 
 
-LOST_OPTIONS: Final[tuple[NamedMistake, ...]] = (*_lost_features(),)
+def _lost_to_cache() -> list[NamedMistake]:
+    """What is dropped where a part of the keys is cached, and the cache dropped for the rest."""
+    found: list[NamedMistake] = []
+    for name, (spoken, present, absent) in _FEATURES.items():
+        found += mistakes(
+            f"{name}-lost-to-cache",
+            "cache.decode-equals-full" if name == "causal" else "cache.golden",
+            f"{spoken} is dropped where a cache is given too",
+            "apply both",
+            {"question": changed(_both(present, has_cache), **absent)},
+            special_of=_SPECIALS[name],
+        )
+        told = spoken.removesuffix(" that the call gives")
+        found += mistakes(
+            f"cache-lost-to-{name}",
+            "cache.golden",
+            f"the cache is dropped where {told} is given too",
+            "apply both",
+            {"question": _without_cache(present)},
+            special_of="cache-ignored",
+        )
+    return found
+
+
+def _without_cache(where: Callable[[Inputs], bool]) -> Question:
+    def question(asked: Asked) -> Inputs | None:
+        inputs = asked.inputs
+        return without_cache(inputs) if inputs.past and where(inputs) else None
+
+    return question
+
+
+LOST_OPTIONS: Final[tuple[NamedMistake, ...]] = (*_lost_features(), *_lost_to_cache())

@@ -76,7 +76,7 @@ def acted(name: str, kind: str, declared: golden.Semantics, evaluate: Evaluate) 
         masks=MASKS,
         causal=declared.causal_alignment,
         empty_rows=declared.empty_rows,
-        features=FEATURES,
+        features=FEATURES if kind == "layer" else (*FEATURES, "kv_cache"),
     )
     return decorate(ActedCore(evaluate) if kind == "core" else ActedLayer.of(evaluate))
 
@@ -134,9 +134,14 @@ class ActedCore:
         bias: Tensor | None = None,
         lengths: Tensor | None = None,
         return_weights: bool = False,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The evaluation's output in the query's dtype, with the weights where they are asked."""
+        if past_key is not None and past_value is not None:
+            options["past"] = past_key.shape[-2]
+            key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
         forms = {"keep": keep, "drop": drop, "keep_int": keep_int, "lengths": lengths, "bias": bias}
         asked = Inputs(
             geometry=self.geometry(query, key, value),

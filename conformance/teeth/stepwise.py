@@ -128,7 +128,8 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
     flags = {"causal": True, "window": (1, 1), "softcap": 1.5, "scale": 0.3}
     singles: list[dict[str, Any]] = [{name: value} for name, value in flags.items()]
     yield {}
-    yield {"keep": torch.arange(sizes.key_length) < lengths, "mask_form": "lengths"}
+    by_length = {"keep": torch.arange(sizes.key_length) < lengths, "mask_form": "lengths"}
+    yield by_length
     for mask in (*(_table(keep, form) for form in ("keep", "drop", "keep_int")), bias):
         yield mask
         yield from ({**mask, **one} for one in singles)
@@ -137,6 +138,10 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
     yield from ({**one, **two} for one, two in combinations(singles, 2))
     yield {"scale": 0.0}
     yield {"scale": -0.5}
+    yield {"past": 2}
+    for mask in (_table(keep, "keep"), bias, by_length):
+        yield {**mask, "past": 2}
+    yield from ({**one, "past": 2} for one in singles)
 
 
 def _table(keep: Tensor, form: str) -> dict[str, Any]:

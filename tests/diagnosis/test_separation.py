@@ -79,7 +79,12 @@ def says_more_than_one_thing(group: Group) -> bool:
     return len(left) > 1 and frozenset(left) not in EQUIVALENT
 
 
-@pytest.mark.parametrize("candidate", [core(), layer()], ids=["core", "layer"])
+WITH_CACHE = core(masks=["keep"], features=["scale", "gqa", "window", "kv_cache"])
+
+
+@pytest.mark.parametrize(
+    "candidate", [core(), WITH_CACHE, layer()], ids=["core", "core with a cache", "layer"]
+)
 def test_named_mistakes_separate(candidate: Candidate) -> None:
     """No two names have the same answers to the whole battery, unless they are listed as one.
 
