@@ -19,8 +19,8 @@ from .arrangements import (
     presented_shape,
     sequence_keywords,
 )
-from .caching import cached_heads, handed_over
 from .arrays import Stranger, builder_of_tensors, of_tensors
+from .caching import cached_heads, handed_over
 from .candidate import Candidate
 from .declaration import SEQUENCES
 from .graphs.lost import GraphLost, GraphRefused
@@ -145,6 +145,8 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
         value = getattr(inputs, name)
         if value is not None:
             keywords[name] = value
+    if inputs.sinks is not None:
+        keywords["sinks"] = inputs.sinks.clone()
     if inputs.return_weights:
         keywords["return_weights"] = True
     return keywords | cache_keywords(inputs)

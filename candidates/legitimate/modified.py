@@ -16,7 +16,7 @@ from ._kit import NAN_SPREADS, admitted, core, factor, soften
 
 def relative(score: Tensor, _batch: Any, head: Any, query: Any, key: Any) -> Tensor:
     """A bias by signed distance, another for each head."""
-    moved: Tensor = score + 0.1 * (head + 1) * (key - query)
+    moved: Tensor = score + (0.1 * (head + 1) * (key - query)).to(score.dtype)
     return moved
 
 
@@ -68,7 +68,7 @@ def checkered_scores(
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = query @ key.mT * factor(query, scale)
     odd = sum(indices(scores)[1:]) % 2
-    logits = scores * (1.0 - 0.5 * odd)
+    logits = scores * (1.0 - 0.5 * odd).to(scores.dtype)
     table = admitted(query, key, None, causal=causal)
     if bias is not None:
         logits, table = logits + bias, table & ~torch.isneginf(bias)

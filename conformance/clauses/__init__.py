@@ -8,9 +8,13 @@ from . import mask_memory
 from . import leaks
 from . import empty_rows
 from . import bias
+from . import alibi
+from . import sinks
 from . import causal
 from . import equivariance
 from . import position
+from . import rotary
+from . import prepared
 from . import numerics
 from . import precision
 from . import accumulation
@@ -55,6 +59,7 @@ from . import export_runs
 __all__ = [
     "accumulation",
     "algebra",
+    "alibi",
     "autocast",
     "bias",
     "caches",
@@ -94,10 +99,13 @@ __all__ = [
     "outputs",
     "position",
     "precision",
+    "prepared",
     "propagation",
     "rejection",
+    "rotary",
     "settings",
     "shape",
+    "sinks",
     "softcaps",
     "state",
     "tampering",

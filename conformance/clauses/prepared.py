@@ -1,0 +1,103 @@
+"""qk-norm.golden, score-mod.golden: queries and keys normalised, scores changed by a function."""
+
+from __future__ import annotations
+
+import math
+
+from ..candidate import Candidate
+from ..inputs import Inputs
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..space import Space
+from ..subject import Subject
+from ._measuring import measures_golden
+
+PREPARED = Space(
+    mask="maybe",
+    causal="maybe",
+    finite_bias="maybe",
+    extras="maybe",
+    values=(*LIVELY, "mixed-scales"),
+    least=(("key_length", 2),),
+    preferred=(("head_size", 3),),
+    share=0.75,
+)
+# Every so many problems small tokens, beside which epsilon shows, and as many large ones.
+EVERY = 3
+LARGE_TOKENS = 16.0
+
+
+def _is_normalised(candidate: Candidate) -> str:
+    changed = candidate.declaration.semantics.qk_norm != "none"
+    return "" if changed else "its semantics normalises neither queries nor keys"
+
+
+@clause(
+    "qk-norm.golden",
+    level="MUST",
+    sentence=(
+        "Each head of each query and key is normalised by itself, as declared, behind the "
+        "projections and before positions turn it."
+    ),
+    source="Henry et al. 2020 (QKNorm); Dehghani et al. 2023 (ViT-22B); Qwen Team 2025 (Qwen3)",
+    space=PREPARED,
+    needs_golden=True,
+    counterfactual="heads as they are; for small ones, ten times the epsilon",
+    applies=(_is_normalised,),
+    subtle=True,
+)
+def normalised(subject: Subject, problem: Problem) -> Finding:
+    """Tokens of ordinary size, large ones, and some so small that epsilon shows."""
+    inputs, point = subject.inputs(problem), subject.declaration.semantics
+    other = point.replace(qk_norm="none")
+    turn = problem.seed % EVERY
+    if turn == 1:
+        inputs = _times(inputs, LARGE_TOKENS)
+    elif turn == 2:  # noqa: PLR2004 (the third of three)
+        small = point.qk_norm_epsilon if point.qk_norm == "l2" else math.sqrt(point.qk_norm_epsilon)
+        other = point.replace(qk_norm_epsilon=10.0 * point.qk_norm_epsilon)
+        inputs = _times(inputs, small) if small > SMALLEST_TOKENS else inputs
+    wording = "queries and keys are not normalised as declared"
+    return measures_golden(subject, inputs, wording, counterfactual=other)
+
+
+# Smaller epsilons say no more than that zeros are not divided by zero.
+SMALLEST_TOKENS = 1e-6
+
+
+def _times(inputs: Inputs, factor: float) -> Inputs:
+    """Queries and keys of another size: a power of two, so that nothing is rounded."""
+    exact = 2.0 ** round(math.log2(factor))
+    if inputs.mode == "self":
+        return inputs.with_tokens(key=inputs.key * exact)
+    if inputs.mode == "memory":
+        return inputs.with_tokens(query=inputs.query * exact)
+    return inputs.with_tokens(query=inputs.query * exact, key=inputs.key * exact)
+
+
+def _is_modified(candidate: Candidate) -> str:
+    changed = candidate.declaration.semantics.score_mod is not None
+    return "" if changed else "its semantics has no score_mod"
+
+
+@clause(
+    "score-mod.golden",
+    level="MUST",
+    sentence=(
+        "The declared function changes the scaled and capped scores, by the indices of item, head, "
+        "query and key, before bias, mask and softmax."
+    ),
+    source="PyTorch 2.5, flex_attention: score_mod(score, batch, head, q_idx, kv_idx)",
+    space=PREPARED,
+    needs_golden=True,
+    counterfactual="scores as they are",
+    applies=(_is_modified,),
+    subtle=True,
+)
+def modified(subject: Subject, problem: Problem) -> Finding:
+    """The function in the golden against the candidate's own."""
+    inputs, point = subject.inputs(problem), subject.declaration.semantics
+    wording = "scores are not changed as declared"
+    plain = point.replace(score_mod=None)
+    return measures_golden(subject, inputs, wording, counterfactual=plain)

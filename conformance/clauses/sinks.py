@@ -1,0 +1,118 @@
+"""sinks.*: one more logit for each head in the sum of the softmax, whose value is zero."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..candidate import Candidate
+from ..comparison import compare
+from ..inputs import Inputs
+from ..problem import Problem
+from ..recipes import LIVELY
+from ..registry import Finding, clause
+from ..space import Space
+from ..subject import Subject
+from ._measuring import measures_golden
+from ._vocabulary import matches_golden, narrow_range
+from .empty_rows import EMPTY
+
+SOURCE = "OpenAI 2025 (gpt-oss model card), section 2.3; Xiao et al. 2024 (StreamingLLM)"
+# Beyond what an exponential can hold in float32, and beyond what a float16 can.
+LARGE = (100.0, 1e4, 3e3)
+LARGE_IN_HALF = (100.0, 1e3, 30.0)
+
+
+def _offers_sinks(candidate: Candidate) -> str:
+    return "" if "sinks" in candidate.declaration.features else "no sinks are declared"
+
+
+def with_sinks(subject: Subject, problem: Problem) -> Inputs:
+    """The inputs of a problem, with sinks."""
+    return subject.inputs(problem.replace(sinks=True))
+
+
+@clause(
+    "sinks.golden",
+    level="MUST",
+    sentence=(
+        "The sink of a head joins the sum of its softmax, in every row, as a key whose value is "
+        "zero and which nothing hides."
+    ),
+    source=SOURCE,
+    space=Space(
+        mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", values=LIVELY, share=0.75
+    ),
+    needs_golden=True,
+    counterfactual="no sinks, or the sink of another head",
+    applies=(_offers_sinks,),
+    subtle=True,
+)
+def sinks(subject: Subject, problem: Problem) -> Finding:
+    """Sinks of the size of the logits, beside every other option, against the golden."""
+    inputs = with_sinks(subject, problem)
+    others = None if inputs.sinks is None else inputs.sinks.roll(1)
+    if problem.seed % 2 == 0 or inputs.geometry.num_heads == 1:
+        others = None
+    wording = "an answer beside sinks is wrong"
+    return measures_golden(subject, inputs, wording, counterfactual=inputs.replace(sinks=others))
+
+
+@clause(
+    "sinks.large",
+    level="MUST",
+    sentence="A sink of any size neither overflows nor loses the other weights.",
+    source="the maximum that is subtracted must count the sink: vllm, flash-attention",
+    space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.5),
+    needs_golden=True,
+    counterfactual="sinks of the other sign",
+    applies=(_offers_sinks,),
+    subtle=True,
+)
+def large_sinks(subject: Subject, problem: Problem) -> Finding:
+    """Far above all logits, where nothing is left for the keys, or far below, where all is."""
+    inputs = with_sinks(subject, problem)
+    sizes = LARGE_IN_HALF if narrow_range(subject) else LARGE
+    signs = 1.0 - 2.0 * ((torch.arange(inputs.geometry.num_heads) + problem.seed) % 2)
+    large = signs * sizes[problem.seed % len(sizes)]
+    inputs = inputs.replace(sinks=large.to(inputs.query.dtype), generic=False)
+    return matches_golden(
+        subject,
+        inputs,
+        "an answer beside large sinks is wrong",
+        counterfactual=inputs.replace(sinks=-large.to(inputs.query.dtype)),
+        signal=False,  # below a large sink zeros are right
+    )
+
+
+def _promises_zeros(candidate: Candidate) -> str:
+    rule = candidate.declaration.empty_rows
+    if rule == "zeros":
+        return ""
+    if rule == "any":
+        return "it promises nothing about rows without keys"
+    return f"it promises {rule} for rows without keys, which may or may not hold beside a sink"
+
+
+@clause(
+    "sinks.empty-row",
+    level="MUST",
+    sentence="A query without any key gives all its weight to the sink and returns zeros.",
+    source="the softmax of a sink alone is one, and its value is zero",
+    space=dataclasses.replace(EMPTY, share=0.5),
+    needs_golden=True,
+    counterfactual="a query without any key",
+    applies=(_offers_sinks, _promises_zeros),
+    subtle=True,
+)
+def empty_row(subject: Subject, problem: Problem) -> Finding:
+    """Only the rows without keys are judged; their maximum is the sink itself."""
+    inputs = with_sinks(subject, problem)
+    known = subject.golden(inputs)
+    rows = known.empty_rows & known.representable
+    wording = "a query without any key does not return zeros beside a sink"
+    agreement = compare(
+        subject.answer(inputs), known.output, known.bound, judged=rows, wording=wording
+    )
+    return Finding(binding=bool(rows.any()), margin=agreement.margin, violation=agreement.violation)
