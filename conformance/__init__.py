@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._golden import golden as _golden
+    from .adapters.compiled import compiled
     from .adapters.graph import graph
     from .adapters.module import module
     from .candidate import Candidate
@@ -54,6 +55,7 @@ _HOME = {
     "Violation": "results",
     "clause": "registry",
     "compare": "comparison",
+    "compiled": "adapters.compiled",
     "contract_for": "tolerance.contract",
     "core": "declare",
     "fixed_layer": "declare",
@@ -87,6 +89,7 @@ __all__ = [
     "Violation",
     "clause",
     "compare",
+    "compiled",
     "contract_for",
     "core",
     "fixed_layer",

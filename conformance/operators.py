@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
@@ -87,7 +88,7 @@ class Calls(TorchFunctionMode):
         """Note the call, and make it."""
         named = kwargs or {}
         if packet_of(func) is self.packet:
-            self.found.append((_resolved(func, args, named), args, named))
+            self.found.append((_resolved(func, args, named), *_before(args, named)))
         return func(*args, **named)
 
 
@@ -109,8 +110,19 @@ class DispatchedCalls(TorchDispatchMode):
         """Note the call, and make it."""
         named = kwargs or {}
         if packet_of(func) is self.packet:
-            self.found.append((func, args, named))
+            self.found.append((func, *_before(args, named)))
         return func(*args, **named)
+
+
+def _before(
+    args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the arguments as they are before the call, which may write to them."""
+
+    def copied(value: Any) -> Any:
+        return value.detach().clone() if isinstance(value, Tensor) else value
+
+    return tuple(map(copied, args)), {name: copied(value) for name, value in named.items()}
 
 
 def _resolved(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> OpOverload:

@@ -79,5 +79,8 @@ def access(plan: Plan) -> dict[str, Any]:
         "adapted": candidate.graph is None and module.startswith(f"{__package__}.adapters"),
         "graph": None if candidate.graph is None else described(candidate.graph),
         "batched": plan.candidate.declaration.batched,
+        "layout": plan.candidate.declaration.layout,
+        "arrays": plan.candidate.declaration.arrays,
+        "compiled": candidate.eager is not None,
         "kind": plan.candidate.kind,
     }

@@ -102,7 +102,9 @@ def why_not(clause: Record) -> str:
     """Why a failure cannot be shown by calls alone, or ""."""
     data = clause.get("counterexample") or {}
     kind = clause["violation"]["kind"]
-    compared, adapted = kind in _COMPARED, (data.get("access") or {}).get("adapted")
+    access = data.get("access") or {}
+    compared, adapted = kind in _COMPARED, access.get("adapted")
+    layout = access.get("layout", "BHSD")
     shown = all("values" in tensor for tensor in _every_tensor(data))
     reasons = {
         "there are no calls of the candidate to show (it died, hung, or did not repeat it)": not (
@@ -111,6 +113,12 @@ def why_not(clause: Record) -> str:
         "it does more with the module than calling it": clause["id"] in _MORE_THAN_CALLS,
         "its module is called through conformance.module: declare it with conformance.layer": (
             adapted
+        ),
+        "it writes into a tensor of the caller": clause["id"].startswith("out."),
+        "it is called through torch.compile": access.get("compiled", False),
+        "it takes arrays, not tensors": access.get("arrays", "torch") != "torch",
+        f"its layout is {layout}, and what is compared are heads [B, H, L, D]": (
+            compared and layout != "BHSD"
         ),
         "it needs tensors of more than 64 elements": not shown,
         "what it judges is not one answer, element by element": (

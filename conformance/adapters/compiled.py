@@ -18,7 +18,7 @@ import torch
 
 from ..candidate import Candidate
 from ..compiled_names import SUFFIXES
-from ..errors import UsageError
+from ..errors import DeclarationError, UsageError
 from ..printable import printable
 from ..profile import Profile
 
@@ -68,14 +68,25 @@ def _forms(candidate: Candidate, possible: Callable[[Candidate], bool]) -> list[
     return [compiled(candidate, dynamic=key) for key in SUFFIXES] if possible(candidate) else []
 
 
-def compiled(candidate: Candidate, *, dynamic: bool | None) -> Candidate:
-    """A candidate whose core, or whose layers once they are built, are compiled."""
+def compiled(
+    candidate: Candidate, *, dynamic: bool | None = None, name: str | None = None
+) -> Candidate:
+    """A candidate whose core, or whose layers once they are built, go through ``torch.compile``.
+
+    ``dynamic`` is torch's own: None lets it decide, True takes all sizes for variable. It is asked
+    few questions, those that compiled code may answer otherwise, and none of what takes long.
+
+    Raises DeclarationError for what cannot be compiled: a graph, a function of arrays.
+    """
+    if not can_compile(candidate):
+        msg = f"{candidate.name} cannot be compiled: it is a graph, or takes arrays"
+        raise DeclarationError(msg)
     declared = candidate.declaration
     kept = tuple(entry for entry in declared.expected_failures if entry.clause in ASKED)
     build = Compiled if candidate.kind != "layer" else CompiledBuilder
     return dataclasses.replace(
         candidate,
-        name=candidate.name + SUFFIXES[dynamic],
+        name=name or candidate.name + SUFFIXES[dynamic or None],
         declaration=dataclasses.replace(declared, expected_failures=kept),
         function=build(candidate.function, dynamic=dynamic),
         eager=candidate,

@@ -1,0 +1,210 @@
+"""Mistakes of kernels that take their heads in another layout: packed, [B, S, H, D], varlen."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..eager import EagerCore
+from ._kit import core
+
+PACKED: Final[dict[str, Any]] = {
+    "layout": "packed-qkv",
+    "masks": ["keep"],
+    "features": ["scale"],
+}
+VARLEN: Final[dict[str, Any]] = {
+    "layout": "varlen",
+    "masks": [],
+    "features": ["scale", "gqa"],
+}
+
+
+class PackedCore:
+    """Cuts ``[B, S, 3, H, D]`` apart and attends; a mistake replaces a step."""
+
+    attention = EagerCore()
+
+    def __call__(self, qkv: Tensor, **options: Any) -> Tensor:
+        """Attend within one tensor; returns ``[B, S, H, D]``."""
+        query, key, value = self.cut(qkv)
+        heads = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        return self.attention(*heads, **options).transpose(1, 2)  # type: ignore[union-attr]  # no weights are asked for
+
+    def cut(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value ``[B, S, H, D]``."""
+        query, key, value = qkv.unbind(2)
+        return query, key, value
+
+
+class VarlenCore:
+    """Attends each sequence apart; a mistake replaces a step."""
+
+    attention = EagerCore()
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        **options: Any,
+    ) -> Tensor:
+        """Attend ``[total_q, H, D]`` to ``[total_k, Hkv, D]``; returns ``[total_q, H, Dv]``."""
+        if key.shape[0] != value.shape[0]:
+            msg = f"there are {key.shape[0]} keys and {value.shape[0]} values"
+            raise ValueError(msg)
+        longest = max_seqlen_q, max_seqlen_k
+        output = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        spans = zip(self.spans(cu_seqlens_q), self.key_spans(cu_seqlens_k), strict=True)
+        for rows, keys in spans:
+            one = query[rows], key[keys], value[keys]
+            output[rows] = self.one(*one, longest=longest, **options)
+        return output
+
+    def spans(self, offsets: Tensor) -> list[slice]:
+        """The queries of each sequence."""
+        return [slice(first, last) for first, last in pairwise(offsets.tolist())]
+
+    def key_spans(self, offsets: Tensor) -> list[slice]:
+        """The keys of each sequence."""
+        return [slice(first, last) for first, last in pairwise(offsets.tolist())]
+
+    def one(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        longest: tuple[int, int],
+        **options: Any,
+    ) -> Tensor:
+        """One sequence, ``[L, H, D]`` in and out."""
+        del longest
+        heads = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+        return self.attention(*heads, **options)[0].transpose(0, 1)
+
+
+@core("numerics.golden", **PACKED)
+class PackedValueBeforeKey(PackedCore):
+    """The packed tensor is read as query, value, key."""
+
+    def cut(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, value, key = qkv.unbind(2)
+        return query, key, value
+
+
+@core("numerics.golden", **PACKED)
+class PackedKeyFirst(PackedCore):
+    """The packed tensor is read as key, query, value."""
+
+    def cut(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        key, query, value = qkv.unbind(2)
+        return query, key, value
+
+
+@core("numerics.golden", **PACKED)
+class PackedByHead(PackedCore):
+    """The packed tensor is read as [B, S, H, 3, D], each head with its own three."""
+
+    def cut(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _, heads, size = qkv.shape
+        query, key, value = qkv.reshape(batch, length, heads, 3, size).unbind(3)
+        return query, key, value
+
+
+@core("numerics.golden", layout="BSHD", masks=["keep"], features=["scale"])
+class HeadsTakenForTokens:
+    """[B, S, H, D] is attended as if it were [B, H, S, D]: heads of a token see each other."""
+
+    attention = EagerCore()
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Attend along the wrong axis, which fits where the lengths of query and key are equal."""
+        if query.shape[1] != key.shape[1]:
+            key, value = (tensor.mean(dim=1, keepdim=True) for tensor in (key, value))
+            key, value = (tensor.expand(-1, query.shape[1], -1, -1) for tensor in (key, value))
+        options.pop("keep", None)
+        return self.attention(query, key, value, **options)  # type: ignore[return-value]  # no weights are asked for
+
+
+@core("varlen.golden", **VARLEN)
+class OffsetsOffByOne(VarlenCore):
+    """Every sequence but the first leaves out its first key, where it has another."""
+
+    def key_spans(self, offsets: Tensor) -> list[slice]:
+        plain = super().key_spans(offsets)
+        late = [slice(min(span.start + 1, span.stop - 1), span.stop) for span in plain[1:]]
+        return plain[:1] + [
+            new if new.start >= 0 else old for new, old in zip(late, plain[1:], strict=True)
+        ]
+
+
+@core("varlen.independent", **VARLEN)
+class NeighbourAttended(VarlenCore):
+    """Every sequence but the first sees the last key of the one before it."""
+
+    def key_spans(self, offsets: Tensor) -> list[slice]:
+        return [slice(max(span.start - 1, 0), span.stop) for span in super().key_spans(offsets)]
+
+
+@core("varlen.independent", **VARLEN)
+class AllSequencesAttended(VarlenCore):
+    """The keys of all sequences are attended, as if there were one."""
+
+    def key_spans(self, offsets: Tensor) -> list[slice]:
+        return [slice(0, int(offsets[-1])) for _ in super().key_spans(offsets)]
+
+
+@core("varlen.golden", **VARLEN)
+class SequencesOfEqualLength(VarlenCore):
+    """Sequences are cut at multiples of the longest, whatever the offsets say."""
+
+    def spans(self, offsets: Tensor) -> list[slice]:
+        return _equal(offsets)
+
+    def key_spans(self, offsets: Tensor) -> list[slice]:
+        return _equal(offsets)
+
+
+def _equal(offsets: Tensor) -> list[slice]:
+    """Equal parts of what there is."""
+    count, total = len(offsets) - 1, int(offsets[-1])
+    ends = [total * number // count for number in range(count + 1)]
+    return [slice(first, last) for first, last in pairwise(ends)]
+
+
+@core("varlen.causal", **VARLEN)
+class CausalByLongest(VarlenCore):
+    """The causal diagonal of every sequence is where that of the longest one is."""
+
+    def one(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        longest: tuple[int, int],
+        **options: Any,
+    ) -> Tensor:
+        if options.pop("causal", False):
+            table = torch.ones(len(query), len(key), dtype=torch.bool)
+            options["keep"] = table.tril(longest[1] - longest[0])[None, None]
+        return super().one(query, key, value, longest=longest, **options)
+
+
+@core("varlen.empty-sequence", **VARLEN)
+class EmptySequencesShiftOthers(VarlenCore):
+    """Sequences without tokens are dropped from the keys, and the next ones move up."""
+
+    def key_spans(self, offsets: Tensor) -> list[slice]:
+        plain = super().key_spans(offsets)
+        some = [span for span in plain if span.start < span.stop]
+        return some + [slice(0, 0)] * (len(plain) - len(some))
