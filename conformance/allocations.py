@@ -66,10 +66,23 @@ class Guarded:
 class Allocations(TorchDispatchMode):
     """While it is active, the tensors that torch makes are guarded."""
 
+    # flex_attention is an operator of operators: what it allocates inside is not seen.
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.made: list[Guarded] = []
         self.unwritten = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile works as ever: else what is compiled would stay eager in all later calls."""
+        return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """The same in older versions of torch."""
+        return True
 
     def __torch_dispatch__(
         self,

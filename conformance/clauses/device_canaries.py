@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..allocations import Allocations
-from ..calling import Answer, CandidateFailure, Forward, arguments
+from ..calling import Answer, Arguments, CandidateFailure, Forward, arguments
 from ..inputs import Inputs
 from ..placing import whole_storage
 from ..problem import Problem
@@ -36,15 +36,19 @@ class _Watched:
             return self.forward(*positional, **keywords)
 
 
-def _ask(subject: Subject, inputs: Inputs, watched: _Watched, given: Any) -> Answer | None:
-    """The answer between guards; None from a candidate that cannot be watched but can be called."""
+def _watch(subject: Subject, inputs: Inputs, given: Arguments) -> tuple[Answer | None, Allocations]:
+    """The answer between guards; None from a candidate that can be called, but not watched.
+
+    It has been called before: what is compiled or tuned in the first call is so by now.
+    """
+    watched = _Watched(subject.forward(inputs))
     try:
-        return subject.ask(watched, given, inputs)
+        return subject.ask(watched, given, inputs), watched.allocations
     except CandidateFailure:
-        subject.call(watched.forward, inputs)  # raises for what fails anyway
-        return None
+        return None, watched.allocations
 
 
+UNWATCHED = "it cannot be called while what torch allocates is watched"
 NOTHING_UNWRITTEN = "it allocates no memory that torch leaves unwritten"
 
 
@@ -64,20 +68,20 @@ def canaries(subject: Subject, problem: Problem) -> Finding:
     """Patterns around every input and every tensor that torch makes meanwhile, bit for bit."""
     layout = "between-canaries"
     inputs = subject.inputs(problem).replace(layout=layout, mask_layout=layout)
-    watched = _Watched(subject.forward(inputs))
+    subject.answer(inputs)
     given = arguments(inputs)
     tensors = _named(subject, given)
     before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
-    _ask(subject, inputs, watched, given)
-    beside = [name for name, tensor in tensors.items() if _beside_changed(tensor, before[name])]
-    found = f"its {' and '.join(beside)}" if beside else watched.allocations.damage()
-    if not found:
-        return Finding()
-    told = f"into memory beside {found}" if beside else found
-    return Finding(violation=Violation(kind="memory", message=f"the call wrote {told}", got=beside))
+    answer, allocations = _watch(subject, inputs, given)
+    changed = [name for name, tensor in tensors.items() if _beside_changed(tensor, before[name])]
+    beside = f"into memory beside its {' and '.join(changed)}" if changed else allocations.damage()
+    if beside:
+        violation = Violation(kind="memory", message=f"the call wrote {beside}", got=changed)
+        return Finding(violation=violation)
+    return Finding(binding=answer is not None, inapplicable="" if answer else UNWATCHED)
 
 
-def _named(subject: Subject, given: Any) -> dict[str, Tensor]:
+def _named(subject: Subject, given: Arguments) -> dict[str, Tensor]:
     positional, keywords = given
     named = dict(zip(subject.declaration.positional, positional, strict=False))
     named |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
@@ -104,10 +108,10 @@ def _beside_changed(tensor: Tensor, before: Tensor) -> bool:
 def fresh_memory(subject: Subject, problem: Problem) -> Finding:
     """What torch hands out unfilled is NaN, and the answer is what it is otherwise."""
     inputs = subject.inputs(problem)
-    watched = _Watched(subject.forward(inputs))
-    answer = _ask(subject, inputs, watched, arguments(inputs))
-    if answer is None or not watched.allocations.unwritten:
-        return Finding(binding=False, inapplicable=NOTHING_UNWRITTEN)
     plain = subject.answer(inputs)
+    answer, allocations = _watch(subject, inputs, arguments(inputs))
+    if answer is None or not allocations.unwritten:
+        told = UNWATCHED if answer is None else NOTHING_UNWRITTEN
+        return Finding(binding=False, inapplicable=told)
     wording = "with NaN in memory that nobody has written the answer is another"
     return same_unless_identical(subject, (inputs, plain), (inputs, answer.output), wording)
