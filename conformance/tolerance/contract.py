@@ -86,6 +86,15 @@ class Contract:
         return replace(self, exact=frozenset(STAGES) - {stage})
 
     @property
+    def scales_query_alone(self) -> bool:
+        """Whether a scale that is applied beforehand can round the query alone, not the keys.
+
+        One rounding of the query moves all of its logits by what it is multiplied by: little, where
+        the keys are nearly the same.
+        """
+        return self.pre_scaling_roundings == model.FOLDED_SCALE_ROUNDINGS
+
+    @property
     def operand_error(self) -> float:
         """The relative error of a product of two rounded operands."""
         return 2.0 * self.operand_roundoff * (1.0 + self.operand_roundoff)

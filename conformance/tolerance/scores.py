@@ -84,13 +84,18 @@ def _score_error(
 ) -> Tensor:
     scale, size = abs(attention.scale), attention.query.shape[-1]
     relative = gamma(size + model.SCORE_ROUNDINGS, contract.accumulator_roundoff)
-    relative += (
-        contract.pre_scaling_roundings * contract.unit_roundoff * (1.0 + contract.unit_roundoff)
-    )
     relative += contract.operand_error
     query, key = attention.query.abs(), attention.key.abs()
     if query_error is not None:
         query += query_error
+    scaling = (
+        contract.pre_scaling_roundings * contract.unit_roundoff * (1.0 + contract.unit_roundoff)
+    )
+    if contract.scales_query_alone:
+        of_query = query * scaling
+        query_error = of_query if query_error is None else query_error + of_query
+    else:
+        relative += scaling
     if key_error is None:
         key *= scale * relative
     else:

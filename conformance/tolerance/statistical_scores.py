@@ -67,11 +67,13 @@ def _score_variance(
     """Products of operands that may be rounded, a random walk of partial sums, a few roundings."""
     size, unit = attention.query.shape[-1], contract.accumulator_roundoff
     square = attention.scale**2
-    terms = (
-        contract.pre_scaling_roundings * contract.unit_roundoff**2
-        + 2.0 * contract.operand_roundoff**2
-        + (model.WALK * size + model.PRODUCTS) * unit**2
-    )
+    terms = 2.0 * contract.operand_roundoff**2 + (model.WALK * size + model.PRODUCTS) * unit**2
+    scaling = contract.pre_scaling_roundings * contract.unit_roundoff**2
+    if contract.scales_query_alone:
+        of_query = attention.query.square().mul_(scaling)
+        query_variance = of_query if query_variance is None else query_variance + of_query
+    else:
+        terms += scaling
     partners = attention.key.square().mul_(square * terms)
     if key_variance is not None:
         partners.add_(key_variance, alpha=square)
