@@ -11,12 +11,22 @@ from torch import Tensor
 
 from ._golden import golden
 from .calling import CandidateFailure
+from .clauses.accumulation import LONG
 from .clauses.precision import AVERAGED, NEARLY_TIED
 from .comparison import compare
 from .edges import edge_problems
 from .inputs import Inputs
 from .oracle import known_weights
-from .precision_losses import COARSER, LOSSES, ROUNDINGS, SHORT_FORMATS, SPOKEN, TEN_BITS
+from .precision_losses import (
+    COARSER,
+    LOSSES,
+    ROUNDINGS,
+    SHORT_FORMATS,
+    SPOKEN,
+    SUMS,
+    TEN_BITS,
+    PrecisionLoss,
+)
 from .scale_error import fitted_scale_error
 from .subject import Subject
 from .tolerance import model
@@ -143,9 +153,20 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """The simplest of the losses that leave the least; others that leave as little are doubts."""
-    if not _any_promising(subject, wrong[:FIRST_TRIED]):
+    for losses in (LOSSES, SUMS):
+        entry = _entry_of(subject, wrong, losses)
+        if entry is not None:
+            return entry
+    return None
+
+
+def _entry_of(
+    subject: Subject, wrong: Observed, losses: Sequence[PrecisionLoss]
+) -> dict[str, Any] | None:
+    """The simplest of some losses that explains the answers, if one does."""
+    if not _any_promising(subject, wrong[:FIRST_TRIED], losses):
         return None
-    left = [(_unexplained(subject, loss.output, wrong), loss) for loss in LOSSES]
+    left = [(_unexplained(subject, loss.output, wrong), loss) for loss in losses]
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None
@@ -163,9 +184,9 @@ def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     return {"name": best.name, "text": text, "confidence": (1.0 - least) / doubt}
 
 
-def _any_promising(subject: Subject, few: Observed) -> bool:
+def _any_promising(subject: Subject, few: Observed, losses: Sequence[PrecisionLoss]) -> bool:
     """Whether some loss explains half of a few answers: most mistakes are none of precision."""
-    return any(_unexplained(subject, loss.output, few) <= HALF for loss in LOSSES)
+    return any(_unexplained(subject, loss.output, few) <= HALF for loss in losses)
 
 
 def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
@@ -223,7 +244,7 @@ def _one_number_explains(subject: Subject, wrong: Observed, acted: Acted) -> boo
 
 def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
     """Answers to problems that bring out losses of precision."""
-    for space in (AVERAGED, NEARLY_TIED):
+    for space in (AVERAGED, NEARLY_TIED, LONG):
         if space.not_applicable(subject.candidate):
             continue
         for problem in edge_problems(subject.candidate, space, dtype=subject.dtype)[:PROBED]:

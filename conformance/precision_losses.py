@@ -13,6 +13,16 @@ from ._golden import golden
 from .materialise import TORCH_DTYPES
 
 Rounding = Callable[[Tensor], Tensor]
+Acted = Callable[[golden.Attention], Tensor]
+# The dtypes that tensors come in, and those that only caches and products are kept in.
+FORMATS: Final = {
+    **TORCH_DTYPES,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+# After how many terms an accumulator is rounded: one by one, as vectors or matrix instructions add
+# them up, or a block of keys at a time.
+AT_ONCE: Final = (1, 4, 8, 16, 32, 64)
 # TensorFloat-32 keeps 10 of float32's 23 explicit bits: these are cut off.
 SHORT_BITS: Final = 13
 SPOKEN: Final = {"tf32": "TensorFloat-32"}
@@ -38,7 +48,7 @@ class PrecisionLoss:
     stage: str
     number_format: str
     what: str
-    output: Callable[[golden.Attention], Tensor]
+    output: Acted
     remedy: str = ""
     manner: str = ""
 
@@ -61,7 +71,7 @@ class PrecisionLoss:
 
 def to_format(name: str) -> Rounding:
     """Round to a number format and back; what is too large becomes the largest finite number."""
-    working = TORCH_DTYPES[name]
+    working = FORMATS[name]
     limits = torch.finfo(working)
 
     def rounded(tensor: Tensor) -> Tensor:
@@ -92,7 +102,7 @@ def _weights_of(logits: Tensor) -> Tensor:
     return golden.softmax(logits)
 
 
-def _rounded_scores(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
+def _rounded_scores(rounding: Rounding) -> Acted:
     """Rounded before bias and mask are added."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -102,15 +112,15 @@ def _rounded_scores(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
     return output
 
 
-def _rounded_logits(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
+def _rounded_logits(rounding: Rounding) -> Acted:
     return lambda core: _weights_of(rounding(core.logits)) @ core.value
 
 
-def _rounded_weights(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
+def _rounded_weights(rounding: Rounding) -> Acted:
     return lambda core: rounding(core.weights) @ core.value
 
 
-def _rounded_exponentials(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
+def _rounded_exponentials(rounding: Rounding) -> Acted:
     """As a fused kernel does it: rounded for the product only, not for the sum."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -121,13 +131,13 @@ def _rounded_exponentials(rounding: Rounding) -> Callable[[golden.Attention], Te
     return output
 
 
-def _rounded_softmax(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
+def _rounded_softmax(rounding: Rounding) -> Acted:
     return lambda core: rounding(_weights_of(rounding(core.logits))) @ core.value
 
 
 def _rounded_operands(
     rounding: Rounding, *, query: bool = False, key: bool = False, values: bool = False
-) -> Callable[[golden.Attention], Tensor]:
+) -> Acted:
     """Query, key or both rounded before their product; with ``values`` weights and values, too."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -142,16 +152,85 @@ def _rounded_operands(
     return output
 
 
-def _rounded_values(rounding: Rounding) -> Callable[[golden.Attention], Tensor]:
+def _rounded_values(rounding: Rounding) -> Acted:
     return lambda core: core.weights @ rounding(core.value)
 
 
-def _plain_softmax(working: torch.dtype) -> Callable[[golden.Attention], Tensor]:
+def _rounded_exponents(rounding: Rounding) -> Acted:
+    """The distance of each logit to the largest, rounded on its way into the exponential."""
+
+    def output(core: golden.Attention) -> Tensor:
+        largest = core.logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+        return _weights_of(rounding(core.logits - largest)) @ core.value
+
+    return output
+
+
+def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> Tensor:
+    """A product of matrices whose partial sums are rounded after so many terms each."""
+    total = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
+    for first in range(0, left.shape[-1], at_once):
+        part = left[..., first : first + at_once] @ right[..., first : first + at_once, :]
+        total = rounding(total + part)
+    return total
+
+
+def _rounded_sum(rounding: Rounding, at_once: int) -> Acted:
+    return lambda core: added_up(core.weights, core.value, rounding, at_once)
+
+
+def _rounded_unnormalised(rounding: Rounding, at_once: int) -> Acted:
+    """The same for weights that are divided by their sum afterwards, as fused kernels do."""
+
+    def output(core: golden.Attention) -> Tensor:
+        largest = _largest_weight(core)
+        return added_up(core.weights / largest, core.value, rounding, at_once) * largest
+
+    return output
+
+
+def _rounded_denominator(rounding: Rounding, at_once: int) -> Acted:
+    def output(core: golden.Attention) -> Tensor:
+        exponentials = core.weights / _largest_weight(core)
+        ones = torch.ones(exponentials.shape[-1], 1, dtype=torch.float64)
+        total = exponentials.sum(dim=-1, keepdim=True)
+        return core.output * total / added_up(exponentials, ones, rounding, at_once).clamp_min(1.0)
+
+    return output
+
+
+def _rounded_total(rounding: Rounding) -> Acted:
+    """The sum rounded once, when it is complete."""
+
+    def output(core: golden.Attention) -> Tensor:
+        total = (core.weights / _largest_weight(core)).sum(dim=-1, keepdim=True)
+        return core.output * total / rounding(total).clamp_min(1.0)
+
+    return output
+
+
+def _largest_weight(core: golden.Attention) -> Tensor:
+    largest = core.weights.amax(dim=-1, keepdim=True)
+    return torch.where(largest > 0.0, largest, 1.0)
+
+
+def _rounded_products(rounding: Rounding, at_once: int) -> Acted:
+    """The dot products of query and key added up so."""
+
+    def output(core: golden.Attention) -> Tensor:
+        keys = core.key.transpose(-1, -2)
+        apart = added_up(core.query, keys, rounding, at_once) - core.query @ keys
+        return _weights_of(core.logits + core.scale * apart) @ core.value
+
+    return output
+
+
+def _plain_softmax(working: torch.dtype) -> Acted:
     """As most would write it: with torch's own softmax."""
     return lambda core: _torch_softmax(core.logits, working).double() @ core.value
 
 
-def _plain_attention(working: torch.dtype) -> Callable[[golden.Attention], Tensor]:
+def _plain_attention(working: torch.dtype) -> Acted:
     """The textbook's three lines with every tensor converted first; softcap and bias exactly."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -173,9 +252,7 @@ def _of_format(
 ) -> tuple[PrecisionLoss, ...]:
     """Every stage rounded to a format, those that round the least first."""
 
-    def loss(
-        stage: str, what: str, output: Callable[[golden.Attention], Tensor], remedy: str = ""
-    ) -> PrecisionLoss:
+    def loss(stage: str, what: str, output: Acted, remedy: str = "") -> PrecisionLoss:
         return PrecisionLoss(
             stage=stage,
             number_format=name,
@@ -222,6 +299,16 @@ def _of_format(
             _rounded_softmax(rounding),
         ),
         loss(
+            "denominator-in",
+            "the sum of the exponentials is rounded to {}",
+            _rounded_total(rounding),
+        ),
+        loss(
+            "exponents-in",
+            "the exponents, logits less the largest, are rounded to {}",
+            _rounded_exponents(rounding),
+        ),
+        loss(
             "query-in",
             "the query is rounded to {} before it meets the key",
             _rounded_operands(rounding, query=True),
@@ -244,6 +331,36 @@ def _of_format(
             remedy,
         ),
     )
+
+
+def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
+    """Sums in a format, those first that are rounded least often."""
+    kinds: tuple[tuple[str, str, Callable[[Rounding, int], Acted]], ...] = (
+        ("sum-in", "the weighted values are added up in {}", _rounded_sum),
+        ("sum-in", "the weighted values are added up in {}", _rounded_unnormalised),
+        ("denominator-in", "the exponentials are added up in {}", _rounded_denominator),
+        (
+            "products-added-up-in",
+            "the dot products of query and key are added up in {}",
+            _rounded_products,
+        ),
+    )
+    return tuple(
+        PrecisionLoss(
+            stage=stage,
+            number_format=name,
+            what=what,
+            output=acted(rounding, at_once),
+            remedy="declare accumulate if that is meant, or add up in float32",
+            manner=f" ({_spoken_terms(at_once)})",
+        )
+        for at_once in reversed(AT_ONCE)
+        for stage, what, acted in kinds
+    )
+
+
+def _spoken_terms(at_once: int) -> str:
+    return "one term after the other" if at_once == 1 else f"rounded after every {at_once} terms"
 
 
 _ALLOW_TF32: Final = "declare tf32=True if that is meant"
@@ -271,15 +388,26 @@ LOSSES: Final[tuple[PrecisionLoss, ...]] = (
     *_of_format("tf32", to_tf32, _ALLOW_TF32),
     *_of_format("tf32", to_cut_tf32, _ALLOW_TF32, manner=" (cut off, not rounded)"),
     *_of_format("bfloat16", to_format("bfloat16"), _AS_INPUTS),
+    *_of_format("float8_e4m3fn", to_format("float8_e4m3fn"), _AS_INPUTS),
+    *_of_format("float8_e5m2", to_format("float8_e5m2"), _AS_INPUTS),
+)
+# What is rounded over and over; tried on answers that single roundings do not explain.
+SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(
+    loss
+    for name in ("float32", "float16", "bfloat16")
+    for loss in _sums_of_format(name, to_format(name))
 )
 ROUNDINGS: Final[dict[str, Rounding]] = {
-    **{name: to_format(name) for name in ("bfloat16", "float16", "float32")},
+    **{
+        name: to_format(name)
+        for name in ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
+    },
     "tf32": to_tf32,
 }
 # From the coarsest on: it holds the fewest numbers.
 COARSER: Final = {
     "float64": ("bfloat16", "float16", "tf32", "float32"),
     "float32": ("bfloat16", "float16", "tf32"),
-    "float16": (),
-    "bfloat16": (),
+    "float16": ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
+    "bfloat16": ("float8_e5m2", "float8_e4m3fn"),
 }
