@@ -1,8 +1,9 @@
 """Whether a correct candidate is ever accused: every clause, many examples, fresh seeds.
 
 ``python benchmarks/soak.py [--examples 100000] [--profile quick] [--problems N] [--seed N]
-[--markdown FILE] [TARGET ...]`` runs the correct candidates of this repository (or the targets
-given) under one seed after the other until that many problems have been judged, each by one clause.
+[--each] [--markdown FILE] [TARGET ...]`` runs the correct candidates of this repository (or the
+targets given) under one seed after the other until that many problems have been judged, each by one
+clause; with ``--each`` so many in every dtype that is declared, of float64 a tenth.
 It exits 1 when a clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly
 as announced.
 """
@@ -17,6 +18,7 @@ import platform
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +38,7 @@ from conformance.targets import resolve
 
 TARGETS: Final = ("candidates", "candidates/legitimate")
 REPORTED: Final = 20  # candidates between two lines of progress
+SLOW: Final = 10  # an example in float64, with its golden in twice that, counts for so many
 HONEST: Final = ("passed", "not-applicable", "expected-failure")
 # SHOULD clauses that correct candidates fail and say nothing about, since verdicts allow it. Their
 # documents and torch's code are what they are.
@@ -82,8 +85,8 @@ KNOWN: Final = (
 PAGE: Final = """\
 # Correct candidates are not accused
 
-{examples} examples (one problem judged by one clause): {number} correct candidates, {judged}
-clauses judged, profile {profile}, seeds {seeds}; {seconds} s in {jobs} processes, torch {torch},
+{examples} examples (one problem judged by one clause): {dtypes}.
+{number} correct candidates, {judged} clauses judged, profile {profile}, seeds {seeds}; {seconds} s in {jobs} processes, torch {torch},
 Python {python}, {date}.
 
 **{alarms} false alarms.** One would be a MUST or SHOULD clause that a correct candidate fails
@@ -96,7 +99,7 @@ The largest error over its bound (1 is at the bound), by family of clauses:
 | --- | ---: | --- |
 {rows}
 
-Repeat it with `python benchmarks/soak.py --seed {seed}{problems}`.
+Repeat it with `python benchmarks/soak.py --seed {seed}{problems}{targets}`.
 {listed}"""
 
 
@@ -112,11 +115,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one task showed: its examples, an accusation a line, the largest margin by family."""
+    """What one task showed: examples by dtype, an accusation a line, the largest margins."""
 
     task: Task
     judged: int
-    examples: int
+    examples: Counter[str]
     accusations: tuple[str, ...]
     margins: dict[str, tuple[float, str]]
 
@@ -126,15 +129,29 @@ class Tally:
     """The outcomes so far."""
 
     judged: int = 0
-    examples: int = 0
+    by_dtype: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     accusations: list[str] = field(default_factory=list)
     margins: dict[str, tuple[float, str]] = field(default_factory=dict)
 
+    @property
+    def examples(self) -> int:
+        """The examples in all dtypes."""
+        return self.by_dtype.total()
+
+    def suffices(self, examples: int, *, each: bool) -> bool:
+        """Whether so many were judged, in all or in each dtype; of float64 a tenth."""
+        if not each:
+            return self.examples >= examples
+        return all(
+            count * (SLOW if dtype == "float64" else 1) >= examples
+            for dtype, count in self.by_dtype.items()
+        )
+
     def add(self, outcome: Outcome) -> None:
         """Count one outcome, and keep the larger margins."""
         self.judged += outcome.judged
-        self.examples += outcome.examples
+        self.by_dtype.update(outcome.examples)
         self.runs += 1
         self.accusations.extend(outcome.accusations)
         keep_larger(self.margins, outcome.margins)
@@ -171,10 +188,18 @@ def perform(task: Task) -> Outcome:
     return Outcome(
         task=task,
         judged=sum(result.status != "not-applicable" for result in results),
-        examples=sum(result.examples for result in results),
+        examples=_by_dtype(results),
         accusations=tuple(describe(task, r) for r in results if is_accusation(r)),
         margins=margins,
     )
+
+
+def _by_dtype(results: list[ClauseResult]) -> Counter[str]:
+    """How many examples were judged in each dtype."""
+    counted: Counter[str] = Counter()
+    for result in results:
+        counted[result.dtype] += result.examples
+    return counted
 
 
 def is_accusation(result: ClauseResult) -> bool:
@@ -203,7 +228,13 @@ def tasks_of(targets: tuple[str, ...], profile: Profile, first_seed: int) -> Ite
 
 
 def soak(
-    targets: tuple[str, ...], profile: Profile, first_seed: int, examples: int, jobs: int
+    targets: tuple[str, ...],
+    profile: Profile,
+    first_seed: int,
+    examples: int,
+    jobs: int,
+    *,
+    each: bool = False,
 ) -> Tally:
     """Run whole rounds on that many processors until there are enough examples."""
     tally = Tally()
@@ -216,7 +247,7 @@ def soak(
                     print(line, flush=True)
                 if tally.runs % REPORTED == 0:
                     print(f"{tally.examples:,} examples", file=sys.stderr, flush=True)
-            if tally.examples >= examples or not tally.examples:
+            if tally.suffices(examples, each=each) or not tally.examples:
                 return tally
     return tally
 
@@ -234,6 +265,7 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
     alarms = [f"- {line}" for line in tally.accusations]
     return PAGE.format(
         examples=f"{tally.examples:,}",
+        dtypes=", ".join(f"{n:,} in {dtype}" for dtype, n in sorted(tally.by_dtype.items())),
         number=number,
         judged=f"{tally.judged:,}",
         profile=told,
@@ -247,8 +279,16 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
         rows="\n".join(rows),
         seed=options.seed,
         problems=f" --problems {options.problems}" if options.problems else "",
+        targets=_given(options),
         listed="\n".join(["", *alarms, ""]) if alarms else "",
     )
+
+
+def _given(options: argparse.Namespace) -> str:
+    """The other options that repeat a run, where they are not the usual ones."""
+    each = f" --each --examples {options.examples}" if options.each else ""
+    named = "" if tuple(options.targets) == TARGETS else " " + " ".join(options.targets)
+    return each + named
 
 
 def main() -> int:
@@ -257,6 +297,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="quick")
     parser.add_argument("--examples", type=int, default=100_000)
+    parser.add_argument("--each", action="store_true", help="as many in every dtype")
     parser.add_argument("--problems", type=int, help="drawn for a clause, instead of the profile's")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -269,12 +310,13 @@ def main() -> int:
     profile = dataclasses.replace(PROFILES[options.profile], reductions=0)
     if options.problems is not None:
         profile = dataclasses.replace(profile, examples=options.problems)
-    tally = soak(targets, profile, options.seed, options.examples, options.jobs)
+    tally = soak(targets, profile, options.seed, options.examples, options.jobs, each=options.each)
     page = report(tally, options, number, time.perf_counter() - start)
     print(page)
     if options.markdown is not None:
         options.markdown.write_text(page, encoding="utf-8")
-    return 0 if tally.examples >= options.examples and not tally.accusations else 1
+    enough = tally.suffices(options.examples, each=options.each)
+    return 0 if enough and not tally.accusations else 1
 
 
 if __name__ == "__main__":

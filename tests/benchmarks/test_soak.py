@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_a_broken_candidate_is_accused(tmp_path: Path) -> None:
     task = soak.Task(targets=(str(target),), name="unscaled", profile=PROFILE, seed=5)
     outcome = soak.perform(task)
     assert any(line.startswith("unscaled seed 5 numerics.golden") for line in outcome.accusations)
-    assert outcome.examples > outcome.judged > 10
+    assert outcome.examples.total() > outcome.judged > 10
     assert "state" in outcome.margins
 
 
@@ -54,6 +55,16 @@ def test_an_announcement_that_goes_stale_is_an_accusation() -> None:
     assert not soak.is_accusation(result("unexpected-pass", soak.KNOWN[0].clause))
 
 
+def test_each_dtype_must_have_its_examples() -> None:
+    """All together or, with ``each``, as many in every dtype; one in float64 counts for ten."""
+    tally = soak.Tally(by_dtype=Counter({"float32": 70, "float16": 50, "float64": 5}))
+    assert tally.examples == 125
+    assert tally.suffices(125, each=False)
+    assert not tally.suffices(126, each=False)
+    assert tally.suffices(50, each=True)
+    assert not tally.suffices(51, each=True)
+
+
 def test_the_largest_margin_of_a_family_is_reported() -> None:
     """The page names the margin, its candidate and its seed, and each accusation."""
     tally = soak.Tally()
@@ -62,14 +73,18 @@ def test_the_largest_margin_of_a_family_is_reported() -> None:
         outcome = soak.Outcome(
             task=task,
             judged=2,
-            examples=80,
+            examples=Counter({"float32": 60, "float64": 20}),
             accusations=("mine seed 7 mask.golden",) if margin == 0.3 else (),
             margins={"mask": (margin, f"place of {margin}")},
         )
         tally.add(outcome)
-    options = argparse.Namespace(seed=7, profile="quick", problems=None, jobs=2)
+    options = argparse.Namespace(
+        seed=7, profile="quick", problems=None, jobs=2, each=True, examples=500, targets=["mine.py"]
+    )
     page = soak.report(tally, options, number=3, seconds=1.0)
     assert "| mask | 0.400 | place of 0.4 |" in page
     assert "240 examples" in page
+    assert "180 in float32, 60 in float64" in page
+    assert "--seed 7 --each --examples 500 mine.py`" in page
     assert "**1 false alarms.**" in page
     assert "- mine seed 7 mask.golden" in page
