@@ -35,7 +35,7 @@ def test_every_mistake_says_what_to_do() -> None:
         assert mistake.fix
         assert mistake.clause in clauses, mistake.name
         assert not mistake.special_of or mistake.special_of in NAMES, mistake.name
-        changed = (mistake.question, mistake.heads, mistake.core, mistake.output)
+        changed = (mistake.question, mistake.heads, mistake.core, mistake.output, mistake.point)
         assert mistake.changes or any(changed), mistake.name
 
 

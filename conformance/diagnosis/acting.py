@@ -84,7 +84,9 @@ class Acted:
 def act(oracle: Oracle, declared: golden.Semantics, made: Made, inputs: Inputs) -> Acted:
     """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
     point = declared
-    made = [mistake for mistake in made if mistake.where(inputs)]
+    if inputs.point != declared:
+        inputs = inputs.replace(point=declared)
+    made = [mistake for mistake in made if mistake.where(inputs) and mistake.speaks_at(declared)]
     for mistake in made:
         point = mistake.at(point)
     for mistake in made:
@@ -165,7 +167,7 @@ def _with_every_key(
     count = query.shape[1]
     return dataclasses.replace(
         attention,
-        key=golden.repeat_heads(key, count, point),
+        key=golden.repeat_heads(golden.position_heads(query, key, point)[1], count, point),
         value=golden.repeat_heads(value, count, point),
     )
 

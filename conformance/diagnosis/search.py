@@ -48,7 +48,8 @@ class Search:
         self.mistakes = [
             mistake
             for mistake in mistakes
-            if (not mistake.changes or mistake.at(self.declared) != self.declared)
+            if mistake.speaks_at(self.declared)
+            and (not mistake.changes or mistake.at(self.declared) != self.declared)
             and _speaks_of_promises(mistake, subject.declaration)
         ]
         self._touched: dict[int, int] = {}
@@ -200,9 +201,9 @@ def touches_any(made: Found, inputs: Inputs, declared: golden.Semantics) -> bool
 def touches(mistake: NamedMistake, asked: Asked) -> bool:
     """Whether a mistake may change the answer to some inputs at all."""
     inputs = asked.inputs
-    if not mistake.where(inputs):
+    if not mistake.where(inputs) or not mistake.speaks_at(asked.semantics):
         return False
-    if mistake.heads or mistake.core or mistake.output:
+    if mistake.heads or mistake.core or mistake.output or mistake.point:
         return True
     if any(_MATTERS.get(name, everywhere)(inputs) for name in mistake.changes):
         return True

@@ -20,10 +20,13 @@ from .lost_options import LOST_OPTIONS
 from .masking import MASKING
 from .named import Asked, NamedMistake, NotExpressible, everywhere, mistakes
 from .points import POINTS
+from .positions import POSITIONS
+from .prepared import PREPARED
 from .projections import PROJECTIONS
 from .registered import registered_mistakes
 from .rows import ROWS
 from .scaling import SCALING
+from .sinks import SINKS
 from .softcaps import SOFTCAPS
 from .softmaxes import SOFTMAXES
 from .tiles import TILES
@@ -50,6 +53,9 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *GROUPS,
     *EXCHANGES,
     *PROJECTIONS,
+    *POSITIONS,
+    *SINKS,
+    *PREPARED,
 )
 
 

@@ -49,10 +49,16 @@ def capped_scores(attention: golden.Attention) -> Tensor:
 
 
 def unmasked_logits(attention: golden.Attention) -> Tensor:
-    """Capped scores and finite bias, before any key is ignored."""
+    """Capped scores and finite biases, before any key is ignored."""
     bias = attention.bias
-    capped = capped_scores(attention)
+    capped = biased(attention, capped_scores(attention))
     return capped if bias is None else capped + bias.masked_fill(torch.isneginf(bias), 0.0)
+
+
+def biased(attention: golden.Attention, capped: Tensor) -> Tensor:
+    """Capped scores behind the declared function, with the biases by distance."""
+    modified = golden.modify(capped, attention.semantics)
+    return modified if attention.alibi is None else modified + attention.alibi
 
 
 def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
@@ -61,7 +67,8 @@ def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
     Rows without a finite logit keep what their rule gives them.
     """
     empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
-    weights = torch.where(empty, attention.weights, golden.softmax(logits))
+    weights = golden.softmax(logits, sinks=attention.sinks)
+    weights = torch.where(empty, attention.weights, weights)
     return weighing(dataclasses.replace(attention, logits=logits), weights)
 
 
@@ -70,7 +77,7 @@ def rescored(scores_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
 
     def core(_asked: Asked, attention: golden.Attention) -> golden.Attention:
         bias = attention.bias
-        logits = scores_of(attention)
+        logits = biased(attention, scores_of(attention))
         logits = logits if bias is None else logits + bias
         return relogited(attention, logits.masked_fill(~attention.allowed, float("-inf")))
 

@@ -78,6 +78,11 @@ class NamedMistake:
         Another answer, after the output projection.
     where
         The inputs that can show it, beyond what ``changes`` and ``question`` tell by themselves.
+    base, fits
+        Fields of the declared point at which alone it can be made, such as rotary positions; or a
+        function that knows such points, ``base`` then being one of them.
+    point
+        A further change to the declared point that depends on it.
     special_of
         A mistake of which this is a special case: not reported where that one explains as much.
 
@@ -95,16 +100,28 @@ class NamedMistake:
     core: CoreChange | None = None
     output: OutputChange | None = None
     where: Where = everywhere
+    base: Mapping[str, Any] = field(default_factory=dict)
+    fits: Callable[[golden.Semantics], bool] | None = None
+    point: Callable[[golden.Semantics], golden.Semantics] | None = None
     special_of: str = ""
 
+    def speaks_at(self, point: golden.Semantics) -> bool:
+        """Whether it can be made where a point is declared."""
+        if self.fits is not None:
+            return self.fits(point)
+        return all(getattr(point, name) == value for name, value in self.base.items())
+
     def at(self, point: golden.Semantics) -> golden.Semantics:
-        """The declared point with this mistake made."""
-        return point.replace(**self.changes)
+        """The declared point with this mistake made, as it is where it cannot be made."""
+        if not self.speaks_at(point):
+            return point
+        changed = point if self.point is None else self.point(point)
+        return changed.replace(**self.changes)
 
     @property
     def only_a_point(self) -> bool:
-        """Whether it is nothing but another point of the semantics."""
-        return not any((self.question, self.heads, self.core, self.output))
+        """Whether it is nothing but another point of the semantics, wherever it is made."""
+        return not any((self.base, self.question, self.heads, self.core, self.output))
 
 
 def mistakes(

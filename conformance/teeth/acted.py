@@ -69,14 +69,24 @@ def declared_for(changes: Mapping[str, Any]) -> golden.Semantics:
     return standard.replace(**instead)
 
 
-def acted(name: str, kind: str, declared: golden.Semantics, evaluate: Evaluate) -> Candidate:
-    """A core or a layer that promises all it can at a point, and answers with an evaluation."""
+def acted(
+    name: str,
+    kind: str,
+    declared: golden.Semantics,
+    evaluate: Evaluate,
+    more: tuple[str, ...] = (),
+) -> Candidate:
+    """A core or a layer that promises all it can at a point, and answers with an evaluation.
+
+    ``more`` are features beyond those that every such candidate has.
+    """
     decorate = (core if kind == "core" else layer)(
         name=name,
         masks=MASKS,
         causal=declared.causal_alignment,
         empty_rows=declared.empty_rows,
-        features=FEATURES if kind == "layer" else (*FEATURES, "kv_cache"),
+        features=(*FEATURES, *more, *(() if kind == "layer" else ("kv_cache",))),
+        semantics=declared,
     )
     return decorate(ActedCore(evaluate) if kind == "core" else ActedLayer.of(evaluate))
 
@@ -102,6 +112,7 @@ def evaluate_at(
         "scale": inputs.scale,
         "softcap": inputs.softcap,
         "window": inputs.window,
+        "sinks": inputs.sinks,
         "semantics": point,
     }
     tokens = (inputs.query, inputs.key, inputs.value)

@@ -21,6 +21,8 @@ from ..oracle import Oracle
 from .acted import OTHER_POINT, Evaluate, Evaluation, acted, evaluate_at
 
 _POINTS: Final = (golden.STANDARD, OTHER_POINT)
+# Features that only some mistakes speak of, by the family of their clause.
+_MORE: Final = {"sinks": ("sinks",)}
 _MIXED: Final = Geometry(
     batch=2,
     num_heads=4,
@@ -46,11 +48,13 @@ def act_out_named(named: NamedMistake) -> Candidate:
     It is a core at the standard if that can show the mistake, else a core at another point, else a
     layer. What shows on none of the samples stays a core: the clauses will tell.
     """
+    points = [point.replace(**named.base) for point in _POINTS]
+    more = _MORE.get(named.clause.partition(".")[0], ())
     for kind in ("core", "layer"):
-        for number, declared in enumerate(_POINTS):
-            if any(_shows(named, asked, right) for asked, right in _samples(kind, number)):
-                return acted(named.name, kind, declared, _evaluation(named, kind, declared))
-    return acted(named.name, "core", _POINTS[0], _evaluation(named, "core", _POINTS[0]))
+        for declared in points:
+            if any(_shows(named, asked, right) for asked, right in _samples(kind, declared)):
+                return acted(named.name, kind, declared, _evaluation(named, kind, declared), more)
+    return acted(named.name, "core", points[0], _evaluation(named, "core", points[0]), more)
 
 
 def _evaluation(named: NamedMistake, kind: str, declared: golden.Semantics) -> Evaluate:
@@ -91,9 +95,8 @@ def _shows(named: NamedMistake, asked: Asked, right: Tensor) -> bool:
 
 
 @cache
-def _samples(kind: str, number: int) -> tuple[tuple[Asked, Tensor], ...]:
-    """Questions that use all there is to ask, with their answers, at one of the points."""
-    declared = _POINTS[number]
+def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[Asked, Tensor], ...]:
+    """Questions that use all there is to ask, with their answers, at a point."""
     return tuple(
         (Asked(inputs=inputs, semantics=declared), evaluate_at(inputs, declared).output)
         for inputs in _questions(kind)
@@ -142,6 +145,7 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
     for mask in (_table(keep, "keep"), bias, by_length):
         yield {**mask, "past": 2}
     yield from ({**one, "past": 2} for one in singles)
+    yield {"sinks": torch.linspace(-1.0, 2.0, sizes.num_heads)}
 
 
 def _table(keep: Tensor, form: str) -> dict[str, Any]:
