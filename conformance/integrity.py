@@ -42,16 +42,15 @@ _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody
 _GONE: Final = object()
 # What torch itself puts another in the place of when its compiler is first imported.
 _REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})
-# What every verdict goes through: looked at after each call, the rest after each clause.
+# What every verdict goes through: looked at after each call, the rest when a clause asks.
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
     for name in (
-        *("calling", "comparison", "oracle", "yardstick", "subject", "registry", "smallest"),
-        *("plain_tensor", "integrity", "torch_state", "headroom", "materialise", "inputs"),
+        *("calling", "comparison", "oracle", "yardstick", "subject", "plain_tensor", "integrity"),
         *("clauses._vocabulary", "clauses._measuring", "clauses._signal"),
-        *("tolerance.model", "tolerance.core", "tolerance.contract"),
+        *("tolerance", "tolerance.core", "tolerance.model"),
     )
-)
+) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,38 +95,25 @@ class _Names:
 
 
 @dataclass(frozen=True, eq=False)
-class Seal:
-    """What the judge is made of at one moment."""
+class _Part:
+    """Names with what they stand for, functions with their code, tables with their entries."""
 
     names: tuple[_Names, ...]
-    core: tuple[_Names, ...]
     functions: tuple[FunctionType, ...]
-    codes: tuple[Any, ...]
+    codes: list[Any]
     tables: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...]
-    unseen: tuple[Any, ...]
-    kernels: frozenset[str]
 
-    def broken(self, *, everywhere: bool = True) -> list[str]:
-        """What is no longer as it was, in words; it is put back as far as that is possible.
-
-        Without ``everywhere`` only what every verdict goes through is looked at.
-        """
-        names = self.names if everywhere else self.core
-        found = [name for held in names if not held.as_before() for name in held.put_back()]
-        if not all(map(is_, map(_code, self.functions), self.codes)):
+    def put_back(self) -> list[str]:
+        """What is no longer as it was, in words; afterwards it is."""
+        found = [name for held in self.names if not held.as_before() for name in held.put_back()]
+        if list(map(_code, self.functions)) != self.codes:  # nobody can tell code how to be equal
             found += self._codes_put_back()
-        if self.unseen != _unseen():
-            found += _unseen_put_back(self.unseen, self.kernels)
-        return found + self._tables_put_back()
-
-    def _tables_put_back(self) -> list[str]:
-        changed = []
         for name, table, before in self.tables:
             if table.keys() != before.keys() or not all(map(is_, table.values(), before.values())):
                 table.clear()
                 table.update(before)
-                changed.append(name)
-        return changed
+                found.append(name)
+        return found
 
     def _codes_put_back(self) -> list[str]:
         changed = []
@@ -138,21 +124,49 @@ class Seal:
         return changed
 
 
+@dataclass(frozen=True, eq=False)
+class Seal:
+    """What the judge is made of at one moment; ``core`` is what every verdict goes through."""
+
+    whole: _Part
+    core: _Part
+    unseen: tuple[Any, ...]
+    kernels: frozenset[str]
+
+    def broken(self, *, everywhere: bool = True) -> list[str]:
+        """What is no longer as it was, in words; it is put back as far as that is possible.
+
+        Without ``everywhere`` only what every verdict goes through is looked at.
+        """
+        found = (self.whole if everywhere else self.core).put_back()
+        return found if self.unseen == _unseen() else found + self._unseen_put_back()
+
+    def _unseen_put_back(self) -> list[str]:
+        return _unseen_put_back(self.unseen, self.kernels)
+
+
 def seal() -> Seal:
     """Take down what the judge is made of now."""
     modules = len(sys.modules)
     functions, used = _functions(modules)
     names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(modules))
-    core = tuple(
-        _held(held.owner, tuple(name for name in held.names if name in used), closed=False)
-        if held.owner in _OUTSIDE
-        else held
-        for held in names
-        if held.owner in (Tensor, *_OUTSIDE) or _is_core(_home(held.owner))
-    )
     tables = tuple((name, table, dict(table)) for name, table in _tables(modules))
-    codes, kernels = tuple(map(_code, functions)), frozenset(torch.library._impls)  # noqa: SLF001
-    return Seal(names, core, functions, codes, tables, _unseen(), kernels)
+    whole = _Part(names, functions, list(map(_code, functions)), tables)
+    core_functions = tuple(f for f in functions if _is_core(f.__module__))
+    core = _Part(
+        tuple(_used(held, used) for held in names if _is_core(_home(held.owner))),
+        core_functions,
+        list(map(_code, core_functions)),
+        tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
+    )
+    return Seal(whole, core, _unseen(), frozenset(torch.library._impls))  # noqa: SLF001
+
+
+def _used(held: _Names, used: frozenset[str]) -> _Names:
+    """What the harness uses of some names; all of them where new ones matter, too."""
+    if held.closed:
+        return held
+    return _held(held.owner, tuple(name for name in held.names if name in used), closed=False)
 
 
 def _home(owner: Any) -> str:
@@ -298,6 +312,14 @@ _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
 
 
+# Who was told last: calls that nobody watches are held against the same.
+_LAST: Final[list[tuple[Seal, list[str]]]] = []
+
+
+def _last() -> tuple[Seal, list[str]] | None:
+    return _LAST[0] if _LAST else None
+
+
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
     """Load candidates. What they replace of torch is theirs alone, of the harness it is reported.
@@ -308,7 +330,7 @@ def loading() -> Iterator[None]:
     try:
         yield
     finally:
-        for held in before.names:
+        for held in before.whole.names:
             if held.owner in (Tensor, *_OUTSIDE) and not held.as_before():
                 _THEIRS.extend((held.owner, name, new) for name, new in held.changed().items())
                 held.put_back()
@@ -324,6 +346,7 @@ def tampered_at_load() -> list[str]:
 def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
     """Have calls held against a seal; what they broke is added to ``found``."""
     token = _WATCH.set((sealed, found))
+    _LAST[:] = [(sealed, found)]
     try:
         yield
     finally:
@@ -333,7 +356,7 @@ def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """A call of the candidate's code, after which the judge is put together again."""
-    sealed, found = _WATCH.get() or (seal(), [])
+    sealed, found = _WATCH.get() or _last() or (seal(), [])
     ours = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
     for patched in _THEIRS:
         _put(*patched)
