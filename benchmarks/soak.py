@@ -86,8 +86,8 @@ PAGE: Final = """\
 # Correct candidates are not accused
 
 {examples} examples (one problem judged by one clause): {dtypes}.
-{number} correct candidates, {judged} clauses judged, profile {profile}, seeds {seeds}; {seconds} s in {jobs} processes, torch {torch},
-Python {python}, {date}.
+{number} correct candidates, {judged} clauses judged, profile {profile}, seeds {seeds}; {seconds} s
+in {jobs} processes, torch {torch}, Python {python}, {date}.
 
 **{alarms} false alarms.** One would be a MUST or SHOULD clause that a correct candidate fails
 without having announced it, that cannot be tested on it, or that ends in an error. The hand-picked
