@@ -1,0 +1,164 @@
+"""Backward passes of one's own: recomputed, in blocks, in other orders, checkpointed, twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from ._kit import admitted, check, core, factor, soften
+
+EVERY_DTYPE = ["float32", "float64", "float16", "bfloat16"]
+BLOCK = 16
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, table: Tensor, scale: float) -> Tensor:
+    return soften(query @ key.mT * scale, table) @ value
+
+
+class _InBlocks(Function):
+    """FlashAttention's: the log-sum-exp is kept, the weights are recomputed block by block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, table: Tensor, scale: float
+    ) -> Tensor:
+        """In the accumulator of the dtype; rows without keys are zeros."""
+        wide = torch.promote_types(query.dtype, torch.float32)
+        logits = (query.to(wide) @ key.to(wide).mT * scale).masked_fill(~table, -torch.inf)
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        total = total.masked_fill(total.isneginf(), torch.inf)
+        output = (torch.exp(logits - total) @ value.to(wide)).to(query.dtype)
+        ctx.save_for_backward(query, key, value, table, total, output)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Blocks of keys outside, blocks of queries inside; the key's gradient grows in place."""
+        query, key, value, table, total, output = ctx.saved_tensors
+        wide = total.dtype
+        gradient = gradients[0].to(wide)
+        q, k, v = (tensor.to(wide) for tensor in (query, key, value))
+        row_term = (gradient * output.to(wide)).sum(dim=-1, keepdim=True)
+        found = [torch.zeros_like(tensor) for tensor in (q, k, v)]
+        table = table.expand(*query.shape[:3], key.shape[2])
+        for start in range(0, key.shape[2], BLOCK):
+            keys = slice(start, start + BLOCK)
+            for first in range(0, query.shape[2], BLOCK):
+                rows = slice(first, first + BLOCK)
+                logits = q[:, :, rows] @ k[:, :, keys].mT * ctx.scale
+                weights = torch.exp(logits - total[:, :, rows])
+                weights = weights.masked_fill(~table[:, :, rows, keys], 0.0)
+                given = gradient[:, :, rows]
+                scores = weights * (given @ v[:, :, keys].mT - row_term[:, :, rows]) * ctx.scale
+                found[0][:, :, rows] += scores @ k[:, :, keys]
+                found[1][:, :, keys] += scores.mT @ q[:, :, rows]
+                found[2][:, :, keys] += weights.mT @ given
+        return (*(each.to(query.dtype) for each in found), None, None)
+
+
+@core(dtypes=EVERY_DTYPE, scores="fused")
+def backward_in_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Weights recomputed from the log-sum-exp, block by block (Dao et al. 2022)."""
+    check(query, key, value)
+    table = admitted(query, key, keep, causal=causal)
+    scale = factor(query, scale)
+    answer: Tensor = _InBlocks.apply(query, key, value, table, scale)  # type: ignore[no-untyped-call]  # torch's own
+    return answer
+
+
+class _SplitSums(Function):
+    """Key gradients from strips of queries, added up from the last strip to the first."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, table: Tensor, scale: float
+    ) -> Tensor:
+        """The ordinary answer."""
+        ctx.save_for_backward(query, key, value, table)
+        ctx.scale = scale
+        return _plain(query, key, value, table, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """As atomics would, in an order of their own; only what is needed."""
+        query, key, value, table = ctx.saved_tensors
+        (gradient,) = gradients
+        weights = soften(query @ key.mT * ctx.scale, table)
+        change = gradient @ value.mT
+        scores = weights * (change - (weights * change).sum(dim=-1, keepdim=True)) * ctx.scale
+        strips = range(query.shape[2])[::-1]
+        for_key, for_value = torch.zeros_like(key), torch.zeros_like(value)
+        for row in strips:
+            one = slice(row, row + 1)
+            for_key = for_key + scores[:, :, one].mT @ query[:, :, one]
+            for_value = for_value + weights[:, :, one].mT @ gradient[:, :, one]
+        needed = ctx.needs_input_grad
+        found = (scores @ key if needed[0] else None, for_key if needed[1] else None)
+        return (*found, for_value if needed[2] else None, None, None)
+
+
+@core(dtypes=["float32", "float64"], features=["scale", "double_backward"])
+def backward_row_by_row(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Gradients of the keys added up row by row, from the last; they can be differentiated."""
+    check(query, key, value)
+    table = admitted(query, key, keep, causal=causal)
+    scale = factor(query, scale)
+    answer: Tensor = _SplitSums.apply(query, key, value, table, scale)  # type: ignore[no-untyped-call]  # torch's own
+    return answer
+
+
+@core(dtypes=["float32", "float64"], features=["scale", "double_backward"])
+def by_autograd(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Torch's own gradients, and second ones."""
+    check(query, key, value)
+    return _plain(
+        query, key, value, admitted(query, key, keep, causal=causal), factor(query, scale)
+    )
+
+
+@core(dtypes=EVERY_DTYPE)
+def checkpointed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Nothing is kept: torch.utils.checkpoint computes it all once more."""
+    check(query, key, value)
+    table = admitted(query, key, keep, causal=causal)
+    answer: Tensor = checkpoint(
+        _plain, query, key, value, table, factor(query, scale), use_reentrant=False
+    )
+    return answer
