@@ -47,7 +47,6 @@ GIVEN = (*STRIDED, "mixed")
     source="flash-attention#1046; xformers: grad_out of a sum has strides of zero",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.25),
     applies=(records_gradients,),
-    explained=False,
 )
 def strided(subject: Subject, problem: Problem) -> Finding:
     """Other strides of the inputs, of the output gradient, or of both, against contiguous ones."""
@@ -112,7 +111,6 @@ def _several_inputs(candidate: Candidate) -> str:
     source="torch.autograd: ctx.needs_input_grad; frozen projections",
     space=PLAIN,
     applies=(records_gradients, _several_inputs),
-    explained=False,
 )
 def alone(subject: Subject, problem: Problem) -> Finding:
     """Each of the inputs alone, against all of them."""
@@ -137,7 +135,6 @@ def alone(subject: Subject, problem: Problem) -> Finding:
     source="PEERS: state kept on the function instead of its context",
     space=PLAIN,
     applies=(records_gradients,),
-    explained=False,
 )
 def interleaved(subject: Subject, problem: Problem) -> Finding:
     """Two calls, then the backward passes of the first and of the second."""
@@ -162,7 +159,6 @@ def interleaved(subject: Subject, problem: Problem) -> Finding:
     source="torch.autograd: retain_graph",
     space=PLAIN,
     applies=(records_gradients,),
-    explained=False,
 )
 def repeated(subject: Subject, problem: Problem) -> Finding:
     """The same output gradient twice through one history."""
@@ -185,7 +181,6 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
     space=PLAIN,
     counterfactual="gradients that are not zero",
     applies=(records_gradients,),
-    explained=False,
 )
 def accumulate(subject: Subject, problem: Problem) -> Finding:
     """Two calls with the same tensors, ``backward()`` after each, nothing cleared between."""
@@ -230,7 +225,6 @@ def _arrived(taped: Taped) -> Gradients:
     source="PEERS: editing in place; kernels that reuse buffers",
     space=PLAIN,
     applies=(records_gradients,),
-    explained=False,
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     """Every tensor that the backward pass could reach, bit for bit with what lies beside it."""

@@ -54,7 +54,6 @@ SMOOTH = ("normal", "integers", "tied-keys", "nearly-uniform")
     space=Space(mask="maybe", causal="maybe", extras="maybe", values=SMOOTH, share=0.15),
     counterfactual="gradients of half the size",
     applies=(records_gradients,),
-    explained=False,
 )
 def check(subject: Subject, problem: Problem) -> Finding:
     """Along a random line through all inputs, and for each input alone where that fails."""
@@ -171,7 +170,6 @@ def _twice(candidate: Candidate) -> str:
     space=Space(mask="maybe", causal="maybe", values=("normal", "integers"), share=0.15),
     counterfactual="second gradients of zero",
     applies=(_twice,),
-    explained=False,
 )
 def double_backward(subject: Subject, problem: Problem) -> Finding:
     """The gradient of a random sum of the gradients, against that of the golden in float64.

@@ -162,7 +162,6 @@ def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     ),
     counterfactual="keys that some query may not attend",
     applies=(records_gradients,),
-    explained=False,
 )
 def masked_zero(subject: Subject, problem: Problem) -> Finding:
     """Only rows that attend none of some keys get an output gradient; those keys hold junk once."""
@@ -235,7 +234,6 @@ def _rows_are_finite(candidate: Candidate) -> str:
     ),
     counterfactual="a query without any key",
     applies=(records_gradients, _rows_are_finite),
-    explained=False,
 )
 def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""
@@ -285,7 +283,6 @@ def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
     ),
     counterfactual="a later key, which gets a gradient without causality",
     applies=(records_gradients,),
-    explained=False,
 )
 def causal(subject: Subject, problem: Problem) -> Finding:
     """The output gradient of a single row; the keys that it may not attend get exactly nothing."""

@@ -14,6 +14,7 @@ from ..registry import Clause
 from ..subject import Subject
 from .acting import act
 from .agreement import agrees, margin
+from .backward import BackwardDiagnostician
 from .battery import Seen, ask, observe
 from .facts import repeats, unknown_entry
 from .search import Found, Search, touches_any
@@ -50,6 +51,9 @@ class Diagnostician:
         candidate = self.subject.candidate
         if not candidate.golden_known or candidate.kind == "positions":
             return []
+        if clause is not None and problem is not None and clause.family == "gradients":
+            wrong = self._anything_wrong  # then its gradients are a consequence
+            return self._of_answers() if wrong else self.backward.explain(clause.id, problem)
         found = [one.entry for one in self.explanations if self._fits(one, clause, problem)]
         if found:
             return _shared(found)
@@ -57,6 +61,16 @@ class Diagnostician:
         if clause is None and not self._anything_wrong:
             return []
         return [unknown_entry(self.subject, self.observed, shown)]
+
+    def _of_answers(self) -> list[dict[str, Any]]:
+        """What explains the answers of the battery, whatever has failed."""
+        found = [one.entry for one in self.explanations]
+        return _shared(found) if found else [unknown_entry(self.subject, self.observed, None)]
+
+    @cached_property
+    def backward(self) -> BackwardDiagnostician:
+        """Explains gradients where the answers are right."""
+        return BackwardDiagnostician(self.subject)
 
     @cached_property
     def observed(self) -> list[Seen]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..calling import Answer, Arguments, CandidateFailure, Forward
+from ..differentiating import Taped
+from ..differentiator import Differentiator
 from ..inputs import Inputs
 from ..mistakes import NotExpressible
 from ..problem import Problem
@@ -14,6 +16,16 @@ from ..subject import Subject
 from .acting import Made, act
 
 
+class NoDifferentiator(Differentiator):
+    """Nothing is differentiated: an acted answer has no history."""
+
+    def tape(self, inputs: Inputs, **_asked: object) -> Taped:
+        """LookupError, which speaks against no mistake."""
+        del inputs
+        msg = "an acted mistake has no gradients"
+        raise LookupError(msg)
+
+
 class StandIn(Subject):
     """A subject that answers as a candidate with some mistakes, rounded to the query's dtype."""
 
@@ -21,6 +33,7 @@ class StandIn(Subject):
         super().__init__(subject.candidate, subject.dtype)
         self.oracle = subject.oracle
         self.inputs = subject.inputs
+        self.gradients = NoDifferentiator(self)
         self.made = made
 
     def forward(self, inputs: Inputs) -> Forward:

@@ -1,0 +1,54 @@
+"""Mistakes in a backward pass that only some way of calling it shows: named by the clause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def _entry(name: str, text: str, fix: str) -> dict[str, str]:
+    return {"name": name, "text": text, "fix": fix}
+
+
+# By the clause that fails though the plain gradients of every problem are right.
+OF_CALLS: Final[dict[str, dict[str, str]]] = {
+    "gradients.accumulate": _entry(
+        "gradients-overwritten",
+        "the backward pass replaces the gradients that are there",
+        "return gradients and leave .grad alone: autograd adds them up",
+    ),
+    "gradients.strided": _entry(
+        "strides-ignored-backward",
+        "the backward pass reads a tensor as if it lay row after row in memory",
+        "honour strides, or call contiguous() on the gradient of the answer and on the inputs",
+    ),
+    "gradients.interleaved": _entry(
+        "state-of-the-last-call",
+        "the backward pass uses what the last call has left behind",
+        "keep what the backward pass needs in its own context (save_for_backward)",
+    ),
+    "gradients.alone": _entry(
+        "gradient-needs-another-input",
+        "the gradient of an input depends on which others require one",
+        "look at ctx.needs_input_grad of each input by itself",
+    ),
+    "gradients.repeated": _entry(
+        "buffers-overwritten-backward",
+        "the backward pass overwrites what it needs a second time",
+        "leave saved tensors as they are",
+    ),
+    "gradients.empty-row-finite": _entry(
+        "empty-rows-poison-gradients",
+        "a row without keys is mended in the answer, but not in the backward pass",
+        "fill masked logits with masked_fill, or mend the row before the softmax",
+    ),
+    "gradients.bias": _entry(
+        "gradient-of-bias-wrong",
+        "the gradient of an additive mask is not dS, added up over the axes it is broadcast along",
+        "sum dS over the axes of size 1 of the mask",
+    ),
+    "gradients.double-backward": _entry(
+        "second-gradients-cut",
+        "the backward pass has no history of its own, or not all of it",
+        "write the backward pass in operations that autograd follows, or use once_differentiable",
+    ),
+}
