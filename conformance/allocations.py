@@ -36,25 +36,21 @@ _FILLED: Final = (
     _ATEN.full_like.default,
     _ATEN.new_full.default,
 )
+# What is resized owns what lies behind it in its storage.
+_RESIZING: Final = (_ATEN.resize_.default, _ATEN.resize_as_.default)
 _POISONED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Guarded:
-    """One tensor of a call with the buffer it was put into."""
+    """The buffer that one tensor of a call was put into."""
 
-    tensor: Tensor
     shape: tuple[int, ...]
     buffer: Tensor
     end: int
 
     def damage(self) -> str:
-        """What was written beside it, or "".
-
-        One that has been resized since owns what lies behind it.
-        """
-        if tuple(self.tensor.shape) != self.shape:
-            return ""
+        """What was written beside it, or ""."""
         sides = {"before": self.buffer[:GUARD], "behind": self.buffer[self.end :]}
         for side, guard in sides.items():
             count = int((guard != PATTERN).sum())
@@ -76,7 +72,7 @@ class Allocations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """torch.compile works as ever: else what is compiled would stay eager in all later calls."""
+        """Let torch.compile work as ever: else what it meets would stay eager in later calls."""
         return True
 
     @classmethod
@@ -93,6 +89,11 @@ class Allocations(TorchDispatchMode):
     ) -> Any:
         """Run an operation; what a factory made is put between guards."""
         del types
+        if func in _RESIZING:
+            storage = args[0].untyped_storage().data_ptr()
+            self.made = [
+                made for made in self.made if made.buffer.untyped_storage().data_ptr() != storage
+            ]
         result = func(*args, **(kwargs or {}))
         if func in _UNWRITTEN or func in _FILLED:
             return self._between_guards(result, fresh=func in _UNWRITTEN)
@@ -110,7 +111,7 @@ class Allocations(TorchDispatchMode):
             guarded.fill_(torch.nan)
             self.unwritten += 1
         end = GUARD + tensor.untyped_storage().nbytes()
-        self.made.append(Guarded(guarded, tuple(tensor.shape), buffer, end))
+        self.made.append(Guarded(tuple(tensor.shape), buffer, end))
         return guarded
 
     def damage(self) -> str:

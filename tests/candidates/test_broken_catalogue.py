@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from specific_mistakes import ON_A_DEVICE
 import torch
 
 import conformance
@@ -62,7 +63,7 @@ def test_candidate_can_be_found_under_its_name(mistake: Mistake) -> None:
     assert any(getattr(home, mistake.name, None) is mistake.candidate for home in homes)
 
 
-@pytest.mark.parametrize("clause", sorted(CLAUSES))
+@pytest.mark.parametrize("clause", sorted(set(CLAUSES) - ON_A_DEVICE))
 def test_every_clause_names_a_mistake(clause: str) -> None:
     """Each clause is the primary clause of some mistake: it has been seen to fail."""
     assert any(mistake.primary == clause for mistake in MISTAKES)

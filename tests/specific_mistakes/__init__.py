@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from .consequences import ANYTHING, Specific
+from .device import DEVICE, ON_A_DEVICE
 from .equivariance import EQUIVARIANCE
 from .export import EXPORT
 from .mask import MASK
@@ -18,6 +19,7 @@ from .shape import SHAPE
 from .state import STATE
 
 SPECIFIC: Final[Specific] = {
+    **DEVICE,
     **EQUIVARIANCE,
     **EXPORT,
     **MASK,
@@ -27,4 +29,4 @@ SPECIFIC: Final[Specific] = {
     **STATE,
 }
 
-__all__ = ["ANYTHING", "SPECIFIC"]
+__all__ = ["ANYTHING", "ON_A_DEVICE", "SPECIFIC"]

@@ -1,0 +1,34 @@
+"""The page that a GPU run writes: hardware, versions, verdicts, failures; or one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from workspaces import KERNEL, UNSCALED, write
+
+from benchmarks import gpu
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence on standard error, exit code 2."""
+    assert gpu.main([]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("gpu: cuda cannot be used here: torch sees no device but the CPU here")
+    assert err.count("\n") == 1
+
+
+def test_the_page_has_everything_to_record(folder: Path) -> None:
+    """A verdict for each candidate, the versions, and each failure with its sentence."""
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    words = ["--device", "cpu", "--profile", "quick", "--only", "numerics.golden", "attn.py"]
+    assert gpu.main([*words, "--markdown", "page.md"]) == 1
+    page = (folder / "page.md").read_text(encoding="utf-8")
+    assert page.startswith("# quick profile on cpu, ")
+    for line in ("- hardware: ", "- driver: ", "- versions: torch ", "- specification: "):
+        assert line in page
+    assert "| my_kernel | conforms | 1 | 0 | 0 |" in page
+    assert "- unscaled numerics.golden [MUST, float32] failed: " in page
