@@ -11,6 +11,7 @@ from conformance import Candidate
 
 from . import (
     accumulators,
+    backward,
     bands,
     by_torch,
     by_torch_layers,
@@ -42,6 +43,7 @@ from . import (
 
 MODULES: Final = (
     accumulators,
+    backward,
     bands,
     by_torch,
     by_torch_layers,
