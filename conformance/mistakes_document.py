@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 from .diagnosis.facts import UNKNOWN
 from .mistakes import MISTAKES, NamedMistake
+from .mistakes.backward import BACKWARD
+from .mistakes.backward_calls import OF_CALLS
 from .precision_losses import LOSSES
 
 HEADER: Final = """# The mistakes that have a name
@@ -24,6 +27,15 @@ can be asked share the confidence. Pairs are joined by `+`. The names are stable
 | --- | --- | --- | --- |
 """
 FOOTER: Final = """
+## Backward passes
+
+When a gradient is wrong though the answers are right, every wrong backward pass below is acted out on
+a battery of its own. The last of them are named by the clause that fails alone.
+
+| name | what is wrong | what to do | clause |
+| --- | --- | --- | --- |
+{backward}
+
 ## Precision
 
 Named where the answers are off by little, and with what was measured.
@@ -57,12 +69,24 @@ def render() -> str:
         for stage in dict.fromkeys(loss.stage for loss in LOSSES)
         if stage != "computed-in"
     )
-    footer = FOOTER.format(losses=losses, formats=", ".join(formats), unknown=UNKNOWN)
+    footer = FOOTER.format(
+        backward="\n".join(_backward_rows()),
+        losses=losses,
+        formats=", ".join(formats),
+        unknown=UNKNOWN,
+    )
     return HEADER.format(count=len(names)) + rows + "\n" + footer
 
 
 def _row(mistake: NamedMistake) -> str:
     return f"| `{mistake.name}` | {mistake.text} | {mistake.fix} | `{mistake.clause}` |"
+
+
+def _backward_rows() -> Iterator[str]:
+    for wrong in {wrong.name: wrong for wrong in BACKWARD}.values():
+        yield f"| `{wrong.name}` | {wrong.text} | {wrong.fix} | `{wrong.clause}` |"
+    for clause, entry in OF_CALLS.items():
+        yield f"| `{entry['name']}` | {entry['text']} | {entry['fix']} | `{clause}` |"
 
 
 def main() -> None:
