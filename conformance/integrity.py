@@ -46,9 +46,9 @@ _REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
     for name in (
-        *("calling", "comparison", "oracle", "yardstick", "subject", "plain_tensor", "integrity"),
-        *("clauses._vocabulary", "clauses._measuring", "clauses._signal"),
-        *("tolerance", "tolerance.core", "tolerance.model"),
+        *("comparison", "oracle", "yardstick", "plain_tensor"),
+        *("clauses._vocabulary", "clauses._measuring"),
+        *("tolerance.core", "tolerance.model"),
     )
 ) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
 
@@ -148,13 +148,14 @@ class Seal:
 def seal() -> Seal:
     """Take down what the judge is made of now."""
     modules = len(sys.modules)
-    functions, used = _functions(modules)
+    functions = _functions(modules)
     names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(modules))
     tables = tuple((name, table, dict(table)) for name, table in _tables(modules))
     whole = _Part(names, functions, list(map(_code, functions)), tables)
     core_functions = tuple(f for f in functions if _is_core(f.__module__))
+    used = frozenset(name for f in core_functions for name in f.__code__.co_names)
     core = _Part(
-        tuple(_used(held, used) for held in names if _is_core(_home(held.owner))),
+        tuple(kept for held in names if (kept := _used(held, used)).names),
         core_functions,
         list(map(_code, core_functions)),
         tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
@@ -163,9 +164,11 @@ def seal() -> Seal:
 
 
 def _used(held: _Names, used: frozenset[str]) -> _Names:
-    """What the harness uses of some names; all of them where new ones matter, too."""
+    """What every verdict uses of some names; all of them where new ones matter, too."""
     if held.closed:
         return held
+    if not _is_core(_home(held.owner)):
+        return _held(held.owner, (), closed=False)
     return _held(held.owner, tuple(name for name in held.names if name in used), closed=False)
 
 
@@ -239,15 +242,14 @@ def _methods(owner: type) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _functions(_modules: int) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
-    """The harness' own functions, whose code could be exchanged, and all names that they use."""
-    functions = tuple(
+def _functions(_modules: int) -> tuple[FunctionType, ...]:
+    """The harness' own functions, whose code could be exchanged without touching their names."""
+    return tuple(
         entry
         for module in _judges()
         for entry in vars(module).values()
         if isinstance(entry, FunctionType) and entry.__module__ == module.__name__
     )
-    return functions, frozenset(name for f in functions for name in f.__code__.co_names)
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance import comparison, integrity, oracle
 from conformance.clauses import masking
+from conformance.tolerance import core as bounds
 from conformance.tolerance import model
 
 
@@ -41,7 +42,7 @@ CHANGES: dict[str, Callable[[], object]] = {
     "builtins.abs": lambda: setattr(sys.modules["builtins"], "abs", wrong),
     "conformance.comparison.compare": lambda: setattr(comparison, "compare", wrong),
     "Oracle.answer": lambda: setattr(oracle.Oracle, "answer", wrong),
-    "conformance.tolerance.model.HULL_LIMIT": lambda: setattr(model, "HULL_LIMIT", 7),
+    "conformance.tolerance.core.core_bound": lambda: setattr(bounds, "core_bound", wrong),
     "the code of conformance.comparison.moves": other_code,
     "conformance.tolerance.model.UNIT_ROUNDOFF": model.UNIT_ROUNDOFF.clear,  # type: ignore[attr-defined]  # a dict
     "a mode of torch that sees every call": lambda: TorchFunctionMode().__enter__(),
@@ -59,7 +60,7 @@ def made_of() -> list[Any]:
         abs,
         comparison.compare,
         oracle.Oracle.answer,
-        model.HULL_LIMIT,
+        bounds.core_bound,
         comparison.moves.__code__,
         dict(model.UNIT_ROUNDOFF),
         torch._C._len_torch_function_stack(),
