@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from specific_mistakes import ON_A_DEVICE
 import torch
+from specific_mistakes import ON_A_DEVICE
 
 import conformance
 from candidates import broken
