@@ -98,3 +98,16 @@ def run_clause(
     )
     (planned,) = run.planned()
     return run.run(planned)
+
+
+def failing(candidate: Candidate, slug: str, *, examples: int = 40) -> bool:
+    """Whether a clause fails under some examples, without making the failure small or naming it."""
+    run = CandidateRun(
+        candidate,
+        profile=dataclasses.replace(SMALL, examples=examples),
+        dtypes=("float32",),
+        only=(slug,),
+        explain=False,
+    )
+    (planned,) = run.planned()
+    return run.run(planned).status == "failed"

@@ -55,6 +55,7 @@ BUGS: Final[dict[int, tuple[str, ...]]] = {
     46: ("ReadsPastTheEnd", "PaddedKeysCounted"),  # pytorch#174861
     50: ("SummedInRandomOrder", "ScaleDrifts"),  # flash-attention#359
     52: ("EmptyBatchRaises", "EmptyQueryRaises"),  # flash-attention#1159, pytorch#188765
+    53: ("CausalFromFirstCached",),  # places without the cache, executorch#2010
     55: ("DropoutInEval", "NoiseInEval"),  # pytorch#124464, torchtune#1791
     57: ("WeightsAveraged",),  # fairseq#3365
     60: ("LastStrideAssumedOne",),  # a permuted key taken for a transpose, pytorch#195320
@@ -62,7 +63,6 @@ BUGS: Final[dict[int, tuple[str, ...]]] = {
     62: ("BiasInFloat32",),  # jax#37422
 }
 GRADIENTS: Final = "wrong in the backward pass only: for the clauses of gradients"
-CACHE: Final = "wrong with a key/value cache only: for the clauses of caches"
 EXPORT: Final = "wrong in the exported graph only: for the clauses of export"
 ELSEWHERE: Final[dict[int, str]] = {
     27: "dot products above a sixteenth of the largest number may overflow in correct kernels",
@@ -71,7 +71,6 @@ ELSEWHERE: Final[dict[int, str]] = {
     48: GRADIENTS,
     49: GRADIENTS,
     51: "needs tensors of more than two thousand million elements: for the clauses of devices",
-    53: CACHE,
     54: "a declared position= only lifts the clauses on order: no clause computes its slopes",
     56: "the returned weights of a call with dropout: correct libraries return either ones",
     58: EXPORT,

@@ -270,7 +270,8 @@ class _Decoder:
     def _split(self, tokens: Tensor, role: str, heads: int) -> Tensor:
         matrix, bias = getattr(self.weights, role), getattr(self.weights, f"{role}_bias")
         projected: Tensor = functional.linear(tokens, matrix, bias)
-        return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
+        split: Tensor = projected.unflatten(-1, (heads, -1))
+        return split.transpose(1, 2)
 
     def __call__(
         self,

@@ -97,7 +97,7 @@ def _places(candidate: Candidate) -> str:
         "New tokens stand behind the cached ones: causal diagonal, windows and positions are "
         "counted on from there."
     ),
-    source="onnx#8054, tinygrad#15949: the diagonal counted from the first cached key",
+    source="executorch#2010, onnx#8054: the diagonal counted from the first cached key",
     space=Space(
         causal="offered",
         values=LIVELY,

@@ -43,7 +43,9 @@ def _own_weights(candidate: Candidate) -> str:
 
 def _takes(candidate: Candidate, geometry: Geometry) -> bool:
     """Whether a candidate can be called with the heads of a geometry."""
-    return settle(geometry, candidate, Space()) == geometry
+    settled = settle(geometry, candidate, Space())
+    heads = (geometry.num_heads, geometry.num_kv_heads)
+    return (settled.num_heads, settled.num_kv_heads) == heads
 
 
 def _with_heads(candidate: Candidate, geometry: Geometry, kv_heads: int) -> Geometry | None:

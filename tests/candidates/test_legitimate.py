@@ -17,7 +17,7 @@ from conformance.runner import CandidateRun
 # benchmarks/soak.py tries them at length; this is a sample of each clause.
 PROFILE = dataclasses.replace(PROFILES["quick"], examples=4, reductions=0)
 HONEST = ("passed", "not-applicable", "expected-failure")
-LATER = {"cross", "grad_weights", "kv_cache"}
+LATER = {"cross", "grad_weights"}
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: str(candidate.name))

@@ -12,6 +12,7 @@ from .consequences import ANYTHING, Specific
 from .device import DEVICE, ON_A_DEVICE
 from .equivariance import EQUIVARIANCE
 from .export import EXPORT
+from .kernels import KERNELS
 from .mask import MASK
 from .numerics import NUMERICS
 from .position import POSITION
@@ -22,6 +23,7 @@ SPECIFIC: Final[Specific] = {
     **DEVICE,
     **EQUIVARIANCE,
     **EXPORT,
+    **KERNELS,
     **MASK,
     **NUMERICS,
     **POSITION,

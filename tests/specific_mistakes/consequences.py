@@ -17,7 +17,10 @@ COMPARED: Final = frozenset(
     "mask.bias mask.causal-alignment mask.causal-combined mask.golden numerics.golden".split()
 )
 # These compare with it whatever is given and however long: they may see what any of those sees.
-ANYWHERE: Final = frozenset({"numerics.any-length", "numerics.options"})
+ANYWHERE: Final = frozenset(
+    "cache.decode-equals-full cache.untouched-tail groups.golden numerics.any-length "
+    "numerics.options".split()
+)
 
 
 def also(slugs: str) -> frozenset[str]:

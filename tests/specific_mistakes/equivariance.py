@@ -27,6 +27,7 @@ EQUIVARIANCE: Final[Specific] = {
     "equivariance.heads": (
         "FirstHeadsKeys",
         also(
+            "groups.order "
             "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
             "mask.golden mask.per-head numerics.golden numerics.large-logits numerics.near-ties "
             "numerics.odd-scale numerics.scale numerics.typical-error shape.weights"

@@ -28,13 +28,16 @@ MASK: Final[Specific] = {
     ),
     "mask.causal-alignment": (
         "BottomRightForTopLeft",
-        also("mask.empty-row numerics.any-length numerics.options shape.weights"),
+        also("groups.golden mask.empty-row numerics.any-length numerics.options shape.weights"),
     ),
     "mask.causal-and-mask": (
         "CausalLostUnderMask",
         also("mask.causal-combined mask.empty-row shape.weights"),
     ),
-    "mask.causal-combined": ("WindowLostUnderCausal", also("numerics.options")),
+    "mask.causal-combined": (
+        "WindowLostUnderCausal",
+        also("window.any-length window.golden window.causal numerics.options"),
+    ),
     "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
     "mask.empty-row": ("EmptyRowIsInfinite", NOTHING_ELSE),
     "mask.empty-row-isolated": (
@@ -51,6 +54,7 @@ MASK: Final[Specific] = {
     "mask.golden": (
         "FirstQuerysMask",
         also(
+            "groups.golden "
             "equivariance.queries equivariance.tokens mask.empty-row mask.empty-row-isolated "
             "mask.no-leak mask.no-leak-nonfinite numerics.any-length numerics.convex "
             "numerics.options shape.rejects-others shape.weights state.no-memory"
@@ -58,7 +62,7 @@ MASK: Final[Specific] = {
     ),
     "mask.no-leak": (
         "CentredOnIgnoredKeys",
-        also("mask.causal mask.causal-and-mask mask.no-leak-nonfinite"),
+        also("cache.untouched-tail mask.causal mask.causal-and-mask mask.no-leak-nonfinite"),
     ),
     "mask.no-leak-nonfinite": ("InfinityAdded", NOTHING_ELSE),
     "mask.padding-is-absence": (
@@ -72,6 +76,7 @@ MASK: Final[Specific] = {
     "mask.per-head": (
         "FirstHeadsMask",
         also(
+            "groups.multi-query "
             "equivariance.heads equivariance.keys equivariance.tokens mask.bias mask.bias-counts "
             "mask.causal-and-mask mask.causal-combined mask.empty-row mask.empty-row-isolated "
             "mask.forms-agree mask.golden mask.no-leak mask.no-leak-nonfinite mask.per-item "

@@ -17,7 +17,10 @@ NUMERICS: Final[Specific] = {
     ),
     "numerics.long-sequence": ("BlockNumbersWrap", NOTHING_ELSE),
     "numerics.nan-shows": ("NanAnsweredWithZeros", NOTHING_ELSE),
-    "numerics.options": ("WindowLostUnderLengths", NOTHING_ELSE),
+    "numerics.options": (
+        "WindowLostUnderLengths",
+        also("window.any-length window.golden window.causal"),
+    ),
     "numerics.constant-value": (
         "DividedByCount",
         also(
