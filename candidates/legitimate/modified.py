@@ -6,23 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
-import conformance
 from conformance import Semantics
 
-from ._kit import NAN_SPREADS, admitted, core, factor, soften
+from ._kit import admitted, core, factor, soften
 
 
 def relative(score: Tensor, _batch: Any, head: Any, query: Any, key: Any) -> Tensor:
     """A bias by signed distance, another for each head."""
     moved: Tensor = score + (0.1 * (head + 1) * (key - query)).to(score.dtype)
     return moved
-
-
-def squashed(score: Tensor, *_indices: Any) -> Tensor:
-    """A soft limit of three."""
-    return 3.0 * torch.tanh(score / 3.0)
 
 
 def checkered(score: Tensor, _batch: Any, head: Any, query: Any, key: Any) -> Tensor:
@@ -73,26 +66,3 @@ def checkered_scores(
     if bias is not None:
         logits, table = logits + bias, table & ~torch.isneginf(bias)
     return soften(logits, table) @ value
-
-
-@conformance.core(
-    semantics=Semantics(score_mod=squashed),
-    features=["scale", "gqa"],
-    expected_failures=[],
-)
-def squashed_by_flex_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
-) -> Tensor:
-    """Torch's flex_attention with the same function."""
-    answer: Tensor = flex_attention(
-        query, key, value, score_mod=squashed, scale=scale, enable_gqa=True
-    )
-    return answer
-
-
-__all__ = [
-    "NAN_SPREADS",
-    "checkered_scores",
-    "relatively_biased",
-    "squashed_by_flex_attention",
-]

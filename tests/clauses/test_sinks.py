@@ -1,0 +1,46 @@
+"""sinks.*: what they apply to, what they see, what they let pass."""
+
+from __future__ import annotations
+
+import pytest
+from examples import core, failing, run_clause
+
+from candidates.broken._prepared import Prepared
+from candidates.broken.sinks import EmptyRowsDivideBySinks, SinkBesideTheMaximum, SinkIgnored
+from candidates.legitimate.sinks import sink_as_a_column, sink_first
+
+SLUGS = ["sinks.golden", "sinks.large", "sinks.empty-row"]
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_without_sinks_none_applies(slug: str) -> None:
+    """The reason is that none are declared."""
+    assert run_clause(core(), slug).reason == "no sinks are declared"
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_correct_ones_pass(slug: str) -> None:
+    """A column of logits and an online softmax that starts at the sink."""
+    for candidate in (sink_as_a_column, sink_first):
+        found = run_clause(candidate, slug)
+        assert (found.status, found.reason) == ("passed", "")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "slug"),
+    [
+        (SinkIgnored, "sinks.golden"),
+        (SinkBesideTheMaximum, "sinks.large"),
+        (EmptyRowsDivideBySinks, "sinks.empty-row"),
+    ],
+)
+def test_each_sees_its_own(candidate: object, slug: str) -> None:
+    """A sink that is lost, that overflows, that has a value where nothing else has."""
+    assert failing(candidate, slug)  # type: ignore[arg-type]  # a Candidate
+
+
+@pytest.mark.parametrize("rule", ["any", "nan", "mean-of-all"])
+def test_other_rules_for_empty_rows_are_left_alone(rule: str) -> None:
+    """What becomes of another promise beside a sink is nobody's to say."""
+    promises = {"masks": ["keep"], "features": ["sinks"], "empty_rows": rule}
+    assert run_clause(core(Prepared(), **promises), "sinks.empty-row").status == "not-applicable"
