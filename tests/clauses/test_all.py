@@ -20,7 +20,8 @@ class Undropped(EagerModule):
 
 UNDROPPED = layer(Undropped, masks=[], causal=None, features=[], empty_rows="any")
 UNDROPPED_FOR = ("state.train-agrees",)
-EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT, by_autograd]
+EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT]
+SOMEBODY = (*EVERYBODY, by_autograd)
 IN_FLOAT64 = ("gradients.check",)
 LEAST_SHARE = 0.3
 
@@ -44,7 +45,7 @@ OF_ALL = [slug for slug in CLAUSES if not slug.startswith(("export.", "device.")
 def test_each_clause_is_passed_by_somebody(slug: str) -> None:
     """Every clause applies to a correct candidate, binds there and passes."""
     clause = CLAUSES[slug]
-    able = [one for one in EVERYBODY if not clause.not_applicable(one)][:1]
+    able = [one for one in SOMEBODY if not clause.not_applicable(one)][:1]
     more = [UNDROPPED] if slug in UNDROPPED_FOR else []
     dtype = "float64" if slug in IN_FLOAT64 else "float32"
     # Of clauses that are asked in few examples some more are drawn.
