@@ -29,8 +29,8 @@ can be asked share the confidence. Pairs are joined by `+`. The names are stable
 FOOTER: Final = """
 ## Backward passes
 
-When a gradient is wrong though the answers are right, every wrong backward pass below is acted out on
-a battery of its own. The last of them are named by the clause that fails alone.
+When a gradient is wrong though the answers are right, every wrong backward pass below is acted out
+on a battery of its own. The last of them are named by the clause that fails alone.
 
 | name | what is wrong | what to do | clause |
 | --- | --- | --- | --- |

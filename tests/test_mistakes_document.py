@@ -7,11 +7,17 @@ import re
 from _paths import CHECKOUT
 
 from conformance.mistakes import MISTAKES, named_mistakes
+from conformance.mistakes.backward import BACKWARD
+from conformance.mistakes.backward_calls import OF_CALLS
 from conformance.mistakes_document import render
 from conformance.registry import all_clauses
 
 DOCUMENT = (CHECKOUT / "docs" / "mistakes.md").read_text(encoding="utf-8")
 NAMES = list(dict.fromkeys(mistake.name for mistake in MISTAKES))
+OF_GRADIENTS = [
+    *dict.fromkeys(wrong.name for wrong in BACKWARD),
+    *(entry["name"] for entry in OF_CALLS.values()),
+]
 
 
 def test_document_is_up_to_date() -> None:
@@ -23,7 +29,7 @@ def test_document_is_up_to_date() -> None:
 def test_document_lists_every_name_once() -> None:
     """Each name has one row."""
     rows = re.findall(r"^\| `([^`]+)` \|.*\|.*\|.*\|$", DOCUMENT, flags=re.MULTILINE)
-    assert rows == NAMES
+    assert rows == [*NAMES, *OF_GRADIENTS]
 
 
 def test_every_mistake_says_what_to_do() -> None:

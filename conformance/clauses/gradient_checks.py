@@ -167,9 +167,16 @@ def _twice(candidate: Candidate) -> str:
     level="MUST",
     sentence="The gradients can be differentiated once more, and give the golden second ones.",
     source="torch.autograd.gradgradcheck; create_graph=True",
-    space=Space(mask="maybe", causal="maybe", values=("normal", "integers"), share=0.15),
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        values=("normal", "integers"),
+        least=(("key_length", 2), ("query_length", 2)),
+        share=0.15,
+    ),
     counterfactual="second gradients of zero",
     applies=(_twice,),
+    subtle=True,
 )
 def double_backward(subject: Subject, problem: Problem) -> Finding:
     """The gradient of a random sum of the gradients, against that of the golden in float64.

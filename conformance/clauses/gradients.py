@@ -47,7 +47,14 @@ FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
         "gradients reach, are those of the specified attention."
     ),
     source=f"{BACKWARD}; pytorch#97128; flash-attention#414: dq of a tile's tail",
-    space=Space(mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", share=0.5),
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        least=(("key_length", 2),),
+        share=0.5,
+    ),
     needs_golden=True,
     counterfactual="gradients of half the size",
     applies=(has_golden_gradients,),
@@ -70,6 +77,7 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
         finite_bias="maybe",
         values=("normal",),
         edges="single-options",
+        least=(("key_length", 2),),
         share=0.1,
     ),
     needs_golden=True,
@@ -119,6 +127,7 @@ _INPUTS = frozenset(name for names in INPUT_NAMES.values() for name in names)
         forms=("bias",),
         finite_bias="always",
         extras="maybe",
+        least=(("key_length", 2),),
         share=0.15,
         kinds=("core",),
     ),
@@ -167,6 +176,9 @@ def masked_zero(subject: Subject, problem: Problem) -> Finding:
     """Only rows that attend none of some keys get an output gradient; those keys hold junk once."""
     inputs = with_full_rows(subject, problem)
     hidden = _hidden_keys(subject, problem, inputs)
+    if not bool(hidden.any()) and inputs.keep is not None and inputs.absent is None:
+        inputs = inputs.replace(keep=_all_but_the_last(inputs.keep), generic=False)
+        hidden = _hidden_keys(subject, problem, inputs)
     rows = rows_apart(subject, inputs, hidden)
     upstream = output_gradient(subject, problem, inputs, rows)
     if not bool(hidden.any()) or not bool(upstream.any()) or has_empty_rows(subject, inputs):
@@ -183,6 +195,11 @@ def masked_zero(subject: Subject, problem: Problem) -> Finding:
     asked = Asked(inputs=inputs, upstream=upstream, found=clean)
     wording = "junk in keys that no query that counts may attend changes the gradient of {}"
     return same_gradients(subject, asked, dirty, wording)
+
+
+def _all_but_the_last(keep: Tensor) -> Tensor:
+    """A mask of the same shape that hides the last key from every query."""
+    return torch.ones_like(keep) & (torch.arange(keep.shape[-1]) < keep.shape[-1] - 1)
 
 
 def _hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
@@ -289,8 +306,11 @@ def causal(subject: Subject, problem: Problem) -> Finding:
     inputs = asked_inputs(subject, problem)
     sizes = inputs.geometry
     allowed = inputs.allowed(subject.declaration.semantics)
-    barred = (~allowed).flatten(0, 1).any(dim=0).any(dim=-1).nonzero().flatten()
-    if not barred.numel() or has_empty_rows(subject, inputs):
+    tables = allowed.flatten(0, 1)
+    barred = (~tables).any(dim=0).any(dim=-1) & tables.any(dim=-1).all(dim=0)
+    barred = barred.nonzero().flatten()
+    unsafe = subject.declaration.empty_rows not in FINITE_RULES
+    if not barred.numel() or (unsafe and has_empty_rows(subject, inputs)):
         return Finding(binding=False)
     chosen = torch.randint(barred.numel(), (1,), generator=generator_for(problem, 33))
     row = int(barred[chosen])
