@@ -1,0 +1,125 @@
+"""Heads in the candidate's own axes, and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import conformance
+from conformance.arrangements import (
+    canonical_output,
+    canonical_tokens,
+    present_output,
+    presented_shape,
+)
+from conformance.calling import arguments
+from conformance.declaration import LAYOUTS
+from conformance.errors import DeclarationError
+from conformance.geometry import Geometry
+from conformance.inputs import Inputs
+from conformance.problem import MaskPlan, Problem
+from conformance.settling import settle
+from conformance.space import Space
+from conformance.subject import Subject
+
+SIZES = Geometry(
+    batch=3,
+    num_heads=2,
+    num_kv_heads=2,
+    query_length=5,
+    key_length=7,
+    head_size=4,
+    value_head_size=6,
+    query_size=1,
+    key_size=1,
+    value_size=1,
+    output_size=1,
+)
+RAGGED = MaskPlan(pattern="random", form="sequences", shape="B")
+
+
+def never(*_tensors: torch.Tensor, **_options: object) -> torch.Tensor:
+    """A core that is never called."""
+    raise AssertionError
+
+
+def inputs_of(layout: str, *, causal: str = "bottom-right") -> Inputs:
+    """Some inputs of a core with a layout; the sequences of varlen differ in length."""
+    candidate = conformance.core(layout=layout, causal=causal)(never)
+    mask = RAGGED if layout == "varlen" else None
+    geometry = settle(SIZES, candidate, Space())
+    problem = Problem(geometry=geometry, dtype="float32", seed=3, mask=mask)
+    return Subject(candidate, "float32").inputs(problem)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_come_back_as_they_were(layout: str) -> None:
+    """What is arranged and taken apart again is query, key and value; absent tokens are zero."""
+    inputs = inputs_of(layout)
+    given = arguments(inputs)[0]
+    query, key, value = canonical_tokens(given, inputs)
+    if layout == "varlen":
+        assert inputs.keep is not None
+        there = inputs.keep.any(dim=-1).unsqueeze(-1)
+        assert torch.equal(query, inputs.query * there)
+        assert given[0].shape[0] == int(there.sum()) < 3 * 5
+        return
+    assert torch.equal(query, inputs.query)
+    assert torch.equal(key, inputs.key)
+    assert torch.equal(value, inputs.value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_answer_comes_back_as_it_was(layout: str) -> None:
+    """An answer in the candidate's axes has the shape that is asked for and is read as heads."""
+    inputs = inputs_of(layout)
+    output = torch.randn(inputs.output_shape)
+    if inputs.absent is not None:
+        output = output.masked_fill(inputs.absent.unsqueeze(-1), 0.0)
+    presented = present_output(output, inputs)
+    assert tuple(presented.shape) == presented_shape(inputs)
+    assert torch.equal(canonical_output(presented, inputs), output)
+
+
+@pytest.mark.parametrize("causal", ["bottom-right", "top-left"])
+def test_sequences_lie_where_their_diagonal_needs_them(causal: str) -> None:
+    """Absent tokens come first where the diagonal ends at the last token, and last elsewhere."""
+    inputs = inputs_of("varlen", causal=causal)
+    assert inputs.absent is not None
+    rows = ~inputs.absent[:, 0]
+    ends = rows[:, -1] if causal == "bottom-right" else rows[:, 0]
+    assert bool(ends.all())
+    assert not bool(rows.all())
+
+
+def test_offsets_count_the_tokens_of_each_sequence() -> None:
+    """cu_seqlens are int32, begin at zero and end at all tokens; max_seqlen is the longest."""
+    inputs = inputs_of("varlen")
+    (query, key, value), keywords = arguments(inputs)
+    for letter, tensor in (("q", query), ("k", key), ("k", value)):
+        offsets = keywords[f"cu_seqlens_{letter}"]
+        assert offsets.dtype == torch.int32
+        assert [int(offsets[0]), int(offsets[-1])] == [0, len(tensor)]
+        assert keywords[f"max_seqlen_{letter}"] == int(offsets.diff().max())
+
+
+@pytest.mark.parametrize(
+    ("promises", "told"),
+    [
+        ({"layout": "varlen", "masks": ["keep"]}, "cu_seqlens say which keys"),
+        ({"layout": "varlen", "features": ["weights"]}, "cannot be had with layout='varlen'"),
+        ({"layout": "varlen", "empty_rows": "mean-of-all"}, "write 'mean-of-valid'"),
+        ({"layout": "packed-qkv", "features": ["gqa"]}, "as many key heads as query heads"),
+        (
+            {"layout": "packed-qkv", "geometry": {"num_heads": 4, "num_kv_heads": 2}},
+            "makes them one size",
+        ),
+        ({"layout": "SBHD"}, "layout is 'SBHD', which is unknown"),
+    ],
+)
+def test_promise_that_a_layout_cannot_keep_is_refused(
+    promises: dict[str, object], told: str
+) -> None:
+    """One sentence says what a layout has no room for."""
+    with pytest.raises(DeclarationError, match=told):
+        conformance.core(**promises)(never)
