@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import gc
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +23,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .intercepting import registered, taken_back, unseen
+
 # Modules of the harness that no verdict depends on.
 _ONLOOKERS: Final = frozenset(
     "adapters cli commands diagnosis exporting graphs identification mistakes pytest_nodes "
@@ -33,10 +34,6 @@ _HARNESS: Final = str(__package__)
 _GOLDEN: Final = "_attention_conformance_reference"
 # Where the names that the harness uses of others are looked up.
 _OUTSIDE: Final = (torch, torch.linalg, math, builtins)
-# Kernels that somebody registered from Python for these keys would compute the golden, too.
-_HOST_KEYS: Final = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "AutogradCPU")
-# Zero once a process takes subnormal numbers for zero.
-_SUBNORMAL: Final = sys.float_info.min / 2.0
 _code = attrgetter("__code__")
 _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
 _GONE: Final = object()
@@ -139,10 +136,7 @@ class Seal:
         Without ``everywhere`` only what every verdict goes through is looked at.
         """
         found = (self.whole if everywhere else self.core).put_back()
-        return found if self.unseen == _unseen() else found + self._unseen_put_back()
-
-    def _unseen_put_back(self) -> list[str]:
-        return _unseen_put_back(self.unseen, self.kernels)
+        return found if self.unseen == unseen() else found + taken_back(self.unseen, self.kernels)
 
 
 def seal() -> Seal:
@@ -160,7 +154,7 @@ def seal() -> Seal:
         list(map(_code, core_functions)),
         tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
     )
-    return Seal(whole, core, _unseen(), frozenset(torch.library._impls))  # noqa: SLF001
+    return Seal(whole, core, unseen(), registered())
 
 
 def _used(held: _Names, used: frozenset[str]) -> _Names:
@@ -243,13 +237,25 @@ def _methods(owner: type) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _functions(_modules: int) -> tuple[FunctionType, ...]:
-    """The harness' own functions, whose code could be exchanged without touching their names."""
-    return tuple(
-        entry
-        for module in _judges()
-        for entry in vars(module).values()
-        if isinstance(entry, FunctionType) and entry.__module__ == module.__name__
-    )
+    """The harness' own functions and methods, whose code could be exchanged under their names."""
+    found: list[FunctionType] = []
+    for module in _judges():
+        own = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
+        for owner in (module, *(entry for entry in own if isinstance(entry, type))):
+            entries = (_function_of(entry) for entry in vars(owner).values())
+            found += [f for f in entries if f is not None and _made_by(f, module.__name__)]
+    return tuple(found)
+
+
+def _function_of(entry: Any) -> FunctionType | None:
+    """The function behind a function, a property or a static or class method."""
+    inner = getattr(entry, "fget", None) or getattr(entry, "func", None)
+    inner = inner or getattr(entry, "__func__", None) or entry
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _made_by(entry: Any, module: str) -> bool:
+    return isinstance(entry, (FunctionType, type)) and entry.__module__ == module
 
 
 @lru_cache(maxsize=1)
@@ -261,50 +267,6 @@ def _tables(_modules: int) -> tuple[tuple[str, dict[Any, Any]], ...]:
         for name, entry in vars(module).items()
         if name.isupper() and isinstance(entry, dict)
     )
-
-
-def _unseen() -> tuple[Any, ...]:
-    """What intercepts calls without a name being replaced."""
-    return (
-        torch._C._len_torch_function_stack(),  # noqa: SLF001 (no public way to ask)
-        torch._C._len_torch_dispatch_stack(),  # noqa: SLF001
-        sys.gettrace(),
-        sys.getprofile(),
-        _SUBNORMAL * 1.0 == 0.0,
-        len(torch.library._impls),  # noqa: SLF001
-    )
-
-
-def _unseen_put_back(before: tuple[Any, ...], kernels: frozenset[str]) -> list[str]:
-    now, found = _unseen(), []
-    for _ in range(now[0] - before[0]):
-        torch._C._pop_torch_function_stack()  # noqa: SLF001
-    for _ in range(now[1] - before[1]):
-        torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
-    if now[:2] != before[:2]:
-        found.append("a mode of torch that sees every call")
-    if now[2] is not before[2]:
-        sys.settrace(before[2])
-        found.append("the trace function of Python")
-    if now[3] is not before[3]:
-        sys.setprofile(before[3])
-        found.append("the profile function of Python")
-    if now[4] != before[4]:
-        torch.set_flush_denormal(before[4])  # a setting, of which state.settings speaks
-    return found + (_kernels(kernels) if now[5] != before[5] else [])
-
-
-def _kernels(known: frozenset[str]) -> list[str]:
-    """The operators of torch that got another kernel for the CPU, which is taken back."""
-    new = {entry for entry in torch.library._impls - known if _computes(entry)}  # noqa: SLF001
-    for entry in gc.get_objects() if new else ():
-        if type(entry) is torch.library.Library and not new.isdisjoint(entry._op_impls):  # noqa: SLF001
-            entry._destroy()  # noqa: SLF001 (what the object does when it is collected)
-    return [f"the kernel of {entry}" for entry in sorted(new)]
-
-
-def _computes(entry: str) -> bool:
-    return entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
 
 
 _WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("who is told", default=None)

@@ -72,6 +72,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "gradient_oracle",
             "headroom",
             "integrity",
+            "intercepting",
             "long_sequences",
             "option_pairs",
             "oracle",
