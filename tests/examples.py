@@ -111,3 +111,12 @@ def failing(candidate: Candidate, slug: str, *, examples: int = 40) -> bool:
     )
     (planned,) = run.planned()
     return run.run(planned).status == "failed"
+
+
+def quickly(candidate: Candidate, slug: str, dtype: str) -> ClauseResult:
+    """One clause on the examples of the quick profile, without making a failure small."""
+    run = CandidateRun(
+        candidate, profile=PROFILES["quick"], dtypes=(dtype,), only=(slug,), explain=False
+    )
+    (planned,) = run.planned()
+    return run.run(planned)

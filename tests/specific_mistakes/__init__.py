@@ -14,6 +14,7 @@ from .equivariance import EQUIVARIANCE
 from .export import EXPORT
 from .kernels import KERNELS
 from .mask import MASK
+from .mixed import MIXED
 from .numerics import NUMERICS
 from .position import POSITION
 from .shape import SHAPE
@@ -25,6 +26,7 @@ SPECIFIC: Final[Specific] = {
     **EXPORT,
     **KERNELS,
     **MASK,
+    **MIXED,
     **NUMERICS,
     **POSITION,
     **SHAPE,

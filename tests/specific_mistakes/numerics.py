@@ -7,6 +7,9 @@ from typing import Final
 from .consequences import NOTHING_ELSE, Specific, also
 
 NUMERICS: Final[Specific] = {
+    "numerics.accumulation": ("AccumulatorInHalfPrecision", NOTHING_ELSE),
+    "numerics.overflow-half": ("ProductOverflowsHalf", NOTHING_ELSE),
+    "numerics.subnormal": ("SmallQueriesTakenForZero", also("numerics.golden")),
     "numerics.any-length": (
         "LongMaskCutOff",
         also(
