@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..caching import without_cache
 from ..candidate import Candidate
 from ..inputs import Inputs
 from ..problem import Problem
@@ -60,4 +61,5 @@ def _losses(inputs: Inputs) -> list[Inputs]:
     given = [name for name in OPTIONS if getattr(inputs, name) is not None]
     lost = [inputs.replace(**{name: None}) for name in given]
     lost += [inputs.without_mask()] if inputs.masked else []
+    lost += [without_cache(inputs)] if inputs.past else []
     return lost + ([inputs.replace(causal=False)] if inputs.causal else [])
