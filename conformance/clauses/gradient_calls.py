@@ -64,7 +64,9 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     backwards = same_gradients(subject, first, _pulled(taped, upstream, returned), told)
     if backwards.violation is not None:
         return backwards
-    laid_out = inputs.replace(layout=layout, mask_layout=layout)
+    # A mask is one tensor, which cannot lie in several ways at once.
+    of_mask = STRIDED[0] if layout == "mixed" else layout
+    laid_out = inputs.replace(layout=layout, mask_layout=of_mask)
     if _refuses(subject, laid_out):
         return backwards  # another clause's matter
     other = subject.gradients.tape(laid_out)
