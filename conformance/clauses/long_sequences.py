@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..candidate import Candidate
 from ..comparison import compare, moves
 from ..inputs import Inputs
 from ..long_sequences import rows_apart
@@ -17,9 +18,15 @@ from ..subject import Subject
 # What a drawn number of keys is multiplied by: 40 become 2,560 in the quick profile, 513 become
 # 32,832 in the thorough one.
 TIMES: Final = 64
-# Queries beside that many keys; where queries are the keys, the most tokens.
+# Queries beside that many keys.
 FEW_QUERIES: Final = 4
-MOST_OWN: Final = 1024
+
+
+def _few_queries(candidate: Candidate) -> str:
+    """Why a few queries cannot stand beside many keys, or ""."""
+    if can_cross(candidate):
+        return ""
+    return "it takes as many queries as keys, and numerics.any-length judges as many as can be"
 
 
 @clause(
@@ -35,6 +42,7 @@ MOST_OWN: Final = 1024
     ),
     needs_golden=True,
     counterfactual="the last eighth of the keys left out",
+    applies=(_few_queries,),
     subtle=True,
 )
 def long_sequence(subject: Subject, problem: Problem) -> Finding:
@@ -58,14 +66,12 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
 
 def _lengthened(subject: Subject, problem: Problem) -> Problem | None:
     """The problem with many keys; None where the candidate takes no such lengths."""
-    geometry, crosses = problem.geometry, can_cross(subject.candidate)
-    keys = geometry.key_length * TIMES
-    if not crosses:
-        keys = min(keys, MOST_OWN)
+    geometry = problem.geometry
     longer = geometry.replace(
-        batch=1, key_length=keys, query_length=min(geometry.query_length, FEW_QUERIES)
+        batch=1,
+        key_length=geometry.key_length * TIMES,
+        query_length=min(geometry.query_length, FEW_QUERIES),
     )
-    longer = longer if crosses else longer.replace(query_length=keys)
     apart = rows_apart(subject.declaration.semantics)
     fits = apart and admits_lengths(subject.candidate, longer)
     return problem.replace(geometry=longer) if fits else None
