@@ -39,6 +39,8 @@ ROWWISE: Final = frozenset(
         "softcap_order",
         "window_offset",
         "group_order",
+        "qk_norm",
+        "qk_norm_epsilon",
         "query_bias",
         "key_bias",
         "value_bias",

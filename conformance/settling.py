@@ -6,7 +6,7 @@ import dataclasses
 
 from .candidate import Candidate
 from .geometry import Geometry, nearest_size
-from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
+from .space import LENGTHS, WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
 
 # How often a geometry function is applied before what it makes is taken as it is.
 BUILDS = 2
@@ -47,6 +47,7 @@ def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geo
         sizes |= dict.fromkeys(group, nearest)
     if space.square == "never" and sizes["query_length"] == sizes["key_length"]:
         sizes["query_length" if "key_length" in pinned else "key_length"] += 2
+    sizes |= _behind_no_key(sizes, candidate, space)
     shared = sizes["num_heads"] > sizes["num_kv_heads"] or not space.grouped
     if sizes["num_heads"] % sizes["num_kv_heads"] or not shared:
         sizes |= _whole_groups(sizes, candidate, space)
@@ -56,6 +57,21 @@ def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geo
         sizes |= dict.fromkeys(("num_heads", "num_kv_heads", "head_size", "value_head_size"), 1)
         sizes |= dict.fromkeys(WIDTHS, sizes["key_size"] + sizes["key_size"] % 2)
     return Geometry(**sizes)
+
+
+def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:
+    """Lengths exchanged where the first queries would stand before the first key.
+
+    No table of sines has a row for a place before zero.
+    """
+    point = candidate.declaration.semantics
+    counted = point.rotary != "none" and point.causal_alignment == "bottom-right"
+    free = not set(LENGTHS) & set(candidate.declaration.pins.sizes)
+    queries, keys = (sizes[name] for name in LENGTHS)
+    fewer = max(keys, wanted_size(("query_length",), space))
+    if not (counted and free) or queries <= keys or fewer > queries:
+        return {}
+    return {"query_length": fewer, "key_length": queries}
 
 
 def _whole_groups(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from conformance._golden import golden
 
@@ -63,6 +64,7 @@ def one_sided_bound(
         key_error, value_error = (
             None if error is None else more_keys(error) for error in (key_error, value_error)
         )
+        seen = None if seen is None else pad(seen, (0, 0, 0, 1), value=True)
     if not is_normalised(attention.semantics):
         return unnormalised_bound(attention, contract, query_error, key_error, value_error)
     live = live_keys(attention, seen)
