@@ -37,7 +37,7 @@ from conformance.runner import CandidateRun
 from conformance.targets import resolve
 
 TARGETS: Final = ("candidates", "candidates/legitimate")
-REPORTED: Final = 20  # candidates between two lines of progress
+REPORTED: Final = 7  # candidates between two lines of progress
 SLOW: Final = 10  # an example in float64, with its golden in twice that, counts for so many
 HONEST: Final = ("passed", "not-applicable", "expected-failure")
 # SHOULD clauses that correct candidates fail and say nothing about, since verdicts allow it. Their
@@ -138,6 +138,11 @@ class Tally:
     def examples(self) -> int:
         """The examples in all dtypes."""
         return self.by_dtype.total()
+
+    @property
+    def spoken(self) -> str:
+        """The examples of each dtype."""
+        return ", ".join(f"{n:,} in {dtype}" for dtype, n in sorted(self.by_dtype.items()))
 
     def suffices(self, examples: int, *, each: bool) -> bool:
         """Whether so many were judged, in all or in each dtype; of float64 a tenth."""
@@ -246,7 +251,8 @@ def soak(
                 for line in outcome.accusations:
                     print(line, flush=True)
                 if tally.runs % REPORTED == 0:
-                    print(f"{tally.examples:,} examples", file=sys.stderr, flush=True)
+                    told = f"{tally.runs} runs, {tally.examples:,} examples: {tally.spoken}"
+                    print(told, file=sys.stderr, flush=True)
             if tally.suffices(examples, each=each) or not tally.examples:
                 return tally
     return tally
@@ -265,7 +271,7 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
     alarms = [f"- {line}" for line in tally.accusations]
     return PAGE.format(
         examples=f"{tally.examples:,}",
-        dtypes=", ".join(f"{n:,} in {dtype}" for dtype, n in sorted(tally.by_dtype.items())),
+        dtypes=tally.spoken,
         number=number,
         judged=f"{tally.judged:,}",
         profile=told,
