@@ -151,14 +151,16 @@ class LongGolden:
                 sinks=inputs.sinks,
                 semantics=semantics,
             )
-        if self._seen is not None:
-            heads, unseen = inputs.geometry.num_heads, ~self._seen
+        # What only other rows see counts in the bound of the whole. Normalised keys, and those beside
+        # a sink, which is one more key, are taken as the rows see them: the bound holds as well.
+        seen = None if inputs.sinks is not None or semantics.qk_norm != "none" else self._seen
+        if seen is not None:
+            heads, unseen = inputs.geometry.num_heads, ~seen
             key, value = (
                 golden.repeat_heads(tokens.double(), heads, semantics).masked_fill(unseen, 0.0)
                 for tokens in (inputs.key, inputs.value)
             )
             core = dataclasses.replace(core, key=key, given_key=key, value=value)
-        seen = None if inputs.sinks is not None else self._seen  # a sink is one more key
         return Golden(
             output=core.output,
             bound=core_bound(core, self._contract(core.scale), seen=seen),
