@@ -151,8 +151,8 @@ class LongGolden:
                 sinks=inputs.sinks,
                 semantics=semantics,
             )
-        # What only other rows see counts in the bound of the whole. Normalised keys, and those beside
-        # a sink, which is one more key, are taken as the rows see them: the bound holds as well.
+        # What only other rows see counts in the bound of the whole. Normalised keys, and those
+        # beside a sink (one more key), are taken as the rows see them: the bound holds as well.
         seen = None if inputs.sinks is not None or semantics.qk_norm != "none" else self._seen
         if seen is not None:
             heads, unseen = inputs.geometry.num_heads, ~seen
