@@ -34,7 +34,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Ten
 
 def _weights(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
     """The softmax over the keys that a query sees; zeros where it sees none."""
-    logits = query @ key.mT * query.shape[-1] ** -0.5
+    logits: Tensor = query @ key.mT * float(query.shape[-1]) ** -0.5
     if not causal:
         return logits.softmax(dim=-1)
     shape = logits.shape[-2:]

@@ -16,14 +16,16 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float | None
 ) -> Tensor:
     """``[B, S, H, D]`` in and out; the causal diagonal ends at the last query and the last key."""
-    heads = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    one, two, three = (tensor.transpose(1, 2) for tensor in (query, key, value))
     mask = None
     if causal:
         shape = (query.shape[1], key.shape[1])
         mask = torch.ones(shape, dtype=torch.bool, device=query.device)
         mask = mask.tril(key.shape[1] - query.shape[1])
-    grouped = heads[0].shape[1] != heads[1].shape[1]
-    answer = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    grouped = one.shape[1] != two.shape[1]
+    answer = F.scaled_dot_product_attention(
+        one, two, three, attn_mask=mask, scale=scale, enable_gqa=grouped
+    )
     return answer.transpose(1, 2)
 
 

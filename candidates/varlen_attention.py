@@ -63,7 +63,9 @@ def _attend(
     if causal:
         mask = torch.ones(len(query), len(key), dtype=torch.bool, device=query.device)
         mask = mask.tril(len(key) - len(query))
-    heads = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
+    one, two, three = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
-    answer = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    answer = F.scaled_dot_product_attention(
+        one, two, three, attn_mask=mask, scale=scale, enable_gqa=grouped
+    )
     return answer.squeeze(0).transpose(0, 1)
