@@ -32,12 +32,15 @@ class WeightLeaves:
 
     given
         The weights that the builder got, by role; they ask for gradients.
+    promised
+        Whether the layer promises that gradients arrive there.
     parameters
         The parameters of the module that was built, with the number of the weight's element (from
         0, all roles in a row) that each of their elements is, or -1.
     """
 
     given: dict[str, Tensor]
+    promised: bool = False
     parameters: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @property
@@ -57,7 +60,7 @@ class WeightLeaves:
         found: dict[str, Tensor | None] = {}
         for role, gradient in direct.items():
             if gradient is not None or role not in copied:
-                if gradient is not None or (reached and not self.parameters):
+                if gradient is not None or ((reached or self.promised) and not self.parameters):
                     found[role] = gradient
             else:
                 found[role] = copied[role]
@@ -100,7 +103,12 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
         forward = build_forward(candidate, inputs, leaves=asking)
     except CandidateFailure:
         forward = build_forward(candidate, inputs)
-    return forward, WeightLeaves(given=given, parameters=_parameters(forward, candidate, inputs))
+    leaves = WeightLeaves(
+        given=given,
+        promised="grad_weights" in candidate.declaration.features,
+        parameters=_parameters(forward, candidate, inputs),
+    )
+    return forward, leaves
 
 
 def _asking(inputs: Inputs) -> golden.ProjectionWeights:

@@ -127,13 +127,16 @@ _INPUTS = frozenset(name for names in INPUT_NAMES.values() for name in names)
         forms=("bias",),
         finite_bias="always",
         extras="maybe",
-        least=(("key_length", 2),),
+        values=LIVELY,
+        patterns=("dense", "full", "random"),
+        least=(("key_length", 3),),
         share=0.15,
         kinds=("core",),
     ),
     needs_golden=True,
     counterfactual="a gradient of half the size",
     applies=(has_golden_gradients,),
+    subtle=True,
 )
 def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     """The gradient of the mask beside those of the inputs, where any reaches it."""

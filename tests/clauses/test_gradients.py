@@ -1,0 +1,164 @@
+"""gradients.*: what flows back through correct kernels, through wrong ones, and through none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from examples import SMALL, bare, core, layer, run_clause
+from torch import Tensor, nn
+
+import conformance
+from candidates.broken import MISTAKES
+from candidates.broken._backward import HandWritten, HandWrittenLayer
+from candidates.eager import EagerLayer, EagerModule
+from candidates.legitimate.backward import backward_in_blocks, checkpointed
+from conformance.candidate import Candidate
+from conformance.profile import PROFILES
+from conformance.registry import all_clauses
+from conformance.runner import CandidateRun
+
+OURS = [clause.id for clause in all_clauses() if clause.family == "gradients"]
+WRONG = [mistake for mistake in MISTAKES if mistake.primary in OURS]
+
+
+def status(candidate: Candidate, slug: str, dtype: str = "float32", examples: int = 20) -> str:
+    """The status of one clause, with its reason."""
+    result = run_clause(candidate, slug, examples=examples, dtype=dtype)
+    return f"{result.status}: {result.reason}".removesuffix(": ")
+
+
+@pytest.mark.parametrize("mistake", WRONG, ids=lambda mistake: str(mistake.name))
+def test_each_mistake_fails_its_clause(mistake: Any) -> None:
+    """As many examples as the quick profile has are enough for every mistake of the catalogue."""
+    dtype = mistake.candidate.declaration.dtypes[0]
+    run = CandidateRun(
+        mistake.candidate,
+        profile=PROFILES["quick"],
+        dtypes=(dtype,),
+        only=(mistake.primary,),
+        explain=False,
+    )
+    (result,) = (run.run(planned) for planned in run.planned())
+    assert result.status == "failed", result.reason
+
+
+@pytest.mark.parametrize("slug", OURS)
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        core(HandWritten()),
+        layer(HandWrittenLayer),
+        layer(EagerModule),
+        backward_in_blocks,
+        checkpointed,
+    ],
+    ids=["core", "layer", "module", "blocks", "checkpointed"],
+)
+def test_correct_backward_passes_are_not_accused(candidate: Candidate, slug: str) -> None:
+    """By hand, by autograd, in blocks, recomputed: nothing fails and nothing is untestable."""
+    found = status(candidate, slug, examples=SMALL.examples)
+    assert found.startswith(("passed", "not-applicable")), found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_precisions(dtype: str) -> None:
+    """Half and double precision keep the golden gradients within their own bounds."""
+    assert status(backward_in_blocks, "gradients.golden", dtype) == "passed"
+
+
+def detached(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The answer, without any history."""
+    return bare(query, key, value).detach()
+
+
+def test_default_gradients_that_are_not_there_do_not_apply() -> None:
+    """Who promises no gradients of its own accord is not accused of giving none."""
+    found = status(conformance.core(name="detached")(detached), "gradients.golden")
+    assert found.startswith("not-applicable: its answer requires no gradient")
+
+
+def test_declared_gradients_that_are_not_there_fail() -> None:
+    """Who names gradients among its features must give them."""
+    promised = conformance.core(name="detached", features=["gradients"])(detached)
+    assert status(promised, "gradients.golden").startswith("failed: the answer does not require")
+
+
+def test_gradients_that_are_declared_away_do_not_apply() -> None:
+    """without=["gradients"] is taken at its word."""
+    without = conformance.core(name="bare", without=["gradients"])(bare)
+    assert status(without, "gradients.golden").startswith("not-applicable: it declares")
+
+
+def refusing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """As NumPy would: no conversion of what requires a gradient."""
+    return torch.from_numpy(bare(query, key, value).numpy())
+
+
+def test_inputs_that_require_gradients_may_be_refused_by_default() -> None:
+    """An exception that comes only because gradients are asked for is no failure by default."""
+    found = status(conformance.core(name="refusing")(refusing), "gradients.golden")
+    assert found.startswith("not-applicable: it refuses inputs that require gradients")
+
+
+class Unimplemented(torch.autograd.Function):
+    """A kernel without a backward pass that says so."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        """The answer."""
+        del ctx
+        return bare(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Nothing."""
+        raise NotImplementedError
+
+
+def test_a_backward_pass_that_is_not_implemented_does_not_apply() -> None:
+    """NotImplementedError means that gradients are not offered."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer: Tensor = Unimplemented.apply(query, key, value)  # type: ignore[no-untyped-call]  # torch's own
+        return answer
+
+    assert status(conformance.core(name="kernel")(kernel), "gradients.golden").startswith(
+        "not-applicable"
+    )
+
+
+class Frozen(EagerModule):
+    """A module whose weights require no gradients."""
+
+    def __init__(self, geometry: conformance.Geometry, weights: Any) -> None:
+        super().__init__(geometry, weights)
+        self.requires_grad_(requires_grad=False)
+
+
+def test_weights_that_no_gradient_reaches_are_left_out() -> None:
+    """Without grad_weights only the inputs are judged where no weight gets a gradient."""
+    assert status(layer(Frozen), "gradients.golden") == "passed"
+
+
+def test_declared_gradients_of_weights_must_arrive() -> None:
+    """With grad_weights among the features a layer that detaches them fails."""
+
+    class Detached(EagerLayer):
+        def __init__(self, geometry: conformance.Geometry, weights: Any) -> None:
+            super().__init__(geometry, weights)
+            names = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
+            held = {name: getattr(weights, name) for name in names}
+            cut = {n: None if t is None else t.detach() for n, t in held.items()}
+            self.weights = conformance.ProjectionWeights(**cut)
+
+    assert status(layer(Detached), "gradients.golden") == "passed"
+    promised = layer(Detached, features=["gqa", "grad_weights"])
+    assert status(promised, "gradients.golden").startswith("failed: no gradient reaches the q")
+
+
+def test_gradients_of_packed_parameters_are_judged() -> None:
+    """torch.nn.MultiheadAttention passes, gradients of its packed weights included."""
+    torchs = conformance.module(nn.MultiheadAttention)
+    assert status(torchs, "gradients.golden") == "passed"

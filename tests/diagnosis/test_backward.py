@@ -1,0 +1,53 @@
+"""Wrong gradients are named after the backward pass that gives them."""
+
+from __future__ import annotations
+
+import pytest
+from examples import core, layer, problem
+
+from candidates.broken import gradients, weight_gradients
+from candidates.broken._backward import HandWritten, HandWrittenLayer
+from conformance.candidate import Candidate
+from conformance.diagnosis.backward import BackwardDiagnostician
+from conformance.subject import Subject
+
+NAMED = {
+    "KeyGradientCut": "gradient-of-key-cut",
+    "GradientsHalved": "gradients-halved",
+    "SoftmaxJacobianIgnored": "softmax-jacobian-ignored",
+    "RowTermOfAnotherRow": "row-term-of-another-row",
+    "MaskForgottenBackward": "mask-forgotten-backward",
+    "CausalForgottenBackward": "causal-forgotten-backward",
+    "SoftcapDerivativeForgotten": "softcap-derivative-forgotten",
+    "GroupsTiledBackward": "groups-tiled-backward",
+    "ScaledTwiceBackward": "scaled-twice-backward",
+    "BiasGradientAveraged": "gradient-of-bias-averaged",
+}
+
+
+def names(candidate: Candidate, clause: str = "gradients.golden") -> list[str]:
+    """The names that are given to what flows back."""
+    diagnostician = BackwardDiagnostician(Subject(candidate, "float32"))
+    return [entry["name"] for entry in diagnostician.explain(clause, problem())]
+
+
+@pytest.mark.parametrize(("candidate", "name"), NAMED.items())
+def test_a_wrong_backward_pass_gets_its_name(candidate: str, name: str) -> None:
+    """One name, and the right one."""
+    home = weight_gradients if hasattr(weight_gradients, candidate) else gradients
+    assert names(getattr(home, candidate)) == [name]
+
+
+@pytest.mark.parametrize("candidate", [core(HandWritten()), layer(HandWrittenLayer)])
+def test_right_gradients_get_no_name(candidate: Candidate) -> None:
+    """Nothing is said of gradients that are right, but what the clause itself says."""
+    assert names(candidate) == []
+    assert names(candidate, "gradients.accumulate") == ["gradients-overwritten"]
+
+
+def test_what_no_name_explains_is_told_by_facts() -> None:
+    """An unknown mistake comes with the gradients that it makes wrong."""
+    subject = Subject(gradients.TilesOverwrittenBackward, "float32")
+    (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
+    assert entry["name"] == "unknown-mistake"
+    assert entry["facts"]["gradients"] == ["key"]
