@@ -17,7 +17,8 @@ from .contract import Contract
 class Rotation:
     """Which channels turn together, int64 ``[R/2]`` both, and by how much: float64 ``[L, R/2]``.
 
-    ``cosine`` and ``sine`` are exact, the errors bound those of a correct table.
+    ``cosine`` and ``sine`` are exact, the errors bound those of a correct table, ``cosine_angle``
+    and ``sine_angle`` their part that is there before the table is stored.
     """
 
     first: Tensor
@@ -26,6 +27,8 @@ class Rotation:
     sine: Tensor
     cosine_error: Tensor
     sine_error: Tensor
+    cosine_angle: Tensor
+    sine_angle: Tensor
 
     def spread(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """``|a| cosine + |b| sine`` for each channel a with its partner b: ``[B, H, L, D]``."""
@@ -62,17 +65,22 @@ def rotation(
     own = model.SINE_ROUNDINGS * unit
     stored = model.TABLE_STORES * contract.unit_roundoff
 
-    def table(value: Tensor, slope: Tensor) -> Tensor:
-        moved = (slope.abs() * error + 0.5 * error.square()).clamp_max(2.0) + own
-        return moved + stored * (value.abs() + moved)
+    def moved(slope: Tensor) -> Tensor:
+        return (slope.abs() * error + 0.5 * error.square()).clamp_max(2.0) + own
 
+    def table(value: Tensor, by_angle: Tensor) -> Tensor:
+        return by_angle + stored * (value.abs() + by_angle)
+
+    cosine_angle, sine_angle = moved(sine), moved(cosine)
     return Rotation(
         first=first,
         second=second,
         cosine=cosine.abs(),
         sine=sine.abs(),
-        cosine_error=table(cosine, sine),
-        sine_error=table(sine, cosine),
+        cosine_error=table(cosine, cosine_angle),
+        sine_error=table(sine, sine_angle),
+        cosine_angle=cosine_angle,
+        sine_angle=sine_angle,
     )
 
 
@@ -107,15 +115,18 @@ def rotated_variance(
 ) -> tuple[Tensor, Tensor]:
     """The variance of turned heads, and what of their error is no random number.
 
-    Table errors are the same for all heads, items and lengths, and those of a frequency for all
-    positions: they add up in full. ``shared`` are such errors from before.
+    Errors of the angles are the same for all heads and items, and those of a frequency for all
+    positions: they add up in full. ``shared`` are such errors from before. A stored entry rounds
+    apart from others, once for both channels of its pair: a product with both has at most twice
+    the variance.
     """
     turn = rotation(positions, heads.shape[-1], semantics, contract)
     squares = turn.spread(heads.square(), turn.cosine.square(), turn.sine.square())
-    found = turn.only_turned(squares).mul_(model.ROTATION_STORES * contract.unit_roundoff**2)
+    stores = model.ROTATION_STORES + 2 * model.TABLE_STORES
+    found = turn.only_turned(squares).mul_(stores * contract.unit_roundoff**2)
     if variance is not None:
         found += turn.spread(variance, turn.cosine.square(), turn.sine.square())
-    table = turn.only_turned(turn.spread(heads.abs(), turn.cosine_error, turn.sine_error))
+    table = turn.only_turned(turn.spread(heads.abs(), turn.cosine_angle, turn.sine_angle))
     if shared is not None:
         table = table + turn.spread(shared, turn.cosine, turn.sine)
     return found, table
