@@ -159,12 +159,26 @@ def _run(connection: Connection, plan: Plan, index: int) -> ClauseResult:
         _tell(connection, "example", problem)
 
     try:
-        return plan.run.run(task, on_example)
+        result = plan.run.run(task, on_example)
     except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
         from .outcomes import from_exception  # noqa: PLC0415
 
         seconds = time.perf_counter() - started
-        return from_exception(task, error, last, examples=examples, seconds=seconds)
+        result = from_exception(task, error, last, examples=examples, seconds=seconds)
+    if result.status in ("failed", "error"):
+        _leave_a_broken_device(task.device)
+    return result
+
+
+def _leave_a_broken_device(device: str) -> None:
+    """End the process where a kernel has broken the device: nothing there works in it any more."""
+    from .devices import why_absent  # noqa: PLC0415 (loads torch)
+
+    reason = why_absent(device)
+    if reason:
+        sys.stderr.write(f"the device {device} does not answer any more: {reason}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _perform(connection: Connection, plan: Plan, job: str, argument: Any) -> None:

@@ -15,6 +15,7 @@ from conformance.__main__ import run
 
 TARGET: Final = str(fake_device.HERE / "candidates.py")
 ONLY: Final = ("--only", "device.*", "--only", "shape.output", "--only", "numerics.golden")
+BROKEN: Final = ("--only", "shape.output", "--only", "shape.strided", "--only", "numerics.golden")
 QUICK: Final = ("--profile", "quick", *ONLY)
 NOTHING: Final[frozenset[str]] = frozenset()
 UNUSABLE: Final = frozenset(
@@ -39,6 +40,7 @@ FAILED: Final = {
     "decided_at_capture": {"device.graph-capture"},
     "all_scores": {"device.memory"},
     "declared_for_both": NOTHING,
+    "breaks_the_device": NOTHING,  # which these clauses do not show
 }
 
 Report = dict[str, Any]
@@ -151,3 +153,15 @@ def test_a_script_calls_on_the_device(there: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert "IT STILL FAILS" in done.stdout, done.stderr
+
+
+def test_a_broken_device_is_left(there: Path) -> None:
+    """The clause that broke it says so; those that come later get a process where it works."""
+    path = there / "broken.json"
+    words = ["--device", "fake", "--profile", "quick", *BROKEN, "--json", str(path)]
+    assert run(["check", f"{TARGET}:breaks_the_device", *words]) == 1
+    (entry,) = candidates(path).values()
+    found = {clause["id"]: clause for clause in entry["clauses"]}
+    assert found["shape.strided"]["violation"]["kind"] == "crashed"
+    assert "the device fake:0 does not answer any more" in found["shape.strided"]["reason"]
+    assert found["shape.output"]["status"] == found["numerics.golden"]["status"] == "passed"

@@ -145,6 +145,14 @@ def all_scores(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Ten
     return attend(query, key, value, **options)
 
 
+@conformance.core(**PROMISES)
+def breaks_the_device(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Strided keys make it write where it must not, after which nothing works."""
+    if query.device.type == "fake" and not key.is_contiguous():
+        torch.ops.fake_device.break_down()
+    return attend(query, key, value, **options)
+
+
 @conformance.core(**PROMISES, devices=["cpu", "fake"])
 def declared_for_both(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Two devices are declared."""

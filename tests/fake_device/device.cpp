@@ -21,6 +21,7 @@
 namespace {
 
 int64_t live = 0, peak = 0;
+bool broken = false;  // as after a wild write: nothing works any more in this process
 
 struct Block {
   void* data;
@@ -36,6 +37,7 @@ void free_block(void* context) {
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK(!broken, "fake error: an illegal memory access was encountered");
     auto* block = new Block{std::aligned_alloc(64, (bytes / 64 + 1) * 64), static_cast<int64_t>(bytes)};
     live += block->bytes;
     peak = std::max(peak, live);
@@ -153,6 +155,7 @@ TORCH_LIBRARY(fake_device, functions) {
   functions.def("current_stream() -> int", []() { return current; });
   functions.def("sleep() -> ()", []() { asleep[current] = current != 0; });
   functions.def("synchronise(int stream) -> ()", [](int64_t stream) { catch_up(stream); });
+  functions.def("break_down() -> ()", []() { broken = true; });
   functions.def("live() -> int", []() { return live; });
   functions.def("peak() -> int", []() { return peak; });
   functions.def("reset_peak() -> ()", []() { peak = live; });
