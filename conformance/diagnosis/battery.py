@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..arrangements import canonical_output, presented_shape
 from ..caching import draws_cache
-from ..arrangements import canonical_output, presented_shape
 from ..calling import CandidateFailure, arguments, guarded
 from ..candidate import Candidate
 from ..clauses.numerics import largest_product
@@ -82,8 +81,6 @@ def ask(subject: Subject, inputs: Inputs) -> Seen | None:
         output = output[0]
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return None
-    if inputs.batched and tuple(output.shape) == presented_shape(inputs):
-        output = canonical_output(output, inputs)
     if inputs.batched and tuple(output.shape) == presented_shape(inputs):
         output = canonical_output(output, inputs)
     batched = output if inputs.batched else output.unsqueeze(0)
