@@ -114,9 +114,7 @@ class DispatchedCalls(TorchDispatchMode):
         return func(*args, **named)
 
 
-def _before(
-    args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _before(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies of the arguments as they are before the call, which may write to them."""
 
     def copied(value: Any) -> Any:

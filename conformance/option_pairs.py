@@ -139,7 +139,7 @@ def _masks(candidate: Candidate, space: Space) -> list[Changes]:
         shape = max((shape for name, shape in options if name == form), key=_axes)
         plan = MaskPlan(pattern=PATTERNS[turn % len(PATTERNS)], form=form, shape=shape)
         found.append({"mask": plan})
-        if form == "bias":
+        if form == "bias" and space.finite_bias != "never":
             found.append({"mask": plan.replace(finite_bias=True)})
     return found
 

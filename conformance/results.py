@@ -33,6 +33,8 @@ KINDS: Final = (
     "finite",
     "raised",
     "not-raised",
+    "not-called",
+    "opcheck",
     "mutated",
     "memory",
     "tampered",

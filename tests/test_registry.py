@@ -45,7 +45,7 @@ def test_wanted_clause_exists_at_its_level(slug: str) -> None:
 @pytest.mark.parametrize("found", REAL, ids=lambda found: found.id)
 def test_clause_is_well_formed(found: Clause) -> None:
     """A slug of two words, one sentence, a source, a check of a subject and a problem."""
-    assert re.fullmatch(r"[a-z]+\.[a-z0-9-]+", found.id)
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*\.[a-z0-9-]+", found.id)
     assert found.family == found.id.split(".")[0]
     assert re.fullmatch(r"[A-Z][^\n]*\.", found.sentence)
     assert found.source.strip()
@@ -139,6 +139,7 @@ def test_position_encodings_get_their_clauses_alone() -> None:
         "state.answer-is-fresh",
         "state.answer-kept",
         "state.inputs-unchanged",
+        "state.untampered",
     }
     assert CLAUSES["position.formula"].not_applicable(core()) != ""
 

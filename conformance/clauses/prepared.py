@@ -11,6 +11,7 @@ from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..space import Space
 from ..subject import Subject
+from ..tolerance import model
 from ._measuring import measures_golden
 
 PREPARED = Space(
@@ -57,13 +58,9 @@ def normalised(subject: Subject, problem: Problem) -> Finding:
     elif turn == 2:  # noqa: PLR2004 (the third of three)
         small = point.qk_norm_epsilon if point.qk_norm == "l2" else math.sqrt(point.qk_norm_epsilon)
         other = point.replace(qk_norm_epsilon=10.0 * point.qk_norm_epsilon)
-        inputs = _times(inputs, small) if small > SMALLEST_TOKENS else inputs
+        inputs = _times(inputs, small) if small > model.SMALLEST_NORMALISED else inputs
     wording = "queries and keys are not normalised as declared"
     return measures_golden(subject, inputs, wording, counterfactual=other)
-
-
-# Smaller epsilons say no more than that zeros are not divided by zero.
-SMALLEST_TOKENS = 1e-6
 
 
 def _times(inputs: Inputs, factor: float) -> Inputs:

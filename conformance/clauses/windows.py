@@ -131,7 +131,7 @@ def _as_limited(one: Window, other: Window) -> bool:
     "window.unlimited",
     level="MUST",
     sentence=(
-        "-1 on both sides, or a window as wide as the sequence, equals none; so does one side."
+        "A window of -1 on both sides, or as wide as the sequence, equals none; so does one side."
     ),
     source="FlashAttention: window_size=(-1, -1) is no window; -1 read as a width of one",
     space=Space(

@@ -291,6 +291,9 @@ COHERENT_GRADIENT_CHUNK: Final = 2**22
 
 # Where judging ends -------------------------------------------------------------------------------
 
+# An epsilon of a normalisation below this says no more than that zeros are not divided by zero.
+SMALLEST_NORMALISED: Final = 1e-6
+
 # Every intermediate of the golden stays below this part of the largest finite number: beyond it a
 # correct implementation may overflow, by the order in which it adds up.
 HEADROOM: Final = 1.0 / 16.0
