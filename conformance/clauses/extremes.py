@@ -62,7 +62,7 @@ def overflow_half(subject: Subject, problem: Problem) -> Finding:
     inputs = _past_largest(subject, subject.inputs(problem), scaled=not (stored or odd))
     core = subject.golden(inputs).core
     largest = max(float(t.abs().amax()) for t in (core.query, core.key, core.value, core.output))
-    past = float((core.query @ core.key.transpose(-1, -2)).abs().amax()) > limit
+    past = float((core.query @ core.key.transpose(-1, -2)).amax()) > limit
     if largest > model.HEADROOM * limit or not past:
         return Finding(binding=False)
     if "scale" in subject.declaration.features and odd:
@@ -84,7 +84,8 @@ def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
     With ``scaled`` the largest logit is, too.
     """
     core = subject.golden(inputs).core
-    products = (core.query @ core.key.transpose(-1, -2)).abs().amax()
+    # The largest, not the most negative: minus infinity is a weight of zero, as it should be.
+    products = (core.query @ core.key.transpose(-1, -2)).amax()
     target = PAST * _limit(subject.dtype) / (min(abs(core.scale), 1.0) if scaled else 1.0)
     factor = math.sqrt(target / max(float(products), 1.0))
     key = _times(inputs.key, factor)
