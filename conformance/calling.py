@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -321,7 +321,7 @@ def _misplaced(tensor: Tensor, device: str) -> str:
     return ""
 
 
-def _refuse(kind: str, message: str, expected: Any = None, got: Any = None) -> None:
+def _refuse(kind: str, message: str, expected: Any = None, got: Any = None) -> NoReturn:
     raise CandidateFailure(Violation(kind=kind, message=message, expected=expected, got=got))
 
 

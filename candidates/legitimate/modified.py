@@ -60,7 +60,8 @@ def checkered_scores(
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = query @ key.mT * factor(query, scale)
-    odd = sum(indices(scores)[1:]) % 2
+    _, head, row, column = indices(scores)
+    odd = (head + row + column) % 2
     logits = scores * (1.0 - 0.5 * odd).to(scores.dtype)
     table = admitted(query, key, None, causal=causal)
     if bias is not None:

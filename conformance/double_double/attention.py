@@ -152,10 +152,10 @@ def _softmax(logits: DoubleDouble, live: Tensor, sinks: Tensor | None) -> Double
         return exact(torch.zeros_like(logits.high))
     if sinks is not None:
         more = sinks[:, None, None].expand(*live.shape[:-1], 1)
-        finite = more > -math.inf
-        high = torch.cat([logits.high, more.masked_fill(~finite, 0.0)], dim=-1)
+        heard = more > -math.inf
+        high = torch.cat([logits.high, more.masked_fill(~heard, 0.0)], dim=-1)
         low = torch.cat([logits.low, torch.zeros_like(more)], dim=-1)
-        every = _softmax(DoubleDouble(high, low), torch.cat([live, finite], dim=-1), None)
+        every = _softmax(DoubleDouble(high, low), torch.cat([live, heard], dim=-1), None)
         return DoubleDouble(every.high[..., :-1], every.low[..., :-1])
     high = logits.high.masked_fill(~live, -math.inf)
     finite = DoubleDouble(logits.high.masked_fill(~live, 0.0), logits.low.masked_fill(~live, 0.0))
