@@ -1,9 +1,13 @@
 """``torch.nn.attention.flex_attention``: rules for scores and for blocks instead of masks.
 
 Causality, windows and masks are a rule of the block mask; caps, biases and ALiBi are rules of the
-scores. Uncompiled all scores are computed, which is right and slow, and torch warns of it; compiled
-it is a kernel: ``conformance check candidates/flex_attention.py --compile``. It has no gradients on
-a CPU (torch 2.13).
+scores. Uncompiled all scores are computed, which is right, and torch warns of it; compiled it is a
+kernel: ``conformance check candidates/flex_attention.py --compile``. It has no gradients on a CPU
+(torch 2.13).
+
+Called as it is, it compiles itself with a backend that generates nothing, anew for other sizes:
+minutes, and a TypeError where a call with one tensor as keys and values follows one whose rules
+hold tensors (pytorch/pytorch#176211). So these calls ask torch to compile nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import conformance
-from conformance import Candidate
+from conformance import Candidate, Semantics
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 PROMISES: Final[dict[str, Any]] = {
@@ -57,7 +61,9 @@ def _block_mask(
     return create_block_mask(rule, *sizes, device=device)
 
 
-def _scores(softcap: float | None, bias: Tensor | None, slopes: Tensor | None) -> Score | None:
+def _scores(
+    softcap: float | None, bias: Tensor | None, slopes: Tensor | None, offset: int
+) -> Score | None:
     """What becomes of a scaled score: the cap first, then what is added."""
     if softcap is None and bias is None and slopes is None:
         return None
@@ -67,9 +73,21 @@ def _scores(softcap: float | None, bias: Tensor | None, slopes: Tensor | None) -
             score = softcap * torch.tanh(score / softcap)
         if bias is not None:
             score = score + bias[batch, head, query, key]
-        return score if slopes is None else score - slopes[head] * (query - key).abs()
+        return score if slopes is None else score - slopes[head] * (query + offset - key).abs()
 
     return rule
+
+
+def _run(query: Tensor, key: Tensor, value: Tensor, **rules: Any) -> Tensor:
+    """The kernel where the caller is compiled, all scores elsewhere."""
+    answer: Tensor
+    if torch.compiler.is_compiling():
+        answer = flex_attention(query, key, value, **rules)
+        return answer
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        answer = flex_attention(query, key, value, **rules)
+    return answer
 
 
 def _attend(
@@ -83,32 +101,49 @@ def _attend(
     scale: float | None = None,
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Attend ``[B, H, Lq, D]`` to ``[B, Hkv, Lk, D]`` and ``[B, Hkv, Lk, Dv]``.
 
-    Raises ValueError for a mask or values of another length than the keys.
+    ``slopes [H]`` are those of ALiBi. Raises ValueError for a mask of another size than the
+    scores, and for values of another length than the keys.
     """
-    sizes = (*query.shape[:3], key.shape[2])
-    for other, length in ((keep, -1), (bias, -1), (value, 2)):
-        if other is not None and other.shape[length] != sizes[3]:
-            msg = f"there are {sizes[3]} keys, but a mask or values of {other.shape[length]}"
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    for mask in (keep, bias):
+        if mask is not None and tuple(mask.shape) != sizes:
+            msg = f"the scores have shape {sizes}, but a mask has {tuple(mask.shape)}"
             raise ValueError(msg)
-    allowed = _block_mask(sizes, query.device, keep=keep, window=window, causal=causal)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        answer = flex_attention(
-            query,
-            key,
-            value,
-            score_mod=_scores(softcap, bias, None),
-            block_mask=allowed,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-    output: Tensor = answer
-    return output
+    if key.shape[2] != value.shape[2]:
+        msg = f"there are {key.shape[2]} keys, but {value.shape[2]} values"
+        raise ValueError(msg)
+    # Torch tries a rule on the first element of what it holds, and there may be none.
+    ruled = 0 not in sizes
+    return _run(
+        query,
+        key,
+        value,
+        score_mod=_scores(softcap, bias, slopes, key.shape[2] - query.shape[2]) if ruled else None,
+        block_mask=_block_mask(sizes, query.device, keep=keep, window=window, causal=causal),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _slopes(heads: int) -> list[float]:
+    """Those of ALiBi (Press et al. 2022), where the number of heads is no power of two, too."""
+    power = 2 ** (heads.bit_length() - 1)
+    first = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
+    between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
+    return (first + between)[:heads]
 
 
 flex: Final[Candidate] = conformance.core(name="flex_attention", causal="bottom-right", **PROMISES)(
     _attend
 )
+
+
+@conformance.core(causal="bottom-right", semantics=Semantics(alibi=True), **PROMISES)
+def flex_alibi(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+    """Linear biases as a rule of the scores."""
+    slopes = torch.tensor(_slopes(query.shape[1]), dtype=query.dtype, device=query.device)
+    return _attend(query, key, value, slopes=slopes, **use)
