@@ -16,6 +16,8 @@ from .strategies import draw_problems
 OTHER_DTYPES: Final = 0.5
 # The part that is drawn at least, however many edges there are.
 LEAST_DRAWN: Final = 0.25
+# How many further problems are offered where none of the first could tell right from wrong.
+FURTHER: Final = 8
 
 
 class Pool:
@@ -41,6 +43,21 @@ class Pool:
         if device == "cpu":
             return self._known[key]
         return [problem.replace(device=device) for problem in self._known[key]]
+
+    def further(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
+        """A few other problems of a space, for a clause whose examples happened not to bind."""
+        asked = set(self.problems(space, dtype, device))
+        drawn = draw_problems(
+            self._candidate,
+            space,
+            dtype=dtype,
+            longest=self._profile.longest,
+            count=FURTHER,
+            seed_value=self._seed + 1,
+        )
+        edges = edge_problems(self._candidate, space, dtype=dtype)
+        placed = [problem.replace(device=device) for problem in [*edges[:FURTHER], *drawn]]
+        return [problem for problem in dict.fromkeys(placed) if problem not in asked]
 
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES

@@ -182,7 +182,7 @@ class CandidateRun:
         self, clause: Clause, result: ClauseResult, on_example: OnExample | None
     ) -> ClauseResult:
         subject, tally = self.subject(result.dtype, result.device), _Tally()
-        for problem in self.pool.problems(clause.space, result.dtype, result.device):
+        for problem in self._problems(clause, result, tally):
             if on_example is not None:
                 on_example(problem.as_json())
             finding = examine(clause, subject, problem)
@@ -205,6 +205,16 @@ class CandidateRun:
             reason = f"none of {tally.examples} examples could have shown it ({told})"
             return counted.replace(status="untestable", reason=reason)
         return counted.replace(status="passed")
+
+    def _problems(self, clause: Clause, result: ClauseResult, tally: _Tally) -> Iterator[Problem]:
+        """The problems of a clause, and a few more until one binds where none of them did."""
+        yield from self.pool.problems(clause.space, result.dtype, result.device)
+        if clause.subtle or tally.binding or tally.refused or tally.inapplicable:
+            return
+        for problem in self.pool.further(clause.space, result.dtype, result.device):
+            yield problem
+            if tally.binding:
+                return
 
     def _counted(self, result: ClauseResult, tally: _Tally) -> ClauseResult:
         return result.replace(

@@ -88,3 +88,12 @@ def test_further_dtypes_get_half_of_the_examples() -> None:
     edges = edge_problems(CANDIDATES["core"], Space(), dtype="float32")
     assert len(others) == max(50, len(edges) + 13)
     assert others[: len(edges)] == edges
+
+
+def test_further_problems_are_others() -> None:
+    """What is asked further has not been asked, in the dtype and on the device of the rest."""
+    pool = Pool(CANDIDATES["core"], SMALL, 0)
+    further = pool.further(Space(mask="maybe"), "float16")
+    assert further
+    assert not set(further) & set(pool.problems(Space(mask="maybe"), "float16"))
+    assert {(problem.dtype, problem.device) for problem in further} == {("float16", "cpu")}
