@@ -19,6 +19,7 @@ from .inputs import Inputs
 from .oracle import known_weights
 from .precision_losses import (
     COARSER,
+    EIGHT_BITS,
     LOSSES,
     ROUNDINGS,
     SHORT_FORMATS,
@@ -153,7 +154,7 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """The simplest of the losses that leave the least; others that leave as little are doubts."""
-    for losses in (LOSSES, SUMS):
+    for losses in (LOSSES, EIGHT_BITS, SUMS):
         entry = _entry_of(subject, wrong, losses)
         if entry is not None:
             return entry

@@ -18,13 +18,16 @@ from conformance.precision_losses import (
     COARSER,
     LOSSES,
     ROUNDINGS,
+    SUMS,
     PrecisionLoss,
+    added_up,
     to_cut_tf32,
     to_format,
     to_tf32,
 )
 from conformance.tolerance.model import TENSOR_FLOAT_32, UNIT_ROUNDOFF
 
+EIGHT = ("float8_e4m3fn", "float8_e5m2")
 each_loss = pytest.mark.parametrize(
     "loss", LOSSES, ids=lambda loss: f"{loss.name}: {loss.text[:40]}"
 )
@@ -114,7 +117,8 @@ def test_scores_of_small_integers_are_exact(loss: PrecisionLoss) -> None:
     """Integers are exact in every format: only weights, and what is computed of them, are not."""
     exact = attention("integers", head_size=16)
     apart = float((loss.output(exact) - exact.output).abs().max())
-    if loss.stage in {"scores-in", "scores-from", "query-in", "key-in", "values-in"}:
+    of_integers = {"scores-in", "scores-from", "query-in", "key-in", "values-in", "exponents-in"}
+    if loss.stage in of_integers:
         assert apart < 1e-12
     else:
         assert apart > 0
@@ -153,10 +157,28 @@ def test_masked_keys_stay_without_weight(loss: PrecisionLoss) -> None:
 def test_coarser_formats_are_ordered() -> None:
     """A format is among the coarser ones of another exactly when its unit roundoff is larger."""
     assert set(COARSER) == set(UNIT_ROUNDOFF)
-    known = {**UNIT_ROUNDOFF, "tf32": TENSOR_FLOAT_32 / 2.0}
+    eight_bits = {name: torch.finfo(getattr(torch, name)).eps / 2.0 for name in EIGHT}
+    known = {**UNIT_ROUNDOFF, "tf32": TENSOR_FLOAT_32 / 2.0, **eight_bits}
     for name, coarser in COARSER.items():
         roundoffs = [known[other] for other in coarser]
         assert roundoffs == sorted(roundoffs, reverse=True)
         assert all(roundoff > known[name] for roundoff in roundoffs)
         assert set(coarser) <= set(ROUNDINGS)
         assert name not in coarser
+
+
+def test_sums_are_rounded_after_each_part() -> None:
+    """Of 1 and many small terms float16 keeps the 1 alone, unless they are added up together."""
+    left, right = torch.ones(1, 9).double(), torch.full((9, 1), 2.0**-12).double()
+    right[0] = 1.0
+    half = to_format("float16")
+    assert added_up(left, right, half, 1).item() == 1.0
+    assert added_up(left, right, half, 9).item() == 1.0 + 2.0**-9
+    assert added_up(left, right, to_format("float32"), 1).item() == 1.0 + 2.0**-9
+
+
+def test_sums_are_told_apart_by_what_is_added_up_and_how() -> None:
+    """Each stage, format and number of terms has a text of its own, with a remedy."""
+    assert {loss.stage for loss in SUMS} == {"sum-in", "denominator-in", "products-added-up-in"}
+    assert all("add up in float32" in loss.text for loss in SUMS)
+    assert len({loss.text for loss in SUMS}) == len(SUMS) * 3 // 4  # two ways to sum values
