@@ -4,8 +4,15 @@
 among it: those are mistakes made on purpose, and run under ``conformance teeth`` only.
 """
 
+import importlib.util
+import os
+
 import torch
 
+# Triton needs a GPU, or is interpreted.
+_TRITON = importlib.util.find_spec("triton") is not None and (
+    torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+)
 __conformance__ = [
     "eager",
     "online_softmax",
@@ -25,4 +32,5 @@ __conformance__ = [
     "numpy_attention",
     "onnx_attention",
     *(["torch_cuda"] if torch.cuda.is_available() else []),
+    *(["triton_attention"] if _TRITON else []),
 ]

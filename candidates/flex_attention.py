@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import conformance
-from conformance import Candidate, Semantics
+from conformance import Candidate, ExpectedFailure, Semantics
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 PROMISES: Final[dict[str, Any]] = {
@@ -30,6 +30,12 @@ PROMISES: Final[dict[str, Any]] = {
     "empty_rows": "zeros",
     "features": ["scale", "gqa", "softcap", "window"],
     "without": ["gradients"],
+    "expected_failures": [
+        ExpectedFailure(
+            clause="mask.no-leak-nonfinite",
+            reason="hidden values meet a weight of zero, and 0 * NaN is NaN",
+        )
+    ],
 }
 
 
