@@ -116,6 +116,13 @@ class CandidateRun:
         """The subjects made so far; their clocks say where the time went."""
         return list(self._subjects.values())
 
+    def forget(self) -> None:
+        """Let go of problems, goldens and answers: what is asked later makes them anew."""
+        self.pool = Pool(self.candidate, self.profile, self.seed)
+        self._subjects.clear()
+        self._diagnosticians.clear()
+        self._blamers.clear()
+
     def planned(self) -> list[Planned]:
         """Every selected clause in every dtype and on every device, in order.
 

@@ -82,12 +82,18 @@ def _serve(connection: Connection) -> None:
         connection.send(("broken", f"the harness cannot start: {error}"))
         return
     plans: list[Plan] = []
+    current = 0
     while True:
         command, payload = connection.recv()
         if command == "load":
-            plans = _load(connection, payload)
+            plans, current = _load(connection, payload), 0
         elif command == "run":
             candidate, task = payload
+            if (
+                candidate != current
+            ):  # one candidate after the other: each holds a hundred megabytes
+                plans[current].run.forget()
+                current = candidate
             _tell(connection, "result", _run(connection, plans[candidate], task).as_json())
         elif command == "perform":
             candidate, job, argument = payload

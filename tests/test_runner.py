@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -362,3 +364,14 @@ def test_rows_without_keys_may_be_refused() -> None:
     assert run_clause(refusing, "state.inputs-unchanged").status == "passed"
     promising = plain(picky, masks=["keep"], empty_rows="nan")
     assert run_clause(promising, "mask.empty-row-isolated").status == "failed"
+
+
+def test_forgetting_frees_what_was_asked_and_changes_no_result() -> None:
+    """A run that forgot holds no subject, and gives the same result when asked again."""
+    run = CandidateRun(plain(), profile=SMALL, only=("numerics.golden",))
+    first = run.run(run.planned()[0])
+    held = weakref.ref(run.subjects[0])
+    run.forget()
+    gc.collect()
+    assert held() is None
+    assert run.run(run.planned()[0]).replace(seconds=0.0) == first.replace(seconds=0.0)
