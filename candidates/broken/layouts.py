@@ -122,7 +122,7 @@ class PackedByHead(PackedCore):
 
 @core("numerics.golden", layout="BSHD", masks=["keep"], features=["scale"])
 class HeadsTakenForTokens:
-    """[B, S, H, D] is attended as if it were [B, H, S, D]: heads of a token see each other."""
+    """The heads of a token see each other: [B, S, H, D] is attended as if it were [B, H, S, D]."""
 
     attention = EagerCore()
 

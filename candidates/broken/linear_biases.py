@@ -52,7 +52,7 @@ class SlopesReversed(Linear):
 
 @core("bias.alibi", **ALIBI)
 class SlopesFromOne(Linear):
-    """The first slope is 1."""
+    """The slopes of the heads start from 1, one power too early."""
 
     def slopes(self, heads: int) -> Tensor:
         steeper: Tensor = super().slopes(heads) * 2.0 ** (8.0 / heads)

@@ -76,7 +76,7 @@ class ValuesTurnedToo(Turned):
 
 @core("position.rotary", **ROTARY)
 class OnlyQueriesTurned(Turned):
-    """Keys are not turned."""
+    """Queries are turned by their positions, keys are not."""
 
     def prepare(
         self, query: Tensor, key: Tensor, here: Tensor, there: Tensor
@@ -157,7 +157,7 @@ class TurnedTwice(Turned):
 
 
 @core("position.rotary", **ROTARY)
-class ExponentNotDoubled(Turned):
+class RotaryExponentNotDoubled(Turned):
     """The exponent is i/R where it should be 2i/R."""
 
     def angles(self, place: Tensor, size: int) -> Tensor:
@@ -183,8 +183,8 @@ class PlacesOfHeads(Turned):
         return turned.transpose(1, 2)
 
 
-@core("position.rotary", "position.rotary-shift", **ROTARY)
-class PositionsOverLength(Turned):
+@core("position.rotary-shift", "position.rotary", **ROTARY)
+class PlacesOverLength(Turned):
     """Positions are divided by the length of the sequence."""
 
     def angles(self, place: Tensor, size: int) -> Tensor:
