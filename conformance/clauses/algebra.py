@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from ..subject import Subject
 from ..tolerance.unnormalised import is_normalised
 from ._vocabulary import read_heads, same_answer
 
-SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),))
+SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),), share=0.5)
 
 
 def _sums_to_one(candidate: Candidate) -> str:
@@ -84,7 +86,7 @@ def _can_shorten(candidate: Candidate) -> str:
     level="MUST",
     sentence="When all values are equal, the answer is that value, whatever the weights.",
     source="the weights of a row sum to one: Vaswani et al. 2017, equation 1",
-    space=SEVERAL_KEYS,
+    space=replace(SEVERAL_KEYS, share=1.0),
     counterfactual="weights that do not sum to one",
     applies=(_can_shorten, _sums_to_one),
 )
@@ -112,7 +114,7 @@ def constant_value(subject: Subject, problem: Problem) -> Finding:
     level="MUST",
     sentence="The answer is linear in the values (affine, with biases after them).",
     source="Vaswani et al. 2017, equation 1: the values enter by a weighted sum",
-    space=Space(values=("normal", "integers")),
+    space=Space(values=("normal", "integers"), share=0.5),
     counterfactual="an answer of zero",
     applies=(_own_values,),
 )
@@ -157,7 +159,7 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
         "Each channel of a core's answer lies between the smallest and largest value it weighs."
     ),
     source="weights are positive and sum to one: Vaswani et al. 2017, equation 1",
-    space=Space(kinds=("core",), mask="maybe", patterns=("random", "padding", "dense")),
+    space=Space(kinds=("core",), mask="maybe", patterns=("random", "padding", "dense"), share=0.5),
     counterfactual="a factor of ten on the answer",
     applies=(_sums_to_one,),
 )

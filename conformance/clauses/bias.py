@@ -54,6 +54,7 @@ def _counts(candidate: Candidate) -> str:
         finite_bias="always",
         values=LIVELY,
         least=(("key_length", 2),),
+        share=0.5,
     ),
     counterfactual="the key counted once",
     applies=(_counts, order_is_free),

@@ -87,6 +87,7 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
         values=LIVELY,
         patterns=("random", "dense", "padding"),
         least=(("key_length", 4),),
+        share=0.5,
     ),
     needs_golden=True,
     counterfactual="one of them lost",
@@ -152,6 +153,7 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
         values=LIVELY,
         patterns=("random", "dense", "padding"),
         least=(("key_length", 3),),
+        share=0.5,
     ),
     counterfactual="causality alone, or the mask alone",
 )

@@ -28,6 +28,7 @@ EMPTY_BY_MASK = Space(
     patterns=("empty-rows", "full-and-empty"),
     values=LIVELY,
     least=(("key_length", 2),),
+    share=0.5,
     # A pinned batch leaves rows beside the empty ones, and so does a single query in a batch.
     preferred=(("query_length", 2), ("batch", 2)),
 )

@@ -27,8 +27,6 @@ from ._vocabulary import (
 )
 
 SOURCE = "Lee et al. 2019 (Set Transformer), property 1; document 004"
-# A permuted prefix is no prefix: lengths are left out where keys move.
-ANY_MASK = Space(mask="maybe", forms=KEY_FORMS, values=LIVELY)
 
 
 def _no_position(candidate: Candidate) -> str:
@@ -46,8 +44,14 @@ def _separate(candidate: Candidate) -> str:
     level="MUST",
     sentence="Reordering all tokens (queries with their keys and values) reorders the output rows.",
     source=SOURCE,
+    # A permuted prefix is no prefix: lengths are left out where keys move.
     space=Space(
-        mask="maybe", forms=KEY_FORMS, values=LIVELY, square="always", least=(("key_length", 2),)
+        mask="maybe",
+        forms=KEY_FORMS,
+        values=LIVELY,
+        square="always",
+        least=(("key_length", 2),),
+        share=0.5,
     ),
     counterfactual="rows that stay where they were",
     applies=(_no_position, order_is_free),
@@ -79,7 +83,7 @@ def tokens(subject: Subject, problem: Problem) -> Finding:
     level="MUST",
     sentence="Reordering the queries reorders the output rows.",
     source=SOURCE,
-    space=Space(mask="maybe", values=LIVELY, least=(("query_length", 2),)),
+    space=Space(mask="maybe", values=LIVELY, least=(("query_length", 2),), share=0.5),
     counterfactual="rows that stay where they were",
     applies=(_separate, _no_position, order_is_free),
 )
@@ -105,7 +109,9 @@ def queries(subject: Subject, problem: Problem) -> Finding:
     level="MUST",
     sentence="Reordering the keys together with their values and masks changes nothing.",
     source=SOURCE,
-    space=Space(mask="maybe", forms=KEY_FORMS, values=LIVELY, least=(("key_length", 2),)),
+    space=Space(
+        mask="maybe", forms=KEY_FORMS, values=LIVELY, least=(("key_length", 2),), share=0.5
+    ),
     counterfactual="the keys reordered without their values",
     applies=(_separate, _no_position, order_is_free),
 )
@@ -160,7 +166,9 @@ def batch(subject: Subject, problem: Problem) -> Finding:
         "answer."
     ),
     source="Vaswani et al. 2017, section 3.2.2: heads are independent, their outputs concatenated",
-    space=Space(mask="maybe", values=LIVELY, least=(("num_heads", 2), ("num_kv_heads", 2))),
+    space=Space(
+        mask="maybe", values=LIVELY, least=(("num_heads", 2), ("num_kv_heads", 2)), share=0.5
+    ),
     counterfactual="heads of a core that stay, query heads of a layer that stay",
     applies=(heads_stay,),
 )
@@ -195,7 +203,7 @@ def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
     level="MUST",
     sentence="The answer of one item does not depend on the other items of its batch.",
     source="batch items are independent; PEERS: batch invariance",
-    space=Space(mask="maybe", causal="maybe", values=LIVELY, least=(("batch", 2),)),
+    space=Space(mask="maybe", causal="maybe", values=LIVELY, least=(("batch", 2),), share=0.5),
     counterfactual="the answer of another item",
     applies=(places_matter,),
 )

@@ -55,7 +55,7 @@ def mask_golden(subject: Subject, problem: Problem) -> Finding:
     level="MUST",
     sentence="A mask that keeps every key changes nothing.",
     source="BUGS: mask algebra (none equals all-keep)",
-    space=Space(mask="always", patterns=("full",)),
+    space=Space(mask="always", patterns=("full",), share=0.5),
     counterfactual="the mask read with the opposite polarity",
 )
 def all_keep(subject: Subject, problem: Problem) -> Finding:
@@ -89,7 +89,9 @@ def _padding_shows(candidate: Candidate) -> str:
     level="MUST",
     sentence="Keys masked at the end give the answer of a sequence without them.",
     source="ONNX trial: masked suffix equals truncation",
-    space=Space(mask="always", patterns=("padding",), values=LIVELY, least=(("key_length", 3),)),
+    space=Space(
+        mask="always", patterns=("padding",), values=LIVELY, least=(("key_length", 3),), share=0.5
+    ),
     counterfactual="no mask at all",
     applies=(_free_key_length, _padding_shows),
 )
@@ -204,7 +206,11 @@ def per_item(subject: Subject, problem: Problem) -> Finding:
     ),
     source="PEERS: scattered masks per head are never tried",
     space=Space(
-        mask="always", axes="H", values=LIVELY, least=(("num_kv_heads", 2), ("num_heads", 2))
+        mask="always",
+        axes="H",
+        values=LIVELY,
+        least=(("num_kv_heads", 2), ("num_heads", 2)),
+        share=0.5,
     ),
     counterfactual="the masks of the heads exchanged",
     applies=(heads_stay,),

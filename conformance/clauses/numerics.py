@@ -81,7 +81,7 @@ def _offers_scale(candidate: Candidate) -> str:
     level="SHOULD",
     sentence="A given scale of zero (equal weights) or below zero is used as it is.",
     source="pytorch#105190; `scale or default` takes zero for unset",
-    space=Space(values=LIVELY, least=(("key_length", 2),)),
+    space=Space(values=LIVELY, least=(("key_length", 2),), share=0.5),
     needs_golden=True,
     counterfactual="the scale that is used when none is given",
     applies=(_offers_scale,),
@@ -111,6 +111,7 @@ def odd_scale(subject: Subject, problem: Problem) -> Finding:
     space=Space(
         values=("normal", "negative-logits", "dominant-key", "mixed-scales"),
         least=(("key_length", 2),),
+        share=0.5,
     ),
     needs_golden=True,
     counterfactual="exponentials that overflow, or all vanish, unless the maximum is subtracted",

@@ -16,8 +16,8 @@ from ._vocabulary import matches_golden_weights, same_answer
 EVERYBODY = Space(
     mask="maybe", causal="maybe", extras="maybe", kinds=("core", "layer", "positions")
 )
-PLAIN = Space()
-BATCH = Space(least=(("batch", 2),))
+PLAIN = Space(share=0.5)
+BATCH = Space(least=(("batch", 2),), share=0.5)
 
 
 @clause(
@@ -114,7 +114,7 @@ def empty_query(subject: Subject, problem: Problem) -> Finding:
     level="MUST",
     sentence="Transposed, sliced and offset inputs give the same answer as contiguous ones.",
     source="pytorch#181133, #163597, flash-attention#2541, xformers#813",
-    space=Space(mask="maybe"),
+    space=Space(mask="maybe", share=0.5),
     explained=False,
 )
 def strided(subject: Subject, problem: Problem) -> Finding:

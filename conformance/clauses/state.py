@@ -26,7 +26,7 @@ from ._vocabulary import (
     take,
 )
 
-ANY = Space(mask="maybe", causal="maybe")
+ANY = Space(mask="maybe", causal="maybe", share=0.5)
 # What is another in the second of two calls: mostly everything.
 CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
 EVERYBODY = ("core", "layer", "positions")
@@ -76,7 +76,7 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     level="MUST",
     sentence="An answer depends on the values of this call alone, not on earlier calls.",
     source="PEERS: returning the previous result by data_ptr or shape",
-    space=Space(mask="maybe", values=LIVELY),
+    space=Space(mask="maybe", values=LIVELY, share=0.5),
     counterfactual="the answer to the call before",
     explained=False,
 )
@@ -176,7 +176,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     level="MUST",
     sentence="An answer stays what it was when the next call is made.",
     source="PEERS: stale results; an output buffer that is used again",
-    space=Space(values=LIVELY, kinds=EVERYBODY),
+    space=Space(values=LIVELY, kinds=EVERYBODY, share=0.5),
     explained=False,
 )
 def answer_kept(subject: Subject, problem: Problem) -> Finding:

@@ -29,6 +29,7 @@ UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
         extras="maybe",
         patterns=("random", "empty-rows", "padding"),
         kinds=("core", "layer", "positions"),
+        share=0.5,
     ),
     explained=False,
 )
