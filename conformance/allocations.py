@@ -6,6 +6,7 @@ pattern, as far aligned as torch would have it. What nobody has written yet is N
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -89,12 +90,16 @@ class Allocations(TorchDispatchMode):
     ) -> Any:
         """Run an operation; what a factory made is put between guards."""
         del types
+        return self.watch(func, args, kwargs or {})
+
+    def watch(self, func: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
+        """What the operation returns, between guards where a factory made it."""
         if func in _RESIZING:
             storage = args[0].untyped_storage().data_ptr()
             self.made = [
                 made for made in self.made if made.buffer.untyped_storage().data_ptr() != storage
             ]
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **keywords)
         if func in _UNWRITTEN or func in _FILLED:
             return self._between_guards(result, fresh=func in _UNWRITTEN)
         return result
@@ -117,6 +122,29 @@ class Allocations(TorchDispatchMode):
     def damage(self) -> str:
         """What was written beside the tensors made so far, or ""."""
         return next(filter(None, (made.damage() for made in self.made)), "")
+
+
+class _Uncompiled(Allocations):
+    """The same where torch's compiler is not there: to keep itself out, it would be imported."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        return self.watch(func, args, kwargs or {})
+
+
+def allocations() -> Allocations:
+    """A watch for one call; it takes a second less while nobody has imported torch's compiler."""
+    return Allocations() if "torch._dynamo" in sys.modules else _Uncompiled()
 
 
 def _plain(tensor: Any) -> bool:

@@ -25,6 +25,8 @@ WIDEST_INPUT = 24
 CHOICES = 2**16
 # Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes dropped.
 OVERSAMPLING = 3
+# At least so many drafts are drawn, and twice as many where these are not enough.
+FEW_DRAFTS = 10
 # Choices are told apart modulo this: more than a space offers of anything.
 VARIETY = 12
 
@@ -90,6 +92,17 @@ def _lengths(longest: int) -> st.SearchStrategy[tuple[int, int]]:
     )
 
 
+def first_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
+    """The first drafts of a seed: those of a smaller count are the start of those of a larger one.
+
+    Drawing is dear: clauses that want a few take the first of what others want more of.
+    """
+    whole = FEW_DRAFTS
+    while whole < count:
+        whole *= 2
+    return draw_drafts(longest=longest, count=whole, seed_value=seed_value)[:count]
+
+
 @lru_cache(maxsize=16)
 def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
     """``count`` drafts drawn by hypothesis, the same ones for the same seed."""
@@ -144,7 +157,7 @@ def draw_problems(
     fresh seeds; there are none when it always does.
     """
     found: list[Problem] = []
-    for draft in draw_drafts(longest=longest, count=count, seed_value=seed_value):
+    for draft in first_drafts(longest=longest, count=count, seed_value=seed_value):
         problem = draft.problem(candidate, space, dtype=dtype)
         if space.admits(problem, candidate):
             found.append(_another(problem, found))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..allocations import Allocations
+from ..allocations import Allocations, allocations
 from ..calling import Answer, Arguments, CandidateFailure, Forward, arguments
 from ..inputs import Inputs
 from ..placing import whole_storage
@@ -28,7 +28,7 @@ class _Watched:
     """A forward whose allocations are guarded while it runs."""
 
     forward: Forward
-    allocations: Allocations = field(default_factory=Allocations)
+    allocations: Allocations = field(default_factory=allocations)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """The call, between guards."""
