@@ -45,7 +45,7 @@ class Draft:
 
     def problem(self, candidate: Candidate, space: Space, *, dtype: str) -> Problem:
         """The problem of a space that this draft becomes for a candidate."""
-        recipes = space.recipes(dtype, candidate.declaration.precision)
+        recipes = space.recipes(dtype, candidate)
         problem = Problem(
             geometry=settle(self.geometry, candidate, space),
             dtype=dtype,

@@ -13,7 +13,7 @@ from .draft import Draft
 from .geometry import FIELDS, Geometry
 from .option_pairs import option_problems, single_options
 from .problem import Problem
-from .space import Space, can_cross
+from .space import Space, can_cross, stays_even
 
 # Sizes in the order of Geometry's fields: batch, heads, key/value heads, query and key length, head
 # size, value head size, and the widths of query, key, value and output. What is asked of large
@@ -50,6 +50,8 @@ _SIZES: Final = (
     (1, 1, 1, 4, 3, 6, 136, 5, 4, 3, 7),  # values wider than that
     (1, 2, 1, 3, 3, 264, 260, 4, 3, 5, 6),  # both, past 256
 )
+# Where weights stay even in half precision: few keys, so many rows that some weights are uneven.
+_EVEN: Final = (12, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9)
 # Asked where few queries may see many keys: a key, and a query, past every tile edge.
 _LONG: Final = (
     (1, 2, 2, 2, 257, 4, 4, 5, 6, 7, 4),
@@ -83,6 +85,8 @@ def edge_problems(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
         found = single_options(candidate, space, dtype=dtype)
     else:
         drafts = _long_drafts() if space.edges == "lengths" else _short_drafts(candidate, space)
+        if stays_even(candidate) and dtype in ("float16", "bfloat16"):
+            drafts = [_draft(0, _EVEN, masked=True, causal=False), *drafts]
         found = [draft.problem(candidate, space, dtype=dtype) for draft in drafts]
     return [problem for problem in dict.fromkeys(found) if space.admits(problem, candidate)]
 

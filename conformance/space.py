@@ -13,6 +13,8 @@ from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
 Edges = Literal["sizes", "options", "single-options", "lengths"]
+# The recipe whose projections do not round.
+EXACT = "plain-projections"
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
 ANY_PATTERN = (
     "padding",
@@ -120,14 +122,19 @@ class Space:
             return "lengths" in self.forms and self.finite_bias != "always"
         return form in self.forms and (self.finite_bias != "always" or form == "bias")
 
-    def recipes(self, dtype: str, precision: str = "") -> tuple[str, ...]:
+    def recipes(self, dtype: str, candidate: Candidate | None = None) -> tuple[str, ...]:
         """The value recipes for a dtype: half precision has no room for the extreme ones.
 
-        Nor have integers of 8 bits, whose step is a part of the range of the whole tensor.
+        Nor have integers of 8 bits, whose step is a part of the range of the whole tensor. Where
+        weights stay even, projections that do not round come first.
         """
-        if dtype in ("float32", "float64") and not precision:
+        precise = candidate is None or not candidate.declaration.precision
+        if dtype in ("float32", "float64") and precise:
             return self.values
-        return tuple(name for name in self.values if name in HALF_PRECISION) or ("normal",)
+        found = tuple(name for name in self.values if name in HALF_PRECISION) or ("normal",)
+        if candidate is None or not stays_even(candidate) or "normal" not in found:
+            return found
+        return tuple(dict.fromkeys((EXACT, *found)))
 
     def not_applicable(self, candidate: Candidate) -> str:
         """Why no problem of this space can be put to a candidate, or ""."""
@@ -214,7 +221,7 @@ class Space:
         """Whether a problem (a reduced one) still belongs to the space."""
         declared = candidate.declaration
         unasked = declared.always_causal and not problem.causal
-        if unasked or problem.values not in self.recipes(problem.dtype, declared.precision):
+        if unasked or problem.values not in self.recipes(problem.dtype, candidate):
             return False
         sizes = problem.geometry
         absent = WIDTHS if candidate.kind == "core" else ()
@@ -255,6 +262,14 @@ def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
 def _pins_groups(candidate: Candidate) -> bool:
     pins = candidate.declaration.pins
     return "num_kv_heads" in pins.sizes or "num_kv_heads" in pins.equal_to
+
+
+def stays_even(candidate: Candidate) -> bool:
+    """Whether a layer normalises its heads: no values make its weights decide more clearly.
+
+    In half precision the rounding of projections hides much of what such weights do.
+    """
+    return candidate.draws_weights and candidate.declaration.semantics.qk_norm != "none"
 
 
 def can_share(candidate: Candidate) -> bool:
