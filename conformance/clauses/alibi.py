@@ -26,7 +26,7 @@ DISTANCES = Space(
     values=LIVELY,
     least=(("key_length", 2),),
     preferred=(("key_length", 4),),
-    share=0.75,
+    share=0.5,
 )
 
 

@@ -22,7 +22,7 @@ PREPARED = Space(
     values=(*LIVELY, "mixed-scales"),
     least=(("key_length", 2),),
     preferred=(("head_size", 3),),
-    share=0.75,
+    share=0.5,
 )
 # Every so many problems small tokens, beside which epsilon shows, and as many large ones.
 EVERY = 3

@@ -27,7 +27,7 @@ FORMULA = Space(
     values=("normal", "decisive"),
     least=(("head_size", 2),),
     preferred=(("head_size", 4), ("key_length", 3)),
-    share=0.75,
+    share=0.5,
 )
 # Every so many problems far positions, where a frequency that is slightly off shows: a few queries
 # at the end of many keys, or few tokens with wide heads.

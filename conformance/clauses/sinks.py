@@ -42,7 +42,7 @@ def with_sinks(subject: Subject, problem: Problem) -> Inputs:
     ),
     source=SOURCE,
     space=Space(
-        mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", values=LIVELY, share=0.75
+        mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", values=LIVELY, share=0.5
     ),
     needs_golden=True,
     counterfactual="no sinks, or the sink of another head",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract
+
+# Tables of more positions are large, and seldom needed again.
+REMEMBERED_LENGTH = 513
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +36,13 @@ class Rotation:
 
     def spread(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """``|a| cosine + |b| sine`` for each channel a with its partner b: ``[B, H, L, D]``."""
-        turned = heads.clone()
+        return self._put(heads.clone(), heads, cosine, sine)
+
+    def turned_alone(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """The same with zero in the channels that stay."""
+        return self._put(torch.zeros_like(heads), heads, cosine, sine)
+
+    def _put(self, turned: Tensor, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         one, two = heads[..., self.first], heads[..., self.second]
         turned[..., self.first] = one * cosine + two * sine
         turned[..., self.second] = one * sine + two * cosine
@@ -47,6 +57,23 @@ class Rotation:
 
 
 def rotation(
+    positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
+) -> Rotation:
+    """The rotation of tokens at ``positions [L]``; remembered unless there are many."""
+    if positions.numel() > REMEMBERED_LENGTH:
+        return _rotation(positions, head_size, semantics, contract)
+    places = tuple(positions.tolist())
+    return _remembered(places, head_size, semantics, contract)
+
+
+@lru_cache(maxsize=256)
+def _remembered(
+    places: tuple[int, ...], head_size: int, semantics: golden.Semantics, contract: Contract
+) -> Rotation:
+    return _rotation(torch.tensor(places, dtype=torch.int64), head_size, semantics, contract)
+
+
+def _rotation(
     positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
 ) -> Rotation:
     """The rotation of tokens at ``positions [L]``.
@@ -93,16 +120,18 @@ def rotated_error(
 ) -> Tensor:
     """How far turned heads may be off, given ``heads [B, H, L, D]`` before and their errors."""
     turn = rotation(positions, heads.shape[-1], semantics, contract)
-    size = heads.abs()
-    incoming = torch.zeros_like(size) if error is None else error
-    reached = size + incoming
-    found = turn.spread(incoming, turn.cosine, turn.sine)
-    table = turn.spread(reached, turn.cosine_error, turn.sine_error)
-    whole = turn.spread(reached, turn.cosine, turn.sine) + table
+    reached = heads.abs() if error is None else heads.abs() + error
     stores = model.ROTATION_STORES * contract.unit_roundoff
-    return found + turn.only_turned(
-        table + stores * whole + model.ROTATION_STORES * contract.underflow
+    # The table's own errors, and what storing the products and their sum adds to all of them.
+    cosine, sine = (
+        wrong + stores * (exact + wrong)
+        for exact, wrong in ((turn.cosine, turn.cosine_error), (turn.sine, turn.sine_error))
     )
+    found = turn.turned_alone(reached, cosine, sine)
+    lost = model.ROTATION_STORES * contract.underflow
+    if lost:
+        found += turn.only_turned(torch.full_like(reached, lost))
+    return found if error is None else found + turn.spread(error, turn.cosine, turn.sine)
 
 
 def rotated_variance(
@@ -121,12 +150,12 @@ def rotated_variance(
     the variance.
     """
     turn = rotation(positions, heads.shape[-1], semantics, contract)
-    squares = turn.spread(heads.square(), turn.cosine.square(), turn.sine.square())
+    squares = turn.turned_alone(heads.square(), turn.cosine.square(), turn.sine.square())
     stores = model.ROTATION_STORES + 2 * model.TABLE_STORES
-    found = turn.only_turned(squares).mul_(stores * contract.unit_roundoff**2)
+    found = squares.mul_(stores * contract.unit_roundoff**2)
     if variance is not None:
         found += turn.spread(variance, turn.cosine.square(), turn.sine.square())
-    table = turn.only_turned(turn.spread(heads.abs(), turn.cosine_angle, turn.sine_angle))
+    table = turn.turned_alone(heads.abs(), turn.cosine_angle, turn.sine_angle)
     if shared is not None:
         table = table + turn.spread(shared, turn.cosine, turn.sine)
     return found, table
