@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from ..candidate import Candidate
 from ..comparison import Comparison, compare, moves
 from ..differentiating import Gradients
@@ -110,6 +111,29 @@ def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
     empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
     absent = inputs.absent
     return bool((empty if absent is None else empty & ~absent).any())
+
+
+def has_short_heads(subject: Subject, inputs: Inputs) -> bool:
+    """Whether a head that is normalised is so short that its gradient may overflow on the way."""
+    point = subject.declaration.semantics
+    if point.qk_norm == "none" or not subject.candidate.golden_known:
+        return False
+    core = subject.golden(inputs).core
+    return any(
+        bool((_norms(heads, point) < model.SHORTEST_NORM).any())
+        for heads in (core.given_query, core.given_key)
+    )
+
+
+def _norms(heads: Tensor, point: golden.Semantics) -> Tensor:
+    if point.qk_norm == "layer" and heads.numel():
+        heads = heads - heads.mean(dim=-1, keepdim=True)
+    return golden.norms(heads, point)
+
+
+def cannot_be_judged(subject: Subject, inputs: Inputs) -> bool:
+    """Whether gradients are another clause's matter, or beyond what must be judged."""
+    return has_empty_rows(subject, inputs) or has_short_heads(subject, inputs)
 
 
 def matches_golden_gradients(

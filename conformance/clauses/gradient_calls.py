@@ -23,7 +23,7 @@ from ..subject import Subject
 from ..weight_leaves import build_with_leaves
 from ._gradients import (
     Asked,
-    has_empty_rows,
+    cannot_be_judged,
     output_gradient,
     records_gradients,
     same_gradients,
@@ -51,7 +51,7 @@ GIVEN = (*STRIDED, "mixed")
 def strided(subject: Subject, problem: Problem) -> Finding:
     """Other strides of the inputs, of the output gradient, or of both, against contiguous ones."""
     inputs = with_full_rows(subject, problem)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     returned = RETURNED[problem.seed % len(RETURNED)]
     layout = GIVEN[problem.seed // len(RETURNED) % len(GIVEN)]
@@ -117,7 +117,7 @@ def _several_inputs(candidate: Candidate) -> str:
 def alone(subject: Subject, problem: Problem) -> Finding:
     """Each of the inputs alone, against all of them."""
     inputs = with_full_rows(subject, problem)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     first = _asked(subject, inputs, upstream)
@@ -143,7 +143,7 @@ def interleaved(subject: Subject, problem: Problem) -> Finding:
     inputs = with_full_rows(subject, problem)
     later = with_full_rows(subject, problem.replace(seed=problem.seed + 1))
     later = later.replace(weights=inputs.weights)
-    if has_empty_rows(subject, inputs) or has_empty_rows(subject, later):
+    if cannot_be_judged(subject, inputs) or cannot_be_judged(subject, later):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     first = _asked(subject, inputs, upstream)
@@ -165,7 +165,7 @@ def interleaved(subject: Subject, problem: Problem) -> Finding:
 def repeated(subject: Subject, problem: Problem) -> Finding:
     """The same output gradient twice through one history."""
     inputs = with_full_rows(subject, problem)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs)
@@ -187,7 +187,7 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
 def accumulate(subject: Subject, problem: Problem) -> Finding:
     """Two calls with the same tensors, ``backward()`` after each, nothing cleared between."""
     inputs = with_full_rows(subject, problem)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     forward, leaves = build_with_leaves(subject.candidate, inputs)

@@ -25,8 +25,8 @@ from ..tolerance import model
 from ._gradients import (
     Asked,
     axes_of,
+    cannot_be_judged,
     gradient_bounds,
-    has_empty_rows,
     nudged_inputs,
     output_gradient,
     records_gradients,
@@ -36,7 +36,7 @@ from ._gradients import (
 
 # Points of a line through the inputs, and the degree of the polynomial that is fitted to them.
 POINTS: Final = 9
-DEGREE: Final = 5
+DEGREE: Final = 7
 # The line is this long in units of inputs divided by the root of their width: logits move by about
 # as much, and the softmax is a series that converges as long as they move by less than pi.
 REACH: Final = 0.05
@@ -60,7 +60,7 @@ def check(subject: Subject, problem: Problem) -> Finding:
     if subject.dtype != "float64":
         return Finding(binding=False, inapplicable="finite differences need float64")
     inputs = with_full_rows(subject, problem)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     found = subject.gradients.pull(subject.gradients.tape(inputs), upstream)
@@ -121,8 +121,8 @@ def _measured_slope(
     """The slope of ``<upstream, answer>`` along a line, and how far it may be off.
 
     The slope of a polynomial fitted to points of the line. What rounding does to it follows from
-    the error of each answer; what the degree leaves out is less than the slope that two degrees
-    less would find differs by.
+    the error of each answer; what the degree leaves out is less than what two degrees less leave
+    out, which is about how far the slopes of still fewer are apart.
     """
     steps = REACH * torch.cos(torch.pi * (torch.arange(POINTS).double() + 0.5) / POINTS)
     values, errors = [], []
@@ -132,10 +132,10 @@ def _measured_slope(
         values.append(float((subject.call(forward, moved).output.double() * upstream).sum()))
         errors.append(_rounding(subject, moved, upstream))
     heights = torch.tensor(values, dtype=torch.float64)
-    weights, fewer = (_slope_weights(steps, degree) for degree in (DEGREE, DEGREE - 2))
-    slope, coarse = float(weights @ heights), float(fewer @ heights)
+    weights, *fewer = (_slope_weights(steps, DEGREE - less) for less in (0, 2, 4))
+    slope, better, coarse = (float(each @ heights) for each in (weights, *fewer))
     rounding = float(weights.abs() @ torch.tensor(errors, dtype=torch.float64))
-    return slope, rounding + abs(slope - coarse)
+    return slope, rounding + abs(slope - better) + abs(better - coarse)
 
 
 def _slope_weights(steps: Tensor, degree: int) -> Tensor:
@@ -184,7 +184,7 @@ def double_backward(subject: Subject, problem: Problem) -> Finding:
     No bound is derived for it: allowed is how far it moves with the last digit of the inputs.
     """
     inputs = with_full_rows(subject, problem)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     line = _line(inputs, problem)

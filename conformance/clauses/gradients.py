@@ -19,9 +19,11 @@ from ._gradients import (
     Asked,
     asked_inputs,
     by_kv_head,
+    cannot_be_judged,
     exactly_zero,
     has_empty_rows,
     has_golden_gradients,
+    has_short_heads,
     matches_golden_gradients,
     not_finite,
     output_gradient,
@@ -184,7 +186,7 @@ def masked_zero(subject: Subject, problem: Problem) -> Finding:
         hidden = _hidden_keys(subject, problem, inputs)
     rows = rows_apart(subject, inputs, hidden)
     upstream = output_gradient(subject, problem, inputs, rows)
-    if not bool(hidden.any()) or not bool(upstream.any()) or has_empty_rows(subject, inputs):
+    if not bool(hidden.any()) or not bool(upstream.any()) or cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     clean = subject.gradients.of(inputs, upstream)
     junked = with_junk(subject, problem, inputs, hidden, None)
@@ -259,7 +261,7 @@ def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""
     inputs = asked_inputs(subject, problem)
     empty = _empty_rows(subject, inputs)
-    if not bool(empty.any()):
+    if not bool(empty.any()) or has_short_heads(subject, inputs):
         return Finding(binding=False)
     generator = generator_for(problem, 32)
     drawn = torch.randn(inputs.output_shape, generator=generator)
@@ -320,7 +322,7 @@ def causal(subject: Subject, problem: Problem) -> Finding:
     rows = (torch.arange(sizes.query_length) == row).unsqueeze(-1)
     upstream = output_gradient(subject, problem, inputs, rows)
     seen = by_kv_head(allowed[:, :, row : row + 1], read_heads(subject, inputs), sizes.num_kv_heads)
-    if not bool(upstream.any()):
+    if not bool(upstream.any()) or has_short_heads(subject, inputs):
         return Finding(binding=False)
     where = ~seen
     if inputs.mode == "self":
