@@ -12,11 +12,14 @@ from .consequences import ANYTHING, Specific
 from .device import DEVICE, ON_A_DEVICE
 from .equivariance import EQUIVARIANCE
 from .export import EXPORT
+from .gradients import GRADIENTS
 from .kernels import KERNELS
+from .layouts import LAYOUTS
 from .mask import MASK
 from .mixed import MIXED
 from .numerics import NUMERICS
 from .position import POSITION
+from .prepared import PREPARED
 from .shape import SHAPE
 from .state import STATE
 
@@ -24,11 +27,14 @@ SPECIFIC: Final[Specific] = {
     **DEVICE,
     **EQUIVARIANCE,
     **EXPORT,
+    **GRADIENTS,
     **KERNELS,
+    **LAYOUTS,
     **MASK,
     **MIXED,
     **NUMERICS,
     **POSITION,
+    **PREPARED,
     **SHAPE,
     **STATE,
 }

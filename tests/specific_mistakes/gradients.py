@@ -1,0 +1,34 @@
+"""What goes wrong on the way back."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .consequences import NOTHING_ELSE, Specific, also
+
+_WRONG: Final = (
+    "gradients.bias gradients.empty-row-finite gradients.golden gradients.options gradients.strided"
+)
+
+GRADIENTS: Final[Specific] = {
+    "gradients.golden": ("GradientsHalved", also(_WRONG)),
+    "gradients.options": ("DefaultScaleBackward", also(_WRONG)),
+    "gradients.bias": ("BiasGradientOfTheFirstItem", NOTHING_ELSE),
+    "gradients.masked-zero": ("MaskForgottenBackward", also(_WRONG)),
+    "gradients.empty-row-finite": (
+        "EmptyRowsPoisonGradients",
+        also("gradients.causal mask.no-leak-nonfinite"),
+    ),
+    "gradients.causal": ("CausalForgottenBackward", also(_WRONG)),
+    "gradients.strided": ("OutputGradientTakenForContiguous", NOTHING_ELSE),
+    "gradients.alone": ("NeedsTheGradientOfTheQuery", NOTHING_ELSE),
+    "gradients.interleaved": ("StateOfTheLastCall", NOTHING_ELSE),
+    "gradients.repeated": ("BuffersOverwrittenBackward", also("gradients.inputs-unchanged")),
+    "gradients.accumulate": ("GradientsOverwritten", NOTHING_ELSE),
+    "gradients.inputs-unchanged": (
+        "QueryScaledInPlaceBackward",
+        also("gradients.accumulate gradients.repeated"),
+    ),
+    "gradients.check": ("SlopesOfNothing", NOTHING_ELSE),
+    "gradients.double-backward": ("SecondGradientsCut", NOTHING_ELSE),
+}

@@ -1,0 +1,35 @@
+"""What goes wrong with packed sequences, buffers, operators and compilers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
+
+_SEQUENCES: Final = (
+    "equivariance.batch-independent gradients.golden gradients.options mask.empty-row "
+    "numerics.golden state.unseen varlen.causal varlen.empty-sequence varlen.golden"
+)
+
+LAYOUTS: Final[Specific] = {
+    "varlen.golden": (
+        "SequencesOfEqualLength",
+        also(
+            f"{_SEQUENCES} equivariance.batch equivariance.queries numerics.convex "
+            "state.no-memory varlen.independent"
+        ),
+    ),
+    "varlen.causal": ("CausalByLongest", also(_SEQUENCES)),
+    # Who attends its neighbours is wrong wherever there are several items.
+    "varlen.independent": ("NeighbourAttended", ANYTHING),
+    "varlen.empty-sequence": (
+        "EmptySequencesShiftOthers",
+        also("cache.decode-equals-full gradients.empty-row-finite mask.empty-row"),
+    ),
+    "out.written": ("LastRowUnwritten", also("out.strided")),
+    "out.bounds": ("WrittenPastTheBuffer", also("out.strided")),
+    "out.strided": ("BufferTakenAsContiguous", NOTHING_ELSE),
+    "out.kept": ("BufferUsedAgain", NOTHING_ELSE),
+    "operator.opcheck": ("MutationUndeclared", NOTHING_ELSE),
+    "compile.agrees": ("ScaleLostWhenCompiled", also("numerics.golden")),
+}
