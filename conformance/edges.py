@@ -6,6 +6,7 @@ They run outside hypothesis, which does not shrink explicit examples; failures a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from .candidate import Candidate
@@ -77,18 +78,32 @@ _EXTRAS_STEP: Final = 89
 _FORMS: Final = 5
 
 
-def edge_problems(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
-    """The edge problems of a space, each with another recipe, mask option and pattern in turn."""
+def edge_problems(
+    candidate: Candidate, space: Space, *, dtype: str, most: int | None = None
+) -> list[Problem]:
+    """The edge problems of a space, each with another recipe, mask option and pattern in turn.
+
+    Only the first ``most`` are made, as fitting sizes to a candidate takes a while; None: all.
+    """
+    found: dict[Problem, None] = {}  # in order, each once
+    for problem in _every(candidate, space, dtype=dtype):
+        if len(found) == most:
+            break
+        if space.admits(problem, candidate):
+            found[problem] = None
+    return list(found)
+
+
+def _every(candidate: Candidate, space: Space, *, dtype: str) -> Iterable[Problem]:
+    """The same before those are left out that are not in the space, or known."""
     if space.edges == "options":
-        found = option_problems(candidate, space, dtype=dtype)
-    elif space.edges == "single-options":
-        found = single_options(candidate, space, dtype=dtype)
-    else:
-        drafts = _long_drafts() if space.edges == "lengths" else _short_drafts(candidate, space)
-        if stays_even(candidate) and dtype in ("float16", "bfloat16"):
-            drafts = [_draft(0, _EVEN, masked=True, causal=False), *drafts]
-        found = [draft.problem(candidate, space, dtype=dtype) for draft in drafts]
-    return [problem for problem in dict.fromkeys(found) if space.admits(problem, candidate)]
+        return option_problems(candidate, space, dtype=dtype)
+    if space.edges == "single-options":
+        return single_options(candidate, space, dtype=dtype)
+    drafts = _long_drafts() if space.edges == "lengths" else _short_drafts(candidate, space)
+    if stays_even(candidate) and dtype in ("float16", "bfloat16"):
+        drafts = [_draft(0, _EVEN, masked=True, causal=False), *drafts]
+    return (draft.problem(candidate, space, dtype=dtype) for draft in drafts)
 
 
 def _short_drafts(candidate: Candidate, space: Space) -> list[Draft]:

@@ -62,11 +62,11 @@ class Pool:
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES
         wanted = round(self._profile.examples * space.share * part)
-        edges = edge_problems(self._candidate, space, dtype=dtype)
-        if self._profile.edges is not None:
-            edges = edges[: self._profile.edges]
+        most = self._profile.edges
         if space.share < 1.0 and space.edges == "sizes":
-            edges = edges[: wanted // 2]  # a part of each: edges alone are the same in every run
+            # A part of each: edges alone are the same in every run.
+            most = wanted // 2 if most is None else min(most, wanted // 2)
+        edges = edge_problems(self._candidate, space, dtype=dtype, most=most)
         drawn = draw_problems(
             self._candidate,
             space,
