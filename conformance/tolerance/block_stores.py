@@ -15,6 +15,8 @@ def query_block_stores(length: int, contract: Contract) -> int:
     """How often gradients of key and value are stored between blocks of that many queries."""
     if contract.unit_roundoff <= contract.accumulator_roundoff:
         return 0  # the accumulator's own sum has counted it
+    if contract.score_roundoff:
+        return math.ceil(length / model.EAGER_QUERY_BLOCK) - 1
     sizes = [size for least, size in model.GRADIENT_QUERY_BLOCKS if length >= least]
     return math.ceil(length / sizes[-1]) - 1
 
@@ -23,7 +25,8 @@ def key_block_stores(length: int, contract: Contract) -> int:
     """How often the gradient of the query is stored between blocks of that many keys."""
     if contract.unit_roundoff <= contract.accumulator_roundoff:
         return 0
-    return math.ceil(length / model.GRADIENT_KEY_BLOCK) - 1
+    block = model.EAGER_KEY_BLOCK if contract.score_roundoff else model.GRADIENT_KEY_BLOCK
+    return math.ceil(length / block) - 1
 
 
 def worst_of_stores(sizes: Tensor, stores: int, contract: Contract) -> Tensor | float:

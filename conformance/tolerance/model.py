@@ -86,6 +86,9 @@ SMALLEST_KEY_BLOCK: Final = 16
 SUM_ROUNDINGS: Final = 4
 # Dividing by the sum of the weights: reciprocal, product, conversion.
 DIVISION_ROUNDINGS: Final = 3
+# Eager code may divide last, and may answer to two groups of keys apart (cached and new ones): each
+# weighted sum of exponentials is stored then, and so is their sum.
+PARTIAL_STORES: Final = 2
 # exp(logit - log-sum-exp) uses the rounded log-sum-exp of a part and of the whole.
 LOG_SUM_EXP_ROUNDINGS: Final = 2
 # Partial results that are merged by ``a + s (b - a)`` or ``(1 - s) a + s b``, s being a sigmoid of
@@ -286,10 +289,18 @@ BACKWARD_EXP_ERROR: Final = 40.0
 # FlashAttentionKernel.cpp): blocks of so many queries from so many queries on, and of keys.
 GRADIENT_QUERY_BLOCKS: Final = ((0, 32), (192, 64), (768, 256))
 GRADIENT_KEY_BLOCK: Final = 256
+# In eager code torch.autograd adds up the parts, in the working dtype, wherever a tensor was used
+# several times: by a loop over single queries, or over blocks of keys.
+EAGER_QUERY_BLOCK: Final = 1
+EAGER_KEY_BLOCK: Final = SMALLEST_KEY_BLOCK
 # Elements of the table (row, channel, channel) of coherent errors that is held at once.
 COHERENT_GRADIENT_CHUNK: Final = 2**22
 
 # Where judging ends -------------------------------------------------------------------------------
+
+# Gradients divide by the cube of what a head is normalised by, whose intermediate values float16
+# cannot hold below 1/16 (with HEADROOM), and finite differences would step across the head's turn.
+SHORTEST_NORM: Final = 1.0 / 8.0
 
 # An epsilon of a normalisation below this says no more than that zeros are not divided by zero.
 SMALLEST_NORMALISED: Final = 1e-6

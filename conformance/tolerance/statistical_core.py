@@ -124,6 +124,7 @@ def _sum_variance(
     terms += (model.WALK * length + blocks + model.NUMERATOR_ROUNDINGS) * unit**2
     squares = attention.value.square()
     ratio = (model.NORMALISED_DRIFT * length + blocks + model.RATIO_ROUNDINGS) * unit**2
+    terms += model.PARTIAL_STORES * model.WALK * contract.score_roundoff**2
     partners = squares * terms
     if carried.value is not None:
         partners += carried.value
@@ -131,6 +132,8 @@ def _sum_variance(
     variance.addcmul_(attention.output, attention.output, value=ratio)
     if contract.weight_underflow:
         variance += weights.clamp_max(contract.weight_underflow**2) @ squares
+    if contract.score_roundoff:
+        variance += model.PARTIAL_STORES * contract.underflow**2
     return variance
 
 

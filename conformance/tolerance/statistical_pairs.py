@@ -157,7 +157,8 @@ def _common_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
 def _weight_variance(weights: Tensor, live: LiveKeys, contract: Contract) -> Tensor:
     """Rounded to the working dtype: relative, or lost where they underflow."""
     squares = weights.square()
-    variance = squares * contract.weight_roundoff**2
+    divided_last = model.PARTIAL_STORES * contract.score_roundoff**2
+    variance = squares * (contract.weight_roundoff**2 + divided_last)
     return live.only(variance + squares.clamp_max(contract.weight_underflow**2))
 
 

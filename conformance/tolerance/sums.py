@@ -50,6 +50,8 @@ def weighted_sum_error(
         error += lost @ size
     flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
     error.add_(flushed, alpha=contract.accumulator_underflow)
+    if contract.score_roundoff:
+        error += model.PARTIAL_STORES * contract.underflow
     return _stored(error, attention.output, stored)
 
 
@@ -81,6 +83,7 @@ def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
     unit = contract.accumulator_roundoff
     blocks = math.ceil(key_length / contract.key_block)
     total = gamma(key_length + blocks + model.SUM_ROUNDINGS, unit) + contract.weight_roundoff
+    total += model.PARTIAL_STORES * contract.score_roundoff
     return total + contract.operand_error, total + model.DIVISION_ROUNDINGS * unit
 
 

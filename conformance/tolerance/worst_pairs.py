@@ -112,7 +112,9 @@ def _rounded_weights(weights: Tensor, error: Tensor, contract: Contract) -> Tens
     if not contract.weight_roundoff:
         return error
     upper = weights + error
-    return error + contract.weight_roundoff * upper + upper.clamp_max(contract.weight_underflow)
+    # Divided last, the sum of a row and the gradient that is divided by it are stored, too.
+    rounding = contract.weight_roundoff + model.PARTIAL_STORES * contract.score_roundoff
+    return error + rounding * upper + upper.clamp_max(contract.weight_underflow)
 
 
 def _weight_gradient_error(
