@@ -38,7 +38,7 @@ def one_key_after_the_other(
 
 
 @core(dtypes=EVERY, scores="fused")
-def compensated_sums(
+def compensated_blocks_of_keys(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -8,7 +8,7 @@ import pytest
 
 from candidates.legitimate import CANDIDATES
 from conformance.candidate import Candidate
-from conformance.declaration import FEATURES, MASK_FORMS
+from conformance.declaration import FEATURES, MASK_FORMS, SEQUENCES
 from conformance.dtypes import DTYPES
 from conformance.expectations import judge
 from conformance.profile import PROFILES
@@ -41,7 +41,7 @@ def test_there_are_many_of_different_names() -> None:
 def test_every_promise_is_made_by_one() -> None:
     """Mask forms, alignments, rules for empty rows, features, inputs, dtypes and precisions."""
     promised = [candidate.declaration for candidate in CANDIDATES]
-    assert {form for d in promised for form in d.masks} == set(MASK_FORMS)
+    assert {form for d in promised for form in d.masks} == {*MASK_FORMS, SEQUENCES}
     assert {d.causal for d in promised} == {"bottom-right", "top-left", None}
     assert {d.empty_rows for d in promised} == {
         "zeros",
