@@ -165,7 +165,8 @@ MAY_IMPORT = {
         "torch",
         "xdist",
     },
-    "candidates": {"conformance", "numpy", "torch", "onnx", "onnxruntime"},
+    # Triton only where it is installed: the candidate is offered nowhere else.
+    "candidates": {"conformance", "numpy", "torch", "triton", "onnx", "onnxruntime"},
 }
 
 

@@ -31,6 +31,8 @@ def _can_decode(candidate: Candidate) -> str:
     declared = candidate.declaration
     if any(is_fixed(candidate, name) for name in LENGTHS):
         return "its geometry pins the lengths"
+    if declared.layout == "varlen":  # the first steps would leave sequences without any token
+        return "its sequences lie in one tensor"
     if not can_cache(candidate):
         return ""
     if not declared.positions_known:
