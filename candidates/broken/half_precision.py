@@ -46,7 +46,7 @@ class LayerScaleOnePercentOff(EagerLayer):
     core = OnePercentOff()
 
 
-@core("numerics.golden", "numerics.typical-error", dtypes=HALVES)
+@core("numerics.accumulation", "numerics.constant-value", dtypes=HALVES)
 class SumInHalfPrecision(EagerCore):
     """The weighted sum is added up in the dtype of the inputs, one key after the other."""
 
@@ -54,7 +54,7 @@ class SumInHalfPrecision(EagerCore):
         return added_up_in(weights, value, value.dtype)
 
 
-@core("numerics.constant-value", "numerics.golden", dtypes=HALVES)
+@core("numerics.accumulation", "numerics.any-length", dtypes=HALVES)
 class DenominatorInHalfPrecision(EagerCore):
     """The exponentials are added up in the dtype of the inputs, one key after the other."""
 
