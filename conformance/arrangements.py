@@ -35,6 +35,7 @@ Tensors = tuple[Tensor, ...]
 _HEADS: Final = {"BHSD": 1, "BSHD": 2, "packed-qkv": 3, "packed-kv": 2, "varlen": 1}
 _PACKED_HEADS: Final = 3
 _SEPARATE: Final = 3
+EMPTY_LENGTHS: Final = "empty-lengths"
 # How many of the sequences have no token at all where some rows are to be empty.
 _EMPTY_SHARE: Final = 0.35
 
@@ -204,15 +205,15 @@ def sequences(
 ) -> Tensor:
     """Which key each query of its sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
 
-    One sequence at least is as long as the batch is made for. "full" makes them equal; a pattern
-    with "empty" in its name leaves about a third of them without any token.
+    One sequence at least is as long as the batch is made for. "full" makes them equal;
+    "empty-lengths" leaves about a third of them without any token, which only a SHOULD asks for.
     """
     batch, query_length, key_length = sizes
     queries = _lengths(batch, query_length, generator)
     keys = _lengths(batch, key_length, generator)
     if pattern == "full":
         queries, keys = torch.full_like(queries, query_length), torch.full_like(keys, key_length)
-    if "empty" in pattern:
+    if pattern == EMPTY_LENGTHS:
         gone = torch.rand(batch, generator=generator) < _EMPTY_SHARE
         gone &= torch.arange(batch) > 0
         queries, keys = queries.masked_fill(gone, 0), keys.masked_fill(gone, 0)
