@@ -7,7 +7,12 @@ from examples import CLAUSES, SMALL, layer, run_clause
 
 from candidates.broken._kit import CORRECT
 from candidates.eager import EagerModule, eager_core, eager_layer, eager_module
+from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
+from candidates.operator_attention import operator_attention
+from candidates.out_attention import out_attention
+from candidates.varlen_attention import varlen_attention
+from conformance.adapters.compiled import compiled_variants
 from conformance.candidate import Candidate
 from conformance.runner import CandidateRun
 
@@ -21,9 +26,13 @@ class Undropped(EagerModule):
 UNDROPPED = layer(Undropped, masks=[], causal=None, features=[], empty_rows="any")
 UNDROPPED_FOR = ("state.train-agrees",)
 EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT]
-SOMEBODY = (*EVERYBODY, by_autograd)
+EXAMPLES = (varlen_attention, out_attention, operator_attention)
+SOMEBODY = (*EVERYBODY, by_autograd, *EXAMPLES, *LEGITIMATE)
+IN_FLOAT16 = ("numerics.overflow-half",)
+# One problem of thousands of keys in a sample this small.
+ONCE = ("numerics.long-sequence",)
 IN_FLOAT64 = ("gradients.check",)
-LEAST_SHARE = 0.3
+LEAST_SHARE = 0.75
 
 
 @pytest.mark.parametrize("candidate", EVERYBODY, ids=lambda candidate: candidate.name)
@@ -45,9 +54,11 @@ OF_ALL = [slug for slug in CLAUSES if not slug.startswith(("export.", "device.")
 def test_each_clause_is_passed_by_somebody(slug: str) -> None:
     """Every clause applies to a correct candidate, binds there and passes."""
     clause = CLAUSES[slug]
-    able = [one for one in SOMEBODY if not clause.not_applicable(one)][:1]
+    compiled = compiled_variants([by_autograd]) if slug == "compile.agrees" else []
+    able = [one for one in (*SOMEBODY, *compiled) if not clause.not_applicable(one)][:1]
     more = [UNDROPPED] if slug in UNDROPPED_FOR else []
     dtype = "float64" if slug in IN_FLOAT64 else "float32"
+    dtype = "float16" if slug in IN_FLOAT16 else dtype
     # Of clauses that are asked in few examples some more are drawn.
     examples = 4 * SMALL.examples if clause.space.share < LEAST_SHARE else SMALL.examples
     results = [
@@ -55,4 +66,4 @@ def test_each_clause_is_passed_by_somebody(slug: str) -> None:
     ]
     passed = [result for result in results if result.status == "passed"]
     assert passed, [result.reason for result in results]
-    assert max(result.binding for result in passed) >= 2
+    assert max(result.binding for result in passed) >= (1 if slug in ONCE else 2)
