@@ -138,6 +138,7 @@ def _keeps_slots(candidate: Candidate) -> str:
     ),
     applies=(_keeps_slots,),
     explained=False,
+    subtle=True,  # behind a causal diagonal few rows see the last slots
 )
 def untouched_tail(subject: Subject, problem: Problem) -> Finding:
     """Slices of larger buffers full of NaN or junk, or slots past the lengths full of junk."""

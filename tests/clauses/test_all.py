@@ -11,6 +11,7 @@ from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
+from candidates.torch_scaled_dot_product import torch_scaled_dot_product
 from candidates.varlen_attention import varlen_attention
 from conformance.adapters.compiled import compiled_variants
 from conformance.candidate import Candidate
@@ -57,6 +58,7 @@ def test_each_clause_is_passed_by_somebody(slug: str) -> None:
     compiled = compiled_variants([by_autograd]) if slug == "compile.agrees" else []
     able = [one for one in (*SOMEBODY, *compiled) if not clause.not_applicable(one)][:1]
     more = [UNDROPPED] if slug in UNDROPPED_FOR else []
+    able = [torch_scaled_dot_product] if slug in IN_FLOAT16 else able
     dtype = "float64" if slug in IN_FLOAT64 else "float32"
     dtype = "float16" if slug in IN_FLOAT16 else dtype
     # Of clauses that are asked in few examples some more are drawn.
