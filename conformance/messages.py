@@ -73,7 +73,7 @@ class Ready:
     """What a worker knows before it loads anything: the specification and its surroundings.
 
     ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
-    origin.
+    origin. ``elsewhere`` are the slugs of clauses that nothing is asked on a CPU.
     """
 
     environment: dict[str, Any]
@@ -81,6 +81,7 @@ class Ready:
     sentences: dict[str, str]
     levels: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
 
 
 Event = tuple[str, Any]

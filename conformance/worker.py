@@ -110,6 +110,7 @@ def _tell(connection: Connection, tag: str, payload: Any) -> None:
 
 
 def _ready() -> Any:
+    from .clauses._devices import on_a_device  # noqa: PLC0415 (loads torch)
     from .environment import environment  # noqa: PLC0415
     from .messages import Ready  # noqa: PLC0415
     from .registry import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
@@ -121,6 +122,7 @@ def _ready() -> Any:
         sentences={clause.id: clause.sentence for clause in clauses},
         levels={clause.id: clause.level_text for clause in clauses},
         origins={clause.id: clause.origin for clause in clauses if clause.origin},
+        elsewhere=frozenset(clause.id for clause in clauses if on_a_device in clause.requirements),
     )
 
 

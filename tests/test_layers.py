@@ -112,6 +112,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "precision_diagnosis",
             "precision_losses",
             "reduction",
+            "roundings",
             "runner",
             "simplification",
             "smallest",

@@ -20,11 +20,8 @@ from conformance.precision_losses import (
     ROUNDINGS,
     SUMS,
     PrecisionLoss,
-    added_up,
-    to_cut_tf32,
-    to_format,
-    to_tf32,
 )
+from conformance.roundings import added_up, to_cut_tf32, to_format, to_tf32
 from conformance.tolerance.model import TENSOR_FLOAT_32, UNIT_ROUNDOFF
 
 EIGHT = ("float8_e4m3fn", "float8_e5m2")

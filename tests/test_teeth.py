@@ -9,6 +9,7 @@ from specific_mistakes import ANYTHING, ON_A_DEVICE, SPECIFIC
 
 from candidates.broken import MISTAKES
 from conformance import Mistake
+from conformance.clauses._devices import on_a_device
 from conformance.profile import PROFILES, Profile
 from conformance.registry import all_clauses
 from conformance.results import ClauseResult
@@ -52,6 +53,12 @@ def test_every_clause_has_a_mistake_that_fails_it() -> None:
     """No clause is without teeth: each is the primary clause of a mistake."""
     primary = {mistake.primary for mistake in (*MISTAKES, *shipped_mistakes())}
     assert {clause.id for clause in all_clauses()} - ON_A_DEVICE == primary
+
+
+def test_only_clauses_about_other_devices_may_catch_nothing() -> None:
+    """``conformance teeth`` excuses the clauses that ask nothing on a CPU, and no others."""
+    excused = {clause.id for clause in all_clauses() if on_a_device in clause.requirements}
+    assert excused == ON_A_DEVICE
 
 
 @pytest.mark.parametrize("slug", sorted(SPECIFIC))

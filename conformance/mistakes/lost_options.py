@@ -92,13 +92,17 @@ def _both(one: Callable[[Inputs], bool], two: Callable[[Inputs], bool]) -> Calla
     return lambda inputs: one(inputs) and two(inputs)
 
 
+# Seen best where every call has the one and some have the other.
+_LOST_TO_CACHE: Final = {"causal": "cache.decode-equals-full", "bias": "mask.bias"}
+
+
 def _lost_to_cache() -> list[NamedMistake]:
     """What is dropped where a part of the keys is cached, and the cache dropped for the rest."""
     found: list[NamedMistake] = []
     for name, (spoken, present, absent) in _FEATURES.items():
         found += mistakes(
             f"{name}-lost-to-cache",
-            "cache.decode-equals-full" if name == "causal" else "cache.golden",
+            _LOST_TO_CACHE.get(name, "cache.golden"),
             f"{spoken} is dropped where a cache is given too",
             "apply both",
             {"question": changed(_both(present, has_cache), **absent)},

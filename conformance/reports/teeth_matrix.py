@@ -138,6 +138,17 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
             yield False, f"{name}: {told} {row['primary']} ({row['primary_reason']})"
     for slug in () if record["interrupted"] else summary["toothless_judged"]:
         yield False, f"catches no mistake: {slug}"
+    if summary["elsewhere"]:
+        yield True, f"not asked on a CPU: {_some(summary['elsewhere'])}"
+    yield from _about_correct(summary, by_name)
+    if summary["not_run"]:
+        told = f"{len(summary['not_run'])} ({_some(summary['not_run'])})"
+        yield False, f"not run to the end: {told}"
+    yield _is_green(record), total(record)
+
+
+def _about_correct(summary: Record, by_name: Mapping[str, Record]) -> Iterator[tuple[bool, str]]:
+    """What the correct candidates are accused of."""
     for name in summary["flagged"]:
         row = by_name[name]
         for slug in row["flagged"]:
@@ -145,10 +156,6 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
     for name in summary["should_failed"]:
         failed = _some(by_name[name]["should_failed"])
         yield True, f"correct, but fails what it should keep: {name}: {failed}"
-    if summary["not_run"]:
-        told = f"{len(summary['not_run'])} ({_some(summary['not_run'])})"
-        yield False, f"not run to the end: {told}"
-    yield _is_green(record), total(record)
 
 
 def _is_green(record: Record) -> bool:

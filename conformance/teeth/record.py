@@ -182,6 +182,7 @@ def _summary(
         "clauses": len(clauses),
         "toothless": toothless,
         "toothless_judged": [slug for slug in toothless if slug in judged],
+        "elsewhere": [slug for slug in toothless if slug in caught.ready.elsewhere],
         "correct": len(correct),
         "flagged": [row["name"] for row in correct if row["flagged"]],
         "should_failed": [row["name"] for row in correct if row["should_failed"]],

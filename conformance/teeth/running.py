@@ -60,9 +60,9 @@ def _judged(options: TeethOptions, caught: Caught) -> set[str]:
 
     All of them where the repository's catalogue is there, as the shipped mistakes alone do not
     reach every clause; elsewhere those of installed distributions; none where mistakes were chosen
-    or not all of them ran.
+    or not all of them ran. Those that ask nothing on a CPU, where the catalogue runs, need not.
     """
     if options.targets or options.mistakes or options.not_mistakes or caught.interrupted:
         return set()
     whole = any(entry.origin == REPOSITORY for entry in caught.loaded)
-    return set(caught.ready.sentences if whole else caught.ready.origins)
+    return set(caught.ready.sentences if whole else caught.ready.origins) - caught.ready.elsewhere

@@ -62,9 +62,12 @@ MASK: Final[Specific] = {
     ),
     "mask.no-leak": (
         "CentredOnIgnoredKeys",
-        also("cache.untouched-tail mask.causal mask.causal-and-mask mask.no-leak-nonfinite"),
+        also(
+            "cache.untouched-tail gradients.causal gradients.masked-zero mask.causal "
+            "mask.causal-and-mask mask.no-leak-nonfinite"
+        ),
     ),
-    "mask.no-leak-nonfinite": ("InfinityAdded", NOTHING_ELSE),
+    "mask.no-leak-nonfinite": ("InfinityAdded", also("gradients.empty-row-finite")),
     "mask.padding-is-absence": (
         "AveragedWithPadding",
         also(

@@ -70,8 +70,9 @@ NUMERICS: Final[Specific] = {
     "numerics.near-ties": (
         "ScoresOfElevenBits",
         also(
-            "mask.bias mask.causal-alignment mask.causal-combined mask.causal-first-key "
-            "mask.golden numerics.golden numerics.key-shift numerics.large-logits "
+            "gradients.alone mask.bias mask.causal-alignment mask.causal-combined "
+            "mask.causal-first-key mask.golden numerics.golden numerics.key-shift "
+            "numerics.large-logits "
             "numerics.odd-scale numerics.scale numerics.scale-error numerics.typical-error "
             "shape.weights"
         ),

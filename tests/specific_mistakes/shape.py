@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import ANYTHING, NOTHING_ELSE, Specific
+from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
 
 SHAPE: Final[Specific] = {
     "shape.bounds": ("ReadsPastTheEnd", NOTHING_ELSE),
-    "shape.dtype": ("AnswersInFloat64", NOTHING_ELSE),
+    "shape.dtype": ("AnswersInFloat64", also("mixed.undeclared-inputs")),
     "shape.empty-batch": ("EmptyBatchRaises", NOTHING_ELSE),
     "shape.empty-query": ("EmptyQueryRaises", NOTHING_ELSE),
     "shape.expanded": ("ExpandedInputsRefused", NOTHING_ELSE),
@@ -18,7 +18,7 @@ SHAPE: Final[Specific] = {
     "shape.rejects-others": ("LongerMaskAccepted", NOTHING_ELSE),
     "shape.rejects-width": ("WidthCutToFit", NOTHING_ELSE),
     "shape.shared": ("SharedValuesLost", NOTHING_ELSE),
-    "shape.strided": ("LastStrideAssumedOne", NOTHING_ELSE),
+    "shape.strided": ("LastStrideAssumedOne", also("gradients.strided")),
     "shape.weights": ("WeightsOfReversedHeads", NOTHING_ELSE),
     "shape.weights-aside": ("NoOutputWithWeights", NOTHING_ELSE),
 }

@@ -7,7 +7,7 @@ from typing import Final
 from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
 
 STATE: Final[Specific] = {
-    "state.answer-is-fresh": ("AnswerIsTheValues", also("numerics.nan-shows")),
+    "state.answer-is-fresh": ("AnswerIsTheValues", also("gradients.alone numerics.nan-shows")),
     "state.answer-kept": ("AnswerBufferReused", NOTHING_ELSE),
     "state.bitwise-repeatable": ("SummedInRandomOrder", NOTHING_ELSE),
     "state.call-order": ("MaskKeptForLater", ANYTHING),

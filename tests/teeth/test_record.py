@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from records import result
-from teeth_records import BAD, GOOD, correct, entry, failed, passed, record
+from teeth_records import BAD, GOOD, READY, correct, entry, failed, passed, record
 
-from conformance.teeth.record import exit_code
+from conformance.reports.teeth_matrix import summary_lines
+from conformance.teeth.options import TeethOptions
+from conformance.teeth.record import Caught, build_record, exit_code
 
 
 def test_a_good_run_is_green() -> None:
@@ -53,6 +56,22 @@ def test_a_bad_run_is_red() -> None:
     assert summary["flagged"] == ["accused"]
     assert summary["should_failed"] == ["accused"]
     assert summary["toothless_judged"] == ["house.rule"]
+
+
+def test_clauses_about_other_devices_are_told_apart() -> None:
+    """What asks nothing on a CPU is named as such where it caught nothing, and is no finding."""
+    ready = dataclasses.replace(READY, elsewhere=frozenset({"house.rule", "mask.golden"}))
+    caught = Caught(ready=ready, loaded=[entry("m")], results={"m": [failed("mask.golden")]})
+    found = build_record(
+        dataclasses.replace(caught, complete={"m"}),
+        TeethOptions(targets=()),
+        first=False,
+        judged=(),
+        seconds=0.0,
+    )
+    assert found["summary"]["elsewhere"] == ["house.rule"]
+    assert exit_code(found) == 0
+    assert (True, "not asked on a CPU: house.rule") in summary_lines(found)
 
 
 @pytest.mark.parametrize(
