@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import NOTHING_ELSE, Specific, also
+from .consequences import ANYWHERE, NOTHING_ELSE, Specific, also
 
 MASK: Final[Specific] = {
     "mask.strided": ("BiasNeedsContiguity", NOTHING_ELSE),
@@ -28,7 +28,7 @@ MASK: Final[Specific] = {
     ),
     "mask.causal-alignment": (
         "BottomRightForTopLeft",
-        also("groups.golden mask.empty-row numerics.any-length numerics.options shape.weights"),
+        ANYWHERE | also("mask.empty-row shape.weights"),
     ),
     "mask.causal-and-mask": (
         "CausalLostUnderMask",
@@ -53,11 +53,11 @@ MASK: Final[Specific] = {
     ),
     "mask.golden": (
         "FirstQuerysMask",
-        also(
-            "groups.golden "
+        ANYWHERE
+        | also(
             "equivariance.queries equivariance.tokens mask.empty-row mask.empty-row-isolated "
-            "mask.no-leak mask.no-leak-nonfinite numerics.any-length numerics.convex "
-            "numerics.options shape.rejects-others shape.weights state.no-memory"
+            "mask.no-leak mask.no-leak-nonfinite numerics.convex shape.rejects-others "
+            "shape.weights state.no-memory"
         ),
     ),
     "mask.no-leak": (

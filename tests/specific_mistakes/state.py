@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
+from .consequences import ANYTHING, ANYWHERE, NOTHING_ELSE, Specific, also
 
 STATE: Final[Specific] = {
     "state.answer-is-fresh": ("AnswerIsTheValues", also("gradients.alone numerics.nan-shows")),
-    "state.answer-kept": ("AnswerBufferReused", NOTHING_ELSE),
-    "state.bitwise-repeatable": ("SummedInRandomOrder", NOTHING_ELSE),
+    "state.answer-kept": (
+        "AnswerBufferReused",
+        also("gradients.accumulate gradients.interleaved"),
+    ),
+    "state.bitwise-repeatable": (
+        "SummedInRandomOrder",
+        also("mixed.undeclared-inputs"),
+    ),
     "state.call-order": ("MaskKeptForLater", ANYTHING),
     "state.dropout": ("DropoutIgnored", NOTHING_ELSE),
     "state.eval-deterministic": ("NoiseInEval", ANYTHING),
     "state.follows-to": ("ScaleLeftBehind", NOTHING_ELSE),
-    "state.grad-mode": ("UnscaledWhileRecording", NOTHING_ELSE),
+    "state.grad-mode": ("UnscaledWhileRecording", ANYWHERE),
     "state.inputs-unchanged": ("BiasFilledInPlace", NOTHING_ELSE),
     "state.no-memory": ("AnswersCachedByAddress", ANYTHING),
     "state.repeatable": ("ScaleDrifts", ANYTHING),
