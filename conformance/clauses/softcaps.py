@@ -100,34 +100,27 @@ def softcap_before_mask(subject: Subject, problem: Problem) -> Finding:
     applies=(offers_softcap,),
 )
 def softcap_large(subject: Subject, problem: Problem) -> Finding:
-    """In turn: a huge cap against none, and queries enlarged twice under a small one."""
+    """In turn: a huge cap, and queries enlarged under a small one, against the golden."""
     narrow = narrow_range(subject)
     scalable = subject.candidate.golden_known and subject.declaration.inputs != "self"
     if problem.seed % 2 == 0 or not scalable:
         return _huge(subject, problem, HUGE_IN_HALF if narrow else HUGE)
-    plain = _capped(subject, problem, SMALL_CAPS[problem.seed % len(SMALL_CAPS)])
     target = FAR_ABOVE_IN_HALF if narrow else FAR_ABOVE
-    far, further = (_enlarged(subject, plain, target * factor) for factor in (1.0, 2.0))
-    return same_answer(
-        subject,
-        far,
-        further,
-        f"scores that reach {target:g} do not end at the softcap of {plain.softcap:g}",
-        counterfactual=lambda: subject.oracle.output(further.replace(softcap=None)),
-    )
+    plain = _capped(subject, problem, SMALL_CAPS[problem.seed % len(SMALL_CAPS)])
+    far = _enlarged(subject, plain, target)
+    wording = f"scores that reach {target:g} do not end at the softcap of {plain.softcap:g}"
+    return matches_golden(subject, far, wording, counterfactual=far.replace(softcap=None))
 
 
 def _huge(subject: Subject, problem: Problem, cap: float) -> Finding:
+    """Without a golden the answer under no cap is the one to meet."""
     plain = subject.inputs(problem.replace(softcap=None))
     inputs = plain.replace(softcap=cap)
-    return same_answer(
-        subject,
-        plain,
-        inputs,
-        f"a softcap of {cap:g}, far above all scores, changes the answer",
-        # Scores of at most one over the cap: as good as none.
-        counterfactual=lambda: subject.oracle.output(inputs.replace(scale=0.0)),
-    )
+    wording = f"a softcap of {cap:g}, far above all scores, changes the answer"
+    if not subject.candidate.golden_known:
+        return same_answer(subject, plain, inputs, wording)
+    # Scores of at most one over the cap: as good as none.
+    return matches_golden(subject, inputs, wording, counterfactual=inputs.replace(scale=0.0))
 
 
 def _enlarged(subject: Subject, inputs: Inputs, target: float) -> Inputs:
