@@ -229,7 +229,12 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
 
     Raises UsageError when it cannot be written after all: a folder that went away, a full disk.
     """
-    write_text(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)
+    write_text(report_text(report), path)
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """The record as the JSON document that is written."""
+    return json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_text(text: str, path: Path) -> None:

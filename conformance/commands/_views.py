@@ -1,0 +1,88 @@
+"""The options ``--html FILE``, ``--sarif FILE`` … of commands, and the files they ask for."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+import click
+
+from ..reports.views import TERMINAL, VIEWS, View
+from ._options import Decorator
+from ._output import printing
+
+STANDARD_OUTPUT: Final = Path("-")
+_ALL: Final = {view.option: view for view in (*VIEWS, TERMINAL)}
+
+Files = Mapping[str, Path]
+
+
+def view_options(*views: View) -> Decorator:
+    """An option a view; the command gets ``views``, a dict of option to path of those given.
+
+    Without arguments all of :data:`conformance.reports.views.VIEWS`.
+    """
+    offered = views or VIEWS
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gathered(**arguments: Any) -> Any:
+            given = {view.option: arguments.pop(view.parameter) for view in offered}
+            files = {option: path for option, path in given.items() if path is not None}
+            return command(views=files, **arguments)
+
+        return functools.reduce(lambda made, view: _option(view)(made), offered[::-1], gathered)
+
+    return decorate
+
+
+def _option(view: View) -> Decorator:
+    return click.option(
+        view.option,
+        view.parameter,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"{view.said.removesuffix('.')} (- for standard output).",
+    )
+
+
+def check_files(views: Files, json_path: Path | None = None) -> None:
+    """Require before a run that every file can be written, and none twice; raises UsageError."""
+    from ..report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
+
+    files = {"--json": json_path, **views}
+    check_apart(files)
+    for option, path in files.items():
+        if path not in (None, STANDARD_OUTPUT):
+            check_writable(path, option)
+
+
+def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None = None) -> None:
+    """Write the record, and then every view of it that is asked for.
+
+    Raises UsageError when a file cannot be written after all.
+    """
+    from ..report import report_text  # noqa: PLC0415
+
+    if json_path is not None:
+        _write(report_text(record), json_path)
+    for option, path in views.items():
+        _write(_ALL[option].render(record), path)
+
+
+def _write(text: str, path: Path) -> None:
+    from ..report import write_text  # noqa: PLC0415
+
+    if path != STANDARD_OUTPUT:
+        write_text(text, path)
+        return
+    with printing():
+        sys.stdout.write(text.encode(errors="backslashreplace").decode())
+
+
+def told_to(views: Files, json_path: Path | None = None) -> IO[str]:
+    """Where a command tells a person: standard error where standard output has a view."""
+    return sys.stderr if STANDARD_OUTPUT in (json_path, *views.values()) else sys.stdout
