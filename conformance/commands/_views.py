@@ -34,7 +34,10 @@ def view_options(*views: View) -> Decorator:
             files = {option: path for option, path in given.items() if path is not None}
             return command(views=files, **arguments)
 
-        return functools.reduce(lambda made, view: _option(view)(made), offered[::-1], gathered)
+        made: Callable[..., Any] = gathered
+        for view in reversed(offered):
+            made = _option(view)(made)
+        return made
 
     return decorate
 
