@@ -45,23 +45,24 @@ def _elements(tables: list[Data]) -> int:
 def _tables(data: Data) -> Iterator[Data]:
     """Every tensor that would be shown, once."""
     for number, call in enumerate(data["calls"]):
-        changed = _changed(call, data["calls"][number - 1]) if number else _given(call)
-        yield from filter(tensors.is_table, changed.values())
+        shown = changed(call, data["calls"][number - 1]) if number else given(call)
+        yield from filter(tensors.is_table, shown.values())
     for layer in data.get("layers", []):
         yield from (layer["weights"] or {}).values()
     yield from (data[name] for name in _COMPARED if tensors.is_table(data.get(name)))
 
 
-def _given(call: Data) -> dict[str, Any]:
+def given(call: Data) -> dict[str, Any]:
+    """Everything that a call was given, by name."""
     return {**call["arguments"], **call["keywords"]}
 
 
-def _changed(call: Data, first: Data) -> dict[str, Any]:
+def changed(call: Data, first: Data) -> dict[str, Any]:
     """What a later call was given that the first was not."""
-    before = _given(first)
+    before = given(first)
     return {
         name: value
-        for name, value in _given(call).items()
+        for name, value in given(call).items()
         if name not in before or not _same(value, before[name])
     }
 
@@ -79,8 +80,8 @@ def _calls(data: Data) -> Iterator[Line]:
     for number, call in enumerate(calls):
         label = f"call {number + 1}" if several else "call"
         first = calls[number - 1] if number else None
-        shown = _given(call) if first is None else _changed(call, first)
-        yield label, _signature(data, call) + _as_before(call, first, shown)
+        shown = given(call) if first is None else changed(call, first)
+        yield label, signature(data, call) + as_before(call, first, shown)
         yield from _layer(call, layers, first)
         for name, value in shown.items():
             if tensors.is_table(value):
@@ -90,7 +91,7 @@ def _calls(data: Data) -> Iterator[Line]:
         yield from _answered(call, several=several)
 
 
-def _signature(data: Data, call: Data) -> str:
+def signature(data: Data, call: Data) -> str:
     """The call as code, its tensors by their names."""
     keywords = [
         f"{name}={name if tensors.is_table(value) else _plain(value)}"
@@ -103,17 +104,18 @@ def _plain(value: Any) -> str:
     return tensors.number(value) if isinstance(value, float) else str(value)
 
 
-def _as_before(call: Data, first: Data | None, shown: Data) -> str:
+def as_before(call: Data, first: Data | None, shown: Data) -> str:
+    """How a call differs from the one before it, to follow its signature."""
     if first is None:
         return ""
-    changed = [name for name, value in shown.items() if tensors.is_table(value)]
-    lost = [name for name in _given(first) if name not in _given(call)]
+    other_tensors = [name for name, value in shown.items() if tensors.is_table(value)]
+    lost = [name for name in given(first) if name not in given(call)]
     other = call.get("layer") != first.get("layer")
     moved = _moved(call)
     told = ", the same again" if not (shown or lost or other) else ""
     told += f", written into the tensors of call {moved}" if moved else ""
     told += f", without {' and '.join(lost)}" if lost else ""
-    return told + (f", with another {' and '.join(changed)}" if changed else "")
+    return told + (f", with another {' and '.join(other_tensors)}" if other_tensors else "")
 
 
 def _moved(call: Data) -> int:
@@ -125,14 +127,15 @@ def _moved(call: Data) -> int:
 def _layer(call: Data, layers: list[Data], first: Data | None) -> Iterator[Line]:
     """The weights of the layer that is called, where they are not those of the first call."""
     if "layer" not in call or (
-        first is not None and _weights(call, layers) == _weights(first, layers)
+        first is not None and weights_of(call, layers) == weights_of(first, layers)
     ):
         return
-    for role, matrix in (_weights(call, layers) or {}).items():
+    for role, matrix in (weights_of(call, layers) or {}).items():
         yield from _tensor(f"weights.{role}", matrix)
 
 
-def _weights(call: Data, layers: list[Data]) -> Any:
+def weights_of(call: Data, layers: list[Data]) -> Any:
+    """The weights of the layer that is called, by role; None for a core."""
     return layers[call["layer"]]["weights"] if "layer" in call else None
 
 
@@ -154,7 +157,7 @@ def _compared(data: Data) -> Iterator[Line]:
     expected, got, bound = (data[name] for name in _COMPARED)
     law = bool(data.get("relation"))
     marked = tensors.beyond(got, expected, bound, data.get("judged"), law=law)
-    yield from _tensor("expected", expected, note=_origin(data))
+    yield from _tensor("expected", expected, note=origin(data))
     yield from _tensor("got", got, marked=marked, note=f"{tensors.MARK} beyond the bound")
     yield from _tensor("bound", {**bound, "values": _rounded(bound["values"])})
 
@@ -166,7 +169,7 @@ def _rounded(values: Any) -> Any:
     return f"{float(values):.2g}"
 
 
-def _origin(data: Data) -> str:
+def origin(data: Data) -> str:
     """Where the expected values are from, when they are an answer of the candidate's own."""
     relation = data.get("relation")
     if not relation:
