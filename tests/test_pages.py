@@ -1,0 +1,76 @@
+"""What README and docs/ show can be typed as it stands: every block runs, or says why it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from _paths import CHECKOUT
+from page_blocks import COMMAND, Block, blocks_of, pages
+from page_running import DATA, PROSE, run
+
+LANGUAGES = {"python", "console", "sh", *DATA, *PROSE}
+PAGES = pages()
+BLOCKS = {page: blocks_of(page) for page in PAGES}
+
+
+def name(page: Path) -> str:
+    """A page as a test is called."""
+    return page.relative_to(CHECKOUT).as_posix()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]], ids=name)
+def test_blocks_of_page_run(page: Path, tmp_path: Path) -> None:
+    """Every block that gives no reason against it runs, and prints what the page shows."""
+    outcome = run(BLOCKS[page], tmp_path)
+    assert not outcome.failures, "\n\n".join(outcome.failures)
+    assert outcome.ran == {block.line for block in BLOCKS[page] if not block.reason}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_fence_of_page_is_a_block(page: Path) -> None:
+    """No fence is overlooked, each has a language that is known, and no command is indented text."""
+    text = page.read_text(encoding="utf-8")
+    fences = [line for line in re.findall(r"^```(.*)$", text, re.MULTILINE) if line]
+    told = [line for line in fences if not line.startswith("{")]
+    assert [block.language for block in BLOCKS[page]] == told
+    assert {block.language for block in BLOCKS[page]} <= LANGUAGES
+    assert not [line for line in text.splitlines() if COMMAND.match(line)]
+
+
+def test_most_blocks_run() -> None:
+    """What is not run is the exception, and gives a reason of several words."""
+    every = [block for page in PAGES for block in BLOCKS[page]]
+    skipped = [block for block in every if block.reason]
+    assert all(len(block.reason.split()) > 2 for block in skipped)
+    assert len(every) - len(skipped) > 2 * len(skipped)
+    assert len(every) > 50
+
+
+def test_block_that_fails_is_told(tmp_path: Path) -> None:
+    """A command that fails, output that differs and Python that raises are three failures."""
+    wrong = [
+        Block(language="console", source="false\n", line=1),
+        Block(language="console", source="$ echo one\ntwo\n", line=2),
+        Block(language="python", source="assert False\n", line=3),
+    ]
+    assert len(run(wrong, tmp_path).failures) == len(wrong)
+
+
+def test_exit_status_that_is_shown_is_compared(tmp_path: Path) -> None:
+    """A command may fail where the page shows its exit status, and only with that one."""
+    right = Block(language="console", source="$ (exit 3)\n$ echo $?\n3\n", line=1)
+    wrong = Block(language="console", source="$ (exit 3)\n$ echo $?\n4\n", line=1)
+    assert not run([right], tmp_path).failures
+    (tmp_path / "again").mkdir()
+    assert len(run([wrong], tmp_path / "again").failures) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_of_page_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page names a file of the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    local = [link for link in links if not re.match(r"https?://|mailto:", link)]
+    assert [link for link in local if not (page.parent / link).exists()] == []
