@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ class _Run:
     results: dict[str, list[ClauseResult]] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
     from_file: tuple[ExpectedFailure, ...] = ()
+    started: str = ""
     interrupted: bool = False
     finished: bool = False
 
@@ -54,7 +56,7 @@ def check(
     UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
-    run = _Run()
+    run = _Run(started=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
     try:
         with Supervisor(options, timeout=timeout) as supervisor:
             _prepare(run, supervisor, options, expected_failures, progress)
@@ -140,6 +142,7 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
         entries,
         stale=all_stale,
         seconds=seconds,
+        started=run.started,
         interrupted=run.interrupted,
     )
 

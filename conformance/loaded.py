@@ -19,6 +19,7 @@ from .runner import CandidateRun, Planned
 from .targets import is_graph, resolve_one, unique_names
 from .tolerance import contract_for
 from .tolerance.wording import describe
+from .whereabouts import whereabouts
 
 # One that is no power of four: multiplying by it rounds.
 ANY_SCALE: Final = 0.3
@@ -49,6 +50,7 @@ class Plan:
             deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
             expected=candidate.declaration.expected_failures,
             tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
+            location=whereabouts(candidate),
         )
 
 

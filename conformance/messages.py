@@ -55,7 +55,7 @@ class Loaded:
 
     ``deviations`` are the fields in which its semantics differs from the standard, but for the
     causal alignment, which every kernel has to choose. ``gauge`` says what was not verified, and
-    why, "" when all was.
+    why, "" when all was. ``location`` is the file and the line where it is written.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Loaded:
     deviations: tuple[str, ...]
     expected: tuple[ExpectedFailure, ...]
     tasks: tuple[Task, ...]
+    location: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,8 @@ class Ready:
     """What a worker knows before it loads anything: the specification and its surroundings.
 
     ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
-    origin. ``elsewhere`` are the slugs of clauses that nothing is asked on a CPU.
+    origin. ``elsewhere`` are the slugs of clauses that nothing is asked on a CPU. ``clauses`` is
+    what reports tell of each clause beside its results.
     """
 
     environment: dict[str, Any]
@@ -82,6 +84,7 @@ class Ready:
     levels: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
+    clauses: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 Event = tuple[str, Any]

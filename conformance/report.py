@@ -123,6 +123,7 @@ def candidate_entry(
         "target": loaded.target,
         "name": loaded.name,
         "kind": loaded.kind,
+        **({"location": loaded.location} if loaded.location is not None else {}),
         "declaration": loaded.declaration,
         **({"beside": asdict(beside)} if loaded.kind == "graph" else {}),
         "verdict": word,
@@ -143,9 +144,10 @@ def build_report(
     *,
     stale: Sequence[Stale] = (),
     seconds: float = 0.0,
+    started: str = "",
     interrupted: bool = False,
 ) -> dict[str, Any]:
-    """The whole record, as data that JSON can hold."""
+    """The whole record, as data that JSON can hold; ``started`` is a time in ISO 8601."""
     environment = dict(ready.environment)
     if options.devices:
         environment["device"] = ", ".join(options.devices)
@@ -160,13 +162,21 @@ def build_report(
             "environment": environment,
             "profile": options.profile,
             "seed": options.seed,
+            **({"started": started} if started else {}),
             "seconds": round(seconds, 4),
             "interrupted": interrupted,
             "stale_expectations": [entry.as_json() for entry in stale],
+            "clauses": _clauses(ready, candidates),
             "candidates": list(candidates),
         }
     )
     return record
+
+
+def _clauses(ready: Ready, candidates: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """What there is to know of each clause that the record speaks of, by slug."""
+    slugs = {clause["id"] for candidate in candidates for clause in candidate["clauses"]}
+    return {slug: told for slug, told in ready.clauses.items() if slug in slugs}
 
 
 def exit_code(report: Mapping[str, Any], *, strict: bool = False) -> int:

@@ -38,6 +38,18 @@ def level_text(clause: Clause) -> str:
     return clause.level
 
 
+def facts(clause: Clause) -> dict[str, str]:
+    """What a report tells of a clause beside its results; origin is "" for the specification's."""
+    return {
+        "family": clause.family,
+        "level": level_text(clause),
+        "sentence": clause.sentence,
+        "source": clause.source,
+        "origin": clause.origin,
+        "counterfactual": clause.counterfactual,
+    }
+
+
 def _entry(clause: Clause) -> str:
     lines = [
         f"### `{clause.id}`: {level_text(clause)}\n",

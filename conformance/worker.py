@@ -114,6 +114,7 @@ def _ready() -> Any:
     from .environment import environment  # noqa: PLC0415
     from .messages import Ready  # noqa: PLC0415
     from .registry import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
+    from .specification import facts  # noqa: PLC0415
 
     clauses = all_clauses()
     return Ready(
@@ -123,6 +124,7 @@ def _ready() -> Any:
         levels={clause.id: clause.level_text for clause in clauses},
         origins={clause.id: clause.origin for clause in clauses if clause.origin},
         elsewhere=frozenset(clause.id for clause in clauses if on_a_device in clause.requirements),
+        clauses={clause.id: facts(clause) for clause in clauses},
     )
 
 

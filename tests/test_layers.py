@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("tolerance", ("double_double*", "tolerance*")),
     ("adapters", ("adapters", "adapters.*")),
-    ("targets", ("loading", "preflight", "registered", "targets")),
+    ("targets", ("loading", "preflight", "registered", "targets", "whereabouts")),
     (
         "problem",
         (
