@@ -29,8 +29,8 @@ from typing import Final
 import torch
 
 from conformance.candidate import Candidate
-from conformance.expectations import judge
 from conformance.expected import ExpectedFailure
+from conformance.judging import judge
 from conformance.profile import PROFILES, Profile
 from conformance.results import ClauseResult
 from conformance.runner import CandidateRun

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from . import expectations
+from . import clock, expectations
 from .errors import UsageError
 from .expectations import Selection, Stale
 from .expected import ExpectedFailure
+from .judging import judge
 from .messages import Loaded, Ready, RunOptions
 from .report import build_report, candidate_entry
 from .results import ClauseResult
@@ -38,6 +39,7 @@ class _Run:
     results: dict[str, list[ClauseResult]] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
     from_file: tuple[ExpectedFailure, ...] = ()
+    today: date = field(default_factory=clock.today)
     started: str = ""
     interrupted: bool = False
     finished: bool = False
@@ -95,7 +97,7 @@ def _go(run: _Run, supervisor: Supervisor, progress: Progress) -> None:
         entries = (*loaded.expected, *run.from_file)
         progress(loaded.name, done, total)
         for result in supervisor.run_candidate(index):
-            results.append(expectations.judge(result, loaded.name, entries))
+            results.append(judge(result, loaded.name, entries, today=run.today))
             done += 1
             progress(f"{loaded.name} {result.id}", done, total)
         run.warnings[loaded.name] = _warnings(supervisor, index, results)
@@ -148,20 +150,20 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
 
 
 def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], Sequence[Stale]]:
-    """Stale expectations by the candidate they redden, and all of them."""
+    """Expectations that do not hold by the candidate they redden, and all of them."""
     by_name: dict[str, list[Stale]] = {loaded.name: [] for loaded in run.loaded}
     if run.interrupted:
         return by_name, []
     slugs = selected(run.ready.sentences, options.only, options.skip)
-    selection = Selection(slugs=slugs, dtypes=options.dtypes)
-    found = expectations.stale(run.from_file, run.results, selection)
+    selection = Selection(slugs=slugs, dtypes=options.dtypes, devices=options.devices)
+    found = expectations.not_holding(run.from_file, run.results, selection, today=run.today)
     for entry in found:
         for name, stale in by_name.items():
             if entry.names(name):
                 stale.append(entry)
     for loaded in run.loaded:
         own = {loaded.name: run.results[loaded.name]}
-        declared = expectations.stale(loaded.expected, own, selection)
+        declared = expectations.not_holding(loaded.expected, own, selection, today=run.today)
         by_name[loaded.name].extend(declared)
         found = [*found, *(entry.of(loaded.name) for entry in declared)]
     return by_name, found

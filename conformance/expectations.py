@@ -1,30 +1,42 @@
-"""Expected failures: reading them, applying them to results, and finding the stale ones."""
+"""Expected failures applied to results, and the expectations that have to be changed."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from .errors import DeclarationError, UsageError, did_you_mean
+from .clock import today as clock_today
+from .errors import UsageError
 from .expected import ExpectedFailure
+from .expected_file import parse, read_text
+from .judging import concerning, covers, drop, why_different, why_expired
 from .results import ClauseResult
 from .selection import matching, suggestion
 
-_KEYS: Final = tuple(field.name for field in fields(ExpectedFailure))
-_NEEDED: Final = ("clause", "reason")
+Problem = Literal["stale", "expired", "different"]
 _NOT_STALE: Final = ("failed", "expected-failure", "unexpected-pass", "untestable", "error")
+_STILL_THERE: Final = ("failed", "expected-failure", "untestable", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stale:
-    """An expectation that nothing answers to any more, and why."""
+    """An expectation that does not hold, and why.
+
+    problem
+        ``stale``: nothing answers to it any more; ``expired``: its last day is over;
+        ``different``: the clause fails in another way.
+    change
+        What to do about it, and in which line.
+    """
 
     expectation: ExpectedFailure
     why: str
+    problem: Problem = "stale"
+    change: str = ""
 
     def names(self, candidate: str) -> bool:
         """Whether the expectation speaks of a candidate."""
@@ -32,59 +44,43 @@ class Stale:
 
     def of(self, candidate: str) -> Stale:
         """The same, said of one candidate: the one whose declaration holds it."""
-        return Stale(expectation=replace(self.expectation, candidate=candidate), why=self.why)
+        return replace(self, expectation=replace(self.expectation, candidate=candidate))
 
     def as_json(self) -> dict[str, Any]:
         """The entry of the report's ``stale_expectations``."""
-        return {**asdict(self.expectation), "why": self.why}
+        return {
+            **self.expectation.as_json(),
+            "problem": self.problem,
+            "why": self.why,
+            "change": self.change,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a run was asked for: the selected slugs, and the dtypes when they were chosen."""
+    """What a run was asked for: the selected slugs; dtypes and devices when they were chosen."""
 
     slugs: Collection[str]
     dtypes: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
+
+    def admits(self, entry: ExpectedFailure) -> bool:
+        """Whether anything that an expectation speaks of was asked for."""
+        return bool(
+            matching([entry.clause], self.slugs)
+            and (self.dtypes is None or matching([entry.dtype], self.dtypes))
+            and (self.devices is None or matching([entry.device], self.devices))
+        )
 
 
 def read_file(path: Path, slugs: Collection[str]) -> tuple[ExpectedFailure, ...]:
     """The ``[[expected]]`` tables of a TOML file; raises UsageError that names file and entry."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        msg = f"there is no file {path} with expected failures"
-        raise UsageError(msg) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        msg = f"{path} cannot be read as TOML: {error}"
-        raise UsageError(msg) from None
-    entries = data.get("expected", [])
-    for key in data:
-        if key != "expected":
-            msg = f"{path} has an unknown key {key!r}{did_you_mean(key, ['expected'])}"
-            raise UsageError(msg)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        msg = f"{path}: write each expected failure as a table [[expected]]"
-        raise UsageError(msg)
-    read = [_entry(entry, f"{path}, entry {number}") for number, entry in enumerate(entries, 1)]
-    for number, entry in enumerate(read, 1):
-        check_clause(entry, slugs, f"{path}, entry {number}")
-    return tuple(read)
-
-
-def _entry(data: dict[str, Any], where: str) -> ExpectedFailure:
-    for key in data:
-        if key not in _KEYS:
-            msg = f"{where} has an unknown key {key!r}{did_you_mean(key, _KEYS)}"
-            raise UsageError(msg)
-    for key in _NEEDED:
-        if key not in data:
-            msg = f"{where} has no {key!r}: give a clause and the reason why it is known to fail"
-            raise UsageError(msg)
-    try:
-        return ExpectedFailure(**data)
-    except DeclarationError as error:
-        msg = f"{where}: {error}"
-        raise UsageError(msg) from None
+    entries = parse(read_text(path), path)
+    for number, entry in enumerate(entries, 1):
+        line = "" if entry.place is None or entry.place.line is None else f"{entry.place.line}, "
+        where = f"{path}, line {line}entry {number}" if line else f"{path}, entry {number}"
+        check_clause(entry, slugs, where)
+    return entries
 
 
 def check_clause(entry: ExpectedFailure, slugs: Collection[str], where: str) -> None:
@@ -93,35 +89,6 @@ def check_clause(entry: ExpectedFailure, slugs: Collection[str], where: str) -> 
         hint = suggestion(entry.clause, slugs)
         msg = f"{where}: the expected failure {entry.clause!r} matches no clause{hint}"
         raise UsageError(msg)
-
-
-def judge(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFailure]) -> ClauseResult:
-    """The result in the light of what is expected to fail.
-
-    A covered failure becomes ``expected-failure``, a failure of another kind stays ``failed`` and
-    says so, and the pass of a clause that is named exactly becomes ``unexpected-pass``.
-    """
-    mine = [entry for entry in entries if entry.concerns(candidate, result.id, result.dtype)]
-    if not mine:
-        return result
-    if result.status == "failed" and result.violation is not None:
-        return _judge_failure(result, result.violation.kind, mine)
-    exact = next((entry for entry in mine if entry.exact), None)
-    if result.status == "passed" and exact is not None:
-        reason = f"it passed, but was expected to fail ({exact.reason}): drop the expectation"
-        return result.replace(status="unexpected-pass", reason=reason)
-    return result
-
-
-def _judge_failure(
-    result: ClauseResult, kind: str, mine: Sequence[ExpectedFailure]
-) -> ClauseResult:
-    covering = next((entry for entry in mine if entry.covers(kind)), None)
-    if covering is not None:
-        return result.replace(status="expected-failure", reason=covering.reason)
-    wanted = mine[0].kind or "another than an exception, a crash or a hang"
-    reason = f"not the expected failure ({mine[0].reason}): it is of kind {kind!r}, not {wanted!r}"
-    return result.replace(reason=reason)
 
 
 def stale(
@@ -134,8 +101,77 @@ def stale(
     for entry in entries:
         why = _why_stale(entry, results, selection)
         if why:
-            found.append(Stale(expectation=entry, why=why))
+            found.append(Stale(expectation=entry, why=why, change=drop(entry)))
     return found
+
+
+def not_holding(
+    entries: Sequence[ExpectedFailure],
+    results: Mapping[str, Sequence[ClauseResult]],
+    selection: Selection,
+    *,
+    today: date | None = None,
+) -> list[Stale]:
+    """The expectations that are stale, expired, or whose clause fails in another way."""
+    day = today or clock_today()
+    found = stale(entries, results, selection)
+    gone = {id(entry.expectation) for entry in found}
+    asked = [entry for entry in entries if id(entry) not in gone and selection.admits(entry)]
+    return [*found, *_expired_ones(asked, results, day), *_different_ones(asked, results, entries)]
+
+
+def _expired_ones(
+    entries: Iterable[ExpectedFailure],
+    results: Mapping[str, Sequence[ClauseResult]],
+    today: date,
+) -> list[Stale]:
+    """Those past their last day, unless all that they speak of has passed and is red anyway."""
+    found = []
+    for entry in entries:
+        there = any(result.status in _STILL_THERE for _, result in _runs(entry, results))
+        if entry.expired(today) and there:
+            why, change = why_expired(entry, today)
+            found.append(Stale(expectation=entry, why=why, problem="expired", change=change))
+    return found
+
+
+def _different_ones(
+    entries: Iterable[ExpectedFailure],
+    results: Mapping[str, Sequence[ClauseResult]],
+    all_entries: Sequence[ExpectedFailure],
+) -> list[Stale]:
+    """Those that name a clause which fails in a way that no expectation covers.
+
+    A glob announces no clause in particular: what it does not cover is a failure like any other.
+    """
+    found = []
+    for entry in entries:
+        others = {
+            name: result
+            for name, result in reversed(_runs(entry, results))
+            if entry.exact and result.status == "failed" and not _covered(result, name, all_entries)
+        }
+        for name, result in others.items():
+            why, change = why_different(entry, result)
+            item = Stale(expectation=entry, why=why, problem="different", change=change)
+            found.append(item.of(name))
+    return found
+
+
+def _covered(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFailure]) -> bool:
+    return any(covers(entry, result) for entry in concerning(result, candidate, entries))
+
+
+def _runs(
+    entry: ExpectedFailure, results: Mapping[str, Sequence[ClauseResult]]
+) -> list[tuple[str, ClauseResult]]:
+    """What was run of that which an expectation speaks of."""
+    return [
+        (name, result)
+        for name, some in results.items()
+        for result in some
+        if entry.concerns(name, result.id, result.dtype, result.device)
+    ]
 
 
 def _why_stale(
@@ -143,25 +179,19 @@ def _why_stale(
     results: Mapping[str, Sequence[ClauseResult]],
     selection: Selection,
 ) -> str:
-    if not matching([entry.clause], selection.slugs):
-        return ""  # its clauses were not asked for
-    if selection.dtypes is not None and not matching([entry.dtype], selection.dtypes):
-        return ""
-    names = [name for name in results if fnmatchcase(name, entry.candidate)]
-    if not names:
+    if not selection.admits(entry):
+        return ""  # it was not asked for
+    if not any(fnmatchcase(name, entry.candidate) for name in results):
         return f"no candidate is called {entry.candidate!r}"
-    runs = [
-        result
-        for name in names
-        for result in results[name]
-        if entry.concerns(name, result.id, result.dtype)
-    ]
+    runs = [result for _, result in _runs(entry, results)]
     return _why_unanswered(entry, runs)
 
 
 def _why_unanswered(entry: ExpectedFailure, runs: Sequence[ClauseResult]) -> str:
     if not runs:
-        return f"nothing was run in the dtype {entry.dtype!r}"
+        device = "" if entry.device == "*" else f" on the device {entry.device!r}"
+        dtype = "" if entry.dtype == "*" and device else f" in the dtype {entry.dtype!r}"
+        return f"nothing was run{dtype}{device}"
     if any(result.status in _NOT_STALE for result in runs):
         return ""
     if all(result.status == "not-applicable" for result in runs):

@@ -10,6 +10,7 @@ from ._golden import golden
 from .adapters.compiled import compiled_variants
 from .beside import NOTHING, Beside
 from .candidate import Candidate
+from .declared_at import declared_expectations
 from .devices import why_absent
 from .errors import DeclarationError, UsageError, did_you_mean
 from .messages import Loaded, RunOptions, Task
@@ -48,7 +49,7 @@ class Plan:
             },
             gauge=_gauge(candidate),
             deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
-            expected=candidate.declaration.expected_failures,
+            expected=declared_expectations(candidate),
             tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
             location=whereabouts(candidate),
         )

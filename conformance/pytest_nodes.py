@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from .cases import ClauseCase
+from .declared_at import declared_expectations
 from .dtypes import DTYPES
 from .errors import UsageError, did_you_mean
 from .expectations import Selection, check_clause, read_file, stale
@@ -85,12 +86,13 @@ def _collect(config: pytest.Config, options: SuiteOptions, *, whole: bool) -> li
     shared = _from_file(config, sentences)
     own = _own(options, sentences)
     for plan in plans:
-        for entry in plan.candidate.declaration.expected_failures:
+        for entry in declared_expectations(plan.candidate):
             check_clause(entry, sentences, plan.candidate.name)
     checked = (*own, *shared) if whole else own
-    _refuse_stale(
-        plans, checked, Selection(slugs=_slugs(sentences, options), dtypes=settings.dtypes)
+    selection = Selection(
+        slugs=_slugs(sentences, options), dtypes=settings.dtypes, devices=settings.devices
     )
+    _refuse_stale(plans, checked, selection)
     return [case for plan in plans for case in _cases(plan, sentences, expected=(*own, *shared))]
 
 
@@ -102,7 +104,7 @@ def _cases(
     plan: Plan, sentences: dict[str, str], *, expected: tuple[ExpectedFailure, ...]
 ) -> Iterator[ClauseCase]:
     qualified = len({planned.dtype for planned in plan.planned}) > 1
-    entries = (*plan.candidate.declaration.expected_failures, *expected)
+    entries = (*declared_expectations(plan.candidate), *expected)
     for planned in plan.planned:
         yield ClauseCase(
             plan,
@@ -207,8 +209,9 @@ def _refuse_stale(
     found = stale(entries, foreseen, selection)
     for plan in plans:
         own = {plan.candidate.name: foreseen[plan.candidate.name]}
-        found.extend(stale(plan.candidate.declaration.expected_failures, own, selection))
+        found.extend(stale(declared_expectations(plan.candidate), own, selection))
     if found:
         first = found[0].expectation
-        msg = f"the expected failure {first.clause!r} ({first.reason}) is stale: {found[0].why}"
+        told = f"{found[0].why}; {found[0].change}"
+        msg = f"the expected failure {first.clause!r} ({first.reason}) is stale: {told}"
         raise UsageError(msg)

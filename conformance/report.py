@@ -34,6 +34,11 @@ EXIT_RED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_HARNESS: Final = 3
 EXIT_INTERRUPTED: Final = 130
+_PROBLEMS: Final = {
+    "stale": "stale expected failures",
+    "expired": "expired expected failures",
+    "different": "not the expected failures",
+}
 _RAN: Final = ("passed", "failed", "expected-failure", "unexpected-pass")
 
 
@@ -77,10 +82,13 @@ def _fails(results: Sequence[ClauseResult], stale: Sequence[Stale]) -> tuple[str
     passed = [result.id for result in results if result.status == "unexpected-pass"]
     if passed:
         return "fails", f"expected to fail but passed: {_some(passed)}"
-    if stale:
-        clauses = [entry.expectation.clause for entry in stale]
-        return "fails", f"stale expected failures: {_some(clauses)}"
-    return None
+    told = [_told(problem, stale) for problem in _PROBLEMS]
+    return ("fails", "; ".join(filter(None, told))) if stale else None
+
+
+def _told(problem: str, stale: Sequence[Stale]) -> str:
+    clauses = [entry.expectation.clause for entry in stale if entry.problem == problem]
+    return f"{_PROBLEMS[problem]}: {_some(clauses)}" if clauses else ""
 
 
 def _inconclusive(results: Sequence[ClauseResult], *, interrupted: bool) -> tuple[str, str] | None:

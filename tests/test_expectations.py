@@ -7,8 +7,9 @@ import pytest
 from records import READY, expected, result
 
 from conformance.errors import UsageError
-from conformance.expectations import Selection, judge, read_file, stale
+from conformance.expectations import Selection, read_file, stale
 from conformance.expected import ExpectedFailure
+from conformance.judging import judge
 from conformance.results import ClauseResult, Violation
 
 EVERYTHING = Selection(slugs=list(READY.sentences))

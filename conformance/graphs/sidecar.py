@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._golden import golden
-from ..errors import DeclarationError, UsageError, did_you_mean
+from ..errors import UsageError, did_you_mean
 from ..expected import ExpectedFailure
+from ..expected_file import places_of, read_entry, read_text
 from .header import Header
 from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES
 from .told import Told
@@ -186,10 +187,7 @@ def _read_promises(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     if "semantics" in data:
         promises["semantics"] = _read_semantics(data["semantics"], where)
     if "expected" in data:
-        promises["expected_failures"] = tuple(
-            _read_expected(entry, f"{where}, [[expected]] {number}")
-            for number, entry in enumerate(data["expected"], 1)
-        )
+        promises["expected_failures"] = _read_expected(data, where)
     return promises
 
 
@@ -205,19 +203,15 @@ def _read_semantics(table: Mapping[str, Any], where: str) -> golden.Semantics:
         raise UsageError(msg) from None
 
 
-def _read_expected(entry: object, where: str) -> ExpectedFailure:
-    keys = [field.name for field in dataclasses.fields(ExpectedFailure)]
-    if not isinstance(entry, Mapping):
-        msg = f"{where} is {entry!r}: write each expected failure as a table [[expected]]"
-        raise UsageError(msg)
-    for key in entry:
-        _check_key(key, keys, where)
-    for key in ("clause", "reason"):
-        if key not in entry:
-            msg = f"{where} has no {key!r}: give a clause and the reason why it is known to fail"
+def _read_expected(data: Mapping[str, Any], where: str) -> tuple[ExpectedFailure, ...]:
+    """The tables ``[[expected]]``, as in a file of expected failures."""
+    path, entries = Path(where), data["expected"]
+    places = places_of(read_text(path), path, len(entries))
+    found = []
+    for number, (entry, place) in enumerate(zip(entries, places, strict=True), 1):
+        named = f"{where}, [[expected]] {number}"
+        if not isinstance(entry, Mapping):
+            msg = f"{named} is {entry!r}: write each expected failure as a table [[expected]]"
             raise UsageError(msg)
-    try:
-        return ExpectedFailure(**entry)
-    except DeclarationError as error:
-        msg = f"{where}: {error}"
-        raise UsageError(msg) from None
+        found.append(read_entry(dict(entry), named, place))
+    return tuple(found)

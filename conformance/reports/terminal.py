@@ -44,6 +44,10 @@ _GROUPED: Final = {
     "expected-failure": "expected failure",
     "not-applicable": "not applicable",
 }
+_PROBLEMS: Final = {
+    "expired": "expired expectation",
+    "different": "not the expected failure",
+}
 _TOLD: Final = (*_EXPLAINED, "untestable", "expected-failure")
 
 Record = Mapping[str, Any]
@@ -258,11 +262,11 @@ def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Ite
 
 def _stale(entries: Iterable[Record]) -> Iterator[Any]:
     for entry in entries:
-        yield Text.assemble(
-            "\n",
-            ("stale expectation", "bold red"),
-            f" {entry['clause']} of {entry['candidate']} ({entry['reason']}): {entry['why']}",
-        )
+        problem = _PROBLEMS.get(entry.get("problem", ""), "stale expectation")
+        line = Text.assemble("\n", (problem, "bold red"), f" {entry['clause']} of ")
+        line.append(f"{entry['candidate']} ({entry['reason']}): {entry['why']}")
+        line.append(f"; {entry['change']}" if entry.get("change") else "")
+        yield line
 
 
 def _last_line(report: Record) -> Text:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from .. import expectations
+from ..judging import judge
 from ..messages import Loaded, Ready
 from ..results import ClauseResult
 from ..supervisor import HarnessError, Supervisor
@@ -159,7 +159,7 @@ def _run(
     for result in supervisor.run_candidate(index):
         if shared.stop.is_set():
             return results, False
-        judged = expectations.judge(result, entry.name, entry.expected if entry.correct else ())
+        judged = judge(result, entry.name, entry.expected if entry.correct else ())
         results.append(judged)
         if shared.pace.first and not entry.correct and catches(judged):
             break
