@@ -1,0 +1,184 @@
+"""Tensors as tables whose cells are coloured: what was expected, what came, error over bound.
+
+Every cell holds its number, so that colour only helps: a heat map is a table that anybody can read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from . import tensors
+from .html_record import number
+
+AXES: Final[Mapping[int, tuple[str, ...]]] = {
+    4: ("batch", "head", "query", "channel"),
+    3: ("batch", "query", "channel"),
+}
+WEIGHT_AXES: Final = ("batch", "head", "query", "key")
+# The upper ends of the steps of error over bound; what is beyond the last has a class of its own.
+RATIOS: Final = (0.01, 0.1, 0.5, 1.0, 10.0, 1e3)
+# Colours on either side of zero, and of weights from 0 to 1.
+SHADES: Final = 4
+# Elements of a tensor that a page shows; our own records write out 64 at most.
+MOST_ELEMENTS: Final = 256
+
+Data = Mapping[str, Any]
+Style = Callable[[Any], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """One matrix of a tensor: its place among the others, and rows of cells (text, class)."""
+
+    caption: str
+    row_axis: str
+    column_axis: str
+    rows: list[list[tuple[str, str]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """A tensor as matrices, below a title; ``note`` says what its colours mean or what is left out.
+
+    ``scale`` names the colours: ``ratio``, ``signed``, ``weight`` or ``plain``.
+    """
+
+    title: str
+    scale: str
+    grids: list[Grid]
+    note: str = ""
+
+
+def heat(
+    title: str, data: Data, *, scale: str = "plain", largest: float = 0.0, axes: Sequence[str] = ()
+) -> Heat | None:
+    """A tensor of the record as a heat map; None where its values are not written out.
+
+    ``largest`` is the absolute value at which the colours of ``signed`` end.
+    """
+    if not tensors.is_shown(data):
+        return None
+    shape = [int(size) for size in data["shape"]]
+    elements = tensors.flat(data["values"])
+    if math.prod(shape) != len(elements):
+        return None
+    style = _styles(scale, largest)
+    note = tensors.shape(data)
+    if not elements:
+        return Heat(title=title, scale=scale, grids=[], note=f"{note}: no elements")
+    grids = list(_grids(shape, elements[:MOST_ELEMENTS], style, axes))
+    if len(elements) > MOST_ELEMENTS:
+        note = f"{note}, the first {MOST_ELEMENTS} of {len(elements):,} elements"
+    return Heat(title=title, scale=scale, grids=grids, note=note)
+
+
+def _grids(
+    shape: list[int], elements: list[Any], style: Style, axes: Sequence[str]
+) -> Iterator[Grid]:
+    names = _names(shape, axes)
+    *outer, height, width = [1, 1, *shape][-max(2, len(shape)) :]
+    row_axis, column_axis = ["", "", *names][-2:]
+    for place, index in enumerate(product(*map(range, outer))):
+        own = elements[place * height * width : (place + 1) * height * width]
+        if not own:
+            return
+        caption = ", ".join(f"{name} {at}" for name, at in zip(names, index, strict=False))
+        cells = [(text(element), style(element)) for element in own]
+        rows = [cells[at : at + width] for at in range(0, len(cells), width)]
+        yield Grid(caption=caption, row_axis=row_axis, column_axis=column_axis, rows=rows)
+
+
+def _names(shape: Sequence[int], axes: Sequence[str]) -> list[str]:
+    if len(axes) == len(shape):
+        return list(axes)
+    return [f"axis {at}" for at in range(len(shape))]
+
+
+def text(element: Any) -> str:
+    """An element with few enough digits for a cell; tiny numbers by their power of ten."""
+    if isinstance(element, (bool, str)) or element is None:
+        return str(element)
+    return tensors.number(float(f"{float(element):.4g}"))
+
+
+def _styles(scale: str, largest: float) -> Style:
+    if scale == "ratio":
+        return _ratio_class
+    if scale == "weight":
+        return lambda element: _shade(element, 1.0)
+    if scale == "signed":
+        return lambda element: _shade(element, largest)
+    return lambda element: "t" if element is True else ("x" if _is_odd(element) else "")
+
+
+def _is_odd(element: Any) -> bool:
+    """Whether an element is no finite number."""
+    found = number(element)
+    return not isinstance(element, bool) and (found is None or not math.isfinite(found))
+
+
+def _shade(element: Any, largest: float) -> str:
+    """``p1`` to ``p4`` above zero, ``n1`` to ``n4`` below, ``x`` for what is not finite."""
+    if _is_odd(element):
+        return "x"
+    value = float(element)
+    if value == 0 or not largest:
+        return ""
+    step = min(SHADES, math.ceil(SHADES * abs(value) / largest))
+    return f"{'p' if value > 0 else 'n'}{max(1, step)}"
+
+
+def _ratio_class(element: Any) -> str:
+    """``r0`` to ``r3`` within the bound, ``r4`` and more beyond; nothing where none is judged."""
+    found = number(element)
+    if found is None:
+        return ""
+    return next((f"r{at}" for at, end in enumerate(RATIOS) if found <= end), f"r{len(RATIOS)}")
+
+
+def ratios(got: Data, expected: Data, bound: Data, judged: Data | None) -> Data | None:
+    """Error over bound of every element, None where it is not judged, as a tensor of the record.
+
+    What is not finite on one side only is infinitely far off. None where the shapes differ.
+    """
+    shown = (got, expected, bound)
+    if not all(map(tensors.is_shown, shown)):
+        return None
+    columns = [tensors.flat(data["values"]) for data in shown]
+    count = len(columns[0])
+    counts = tensors.flat(judged["values"]) if tensors.is_shown(judged) and judged else []
+    if any(len(column) != count for column in columns) or len(counts) not in (0, count):
+        return None
+    counted = counts or [True] * count
+    made = [
+        _ratio(*map(number, triple)) if bool(is_counted) else None
+        for is_counted, *triple in zip(counted, *columns, strict=True)
+    ]
+    return {"shape": got["shape"], "dtype": "float", "values": made}
+
+
+def _ratio(got: float | None, expected: float | None, bound: float | None) -> float | None:
+    if got is None or expected is None or bound is None:
+        return None
+    if got == expected or (math.isnan(got) and math.isnan(expected)):
+        return 0.0
+    error = abs(got - expected)
+    if not math.isfinite(error):
+        return math.inf
+    return error / bound if bound else math.inf
+
+
+def largest_of(*tables: Any) -> float:
+    """The largest finite absolute value of some tensors: where their common colours end."""
+    found = [
+        abs(value)
+        for data in tables
+        if tensors.is_shown(data)
+        for element in tensors.flat(data["values"])
+        if (value := number(element)) is not None and math.isfinite(value)
+    ]
+    return max(found, default=0.0)
