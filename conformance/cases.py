@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from .asking import Planned
 from .expected import ExpectedFailure
 from .judging import is_announced, judge
 from .loaded import Plan
@@ -17,7 +18,6 @@ from .pytest_plugin import STATUS
 from .reports import counterexample
 from .reports.wording import explanation, message
 from .results import ClauseResult
-from .runner import Planned
 
 
 class ClauseCase:

@@ -8,15 +8,19 @@ from typing import Final
 
 from ._golden import golden
 from .adapters.compiled import compiled_variants
+from .asking import Planned
 from .beside import NOTHING, Beside
 from .candidate import Candidate
+from .databases import open_databases
 from .declared_at import declared_expectations
 from .devices import why_absent
 from .errors import DeclarationError, UsageError, did_you_mean
+from .memory import Memory
 from .messages import Loaded, RunOptions, Task
 from .preflight import check_layer
 from .profile import PROFILES
-from .runner import CandidateRun, Planned
+from .registry import specification_hash
+from .runner import CandidateRun
 from .targets import is_graph, resolve_one, unique_names
 from .tolerance import contract_for
 from .tolerance.wording import describe
@@ -34,6 +38,7 @@ class Plan:
     candidate: Candidate
     run: CandidateRun
     planned: list[Planned]
+    notes: tuple[str, ...] = ()
 
     def loaded(self) -> Loaded:
         """The same as plain data."""
@@ -52,6 +57,7 @@ class Plan:
             expected=declared_expectations(candidate),
             tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
             location=whereabouts(candidate),
+            notes=self.notes,
         )
 
 
@@ -114,6 +120,7 @@ def plan_candidates(
 ) -> list[Plan]:
     """Plan the clauses of candidates that are already there."""
     plans = []
+    memory, notes = _memory(options, tell)
     if options.compile:
         tell("compiling", "a sum, to see whether that can be done")
         candidates = compiled_variants(candidates)
@@ -122,11 +129,13 @@ def plan_candidates(
             tell("building", candidate.name)
             check_layer(candidate)
         tell("planning", candidate.name)
-        plans.append(_plan(candidate, options))
+        plans.append(_plan(candidate, options, memory, notes))
     return plans
 
 
-def _plan(candidate: Candidate, options: RunOptions) -> Plan:
+def _plan(
+    candidate: Candidate, options: RunOptions, memory: Memory | None, notes: tuple[str, ...]
+) -> Plan:
     if options.profile not in PROFILES:
         msg = f"there is no profile {options.profile!r}{did_you_mean(options.profile, PROFILES)}"
         raise UsageError(msg)
@@ -139,11 +148,26 @@ def _plan(candidate: Candidate, options: RunOptions) -> Plan:
             devices=options.devices,
             only=options.only,
             skip=options.skip,
+            shard=options.shard,
+            memory=memory,
         )
-        return Plan(candidate=candidate, run=run, planned=run.planned())
+        return Plan(candidate=candidate, run=run, planned=run.planned(), notes=notes)
     except DeclarationError as error:
         msg = f"{candidate.name} ({candidate.target}): {error}"
         raise UsageError(msg) from None
+
+
+def _memory(
+    options: RunOptions, tell: Callable[[str, str], None]
+) -> tuple[Memory | None, tuple[str, ...]]:
+    """What remembers failures, and what is to be said of it; all candidates share it."""
+    if not options.databases:
+        return None, ()
+    tell("opening", "the database of failures")
+    opened = open_databases(options.databases)
+    if opened is None:
+        return None, ()
+    return Memory(opened.database, specification_hash()), opened.notes
 
 
 def check_devices(devices: tuple[str, ...] | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from .beside import Beside
 from .expected import ExpectedFailure
+from .shard import WHOLE, Shard
 
 PLAN_TARGETS: Final = "conformance.loaded:plan_targets"
 
@@ -21,7 +22,8 @@ class RunOptions:
     ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
     slugs; ``beside`` speaks of the graphs among the targets. Without ``preflight`` layers are not
     built while loading (their builder killed a worker). With ``compile`` each candidate is run
-    through torch.compile, too.
+    through torch.compile, too. Of a ``shard`` only its part of the examples is asked;
+    ``databases`` name where failing problems are kept.
     """
 
     targets: tuple[str, ...]
@@ -35,6 +37,8 @@ class RunOptions:
     compile: bool = False
     loader: str = PLAN_TARGETS
     beside: Beside = field(default_factory=Beside)
+    shard: Shard = WHOLE
+    databases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,8 @@ class Loaded:
 
     ``deviations`` are the fields in which its semantics differs from the standard, but for the
     causal alignment, which every kernel has to choose. ``gauge`` says what was not verified, and
-    why, "" when all was. ``location`` is the file and the line where it is written.
+    why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
+    sentences that belong into the record.
     """
 
     name: str
@@ -67,6 +72,22 @@ class Loaded:
     expected: tuple[ExpectedFailure, ...]
     tasks: tuple[Task, ...]
     location: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """How the worker is to run a clause.
+
+    ``seconds`` is the time after which no example is begun, None for as long as it takes. A failure
+    is left as it was found when it is ``deferred``, and made small and named when it is handed back
+    as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores.
+    """
+
+    seconds: float | None = None
+    deferred: bool = False
+    failure: dict[str, Any] | None = None
+    round: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,23 +18,27 @@ OTHER_DTYPES: Final = 0.5
 LEAST_DRAWN: Final = 0.25
 # How many further problems are offered where none of the first could tell right from wrong.
 FURTHER: Final = 8
+# Between the seeds of two turns: far more than between those of two days.
+TURN: Final = 1_000_000_007
 
 
 class Pool:
     """Problems by space and dtype; clauses of one space see the same, so goldens are shared."""
 
-    def __init__(self, candidate: Candidate, profile: Profile, seed: int) -> None:
+    def __init__(
+        self, candidate: Candidate, profile: Profile, seed: int, *, leading: str = ""
+    ) -> None:
         self._candidate = candidate
         self._profile = profile
         self._seed = seed
-        self._leading = ""
+        self._leading = leading
         self._known: dict[tuple[Space, str], list[Problem]] = {}
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile asks for.
 
-        The dtype that is asked for first gets them all: most mistakes show in every dtype. Each
-        device gets the same.
+        The leading dtype, which is the one asked for first if none was named, gets them all: most
+        mistakes show in every dtype. Each device gets the same.
         """
         self._leading = self._leading or dtype
         key = (space, dtype)
@@ -59,9 +63,24 @@ class Pool:
         placed = [problem.replace(device=device) for problem in [*edges[:FURTHER], *drawn]]
         return [problem for problem in dict.fromkeys(placed) if problem not in asked]
 
-    def _draw(self, space: Space, dtype: str) -> list[Problem]:
+    def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
+        """As many problems as the profile asks for, all drawn: each turn has a seed of its own."""
+        found = draw_problems(
+            self._candidate,
+            space,
+            dtype=dtype,
+            longest=self._profile.longest,
+            count=max(1, self._wanted(space, dtype)),
+            seed_value=self._seed + turn * TURN,
+        )
+        return [problem.replace(device=device) for problem in found]
+
+    def _wanted(self, space: Space, dtype: str) -> int:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES
-        wanted = round(self._profile.examples * space.share * part)
+        return round(self._profile.examples * space.share * part)
+
+    def _draw(self, space: Space, dtype: str) -> list[Problem]:
+        wanted = self._wanted(space, dtype)
         most = self._profile.edges
         if space.share < 1.0 and space.edges == "sizes":
             # A part of each: edges alone are the same in every run.

@@ -25,6 +25,7 @@ STATUSES: Final[tuple[Status, ...]] = (
     "expected-failure",
     "unexpected-pass",
 )
+_WHERE_GIVEN: Final = ("blame", "planned", "trail")
 KINDS: Final = (
     "value",
     "shape",
@@ -79,7 +80,9 @@ class ClauseResult:
     ``margin`` is the largest error over its bound that was seen (1 is at the bound), None when no
     numerical comparison was made. ``seconds`` is wall time. ``blame`` says of a failing graph at
     which step of its export, and at which stage inside it, the answer first departs (see
-    :mod:`conformance.exporting.blame`).
+    :mod:`conformance.exporting.blame`). ``planned`` says how many examples there would have been
+    where the time was up before, ``trail`` what each example of a shard showed (see
+    :mod:`conformance.tally`).
     """
 
     id: str
@@ -97,6 +100,8 @@ class ClauseResult:
     counterexample: dict[str, Any] | None = None
     diagnosis: list[dict[str, Any]] = field(default_factory=list)
     blame: dict[str, Any] | None = None
+    planned: int | None = None
+    trail: dict[str, Any] | None = None
 
     def replace(self, **changes: Any) -> ClauseResult:
         """The same result with some fields changed."""
@@ -105,11 +110,13 @@ class ClauseResult:
     def as_json(self) -> dict[str, Any]:
         """The entry of the report; numbers that are not finite become texts.
 
-        It has a ``blame`` where somebody is to blame.
+        It has a ``blame`` where somebody is to blame, and what speaks of a part of a run where it
+        was one.
         """
         data: dict[str, Any] = plain(dataclasses.asdict(self))
-        if self.blame is None:
-            del data["blame"]
+        for name in _WHERE_GIVEN:
+            if data[name] is None:
+                del data[name]
         return data
 
 

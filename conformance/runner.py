@@ -7,8 +7,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,25 @@ import torch
 from . import torch_state
 from .adapters.compiled import profile_for
 from .arrays import no_such_numbers
+from .asking import AT_LEISURE, Asking, Planned
 from .candidate import Candidate
 from .clauses.compiled import asked_eagerly
 from .counterexample import describe
 from .devices import canonical, why_absent
 from .diagnosis import Diagnostician
 from .exporting.blame import Blamer
+from .memory import Memory
 from .mistakes import named_mistakes
 from .pool import Pool
-from .problem import Problem
+from .problem import Problem, problem_from_json
 from .profile import Profile
-from .registry import Clause, Finding, all_clauses
+from .questions import Questions
+from .registry import Clause, all_clauses
 from .results import ClauseResult, Violation
+from .shard import WHOLE, Shard
 from .smallest import Smallest, examine, smallest_failure
 from .subject import Subject
+from .tally import Tally, Terms
 
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
@@ -40,40 +45,6 @@ SHARE_OF_ONE_CLAUSE = 0.3
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
 # The kinds of failure that another point of the semantics may explain.
 DIAGNOSED = ("value", "shape", "finite")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """One clause to run, in one dtype on one device; ``reason`` says why it is not applicable."""
-
-    id: str
-    family: str
-    level: str
-    dtype: str
-    device: str
-    reason: str = ""
-
-
-@dataclass
-class _Tally:
-    """What the examples of one clause showed so far."""
-
-    examples: int = 0
-    binding: int = 0
-    refused: int = 0
-    inapplicable: int = 0
-    reason: str = ""
-    margin: float | None = None
-
-    def add(self, finding: Finding) -> None:
-        """Count one example."""
-        self.examples += 1
-        self.binding += finding.binding
-        self.refused += finding.refused
-        self.inapplicable += bool(finding.inapplicable)
-        self.reason = self.reason or finding.inapplicable
-        if finding.margin is not None:
-            self.margin = max(self.margin or 0.0, finding.margin)
 
 
 class CandidateRun:
@@ -93,6 +64,8 @@ class CandidateRun:
         only: tuple[str, ...] = (),
         skip: tuple[str, ...] = (),
         explain: bool = True,
+        shard: Shard = WHOLE,
+        memory: Memory | None = None,
     ) -> None:
         self.candidate = candidate
         self.profile = profile_for(candidate, profile)
@@ -102,7 +75,10 @@ class CandidateRun:
         self.only = only
         self.skip = skip
         self.explain = explain
-        self.pool = Pool(candidate, self.profile, seed)
+        self.shard = shard
+        self.memory = memory
+        self._leading = ""
+        self.pool = self._pool()
         self.reductions_left = self.profile.reductions
         self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[tuple[str, str], Subject] = {}
@@ -118,10 +94,13 @@ class CandidateRun:
 
     def forget(self) -> None:
         """Let go of problems, goldens and answers: what is asked later makes them anew."""
-        self.pool = Pool(self.candidate, self.profile, self.seed)
+        self.pool = self._pool()
         self._subjects.clear()
         self._diagnosticians.clear()
         self._blamers.clear()
+
+    def _pool(self) -> Pool:
+        return Pool(self.candidate, self.profile, self.seed, leading=self._leading)
 
     def planned(self) -> list[Planned]:
         """Every selected clause in every dtype and on every device, in order.
@@ -129,7 +108,11 @@ class CandidateRun:
         Those that are not applicable are among them, such as all on a device that is not here.
         """
         with torch_state.neutral():
-            return self._plan()
+            plan = self._plan()
+        # Whichever part of the plan is run here, the same dtype gets all the examples.
+        self._leading = next((planned.dtype for planned in plan if not planned.reason), "")
+        self.pool = self._pool()
+        return plan
 
     def _plan(self) -> list[Planned]:
         selected = [clause for clause in self._clauses.values() if self._selects(clause.id)]
@@ -157,8 +140,34 @@ class CandidateRun:
         wanted = not self.only or any(fnmatchcase(slug, glob) for glob in self.only)
         return wanted and not any(fnmatchcase(slug, glob) for glob in self.skip)
 
-    def run(self, planned: Planned, on_example: OnExample | None = None) -> ClauseResult:
-        """Run one clause. ``on_example`` gets each problem (plain data) before it is tried."""
+    def run(
+        self,
+        planned: Planned,
+        on_example: OnExample | None = None,
+        *,
+        asking: Asking = AT_LEISURE,
+    ) -> ClauseResult:
+        """Run one clause; its result counts fewer examples than planned where the time was up.
+
+        ``on_example`` gets each problem (plain data) before it is tried.
+        """
+        if on_example is not None:
+            hear = on_example
+            asking = dataclasses.replace(asking, on_example=lambda problem, _tally: hear(problem))
+        return self._guarded(planned, partial(self._run, self._clauses[planned.id], asking=asking))
+
+    def explain_failure(
+        self, planned: Planned, found: ClauseResult, asking: Asking = AT_LEISURE
+    ) -> ClauseResult:
+        """Make a failure small and name it, which a deferred run has left as it was found.
+
+        What does not fail again stays as it was found.
+        """
+        return self._guarded(planned, partial(self._explained, found=found, asking=asking))
+
+    def _guarded(
+        self, planned: Planned, work: Callable[[ClauseResult], ClauseResult]
+    ) -> ClauseResult:
         result = ClauseResult(
             id=planned.id,
             family=planned.family,
@@ -173,10 +182,10 @@ class CandidateRun:
         start = time.perf_counter()
         try:
             with one_thread(), torch_state.neutral():
-                result = self._run(self._clauses[planned.id], result, on_example)
+                result = work(result)
         except Exception as error:  # noqa: BLE001 (the harness' own fault is a status, not a crash)
             result = result.replace(status="error", reason=_own_fault(error))
-        return result.replace(seconds=time.perf_counter() - start)
+        return result.replace(seconds=result.seconds + time.perf_counter() - start)
 
     def subject(self, dtype: str, device: str = "cpu") -> Subject:
         """The candidate under test in one dtype on one device."""
@@ -185,47 +194,40 @@ class CandidateRun:
             self._subjects[place] = Subject(self.candidate, dtype, device)
         return self._subjects[place]
 
-    def _run(
-        self, clause: Clause, result: ClauseResult, on_example: OnExample | None
-    ) -> ClauseResult:
-        subject, tally = self.subject(result.dtype, result.device), _Tally()
-        for problem in self._problems(clause, result, tally):
-            if on_example is not None:
-                on_example(problem.as_json())
+    def _run(self, clause: Clause, result: ClauseResult, *, asking: Asking) -> ClauseResult:
+        subject = self.subject(result.dtype, result.device)
+        tally = Tally(terms=self._terms(clause), shard=self.shard)
+        asked = Questions(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
+        for problem in asked.of_round(asking.round):
+            if asking.is_over:
+                return self._counted(result, tally).replace(
+                    status="untestable", planned=max(tally.planned, tally.examples + 1)
+                )
+            asking.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
             tally.add(finding)
             if finding.violation is not None:
+                tally.failed = True
                 counted = self._counted(result, tally)
-                broken = finding.violation
-                return self._failed(clause, subject, problem, broken, counted, on_example)
-        counted = self._counted(result, tally)
-        if tally.refused and tally.refused == tally.examples:
-            reason = "it refuses rows without keys, about which it promises nothing"
-            return counted.replace(status="not-applicable", reason=reason)
-        if tally.inapplicable and tally.binding == 0:
-            return counted.replace(status="not-applicable", reason=tally.reason)
-        if tally.binding == 0:
-            told = clause.counterfactual or "the case it speaks of"
-            if clause.subtle or self.candidate.declaration.precision:
-                reason = f"at the declared precision no example could show it ({told})"
-                return counted.replace(status="not-applicable", reason=reason)
-            reason = f"none of {tally.examples} examples could have shown it ({told})"
-            return counted.replace(status="untestable", reason=reason)
-        return counted.replace(status="passed")
+                return self._failed(clause, subject, problem, finding.violation, counted, asking)
+            asked.passed(problem)
+        status, reason = tally.outcome()
+        return self._counted(result, tally).replace(status=status, reason=reason)
 
-    def _problems(self, clause: Clause, result: ClauseResult, tally: _Tally) -> Iterator[Problem]:
-        """The problems of a clause, and a few more until one binds where none of them did."""
-        yield from self.pool.problems(clause.space, result.dtype, result.device)
-        if clause.subtle or tally.binding or tally.refused or tally.inapplicable:
-            return
-        for problem in self.pool.further(clause.space, result.dtype, result.device):
-            yield problem
-            if tally.binding:
-                return
+    def _terms(self, clause: Clause) -> Terms:
+        return Terms(
+            counterfactual=clause.counterfactual or "",
+            subtle=clause.subtle,
+            excused=clause.subtle or bool(self.candidate.declaration.precision),
+        )
 
-    def _counted(self, result: ClauseResult, tally: _Tally) -> ClauseResult:
+    def _counted(self, result: ClauseResult, tally: Tally) -> ClauseResult:
         return result.replace(
-            examples=tally.examples, binding=tally.binding, margin=tally.margin, reason=""
+            examples=tally.examples,
+            binding=tally.binding,
+            margin=tally.margin,
+            trail=tally.trail(),
+            reason="",
         )
 
     def _failed(
@@ -235,13 +237,50 @@ class CandidateRun:
         problem: Problem,
         broken: Violation,
         result: ClauseResult,
-        on_example: OnExample | None,
+        asking: Asking,
     ) -> ClauseResult:
         """Reduce the failing problem and report the smallest one found."""
+        if self.memory is not None:
+            self.memory.keep(self.candidate, clause.id, problem)
+        found = result.replace(status="failed", reason=broken.message, violation=broken)
         if not self.explain:
-            return result.replace(status="failed", reason=broken.message, violation=broken)
+            return found
+        found = found.replace(counterexample={"problem": problem.as_json()})
+        if asking.deferred:
+            return found
+        asking.on_failure(found)
+        return self._smaller(clause, subject, problem, broken, found, asking)
+
+    def _explained(
+        self, planned: ClauseResult, *, found: ClauseResult, asking: Asking
+    ) -> ClauseResult:
+        clause = self._clauses[planned.id]
+        subject = self.subject(planned.dtype, planned.device)
+        known = found.counterexample or {}
+        problem = problem_from_json(known["problem"])
+        asking.on_failure(found)
+        asking.on_example(problem.as_json(), Tally())
+        broken = examine(clause, subject, problem).violation
+        if broken is None:
+            return found
+        return self._smaller(clause, subject, problem, broken, found, asking)
+
+    def _smaller(
+        self,
+        clause: Clause,
+        subject: Subject,
+        problem: Problem,
+        broken: Violation,
+        result: ClauseResult,
+        asking: Asking,
+    ) -> ClauseResult:
         kind = broken.kind
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
+        tally = Tally(examples=result.examples)
+
+        def on_example(smaller: dict[str, Any]) -> None:
+            asking.on_example(smaller, tally)
+
         smallest = smallest_failure(
             clause,
             subject,
@@ -250,21 +289,24 @@ class CandidateRun:
             tries=min(tries, TRIES_OF_A_LOSS.get(kind, tries)),
             known=tuple(self._reduced),
             on_example=on_example,
+            until=asking.until,
         )
         self.reductions_left -= smallest.tries
         self._reduced[smallest.problem.replace(overrides=None)] = None
+        if self.memory is not None:
+            self.memory.keep(self.candidate, clause.id, smallest.problem)
         violation = _with_scale_error(smallest.violation, broken)
+        in_time = not asking.is_over
+        named = clause.explained and kind in DIAGNOSED and self.candidate.eager is None
         return result.replace(
             status="failed",
             reason=violation.message,
             violation=violation,
             counterexample=describe(clause.id, subject, smallest),
             diagnosis=(
-                self._diagnosis(subject, clause, smallest.problem)
-                if clause.explained and kind in DIAGNOSED and self.candidate.eager is None
-                else []
+                self._diagnosis(subject, clause, smallest.problem) if named and in_time else []
             ),
-            blame=self._blame(subject, clause, smallest, on_example),
+            blame=self._blame(subject, clause, smallest, on_example) if in_time else None,
         )
 
     def _diagnosis(
@@ -277,7 +319,7 @@ class CandidateRun:
         return known.explain(clause, problem)
 
     def _blame(
-        self, subject: Subject, clause: Clause, smallest: Smallest, on_example: OnExample | None
+        self, subject: Subject, clause: Clause, smallest: Smallest, on_example: OnExample
     ) -> dict[str, Any] | None:
         """Which step of an export is to blame for a graph's failure; None for what is no graph."""
         if self.candidate.graph is None:
@@ -287,8 +329,7 @@ class CandidateRun:
             known = self._blamers[subject] = Blamer(subject, self.candidate.graph)
 
         def alive() -> None:  # each step has a time limit of its own
-            if on_example is not None:
-                on_example(smallest.problem.as_json())
+            on_example(smallest.problem.as_json())
 
         try:
             return known.blame(clause.id, smallest.violation, smallest.recording, alive)

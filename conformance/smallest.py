@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -55,10 +56,10 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
 
 
 def examine_recorded(
-    clause: Clause, subject: Subject, problem: Problem
+    clause: Clause, subject: Subject, problem: Problem, into: Recording | None = None
 ) -> tuple[Finding, Recording]:
-    """The same with the calls that were made."""
-    recording = Recording()
+    """The same with the calls that were made, kept in a recording of ours or in a given one."""
+    recording = Recording() if into is None else into
     with subject.recorded(recording):
         return examine(clause, subject, problem), recording
 
@@ -72,17 +73,21 @@ def smallest_failure(
     tries: int,
     known: Iterable[Problem] = (),
     on_example: OnExample | None = None,
+    until: float | None = None,
 ) -> Smallest:
     """The smallest problem that shows the same failure, the given one if it does not show again.
 
     A smaller problem shows the same failure when the violation is of one kind, says the same but
     for numbers and names the same line of an exception, when what was far beyond its bound still
-    is, and when the golden would pass.
+    is, and when the golden would pass. From the moment ``until`` on the monotonic clock nothing is
+    tried any more.
     """
     control = Control(subject)
     controlled = _passes(clause, control, problem)
 
     def still_fails(smaller: Problem) -> bool:
+        if until is not None and time.monotonic() >= until:
+            return False
         if on_example is not None:
             on_example(smaller.as_json())
         found = examine(clause, subject, smaller).violation

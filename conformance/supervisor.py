@@ -10,15 +10,17 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Final, Self
 
 from .errors import UsageError
-from .messages import Event, Loaded, Ready, RunOptions, Task
-from .outcomes import failure, not_applicable, outcome
+from .heard import Heard
+from .limits import NOT_FINISHED, NOT_RUN, Deadline
+from .messages import Event, Loaded, Order, Ready, RunOptions
+from .outcomes import not_applicable, outcome
 from .results import ClauseResult, result_from_json
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
 
@@ -31,11 +33,16 @@ _FAREWELL: Final = 2.0
 _IN_A_ROW: Final = 3
 _HANGS_IN_ALL: Final = 8  # each of them takes seconds
 _LAST_WORDS: Final = 2000
+AT_LEISURE: Final = Order()
 _STARTING: Final = threading.Lock()  # a process inherits what is set for all threads
 
 
 class HarnessError(Exception):
     """The harness itself cannot go on: one sentence, exit code 3."""
+
+
+class OutOfTime(Exception):  # noqa: N818 (no error: the run's time is up)
+    """The run has reached its limit: the worker was stopped."""
 
 
 class WorkerLost(Exception):  # noqa: N818 (no error of ours: the candidate hung or died)
@@ -47,11 +54,21 @@ class WorkerLost(Exception):  # noqa: N818 (no error of ours: the candidate hung
 
 
 class Supervisor:
-    """One worker at a time, on which targets are loaded and clauses run one by one."""
+    """One worker at a time, on which targets are loaded and clauses run one by one.
 
-    def __init__(self, options: RunOptions, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    What waits for the worker raises OutOfTime when the run's ``deadline`` has passed.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        deadline: Deadline | None = None,
+    ) -> None:
         self._options = options
         self._timeout = timeout
+        self._deadline = deadline
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._last_words = bytearray()
@@ -66,7 +83,7 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if kind is None and not self._is_over:
             self._say_stop()
         self._kill()
 
@@ -120,20 +137,27 @@ class Supervisor:
                 self._options = dataclasses.replace(self._options, preflight=False)
                 self.start()
 
-    def run_candidate(self, index: int) -> Iterator[ClauseResult]:
-        """Every clause of a candidate, one after the other, whatever becomes of the worker."""
+    def run_candidate(
+        self, index: int, numbers: Sequence[int] | None = None, order: Order = AT_LEISURE
+    ) -> Iterator[ClauseResult]:
+        """Every clause of a candidate, one after the other, whatever becomes of the worker.
+
+        ``numbers`` are the places of some of its tasks; the results come in their order.
+        """
         in_a_row, hangs, limit, last = 0, 0, self._timeout, ""
-        for number, task in enumerate(self._loaded[index].tasks):
+        tasks = self._loaded[index].tasks
+        for number in range(len(tasks)) if numbers is None else numbers:
+            task = tasks[number]
             if task.reason:
                 yield not_applicable(task)
             elif in_a_row >= _IN_A_ROW:
-                reason = f"not run: the candidate {last} in {_IN_A_ROW} clauses in a row"
+                reason = f"{NOT_RUN}the candidate {last} in {_IN_A_ROW} clauses in a row"
                 yield outcome(task, "untestable", reason)
             elif hangs >= _HANGS_IN_ALL:
-                reason = f"not run: the candidate hung in {_HANGS_IN_ALL} clauses"
+                reason = f"{NOT_RUN}the candidate hung in {_HANGS_IN_ALL} clauses"
                 yield outcome(task, "untestable", reason)
             else:
-                result = self._run(index, number, task, limit)
+                result = self._run(index, number, order, limit)
                 kind = "" if result.violation is None else result.violation.kind
                 lost = kind in ("hung", "crashed")
                 in_a_row = in_a_row + 1 if lost else 0
@@ -143,29 +167,44 @@ class Supervisor:
                     limit = min(limit, _AFTER_A_HANG)
                 yield result
 
-    def _run(self, index: int, number: int, task: Task, limit: float) -> ClauseResult:
-        problem: dict[str, Any] | None = None
-        examples, started = 0, time.perf_counter()
+    def explain(self, index: int, number: int, found: ClauseResult) -> ClauseResult:
+        """The failure of a deferred run, made small and named."""
+        order = Order(failure=found.as_json())
+        return self._run(index, number, order, self._timeout)
+
+    def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
+        task, started, heard = self._loaded[index].tasks[number], time.perf_counter(), Heard()
+        if order.failure is not None:
+            heard.found = result_from_json(order.failure)
+        if self._deadline is not None:
+            order = dataclasses.replace(order, seconds=self._deadline.left())
         try:
+            if order.seconds == 0.0:
+                raise OutOfTime  # noqa: TRY301 (as if the worker had been asked)
             self._revive()
-            self._send("run", (index, number))
+            self._send("run", (index, number, order))
             while True:
                 tag, payload = self._event(limit)
                 if tag == "result":
-                    return result_from_json(payload)
-                problem, examples = payload, examples + 1
+                    return self._in_time(result_from_json(payload))
+                heard.take(tag, payload)
         except WorkerLost as lost:
             seconds = time.perf_counter() - started
-            return failure(
-                task,
-                lost.kind,
-                f"the candidate {lost}",
-                problem,
-                examples=examples,
-                seconds=seconds,
-            )
+            return heard.lost(task, lost.kind, f"the candidate {lost}", seconds)
+        except OutOfTime:
+            return self._in_time(heard.cut(task, time.perf_counter() - started))
         except (UsageError, HarnessError) as error:
             return outcome(task, "untestable", f"the candidate could not be loaded again: {error}")
+
+    def _in_time(self, result: ClauseResult) -> ClauseResult:
+        """The result, which says so if the run's limit has cut it short."""
+        if result.planned is None or self._deadline is None:
+            return result
+        if not result.examples:
+            reason = f"{NOT_RUN}{self._deadline.sentence}"
+            return result.replace(reason=reason, planned=None)
+        asked = f"after {result.examples} of {result.planned} examples, none of which failed"
+        return result.replace(reason=f"{NOT_FINISHED}{self._deadline.sentence} {asked}")
 
     def perform(
         self,
@@ -216,13 +255,16 @@ class Supervisor:
         if connection is None or process is None:
             msg = "the worker is gone"
             raise HarnessError(msg)
-        deadline = time.monotonic() + limit
+        silent_until = time.monotonic() + limit
+        until = silent_until if self._deadline is None else min(silent_until, self._deadline.last)
         try:
-            while not connection.poll(max(0.0, min(_SLICE, deadline - time.monotonic()))):
+            while not connection.poll(max(0.0, min(_SLICE, until - time.monotonic()))):
                 if not process.is_alive() and not connection.poll(0):
                     raise self._died()
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= until:
                     self._kill()
+                    if until < silent_until:
+                        raise OutOfTime
                     msg = f"gave no answer within {limit:g} s and was stopped"
                     raise WorkerLost(msg, kind="hung")
             event: Event = connection.recv()
@@ -238,6 +280,10 @@ class Supervisor:
         status = None if process is None else process.exitcode
         self._kill()
         return WorkerLost(f"{_cause(status)}{_quoted(self._last_words)}", kind="crashed")
+
+    @property
+    def _is_over(self) -> bool:
+        return self._deadline is not None and self._deadline.left() == 0.0
 
     @property
     def has_loaded(self) -> bool:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from .loaded import Plan
-    from .messages import RunOptions
+    from .messages import Order, RunOptions
     from .results import ClauseResult
+    from .tally import Tally
 
 _WORKER: Final = os.getpid()  # this module is imported anew in each worker
 SAFE_PATH: Final = "PYTHONSAFEPATH"
@@ -82,19 +83,17 @@ def _serve(connection: Connection) -> None:
         connection.send(("broken", f"the harness cannot start: {error}"))
         return
     plans: list[Plan] = []
-    current = 0
+    current = (0, 0)  # candidate and round
     while True:
         command, payload = connection.recv()
         if command == "load":
-            plans, current = _load(connection, payload), 0
+            plans, current = _load(connection, payload), (0, 0)
         elif command == "run":
-            candidate, task = payload
-            if (
-                candidate != current
-            ):  # one candidate after the other: each holds a hundred megabytes
-                plans[current].run.forget()
-                current = candidate
-            _tell(connection, "result", _run(connection, plans[candidate], task).as_json())
+            candidate, task, order = payload
+            if (candidate, order.round) != current:  # each holds a hundred megabytes
+                plans[current[0]].run.forget()
+                current = candidate, order.round
+            _tell(connection, "result", _run(connection, plans[candidate], task, order).as_json())
         elif command == "perform":
             candidate, job, argument = payload
             _perform(connection, plans[candidate], job, argument)
@@ -157,19 +156,32 @@ def _load(connection: Connection, options: RunOptions) -> list[Plan]:
     return plans
 
 
-def _run(connection: Connection, plan: Plan, index: int) -> ClauseResult:
+def _run(connection: Connection, plan: Plan, index: int, order: Order) -> ClauseResult:
     """Run one clause; exceptions the runner lets through end in the result, never in the worker."""
+    from .asking import Asking  # noqa: PLC0415
+    from .results import result_from_json  # noqa: PLC0415
+
     task, started = plan.planned[index], time.perf_counter()
     last: dict[str, Any] | None = None
     examples = 0
 
-    def on_example(problem: dict[str, Any]) -> None:
+    def on_example(problem: dict[str, Any], tally: Tally) -> None:
         nonlocal last, examples
         last, examples = problem, examples + 1
-        _tell(connection, "example", problem)
+        _tell(connection, "example", (problem, tally.counted()))
 
+    asking = Asking(
+        until=None if order.seconds is None else time.monotonic() + order.seconds,
+        on_example=on_example,
+        on_failure=lambda found: _tell(connection, "found", found.as_json()),
+        deferred=order.deferred,
+        round=order.round,
+    )
     try:
-        result = plan.run.run(task, on_example)
+        if order.failure is None:
+            result = plan.run.run(task, asking=asking)
+        else:
+            result = plan.run.explain_failure(task, result_from_json(order.failure), asking=asking)
     except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
         from .outcomes import from_exception  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ import pytest
 from workspaces import KERNEL, write
 
 from conformance.errors import UsageError
-from conformance.messages import RunOptions, Task
+from conformance.messages import Order, RunOptions, Task
 from conformance.outcomes import failure, outcome
 from conformance.profile import PROFILES
 from conformance.results import ClauseResult
@@ -188,10 +188,10 @@ def test_too_many_hangs_in_all_end_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     loaded = [SimpleNamespace(tasks=planned)]
     monkeypatch.setattr(supervisor, "_loaded", loaded)
 
-    def run(_index: int, number: int, task: Task, _limit: float) -> ClauseResult:
+    def run(_index: int, number: int, _order: Order, _limit: float) -> ClauseResult:
         if number % 2:
-            return outcome(task, "passed")
-        return failure(task, "hung", "the graph gave no answer", None)
+            return outcome(planned[number], "passed")
+        return failure(planned[number], "hung", "the graph gave no answer", None)
 
     monkeypatch.setattr(supervisor, "_run", run)
     told = [(result.status, result.reason) for result in supervisor.run_candidate(0)]

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..asking import Planned
 from ..candidate import Candidate
 from ..messages import RunOptions, Task
 from ..profile import PROFILES, Profile
-from ..runner import CandidateRun, Planned
+from ..runner import CandidateRun
 from .catalogue import Entry, entries
 from .options import LoadedEntry, TeethOptions
 
