@@ -76,11 +76,16 @@ class Selection:
 def read_file(path: Path, slugs: Collection[str]) -> tuple[ExpectedFailure, ...]:
     """The ``[[expected]]`` tables of a TOML file; raises UsageError that names file and entry."""
     entries = parse(read_text(path), path)
-    for number, entry in enumerate(entries, 1):
-        line = "" if entry.place is None or entry.place.line is None else f"{entry.place.line}, "
-        where = f"{path}, line {line}entry {number}" if line else f"{path}, entry {number}"
-        check_clause(entry, slugs, where)
+    check_entries(entries, slugs, path)
     return entries
+
+
+def check_entries(entries: Iterable[ExpectedFailure], slugs: Collection[str], path: Path) -> None:
+    """Require that the entries of a file speak of clauses that exist; raises UsageError."""
+    for number, entry in enumerate(entries, 1):
+        line = None if entry.place is None else entry.place.line
+        told = "" if line is None else f"line {line}, "
+        check_clause(entry, slugs, f"{path}, {told}entry {number}")
 
 
 def check_clause(entry: ExpectedFailure, slugs: Collection[str], where: str) -> None:
@@ -117,7 +122,8 @@ def not_holding(
     found = stale(entries, results, selection)
     gone = {id(entry.expectation) for entry in found}
     asked = [entry for entry in entries if id(entry) not in gone and selection.admits(entry)]
-    return [*found, *_expired_ones(asked, results, day), *_different_ones(asked, results, entries)]
+    valid = [entry for entry in asked if not entry.expired(day)]
+    return [*found, *_expired_ones(asked, results, day), *_different_ones(valid, results, entries)]
 
 
 def _expired_ones(

@@ -29,7 +29,7 @@ class Lines:
 
 def entry_lines(text: str) -> list[Lines]:
     """The entries written as ``[[expected]]``, in order; the text must be TOML."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     headers = list(_headers(lines))
     firsts = [_first(lines, header) for header in headers]
     ends = [*firsts, len(lines) + 1][1:]
@@ -41,7 +41,7 @@ def entry_lines(text: str) -> list[Lines]:
 
 def list_line(text: str) -> int | None:
     """The line of ``expected = [...]``, for entries that are not written as tables."""
-    return next((n for n, line in enumerate(text.splitlines(), 1) if _LIST.match(line)), None)
+    return next((n for n, line in enumerate(text.split("\n"), 1) if _LIST.match(line)), None)
 
 
 def _headers(lines: Sequence[str]) -> Iterator[int]:

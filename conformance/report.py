@@ -200,6 +200,16 @@ def exit_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
     return EXIT_OK
 
 
+def gate_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
+    """The exit code of a run that may have been asked to renew its expected failures.
+
+    A green run whose file could not be written is bad input: the next one would not be green.
+    """
+    code = exit_code(report, strict=strict)
+    refused = report.get("written_expectations", {}).get("refused")
+    return EXIT_USAGE if refused and code == EXIT_OK else code
+
+
 def _should_failed(report: Mapping[str, Any]) -> bool:
     return any(
         clause["status"] == "failed" and clause["level"] == "SHOULD"

@@ -22,6 +22,14 @@ STRICT: Final[Decorator] = click.option(
     "--strict", is_flag=True, help="Exit with 1 when a SHOULD clause failed, too."
 )
 
+FAIL_ON: Final[Decorator] = click.option(
+    "--fail-on",
+    type=click.Choice(["must", "should"]),
+    default="must",
+    show_default=True,
+    help="Which failed clauses make the exit code 1; should is the same as --strict.",
+)
+
 
 def json_option(said: str) -> Decorator:
     """``--json FILE``, given to the command as ``json_path``."""

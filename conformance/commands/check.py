@@ -9,7 +9,7 @@ import click
 
 from ..dtypes import DTYPES
 from ..profile import PROFILES
-from ._options import ONLY, SKIP, STRICT, json_option, separated, timeout_option
+from ._options import FAIL_ON, ONLY, SKIP, STRICT, json_option, separated, timeout_option
 from ._output import printing, progress_bar
 
 # Seconds that a call may take where it has to be compiled first, on a busy machine.
@@ -74,8 +74,21 @@ COMPILING = 300.0
     "--expected-failures",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="TOML: [[expected]] tables with clause and reason, and kind, candidate, dtype as needed.",
+    help=(
+        "TOML: [[expected]] tables with clause and reason, and kind, diagnosis, candidate, dtype, "
+        "device, expires as needed."
+    ),
 )
+@click.option(
+    "--write-expected",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=(
+        "Write the expected failures that make this run green there; entries of the file, and of "
+        "--expected-failures, that still hold stay as they are."
+    ),
+)
+@FAIL_ON
 @STRICT
 @timeout_option(
     "Stop a candidate that gives no answer for so long; loading may take twice as long."
@@ -95,6 +108,8 @@ def check_command(
     only: tuple[str, ...],
     skip: tuple[str, ...],
     expected_failures: Path | None,
+    write_expected: Path | None,
+    fail_on: str,
     strict: bool,
     timeout: float,
     json_path: Path | None,
@@ -108,11 +123,16 @@ def check_command(
     from ..beside import Beside  # noqa: PLC0415
     from ..checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..messages import RunOptions  # noqa: PLC0415
-    from ..report import check_writable, exit_code, write_report  # noqa: PLC0415
+    from ..renewing import Gate  # noqa: PLC0415
+    from ..report import check_apart, check_writable, gate_code, write_report  # noqa: PLC0415
+    from ..reports.renewed import show_renewed  # noqa: PLC0415
     from ..reports.terminal import show  # noqa: PLC0415
 
-    if json_path is not None:
-        check_writable(json_path, "--json")
+    strict = strict or fail_on == "should"
+    check_apart({"--json": json_path, "--write-expected": write_expected})
+    for option, path in (("--json", json_path), ("--write-expected", write_expected)):
+        if path is not None:
+            check_writable(path, option)
     options = RunOptions(
         targets=targets,
         profile=profile,
@@ -131,7 +151,7 @@ def check_command(
     with progress_bar() as progress:
         report = check(
             options,
-            expected_failures=expected_failures,
+            gate=Gate(expected=expected_failures, write=write_expected, strict=strict),
             timeout=max(timeout, COMPILING) if compiled else timeout,
             progress=progress,
         )
@@ -141,4 +161,5 @@ def check_command(
     finally:  # what was found is not lost because a disk is full
         with printing():
             show(report, sys.stdout)
-    return exit_code(report, strict=strict)
+            show_renewed(report, sys.stdout)
+    return gate_code(report, strict=strict)
