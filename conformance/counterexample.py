@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._golden import golden
+from .attention_told import attention
 from .calling import Forward
 from .comparison import compare
 from .inputs import Inputs
@@ -20,6 +21,8 @@ from .tables import table
 
 # Calls of one example that are shown; the clauses make one to four that matter.
 MOST_CALLS: Final = 8
+# Violations whose answers have numbers that are wrong: what was attended to may explain them.
+WRONG_NUMBERS: Final = ("value", "finite")
 # Elements of a storage that is written out with the gaps between a tensor's elements.
 LARGEST_STORAGE: Final = 256
 
@@ -29,7 +32,8 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
 
     ``problem`` rebuilds the tensors; ``inputs`` are they. ``calls`` are those that the clause made,
     with their arguments and answers, and ``layers`` what was built for them. ``expected``, ``got``
-    and ``bound`` are what the clause compared, ``relation`` which answers they are made of.
+    and ``bound`` are what the clause compared, ``relation`` which answers they are made of. A call
+    whose numbers are wrong has ``attention``: the weights that were expected, and its own.
     """
     problem, violation = smallest.problem, smallest.violation
     data: dict[str, Any] = {
@@ -47,6 +51,9 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
     if "relation" in data:
         for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
             entry.update(_right(subject, call))
+    if violation.kind in WRONG_NUMBERS:
+        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+            entry.update(attention(subject, call))
     if violation.kind == "mutated":
         for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
             _mark_edited(call, entry)

@@ -100,6 +100,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "runner",
         (
             "asking",
+            "attention_told",
             "control",
             "counterexample",
             "diagnosis",
