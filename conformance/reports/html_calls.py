@@ -103,7 +103,7 @@ def _heat(title: str, data: Data, *, axes: tuple[str, ...] = ()) -> Heat:
     if found is not None:
         return found
     note = f"{tensors.shape(data)}: too large to be written out; a replay rebuilds it"
-    return Heat(title=title, scale="plain", grids=[], note=note)
+    return Heat(title=title, scale="values", grids=[], note=note)
 
 
 def compared(data: Data, measured: Data) -> list[Heat]:
@@ -113,11 +113,13 @@ def compared(data: Data, measured: Data) -> list[Heat]:
         return []
     axes = _compared_axes(measured, got)
     end = largest_of(expected, got)
+    weights = axes == WEIGHT_AXES
+    scale, what = ("weight", " weights") if weights else ("signed", "")
     found = [
-        heat(name, table, scale="signed", largest=end, axes=axes)
+        heat(f"{name}{what}", table, scale=scale, largest=end, axes=axes)
         for name, table in (("expected", expected), ("got", got))
     ]
-    over = ratios(got, expected, bound, data.get("judged")) if tensors.is_shown(bound) else None
+    over = ratios(got, expected, bound, data.get("judged"))
     if over is not None:
         found.append(heat("error / bound", over, scale="ratio", axes=axes))
     return [one for one in found if one is not None]
@@ -129,14 +131,19 @@ def _compared_axes(measured: Data, got: Data) -> tuple[str, ...]:
     return named if len(named) == len(got["shape"]) else ()
 
 
-def attention(data: Data) -> list[Heat]:
-    """Expected and got attention weights of each call that has them."""
+def attention(data: Data, measured: Data) -> list[Heat]:
+    """Expected and got attention weights of each call that has them.
+
+    Empty where the weights are what was compared: they are shown there.
+    """
+    if "key" in measured:
+        return []
     made = [_call(call) for call in data.get("calls") or ()]
     found = []
     for number, call in enumerate(made):
         prefix = f"call {number + 1}: " if len(made) > 1 else ""
         told = filled({}, call.get("attention"))
-        pairs = (("expected weights", told.get("expected")), ("got weights", _got(call, told)))
+        pairs = (("expected", told.get("expected")), ("got", _got(call, told)))
         for title, value in pairs:
             if tensors.is_shown(value):
                 shown = heat(f"{prefix}{title}", value, scale="weight", axes=WEIGHT_AXES)

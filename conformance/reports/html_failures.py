@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ class Failure:
     calls: list[Call]
     compared: list[Heat]
     attention: list[Heat]
+    diagnosis: str
     replay: str
 
 
@@ -80,7 +81,8 @@ def failure(record: Record, place: Place, anchor: str) -> Failure:
         origin=counterexample.origin(data),
         calls=calls(data),
         compared=compared(data, violation["measured"]),
-        attention=attention(data),
+        attention=attention(data, violation["measured"]),
+        diagnosis=_mistake(clause["diagnosis"]),
         replay=_replay(record, candidate, clause) if data.get("problem") else "",
     )
 
@@ -101,6 +103,12 @@ def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, str]]:
     yield "smallest input", _cut(wording.counterexample(data)) if data else ""
     if data.get("repeated") is False:
         yield "note", "the failure did not show again when its input was asked once more"
+
+
+def _mistake(diagnosis: Sequence[Record]) -> str:
+    """The name of the mistake that explains a failure best, "" where none does."""
+    sure = [entry for entry in diagnosis if float(entry.get("confidence") or 0) > 0]
+    return str(sure[0].get("name") or "") if sure else ""
 
 
 _REASONS: Final = {

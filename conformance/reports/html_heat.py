@@ -26,6 +26,9 @@ SHADES: Final = 4
 # Elements of a tensor that a page shows; our own records write out 64 at most.
 MOST_ELEMENTS: Final = 256
 
+# Digits of an element: of a quotient nobody needs more than two.
+_DIGITS: Final[Mapping[str, int]] = {"ratio": 2, "weight": 3, "signed": 4, "values": 4}
+
 Data = Mapping[str, Any]
 Style = Callable[[Any], str]
 
@@ -44,7 +47,7 @@ class Grid:
 class Heat:
     """A tensor as matrices, below a title; ``note`` says what its colours mean or what is left out.
 
-    ``scale`` names the colours: ``ratio``, ``signed``, ``weight`` or ``plain``.
+    ``scale`` names the colours: ``ratio``, ``signed``, ``weight`` or ``values``.
     """
 
     title: str
@@ -54,7 +57,7 @@ class Heat:
 
 
 def heat(
-    title: str, data: Data, *, scale: str = "plain", largest: float = 0.0, axes: Sequence[str] = ()
+    title: str, data: Data, *, scale: str = "values", largest: float = 0.0, axes: Sequence[str] = ()
 ) -> Heat | None:
     """A tensor of the record as a heat map; None where its values are not written out.
 
@@ -67,17 +70,19 @@ def heat(
     if math.prod(shape) != len(elements):
         return None
     style = _styles(scale, largest)
-    note = tensors.shape(data)
+    note = tensors.shape(data) if scale != "ratio" else "1 is at the bound"
+    if None in elements:
+        note = f"{note}, blank is not judged"
     if not elements:
         return Heat(title=title, scale=scale, grids=[], note=f"{note}: no elements")
-    grids = list(_grids(shape, elements[:MOST_ELEMENTS], style, axes))
+    grids = list(_grids(shape, elements[:MOST_ELEMENTS], style, axes, _DIGITS[scale]))
     if len(elements) > MOST_ELEMENTS:
         note = f"{note}, the first {MOST_ELEMENTS} of {len(elements):,} elements"
     return Heat(title=title, scale=scale, grids=grids, note=note)
 
 
 def _grids(
-    shape: list[int], elements: list[Any], style: Style, axes: Sequence[str]
+    shape: list[int], elements: list[Any], style: Style, axes: Sequence[str], digits: int
 ) -> Iterator[Grid]:
     names = _names(shape, axes)
     *outer, height, width = [1, 1, *shape][-max(2, len(shape)) :]
@@ -87,7 +92,7 @@ def _grids(
         if not own:
             return
         caption = ", ".join(f"{name} {at}" for name, at in zip(names, index, strict=False))
-        cells = [(text(element), style(element)) for element in own]
+        cells = [(text(element, digits), style(element)) for element in own]
         rows = [cells[at : at + width] for at in range(0, len(cells), width)]
         yield Grid(caption=caption, row_axis=row_axis, column_axis=column_axis, rows=rows)
 
@@ -98,11 +103,15 @@ def _names(shape: Sequence[int], axes: Sequence[str]) -> list[str]:
     return [f"axis {at}" for at in range(len(shape))]
 
 
-def text(element: Any) -> str:
-    """An element with few enough digits for a cell; tiny numbers by their power of ten."""
-    if isinstance(element, (bool, str)) or element is None:
+def text(element: Any, digits: int) -> str:
+    """An element with few enough digits for a cell; nothing where there is none."""
+    if element is None:
+        return ""
+    if isinstance(element, (bool, str)):
         return str(element)
-    return tensors.number(float(f"{float(element):.4g}"))
+    rounded = f"{float(element):.{digits}g}"
+    shown = rounded if "e" in rounded else tensors.number(float(rounded))
+    return shown.replace("inf", "∞")
 
 
 def _styles(scale: str, largest: float) -> Style:
@@ -140,17 +149,16 @@ def _ratio_class(element: Any) -> str:
     return next((f"r{at}" for at, end in enumerate(RATIOS) if found <= end), f"r{len(RATIOS)}")
 
 
-def ratios(got: Data, expected: Data, bound: Data, judged: Data | None) -> Data | None:
+def ratios(got: Any, expected: Any, bound: Any, judged: Any) -> Data | None:
     """Error over bound of every element, None where it is not judged, as a tensor of the record.
 
     What is not finite on one side only is infinitely far off. None where the shapes differ.
     """
-    shown = (got, expected, bound)
-    if not all(map(tensors.is_shown, shown)):
+    if not all(map(tensors.is_shown, (got, expected, bound))):
         return None
-    columns = [tensors.flat(data["values"]) for data in shown]
+    columns = [tensors.flat(data["values"]) for data in (got, expected, bound)]
     count = len(columns[0])
-    counts = tensors.flat(judged["values"]) if tensors.is_shown(judged) and judged else []
+    counts = tensors.flat(judged["values"]) if tensors.is_shown(judged) else []
     if any(len(column) != count for column in columns) or len(counts) not in (0, count):
         return None
     counted = counts or [True] * count

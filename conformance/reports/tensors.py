@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 _DIGITS: Final = 6
 _LARGEST_INTEGER: Final = 1e6
@@ -14,12 +14,12 @@ MARK: Final = "*"
 Table = Mapping[str, Any]
 
 
-def is_table(data: Any) -> bool:
+def is_table(data: Any) -> TypeGuard[Table]:
     """Whether some data is a tensor as the report holds it."""
     return isinstance(data, Mapping) and "shape" in data
 
 
-def is_shown(data: Any) -> bool:
+def is_shown(data: Any) -> TypeGuard[Table]:
     """Whether a tensor is there with its values."""
     return is_table(data) and "values" in data
 
