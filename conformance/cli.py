@@ -11,19 +11,23 @@ from typing import Final
 
 import click
 
+from .commands.bundle import bundle_command
 from .commands.catalogue import explain_command, list_command
 from .commands.check import check_command
 from .commands.export_check import export_check_command
 from .commands.identify import identify_command
+from .commands.render import render_command
 from .commands.replay import replay_command
 from .commands.teeth import teeth_command
 
 COMMANDS: Final = (
+    bundle_command,
     check_command,
     list_command,
     explain_command,
     export_check_command,
     identify_command,
+    render_command,
     replay_command,
     teeth_command,
 )

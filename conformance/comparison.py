@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .results import Violation
-from .tables import MOST_ELEMENTS, table
+from .tables import keeping, table, told_whole
 
 # What the axes of an answer are called, by their number: heads, tokens.
 AXES: Final[Mapping[int, tuple[str, ...]]] = {
@@ -22,6 +24,17 @@ AXES: Final[Mapping[int, tuple[str, ...]]] = {
 WEIGHT_AXES: Final = ("batch", "head", "query", "key")
 # An error of so many bounds is no rounding: what the bound consists of would only mislead.
 GROSS: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ToldApart:
+    """Where a counterfactual answer lies outside the bound, and where anybody looks; bool."""
+
+    moved: Tensor
+    judged: Tensor
+
+
+_told_apart: Final[ContextVar[list[ToldApart] | None]] = ContextVar("told_apart", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +189,7 @@ def compare(
     got, expected = got.double(), expected.double()
     judged = torch.ones_like(got, dtype=torch.bool) if judged is None else judged.expand(got.shape)
     found = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording, judged)
+    found = dataclasses.replace(found, law=both_answers)
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
         return found.at(broken, kind="finite", margin=math.inf)
@@ -206,15 +220,19 @@ class _Pair:
     judged: Tensor
     both_answers: bool = False
     error: Tensor | None = None
+    law: bool = False
 
     def tables(self) -> dict[str, Any]:
         """What was compared, if a person can read it; ``judged`` where not all of it counts."""
-        if self.got.numel() > MOST_ELEMENTS:
+        if not told_whole(self.got):
             return {}
         shown = {"expected": self.expected, "got": self.got, "bound": self.bound}
         if not bool(self.judged.all()):
             shown["judged"] = self.judged
-        return {name: table(tensor.expand(self.got.shape)) for name, tensor in shown.items()}
+        tables: dict[str, Any] = {
+            name: table(tensor.expand(self.got.shape)) for name, tensor in shown.items()
+        }
+        return {**tables, "law": True} if self.law and keeping() else tables
 
     def at(self, chosen: Tensor, *, kind: str, margin: float) -> Comparison:
         """What is wrong at the first chosen element."""
@@ -242,4 +260,19 @@ def moves(expected: Tensor, other: Tensor, bound: Tensor, judged: Tensor | None 
     if other.shape != expected.shape:
         return True
     far = ~((other - expected).abs() <= bound)
+    watched = _told_apart.get()
+    if watched is not None:
+        seen = torch.ones_like(far) if judged is None else judged.expand(far.shape)
+        watched.append(ToldApart(moved=far & seen, judged=seen))
     return bool((far if judged is None else far & judged).any())
+
+
+@contextmanager
+def telling_apart() -> Iterator[list[ToldApart]]:
+    """Keep which elements each counterfactual moved meanwhile: what made examples bind."""
+    found: list[ToldApart] = []
+    token = _told_apart.set(found)
+    try:
+        yield found
+    finally:
+        _told_apart.reset(token)

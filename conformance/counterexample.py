@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from ._golden import golden
@@ -13,11 +12,11 @@ from .calling import Forward
 from .comparison import compare
 from .inputs import Inputs
 from .overriding import PROJECTIONS
-from .placing import taken
+from .placing import taken, whole_storage
 from .recording import Call, Recording
 from .smallest import Smallest
 from .subject import Subject
-from .tables import table
+from .tables import keeping, table
 
 # Calls of one example that are shown; the clauses make one to four that matter.
 MOST_CALLS: Final = 8
@@ -42,8 +41,8 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
         "target": subject.candidate.target,
         "problem": problem.as_json(),
         "repeated": smallest.repeated,
-        "inputs": _inputs(subject.inputs(problem)),
-        **_calls(subject, smallest.recording),
+        "inputs": described_inputs(subject.inputs(problem)),
+        **described_calls(subject, smallest.recording),
         "expected": violation.expected,
         "got": violation.got,
         **violation.compared,
@@ -69,7 +68,8 @@ def _mark_edited(call: Call, entry: dict[str, Any]) -> None:
             entry["keywords"][name].update(_edited(call.given[1][name], before))
 
 
-def _inputs(inputs: Inputs) -> dict[str, Any]:
+def described_inputs(inputs: Inputs) -> dict[str, Any]:
+    """The tensors of a problem."""
     names = ("query", "key", "value", "keep", "bias", "sinks")
     tensors = {name: getattr(inputs, name) for name in names}
     shown = {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
@@ -83,14 +83,14 @@ def _weights(weights: golden.ProjectionWeights) -> dict[str, Any]:
     return {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 
-def _calls(subject: Subject, recording: Recording) -> dict[str, Any]:
+def described_calls(subject: Subject, recording: Recording) -> dict[str, Any]:
     """The calls in their order, and the layers that were called."""
     forwards = [forward for forward, _ in recording.built]
     names = subject.declaration.positional
     seen: dict[int, list[Any]] = {}
     calls = [
         _call(call, number, names, forwards, seen)
-        for number, call in enumerate(recording.calls[:MOST_CALLS])
+        for number, call in enumerate(recording.calls[: None if keeping() else MOST_CALLS])
     ]
     layers = [_layer(inputs) for _, inputs in recording.built] if calls else []
     return {"calls": calls, **({"layers": layers} if layers else {})}
@@ -112,7 +112,7 @@ def _call(
     """One call; ``seen`` are the tensor objects of earlier calls with where they were given."""
     arguments: dict[str, Any] = {}
     for name, given, before in zip(names, call.given[0], call.before[0], strict=False):
-        arguments[name] = _argument(before)
+        arguments[name] = as_given(before)
         if id(given) in seen:
             arguments[name]["same_as"] = seen[id(given)]
         seen.setdefault(id(given), [number, name])
@@ -139,13 +139,15 @@ def _edited(given: Tensor, before: Tensor) -> dict[str, Any]:
     return {} if bool(same.all()) else {"after": table(given)}
 
 
-def _argument(before: Tensor) -> dict[str, Any]:
+def as_given(before: Tensor) -> dict[str, Any]:
     """A tensor as it was given, with its layout in memory where it is no plain one."""
     shown = table(before)
     if not before.is_contiguous() or before.storage_offset():
         shown |= {"stride": list(before.stride()), "offset": before.storage_offset()}
-        storage = torch.empty(0, dtype=before.dtype).set_(before.untyped_storage())
-        if storage.numel() <= LARGEST_STORAGE:
+        storage = whole_storage(before)
+        if keeping():
+            shown["storage"] = table(storage)
+        elif storage.numel() <= LARGEST_STORAGE:
             shown["storage"] = storage.tolist()
     return shown
 

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Final
 from torch import Tensor
 
 from .calling import Arguments, CandidateFailure, Forward, arguments
-from .differentiating import Gradients, NotDifferentiable, Taped, asking_for_gradients, lost
+from .differentiating import (
+    Gradients,
+    NotDifferentiable,
+    Taped,
+    as_returned,
+    asking_for_gradients,
+    lost,
+)
 from .gradient_oracle import GradientOracle
 from .inputs import Inputs
 from .problem import Problem
+from .recording import Pulled
 from .settling import settle, settle_causal
 from .space import PROBE, Space
 from .weight_leaves import build_with_leaves
@@ -60,7 +68,7 @@ class Differentiator:
         if forward is None and weights:
             forward, leaves = build_with_leaves(subject.candidate, inputs)
             if subject.recording is not None and subject.candidate.kind == "layer":
-                subject.recording.built.append((forward, inputs))
+                subject.recording.add_built(forward, inputs)
         forward = subject.forward(inputs) if forward is None else forward
         given = arguments(inputs) if given is None else given
         asking = asking_for_gradients(given, names, bias=bias)
@@ -81,13 +89,16 @@ class Differentiator:
         """The gradients that flow back through a recorded call."""
         start = time.perf_counter()
         try:
-            return taped.pull(upstream, again=again)
+            found = taped.pull(upstream, again=again)
         except CandidateFailure as failure:
             if not self._promised and failure.violation.got == NotImplementedError.__name__:
                 raise NotDifferentiable(failure.violation.message) from failure
             raise
         finally:
             self.subject.candidate_seconds += time.perf_counter() - start
+        if self.subject.recording is not None:
+            self.subject.recording.pulled.append(_pulled(taped, upstream, found))
+        return found
 
     @property
     def _promised(self) -> bool:
@@ -132,3 +143,13 @@ class Differentiator:
             except CandidateFailure:
                 return False
         return answer.returned is not None and answer.returned.requires_grad
+
+
+def _pulled(taped: Taped, upstream: Tensor, found: Gradients) -> Pulled:
+    """The same for a recording."""
+    return Pulled(
+        answer=taped.answer,
+        upstream=as_returned(upstream, taped).detach(),
+        leaves=tuple(taped.leaves),
+        found=found.found,
+    )

@@ -38,12 +38,42 @@ class Call:
     refused: Violation | None = None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pulled:
+    """Gradients that flowed back through one call.
+
+    answer
+        What that call returned.
+    upstream
+        The output gradient, like what was returned.
+    leaves, found
+        The arguments that asked for gradients (see ``Taped.given_names``), and what arrived, by
+        the harness' names.
+    """
+
+    answer: Answer
+    upstream: Tensor
+    leaves: tuple[str, ...]
+    found: dict[str, Tensor]
+
+
 @dataclass
 class Recording:
-    """The calls of an example in their order, and the inputs each layer was built for."""
+    """The calls of an example in their order, and the inputs each layer was built for.
+
+    Gradients that were asked for are in ``pulled``.
+    """
 
     calls: list[Call] = field(default_factory=list)
     built: list[tuple[Forward, Inputs]] = field(default_factory=list)
+    pulled: list[Pulled] = field(default_factory=list)
+
+    def begin(self, made: Call) -> None:
+        """Hear of a call that is about to be made."""
+
+    def add_built(self, forward: Forward, inputs: Inputs) -> None:
+        """Keep what a layer was built for."""
+        self.built.append((forward, inputs))
 
     def number(self, output: Tensor) -> int | None:
         """The number of the call that returned a tensor."""

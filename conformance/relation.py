@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .recording import Recording
 from .results import Violation
-from .tables import MOST_ELEMENTS
+from .tables import told_whole
 
 View = Callable[[Tensor], Tensor]
 Side = Sequence[tuple[Tensor, View | None]]
@@ -42,7 +42,7 @@ def _side(recording: Recording, answers: Side) -> list[dict[str, Any]]:
     side: list[dict[str, Any]] = []
     for output, view in answers:
         number = recording.number(output)
-        if number is None or output.numel() > MOST_ELEMENTS:
+        if number is None or not told_whole(output):
             return []
         side.append({"call": number, **({} if view is None else _elements(output, view))})
     return side

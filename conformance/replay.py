@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,11 @@ def _split(reference: str) -> tuple[Path, str | None, str]:
     return Path(path), name or None, slug
 
 
+def report_path(reference: str) -> Path:
+    """The file that ``REPORT.json#CLAUSE`` names."""
+    return _split(reference)[0]
+
+
 def read_report(path: Path) -> Record:
     """A report of this schema; raises UsageError for anything else."""
     try:
@@ -182,17 +188,26 @@ def replay(
     done = 0
     for name in dict.fromkeys(case.candidate["name"] for case in found):
         own = [case for case in found if case.candidate["name"] == name]
-        options = _options(own, target)
         progress(f"loading {name}", done, len(found))
-        with Supervisor(options, timeout=timeout) as supervisor:
-            supervisor.start()
-            found_there = _loaded(supervisor, target)
-            index = _index([one.name for one in found_there], name, options.targets[0])
-            _check_kind(own[0].candidate, found_there[index])
+        with opened(own, target, timeout) as (supervisor, index):
             for case in own:
                 progress(f"{name} {case.clause['id']}", done, len(found))
                 yield _again(supervisor, index, case)
                 done += 1
+
+
+@contextlib.contextmanager
+def opened(
+    own: Sequence[Case], target: str | None, timeout: float
+) -> Iterator[tuple[Supervisor, int]]:
+    """A worker that has loaded the candidate of some cases, and the candidate's number there."""
+    name, options = own[0].candidate["name"], _options(own, target)
+    with Supervisor(options, timeout=timeout) as supervisor:
+        supervisor.start()
+        found_there = _loaded(supervisor, target)
+        index = _index([one.name for one in found_there], name, options.targets[0])
+        _check_kind(own[0].candidate, found_there[index])
+        yield supervisor, index
 
 
 def _loaded(supervisor: Supervisor, target: str | None) -> list[Loaded]:
@@ -242,15 +257,8 @@ def _index(names: list[str], name: str, target: str) -> int:
 
 def _again(supervisor: Supervisor, index: int, case: Case) -> Replayed:
     clause = case.clause
-    argument = {
-        "clause": clause["id"],
-        "dtype": clause["dtype"],
-        "device": clause.get("device", "cpu"),
-        "problem": case.problem,
-        "violation": clause["violation"],
-    }
     try:
-        answer = supervisor.perform(index, JOB, argument)
+        answer = supervisor.perform(index, JOB, argument_of(case))
     except WorkerLost as lost:
         answer = _lost(lost, clause)
     today = {name: answer[name] for name in ("violation", "counterexample") if name in answer}
@@ -259,6 +267,18 @@ def _again(supervisor: Supervisor, index: int, case: Case) -> Replayed:
         clause={**clause, "diagnosis": [], "reason": "", **today},
         outcome=answer["outcome"],
     )
+
+
+def argument_of(case: Case) -> dict[str, Any]:
+    """What the jobs in the worker need to ask a case again."""
+    clause = case.clause
+    return {
+        "clause": clause["id"],
+        "dtype": clause["dtype"],
+        "device": clause.get("device", "cpu"),
+        "problem": case.problem,
+        "violation": clause["violation"],
+    }
 
 
 def _lost(lost: WorkerLost, clause: Record) -> dict[str, Any]:

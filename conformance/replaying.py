@@ -10,11 +10,13 @@ from .adapters.graph_forward import described
 from .counterexample import describe
 from .errors import UsageError, did_you_mean
 from .loaded import Plan
-from .problem import problem_from_json
-from .registry import all_clauses
+from .problem import Problem, problem_from_json
+from .recording import Recording
+from .registry import Clause, all_clauses
 from .results import Violation, plain
 from .runner import one_thread, why_unusable
 from .smallest import Smallest, examine_recorded, tells_the_same
+from .subject import Subject
 
 
 def replay_job(
@@ -27,6 +29,24 @@ def replay_job(
     ``violation`` and ``counterexample``. Raises UsageError for a clause or problem that this
     version cannot ask.
     """
+    clause, subject, problem = asked(plan, argument)
+    with one_thread(), torch_state.neutral():
+        finding, recording = examine_recorded(clause, subject, problem)
+        if finding.violation is None:
+            return {"outcome": "passes"}
+        shown = describe(clause.id, subject, as_smallest(problem, finding.violation, recording))
+    found: dict[str, Any] = plain(
+        {
+            "outcome": outcome(argument, finding.violation),
+            "violation": vars(finding.violation),
+            "counterexample": {**shown, "access": access(plan)},
+        }
+    )
+    return found
+
+
+def asked(plan: Plan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
+    """What a counterexample asks of whom; raises UsageError where that cannot be asked."""
     clauses = {clause.id: clause for clause in all_clauses()}
     slug = argument["clause"]
     if slug not in clauses:
@@ -46,28 +66,20 @@ def replay_job(
     if refused:
         msg = f"{slug} does not apply to {plan.candidate.name} any more: {refused}"
         raise UsageError(msg)
-    subject = plan.run.subject(argument["dtype"], device)
-    with one_thread(), torch_state.neutral():
-        finding, recording = examine_recorded(clauses[slug], subject, problem)
-        if finding.violation is None:
-            return {"outcome": "passes"}
-        smallest = Smallest(
-            problem=problem,
-            violation=finding.violation,
-            recording=recording,
-            tries=0,
-            repeated=True,
-        )
-        shown = describe(slug, subject, smallest)
-    same = tells_the_same(Violation(**argument["violation"]), finding.violation)
-    found: dict[str, Any] = plain(
-        {
-            "outcome": "fails" if same else "differs",
-            "violation": vars(finding.violation),
-            "counterexample": {**shown, "access": access(plan)},
-        }
+    return clauses[slug], plan.run.subject(argument["dtype"], device), problem
+
+
+def as_smallest(problem: Problem, violation: Violation, recording: Recording) -> Smallest:
+    """A failure that was asked again, as one that was found and not made smaller."""
+    return Smallest(
+        problem=problem, violation=violation, recording=recording, tries=0, repeated=True
     )
-    return found
+
+
+def outcome(argument: dict[str, Any], violation: Violation) -> str:
+    """Whether a violation is that of the report: "fails", else "differs"."""
+    same = tells_the_same(Violation(**argument["violation"]), violation)
+    return "fails" if same else "differs"
 
 
 def access(plan: Plan) -> dict[str, Any]:

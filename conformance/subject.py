@@ -87,7 +87,7 @@ class Subject:
         finally:
             self.candidate_seconds += time.perf_counter() - start
         if self.recording is not None and self.candidate.kind == "layer":
-            self.recording.built.append((forward, inputs))
+            self.recording.add_built(forward, inputs)
         return forward
 
     def call(self, forward: Forward, inputs: Inputs) -> Answer:
@@ -125,7 +125,9 @@ class Subject:
     def _recorded(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
         """The same, kept with its arguments as they were before the call."""
         made = Call(inputs=inputs, forward=forward, given=given, before=copied(given))
-        calls = [] if self.recording is None else self.recording.calls
+        recording = Recording() if self.recording is None else self.recording
+        calls = recording.calls
+        recording.begin(made)
         try:
             answer = self._answered(forward, given, inputs)
         except CandidateFailure as failure:

@@ -126,7 +126,6 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "runner",
             "simplification",
             "smallest",
-            "specification",
         ),
     ),
     (
@@ -170,6 +169,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "identification.*",
             "judging",
             "renewing",
+            "recorded",
             "replay",
             "report",
             "script",
@@ -180,7 +180,20 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "teeth.*",
         ),
     ),
-    ("surfaces", ("cases", "catalogue", "pytest_*", "reports", "reports.*", "suites")),
+    (
+        "surfaces",
+        (
+            "cases",
+            "catalogue",
+            "pictures",
+            "pictures.*",
+            "pytest_*",
+            "reports",
+            "reports.*",
+            "specification",
+            "suites",
+        ),
+    ),
     ("command", ("__init__", "__main__", "cli", "commands", "commands.*")),
 )
 

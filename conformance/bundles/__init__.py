@@ -1,0 +1,1 @@
+"""One failure as a folder that shows it without this project: ``conformance bundle``."""

@@ -1,0 +1,240 @@
+"""What ``conformance bundle`` does: a failure of a report as a folder that shows it without us."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import UsageError
+from ..printable import printable_record
+from ..replay import Case, Progress, argument_of, opened
+from ..supervisor import DEFAULT_TIMEOUT, WorkerLost
+from .page import readme
+from .showing import bundle_script, shows_something, why_not_again
+
+JOB: Final = "conformance.bundles.job:bundle_job"
+SCHEMA: Final = 1
+MANIFEST: Final = "manifest.json"
+FAILURE: Final = "failure.json"
+SHOW: Final = "show.py"
+_UNDER_WAY: Final = "under-way.json"
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_ABSENT: Final = "the candidate could not be loaded where this bundle was written"
+_RECORDED: Final = "this bundle was made of the report alone"
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundled:
+    """A bundle that was written; ``again`` says why its script asks no candidate, or ""."""
+
+    folder: Path
+    clause: Record
+    outcome: str
+    again: str
+
+
+def folder_for(case: Case, output: Path | None) -> Path:
+    """Where to write a failure; raises UsageError for a place that is taken or not there."""
+    if output is None:
+        name = f"bundle-{case.candidate['name']}-{case.clause['id']}"
+        output = Path(_NO_NAME.sub("-", name))
+    if output.is_dir():
+        if any(output.iterdir()):
+            msg = f"--output {output} is a folder with files in it: name one that is new or empty"
+            raise UsageError(msg)
+    elif output.exists() or output.is_symlink():
+        msg = f"--output {output} is no folder: name one that is new or empty"
+        raise UsageError(msg)
+    if not output.resolve().parent.is_dir():
+        msg = f"--output {output} cannot be written: there is no folder {output.resolve().parent}"
+        raise UsageError(msg)
+    return output
+
+
+def bundle(
+    case: Case,
+    report: Record,
+    output: Path,
+    *,
+    target: str | None = None,
+    recorded: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> Bundled:
+    """Ask a counterexample again, with every tensor kept, and write the folder in one step.
+
+    Where the candidate cannot be loaded, or with ``recorded``, the bundle is made of what the
+    report holds. Raises UsageError for what cannot be shown, with nothing written.
+    """
+    with _staged(output) as folder:
+        clause, outcome, refused = (
+            _of_report(case, folder, _RECORDED)
+            if recorded
+            else _asked(case, folder, target, timeout, progress)
+        )
+        where = str(target or case.candidate.get("target") or "")
+        again = refused or why_not_again(clause, where)
+        if again and not shows_something(clause):
+            msg = f"no bundle can be written for {clause['id']}: {again}"
+            raise UsageError(msg)
+        graph = _graph(clause, where, folder)
+        text = bundle_script(clause, where, graph=graph, refused=again, limit=timeout)
+        _write(folder, SHOW, text)
+        _write_json(folder, FAILURE, _failure(clause, case, report, outcome))
+        _write(folder, "README.md", readme(clause, case.candidate, report, again=again))
+        _write_json(folder, MANIFEST, _manifest(folder, clause, case, report))
+    return Bundled(folder=output, clause=clause, outcome=outcome, again=again)
+
+
+@contextlib.contextmanager
+def _staged(output: Path) -> Iterator[Path]:
+    """A folder beside the one that is asked for, which it becomes when all is written."""
+    home = output.resolve().parent
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=home))
+    except OSError as error:
+        msg = f"--output {output} cannot be written: {error.strerror or error}"
+        raise UsageError(msg) from None
+    try:
+        yield folder
+        (folder / _UNDER_WAY).unlink(missing_ok=True)
+        folder.chmod(0o777 & ~_umask())
+        folder.replace(output.resolve())
+    except OSError as error:
+        msg = f"--output {output} cannot be written: {error.strerror or error}"
+        raise UsageError(msg) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _umask() -> int:
+    """What new files are not allowed; it can be read by setting it only."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _asked(
+    case: Case, folder: Path, target: str | None, timeout: float, progress: Progress
+) -> tuple[Record, str, str]:
+    """The failure of today with its files, what became of it, and why not to ask again."""
+    progress(f"{case.candidate['name']} {case.clause['id']}", 0, 1)
+    try:
+        with opened([case], target, timeout) as (supervisor, index):
+            argument = {**argument_of(case), "folder": str(folder)}
+            try:
+                answer = supervisor.perform(index, JOB, argument)
+            except WorkerLost as lost:
+                return _of_lost(case, folder, lost), "fails", ""
+    except UsageError as error:
+        if target is not None or not _tells_values(case):
+            raise
+        return _of_report(case, folder, f"{_ABSENT} ({error})")
+    if answer["outcome"] == "passes":
+        msg = (
+            f"{case.clause['id']} of {case.candidate['name']} passes now: there is no failure to "
+            "bundle; --recorded bundles what the report holds"
+        )
+        raise UsageError(msg)
+    today = {name: answer[name] for name in ("violation", "counterexample")}
+    same = answer["outcome"] == "fails"
+    kept = {} if same else {"diagnosis": [], "reason": ""}
+    return {**case.clause, **kept, **today}, answer["outcome"], ""
+
+
+def _of_lost(case: Case, folder: Path, lost: WorkerLost) -> Record:
+    """What was written before the call from which nobody came back."""
+    noted = folder / _UNDER_WAY
+    if not noted.exists():
+        msg = f"no bundle can be written for {case.clause['id']}: the candidate {lost}"
+        raise UsageError(msg)
+    violation = {"kind": lost.kind, "message": f"the candidate {lost}"}
+    return {
+        **case.clause,
+        "violation": violation,
+        "counterexample": json.loads(noted.read_text(encoding="utf-8")),
+    }
+
+
+def _tells_values(case: Case) -> bool:
+    """Whether a report holds tensors of a failure, not only the problem."""
+    return bool(case.clause["counterexample"].get("calls"))
+
+
+def _of_report(case: Case, folder: Path, refused: str) -> tuple[Record, str, str]:
+    """The failure as the report holds it."""
+    from .arrays import named_arrays, of_values, write_arrays  # noqa: PLC0415 (numpy)
+
+    data = copy.deepcopy(dict(case.clause["counterexample"]))
+    try:
+        write_arrays(named_arrays(data, of_values), folder)
+    except (TypeError, ValueError, KeyError) as error:
+        msg = f"the counterexample of {case.clause['id']} cannot be read: {error}"
+        raise UsageError(msg) from None
+    data.setdefault("candidate", case.candidate["name"])
+    return {**case.clause, "counterexample": data}, "recorded", refused
+
+
+def _graph(clause: Record, target: str, folder: Path) -> str:
+    """The name of the graph's file, copied with the files of its tensors; "" for no graph."""
+    external = (clause["counterexample"].get("access") or {}).get("external")
+    graph = Path(target)
+    if external is None or not graph.is_file():
+        return ""
+    for name in (graph.name, *external):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(graph.parent / name, folder / name)
+    return graph.name
+
+
+def _failure(clause: Record, case: Case, report: Record, outcome: str) -> dict[str, Any]:
+    """Everything that is known of the failure, with the arrays in their files."""
+    told = {name: case.candidate.get(name) for name in ("name", "target", "kind", "declaration")}
+    return {
+        "schema": SCHEMA,
+        "tool": report.get("tool"),
+        "environment": report.get("environment"),
+        "candidate": told,
+        "outcome": outcome,
+        "clause": clause,
+    }
+
+
+def _manifest(folder: Path, clause: Record, case: Case, report: Record) -> dict[str, Any]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        "schema": SCHEMA,
+        "bundle": clause["id"],
+        "candidate": case.candidate["name"],
+        "dtype": clause.get("dtype"),
+        "tool": report.get("tool"),
+        "files": {
+            path.relative_to(folder).as_posix(): {
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                "bytes": path.stat().st_size,
+            }
+            for path in files
+            if path.name not in (_UNDER_WAY, MANIFEST)
+        },
+    }
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _write_json(folder: Path, name: str, data: Mapping[str, Any]) -> None:
+    plain = printable_record(dict(data))
+    _write(folder, name, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
