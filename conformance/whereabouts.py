@@ -72,11 +72,12 @@ def _line_of(path: Path, name: str | None) -> int | None:
     with tokenize.open(path) as file:
         tree = ast.parse(file.read())
     wanted = (name or "").partition(".")[0]
-    lines = [node.lineno for node in ast.walk(tree) if wanted in _bound(node)]
+    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    lines = [node.lineno for node in statements if wanted in _bound(node)]
     return min(lines, default=None)
 
 
-def _bound(node: ast.AST) -> set[str]:
+def _bound(node: ast.stmt) -> set[str]:
     """The names that a statement binds."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {node.name}
@@ -84,15 +85,13 @@ def _bound(node: ast.AST) -> set[str]:
         return {alias.asname or alias.name for alias in node.names}
     if isinstance(node, ast.Assign):
         return {one.id for target in node.targets for one in _names(target)}
-    return {node.target.id} if _is_annotated_name(node) else set()
+    if isinstance(node, ast.AnnAssign):
+        return {one.id for one in _names(node.target)}
+    return set()
 
 
 def _names(target: ast.AST) -> list[ast.Name]:
     return [node for node in ast.walk(target) if isinstance(node, ast.Name)]
-
-
-def _is_annotated_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
 
 
 def _told_from_the_root(path: Path) -> str:

@@ -109,11 +109,11 @@ def _tell(connection: Connection, tag: str, payload: Any) -> None:
 
 
 def _ready() -> Any:
+    from .clause_facts import facts  # noqa: PLC0415
     from .clauses._devices import on_a_device  # noqa: PLC0415 (loads torch)
     from .environment import environment  # noqa: PLC0415
     from .messages import Ready  # noqa: PLC0415
     from .registry import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
-    from .specification import facts  # noqa: PLC0415
 
     clauses = all_clauses()
     return Ready(

@@ -52,14 +52,17 @@ def _option(view: View) -> Decorator:
     )
 
 
-def check_files(views: Files, json_path: Path | None = None) -> None:
-    """Require before a run that every file can be written, and none twice; raises UsageError."""
+def check_files(views: Files, others: Mapping[str, Path | None] | None = None) -> None:
+    """Require before a run that every file can be written, and none twice; raises UsageError.
+
+    ``others`` are further options that name files to be written, such as ``--json``.
+    """
     from ..report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
 
-    files = {"--json": json_path, **views}
+    files = {**(others or {}), **views}
     check_apart(files)
     for option, path in files.items():
-        if path not in (None, STANDARD_OUTPUT):
+        if path is not None and path != STANDARD_OUTPUT:
             check_writable(path, option)
 
 

@@ -15,23 +15,32 @@ from rich.text import Text
 _PIPE_WIDTH: Final = 10_000
 
 
-def write(parts: Iterable[Any], file: IO[str]) -> None:
+def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
     """Print the parts; where the file is no terminal without colour and with every line whole.
+
+    rich decides what is a terminal: FORCE_COLOR makes any file one, NO_COLOR takes the colours and
+    TERM=dumb takes all control sequences away. With ``plain`` nothing is taken for a terminal.
 
     A log is searched: sentences are broken only at a width that COLUMNS asks for.
     """
     console = Console(file=file, highlight=False, markup=False, emoji=False)
-    if console.is_terminal:
+    if console.is_terminal and not plain:
         for part in parts:
             console.print(part)
         return
-    width = console.width if "COLUMNS" in os.environ else _PIPE_WIDTH
-    plain = Console(
-        file=file, width=width, highlight=False, markup=False, emoji=False, color_system=None
+    width = console.width if "COLUMNS" in os.environ and not plain else _PIPE_WIDTH
+    whole = Console(
+        file=file,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None,
+        force_terminal=False,
     )
-    with plain.capture() as capture:
+    with whole.capture() as capture:
         for part in parts:
-            plain.print(part)
+            whole.print(part)
     file.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 

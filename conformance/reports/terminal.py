@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
@@ -10,6 +11,8 @@ from rich.text import Text
 
 from ..printable import printable_record
 from . import counterexample, wording
+from .complete import complete
+from .counts import COLUMNS, count, shown_columns, worst_margin
 from .printing import Fitting, indented, write
 
 _STYLES: Final = {
@@ -26,17 +29,6 @@ _STYLES: Final = {
     "inconclusive": "bold yellow",
     "fails": "bold red",
 }
-_COLUMNS: Final = {  # status, and whether only that of a MUST (or only that of the others) counts
-    "passed": ("passed", None),
-    "failed": ("failed", True),
-    "SHOULD failed": ("failed", False),
-    "expected": ("expected-failure", None),
-    "unexpected": ("unexpected-pass", None),
-    "untestable": ("untestable", None),
-    "n/a": ("not-applicable", None),
-    "error": ("error", None),
-}
-_ALWAYS_SHOWN: Final = ("passed", "failed", "expected", "n/a")
 _LABEL_WIDTH: Final = 11
 _EXPLAINED: Final = ("error", "failed", "unexpected-pass")
 _GROUPED: Final = {
@@ -58,6 +50,13 @@ def show(report: Record, file: IO[str]) -> None:
     write(_parts(printable_record(report)), file)
 
 
+def render_terminal(report: Record) -> str:
+    """The report as plain text, every line whole, whatever terminal there is."""
+    file = io.StringIO()
+    write(_parts(complete(report)), file, plain=True)
+    return file.getvalue()
+
+
 def _parts(report: Record) -> Iterator[Any]:
     """Details first: what is last stays in sight."""
     candidates = report["candidates"]
@@ -75,11 +74,7 @@ def _parts(report: Record) -> Iterator[Any]:
 
 def _overview(candidates: Sequence[Record]) -> Fitting:
     """One row a candidate; columns that would be empty are left out."""
-    columns = [
-        name
-        for name in _COLUMNS
-        if name in _ALWAYS_SHOWN or any(_count(candidate, name) for candidate in candidates)
-    ]
+    columns = shown_columns(candidates)
     table = Table(box=None, pad_edge=False)
     table.add_column("candidate")
     table.add_column("verdict")
@@ -91,7 +86,7 @@ def _overview(candidates: Sequence[Record]) -> Fitting:
         table.add_row(
             candidate["name"],
             _styled(candidate["verdict"]),
-            *(str(_count(candidate, name) or "-") for name in columns),
+            *(str(count(candidate, name) or "-") for name in columns),
             f"{candidate['seconds']:.1f}",
             _worst(candidate),
         )
@@ -102,31 +97,16 @@ def _overview(candidates: Sequence[Record]) -> Fitting:
 def _overview_lines(candidate: Record) -> Iterator[Any]:
     """A row of the overview below its candidate."""
     yield Text(candidate["name"], style="bold")
-    counts = [f"{_count(candidate, name)} {name}" for name in _COLUMNS if _count(candidate, name)]
+    counts = [f"{count(candidate, name)} {name}" for name in COLUMNS if count(candidate, name)]
     line = Text.assemble(_styled(candidate["verdict"]), ": ", ", ".join(counts))
     line.append(f", {wording.seconds(candidate['seconds'])}, worst margin {_worst(candidate)}")
     yield indented(line, 2)
 
 
-def _count(candidate: Record, column: str) -> int:
-    status, must = _COLUMNS[column]
-    return sum(
-        clause["status"] == status and must in (None, clause["level"] == "MUST")
-        for clause in candidate["clauses"]
-    )
-
-
 def _worst(candidate: Record) -> str:
     """The clause that came nearest to its bound among those that passed."""
-    passed = [
-        clause
-        for clause in candidate["clauses"]
-        if clause["margin"] is not None and clause["status"] == "passed"
-    ]
-    if not passed:
-        return "-"
-    worst = max(passed, key=lambda clause: float(clause["margin"]))
-    return f"{wording.margin(worst['margin'])} {worst['id']}"
+    margin, slug = worst_margin(candidate)
+    return f"{margin} {slug}".rstrip()
 
 
 def _styled(word: str) -> Text:

@@ -1,0 +1,170 @@
+"""The record as markdown that GitHub and GitLab render: for a comment or a step summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from . import counterexample, wording
+from .complete import complete
+from .counts import count, shown_columns, worst_margin
+from .marks import case_id, is_strict, mark, problems, replay_command, whole
+from .markup import code, code_block, escaped, in_html, row, table
+from .overall import GREEN
+
+Record = Mapping[str, Any]
+
+# A comment of GitHub holds 65,536 characters; something may stand above it.
+COMMENT_LIMIT: Final = 65_000
+_ROWS: Final = 100
+_CELL: Final = 300
+_BLOCK: Final = 4_000
+_SIGNS: Final = {
+    **dict.fromkeys((*GREEN, "passed"), "✅"),
+    **dict.fromkeys(("fails", "failed", "unexpected-pass", "error"), "❌"),
+}
+_TOLD: Final = ("error", "failed", "unexpected-pass", "untestable", "expected-failure")
+_EXPLAINED: Final = ("error", "failed", "unexpected-pass")
+
+
+def render_markdown(record: Record, limit: int = COMMENT_LIMIT) -> str:
+    """The record as markdown of at most ``limit`` bytes; a sentence says what was left out."""
+    record = complete(record)
+    head = [_title(record), _overview(record), *_problems(record)]
+    tables = [_section(candidate) for candidate in record["candidates"] if _needs_words(candidate)]
+    return _fitted([*head, *tables, *_all_details(record)], limit)
+
+
+def _fitted(blocks: Sequence[str], limit: int) -> str:
+    """The blocks in their order; those that do not fit are left out and counted."""
+    note = "_{} of {} parts were left out here, to stay below {:,} bytes: the JSON record has all._"
+    room = limit - len(note) - 40
+    kept = []
+    for block in blocks:
+        size = len(block.encode()) + 2
+        if size <= room:
+            kept.append(block)
+            room -= size
+    if len(kept) < len(blocks):
+        kept.append(note.format(len(blocks) - len(kept), len(blocks), limit))
+    return "\n\n".join(kept) + "\n"
+
+
+def _title(record: Record) -> str:
+    found = whole(record)
+    tool = record["tool"]
+    facts = (
+        f"profile {record['profile']}, seed {record['seed']}, "
+        f"{wording.seconds(record['seconds'])}, version {tool.get('version', 'unknown')}, "
+        f"specification {tool.get('specification', 'unknown')}"
+    )
+    title = f"## {_sign(found.word)} Attention conformance: {escaped(found.word)}"
+    return "\n\n".join([title, _cell(found.reason), escaped(facts)])
+
+
+def _overview(record: Record) -> str:
+    """One row a candidate."""
+    candidates = record["candidates"]
+    columns = shown_columns(candidates)
+    head = ("candidate", "verdict", *columns, "seconds", "worst margin")
+    rows = [_overview_row(candidate, columns) for candidate in candidates[:_ROWS]]
+    align = f"ll{'r' * (len(columns) + 1)}l"
+    return f"{table(head, rows, align)}{_more(len(candidates), 'candidates')}"
+
+
+def _overview_row(candidate: Record, columns: Sequence[str]) -> str:
+    margin, slug = worst_margin(candidate)
+    return row(
+        _cell(candidate["name"]),
+        f"{_sign(candidate['verdict'])} {escaped(candidate['verdict'])}",
+        *(str(count(candidate, name) or "-") for name in columns),
+        f"{float(candidate['seconds']):.1f}",
+        f"{margin} {code(slug, in_table=True)}".strip(),
+    )
+
+
+def _sign(word: str) -> str:
+    return _SIGNS.get(word, "⚠️")
+
+
+def _more(number: int, what: str) -> str:
+    return f"\n\n_and {number - _ROWS:,} more {what}_" if number > _ROWS else ""
+
+
+def _problems(record: Record) -> list[str]:
+    """What is red beside the clauses."""
+    lines = [
+        f"- ❌ {code(problem.id)} {_cell(problem.candidate)} {_cell(problem.message)}"
+        for problem in problems(record)[:_ROWS]
+    ]
+    return ["\n".join(lines)] if lines else []
+
+
+def _needs_words(candidate: Record) -> bool:
+    told = any(clause["status"] in _TOLD for clause in candidate["clauses"])
+    return told or candidate["verdict"] != "conforms" or bool(candidate["warnings"])
+
+
+def _section(candidate: Record) -> str:
+    """A candidate's verdict, and a table of the clauses that need a word."""
+    parts = [
+        f"### {_cell(candidate['name'])}: {escaped(candidate['verdict'])}",
+        f"{_cell(candidate['verdict_reason'])} ({code(candidate['target'])})",
+        *(f"⚠️ {_cell(sentence)}" for sentence in candidate["warnings"]),
+    ]
+    told = [clause for clause in candidate["clauses"] if clause["status"] in _TOLD]
+    if told:
+        told.sort(key=lambda clause: _TOLD.index(clause["status"]))
+        head = ("clause", "level", "dtype", "status", "found", "diagnosis")
+        rows = [_clause_row(clause) for clause in told[:_ROWS]]
+        parts.append(f"{table(head, rows)}{_more(len(told), 'clauses')}")
+    return "\n\n".join(parts)
+
+
+def _clause_row(clause: Record) -> str:
+    device = clause["device"]
+    where = clause["dtype"] if device == "cpu" else f"{clause['dtype']} {device}"
+    marked = "passed" if mark(clause) == "skipped" else mark(clause)
+    sign = "⚠️" if marked == "passed" else _sign("failed")
+    causes = [str(entry.get("name") or "") for entry in clause["diagnosis"]]
+    return row(
+        code(clause["id"], in_table=True),
+        escaped(clause["level"]),
+        escaped(where),
+        f"{sign} {escaped(clause['status'])}",
+        _cell(wording.message(clause)),
+        _cell(", ".join(filter(None, causes))),
+    )
+
+
+def _all_details(record: Record) -> Iterator[str]:
+    """Each failure in full, to be folded out; those that redden the run first."""
+    strict = is_strict(record)
+    failed = [
+        (candidate, clause)
+        for candidate in record["candidates"]
+        for clause in candidate["clauses"]
+        if clause["status"] in _EXPLAINED
+    ]
+    failed.sort(key=lambda pair: mark(pair[1], strict=strict) == "skipped")
+    for candidate, clause in failed:
+        yield _details(candidate, clause)
+
+
+def _details(candidate: Record, clause: Record) -> str:
+    """One failure: what is required, what was found, the smallest problem, how to replay it."""
+    lines = [f"{label + ':':<11}{text}" for label, text in wording.explanation(clause)]
+    lines.extend(counterexample.block(clause["counterexample"] or {}))
+    if clause["counterexample"]:
+        lines.append(f"{'replay:':<11}{replay_command(candidate, clause)}")
+    text = "\n".join(lines)
+    if len(text) > _BLOCK:
+        text = f"{text[:_BLOCK]} … ({len(text) - _BLOCK:,} more characters in the JSON record)"
+    name = in_html(f"{candidate['name']}: {case_id(clause)}")
+    return f"<details><summary>{name}</summary>\n\n{code_block(text.splitlines())}\n\n</details>"
+
+
+def _cell(text: object) -> str:
+    """A text for a table: escaped, and no longer than a person reads there."""
+    line = " ".join(str(text).split())
+    return escaped(line if len(line) <= _CELL else f"{line[: _CELL - 1]}…")

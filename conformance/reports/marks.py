@@ -1,0 +1,153 @@
+"""What a test report makes of a record: a mark for each clause, and what is red beside them.
+
+Formats for tests know passed, failed, error and skipped, the words of a record are more. All of
+them are translated here, once, so that no two views of a record disagree on what is red.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from . import wording
+from .overall import GREEN, Overall, counted, overall
+
+Mark = Literal["passed", "failed", "error", "skipped"]
+Record = Mapping[str, Any]
+
+_SKIPPED: Final = {"not-applicable": "not applicable", "expected-failure": "expected failure"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What makes a run red although no clause says so: nothing ran, an expectation is stale.
+
+    ``id`` is a slug of its own, ``candidate`` a name or "" where it concerns none or several, and
+    ``subject`` what tells two of one id apart.
+    """
+
+    id: str
+    candidate: str
+    message: str
+    subject: str = ""
+
+
+def is_strict(record: Record) -> bool:
+    """Whether a failed SHOULD is red in this run."""
+    return record.get("fail_on") == "should"
+
+
+def whole(record: Record) -> Overall:
+    """What the run amounts to, a failed SHOULD included where the run is strict."""
+    found = overall(record)
+    if not (found.green and is_strict(record)):
+        return found
+    failed = [
+        clause["id"]
+        for candidate in record["candidates"]
+        for clause in candidate["clauses"]
+        if mark(clause, strict=True) == "failed"
+    ]
+    reason = f"{counted(len(failed), 'SHOULD clause')} failed, and the run fails on these"
+    return Overall(word="fails", reason=reason, green=False) if failed else found
+
+
+def mark(clause: Record, *, strict: bool = False) -> Mark:
+    """How a test report shows a clause; ``strict`` counts those that are no MUST, too.
+
+    A failed SHOULD is tolerated, and so is one that could not be tested: the verdict is not touched
+    by either. An untestable MUST has not been passed, so it is a failure.
+    """
+    status = clause["status"]
+    if status in ("passed", "error"):
+        found: Mark = status
+        return found
+    if status in _SKIPPED:
+        return "skipped"
+    tolerated = clause["level"] != "MUST" and status in ("failed", "untestable")
+    if tolerated and not (strict and status == "failed" and clause["level"] == "SHOULD"):
+        return "skipped"
+    return "failed"
+
+
+def said(clause: Record) -> str:
+    """One sentence on a clause that did not simply pass, "" for one that did."""
+    status, text = clause["status"], wording.message(clause)
+    if status == "passed":
+        return ""
+    if status in _SKIPPED:
+        return f"{_SKIPPED[status]}: {text}"
+    if status == "untestable":
+        return f"{clause['level']} could not be tested: {text}"
+    if status == "failed" and clause["level"] != "MUST":
+        return f"{clause['level']} failed: {text}"
+    return text or status
+
+
+def case_id(clause: Record) -> str:
+    """Clause, dtype and, beside the CPU, device: ``mask.no-leak[float32]``."""
+    device = clause["device"]
+    where = clause["dtype"] if device == "cpu" else f"{clause['dtype']}-{device}"
+    return f"{clause['id']}[{where}]"
+
+
+def details(candidate: Record, clause: Record) -> list[str]:
+    """Everything a person needs, line by line: requirement, finding, diagnosis, how to replay."""
+    lines = [f"{label}: {text}" for label, text in wording.explanation(clause)]
+    if clause["counterexample"]:
+        lines.append(f"replay: {replay_command(candidate, clause)}")
+    return lines
+
+
+def replay_command(candidate: Record, clause: Record) -> str:
+    """The command that asks the question of a failure again."""
+    return f"conformance replay 'REPORT.json#{candidate['name']}/{clause['id']}'"
+
+
+def problems(record: Record) -> list[Problem]:
+    """What is red in a run that is not a mark of one of its clauses.
+
+    Each candidate that is not green has a failing clause or a problem: a report without a failure
+    is a green run.
+    """
+    found = [*_of_the_run(record), *_stale(record)]
+    named = {problem.candidate for problem in found}
+    for candidate in record["candidates"]:
+        unsaid = candidate["verdict"] not in GREEN and candidate["name"] not in named
+        if unsaid and not _fails(candidate, strict=is_strict(record)):
+            message = f"{candidate['verdict']}: {candidate['verdict_reason']}"
+            found.append(Problem(id="verdict", candidate=candidate["name"], message=message))
+    return found
+
+
+def _fails(candidate: Record, *, strict: bool) -> bool:
+    return any(
+        mark(clause, strict=strict) in ("failed", "error") for clause in candidate["clauses"]
+    )
+
+
+def _of_the_run(record: Record) -> Iterator[Problem]:
+    if record["interrupted"]:
+        message = "the run was interrupted: the report holds what was done before"
+        yield Problem(id="run.interrupted", candidate="", message=message)
+    elif not record["candidates"]:
+        yield Problem(id="run.empty", candidate="", message="nothing was checked")
+
+
+def _stale(record: Record) -> Iterator[Problem]:
+    names = [candidate["name"] for candidate in record["candidates"]]
+    for entry in record["stale_expectations"]:
+        yield Problem(
+            id="expectation.stale",
+            candidate=entry["candidate"] if entry["candidate"] in names else "",
+            message=_stale_sentence(entry),
+            subject=f"{entry['clause']} {entry['candidate']} {entry.get('dtype', '*')}",
+        )
+
+
+def _stale_sentence(entry: Record) -> str:
+    of = f" of {entry['candidate']}" if entry["candidate"] != "*" else ""
+    return (
+        f"the expected failure {entry['clause']}{of} ({entry['reason']}) is stale: {entry['why']}"
+    )
