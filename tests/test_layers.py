@@ -101,6 +101,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "asking",
             "attention_told",
+            "clause_facts",
             "control",
             "counterexample",
             "diagnosis",
