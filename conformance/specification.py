@@ -1,22 +1,46 @@
-"""The specification as a document, generated from the clauses."""
+"""The specification as a document, generated from the clauses, with a picture where one helps.
+
+``python -m conformance.specification`` prints it; ``--pictures FOLDER`` writes the pictures.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
+from .applicability import applies
 from .errors import UsageError
+from .mistakes import named_mistakes
+from .mistakes.backward import BACKWARD
+from .mistakes.backward_calls import OF_CALLS
+from .pictures import PICTURED, picture
 from .registry import Clause, all_clauses, specification_hash
 
 EXIT_USAGE: Final = 2
+PICTURES: Final = "--pictures"
 HEADER = """# The specification
 
 Generated from the clauses by `python -m conformance.specification`; a test fails when it is stale.
 Fingerprint: `{fingerprint}`, {count} clauses.
 
 A candidate conforms when every applicable MUST clause passes. A clause counts only the examples
-that *bind*: those on which its counterfactual would have been seen.
+that *bind*: those on which its counterfactual would have been seen. What each entry says:
+
+- its level, and the requirement in one sentence;
+- **Source**: where the requirement comes from;
+- **Speaks of** and **Applies**: the kinds of candidates, and what must be declared;
+- **Binds when it tells apart**: the counterfactual;
+- **Oracle**: whether answers are held against the golden ones, or against each other;
+- **Catches**: the [named mistakes](mistakes.md) that are told by this clause first; what else it
+  caught stands in [the matrix](teeth-matrix.md).
+
+A picture shows one item and head of a small example, made from the clause's own problems by
+`python -m conformance.specification --pictures docs/pictures`: which keys each query may see, as
+required and in the counterfactual, and which elements of the answer the counterfactual moves by
+more than the derived bound. An example without an orange cell on the right does not bind.
 """
 
 
@@ -38,40 +62,57 @@ def level_text(clause: Clause) -> str:
     return clause.level
 
 
-def facts(clause: Clause) -> dict[str, str]:
-    """What a report tells of a clause beside its results; origin is "" for the specification's."""
-    return {
-        "family": clause.family,
-        "level": level_text(clause),
-        "sentence": clause.sentence,
-        "source": clause.source,
-        "origin": clause.origin,
-        "counterfactual": clause.counterfactual,
-    }
-
-
 def _entry(clause: Clause) -> str:
+    caught = caught_first().get(clause.id, ())
     lines = [
         f"### `{clause.id}`: {level_text(clause)}\n",
         f"{clause.sentence}\n",
+        *([f"![What binds {clause.id}](pictures/{clause.id}.svg)\n"] * (clause.id in PICTURED)),
         f"- Source: {clause.source}",
         *([f"- Comes from: {clause.origin}"] if clause.origin else []),
         f"- Speaks of: {', '.join(clause.space.kinds)}",
+        f"- Applies: {applies(clause)}",
         f"- Binds when it tells apart: {clause.counterfactual or 'every example binds by running'}",
-        f"- Oracle: {'the golden reference' if clause.needs_golden else 'the candidate itself'}\n",
+        f"- Oracle: {'the golden reference' if clause.needs_golden else 'the candidate itself'}",
+        *([f"- Catches: {', '.join(f'`{name}`' for name in caught)}"] if caught else []),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Print the document; 2 when an installed distribution brings clauses that cannot be used."""
+@lru_cache
+def caught_first() -> dict[str, tuple[str, ...]]:
+    """The names of the mistakes that each clause is the first to tell, in the table's order."""
+    told = [(each.clause, each.name) for each in named_mistakes()]
+    told += [(each.clause, each.name) for each in BACKWARD]
+    told += [(clause, entry["name"]) for clause, entry in OF_CALLS.items()]
+    found: dict[str, dict[str, None]] = {}
+    for clause, name in told:
+        found.setdefault(clause, {})[name] = None
+    return {clause: tuple(names) for clause, names in found.items()}
+
+
+def write_pictures(folder: Path) -> None:
+    """Write the picture of every clause that has one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for slug in sorted(PICTURED):
+        (folder / f"{slug}.svg").write_text(picture(slug), encoding="utf-8", newline="\n")
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the document, or write its pictures; 2 when there is something that cannot be used."""
     try:
-        sys.stdout.write(render())
-    except UsageError as error:
+        if not arguments:
+            sys.stdout.write(render())
+        elif len(arguments) == len((PICTURES, "FOLDER")) and arguments[0] == PICTURES:
+            write_pictures(Path(arguments[1]))
+        else:
+            msg = f"the only option is {PICTURES} FOLDER, not {' '.join(arguments)}"
+            raise UsageError(msg)  # noqa: TRY301 (said like the others)
+    except (UsageError, OSError) as error:
         sys.stderr.write(f"conformance: {error}\n")
         return EXIT_USAGE
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -99,6 +99,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "runner",
         (
+            "applicability",
             "asking",
             "attention_told",
             "clause_facts",

@@ -10,8 +10,10 @@ from importlib import import_module
 import pytest
 from _paths import CHECKOUT
 
+from conformance.applicability import applies
+from conformance.pictures import PICTURED
 from conformance.registry import Clause, all_clauses, specification_hash
-from conformance.specification import level_text, render
+from conformance.specification import caught_first, level_text, render
 
 DOCUMENT = (CHECKOUT / "docs" / "specification.md").read_text(encoding="utf-8")
 CLAUSES = all_clauses()
@@ -66,7 +68,16 @@ def test_section_tells_the_whole_clause(clause: Clause) -> None:
     assert f"- Source: {clause.source}\n" in text
     assert f"- Speaks of: {', '.join(clause.space.kinds)}\n" in text
     assert clause.counterfactual in text
+    assert f"- Applies: {applies(clause)}\n" in text
+    assert (f"](pictures/{clause.id}.svg)" in text) == (clause.id in PICTURED)
+    assert all(f"`{name}`" in text for name in caught_first().get(clause.id, ()))
     assert ("the golden reference" in text) == clause.needs_golden
+
+
+def test_every_named_mistake_has_a_clause() -> None:
+    """Each mistake that has a name stands with a clause of the document."""
+    assert set(caught_first()) <= {clause.id for clause in CLAUSES}
+    assert sum(map(len, caught_first().values())) > len(CLAUSES)
 
 
 def test_fingerprint_is_the_one_of_reports() -> None:

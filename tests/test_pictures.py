@@ -1,0 +1,79 @@
+"""The pictures of what binds: fresh, complete, readable, and true of their problems."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from _paths import CHECKOUT
+
+from conformance.comparison import moves, telling_apart
+from conformance.pictures import PICTURED, evidence, picture
+from conformance.pictures.svg import KINDS, Panel, draw
+from conformance.registry import all_clauses
+from conformance.specification import main
+
+FOLDER = CHECKOUT / "docs" / "pictures"
+
+
+@pytest.mark.parametrize("slug", sorted(PICTURED))
+def test_picture_is_not_stale(slug: str) -> None:
+    """The committed picture is what the clause's problems give today, to the letter."""
+    told = "run: python -m conformance.specification --pictures docs/pictures"
+    assert (FOLDER / f"{slug}.svg").read_text(encoding="utf-8") == picture(slug), told
+
+
+def test_every_picture_of_a_clause_is_one_of_the_list() -> None:
+    """No picture is left of a clause that has none any more, and every slug is a clause's."""
+    slugs = {clause.id for clause in all_clauses()}
+    assert slugs >= PICTURED
+    assert {path.stem for path in FOLDER.glob("*.svg")} & slugs == PICTURED
+
+
+@pytest.mark.parametrize("slug", sorted(PICTURED))
+def test_picture_shows_a_binding_example(slug: str) -> None:
+    """Something moves, only where it is judged, and the picture says how much in words."""
+    found = evidence(slug)
+    assert found.moved.any()
+    assert not (found.moved & ~found.judged).any()
+    root = ET.fromstring(picture(slug))  # noqa: S314 (our own)
+    told = "".join(root.itertext())
+    assert slug in told
+    assert f"{int(found.moved.sum())} of {int(found.judged.sum())}" in told
+
+
+def test_causality_is_what_the_picture_of_causality_shows() -> None:
+    """As required later keys are unseen, in the counterfactual every key is seen."""
+    found = evidence("mask.causal")
+    length = found.seen.shape[-1]
+    assert torch.equal(found.seen[0, 0], torch.ones(length, length).tril().bool())
+    assert found.instead is not None
+    assert found.instead.all()
+
+
+def test_watching_is_off_outside() -> None:
+    """Nothing is kept where nobody watches, and watching does not change the answer."""
+    expected, bound = torch.zeros(1, 2), torch.ones(1, 2)
+    with telling_apart() as kept:
+        assert moves(expected, torch.tensor([[0.5, 2.0]]), bound)
+    assert [each.moved.tolist() for each in kept] == [[[False, True]]]
+    assert moves(expected, torch.tensor([[0.5, 2.0]]), bound)
+    assert len(kept) == 1
+
+
+def test_text_in_pictures_is_escaped() -> None:
+    """A title with markup is text, and every kind of cell can be drawn and told."""
+    panel = Panel(title="<b>&", rows="r", columns="c", cells=["".join(KINDS)])
+    drawn = draw("<i>", '"&"', [panel], note="<u>")
+    root = ET.fromstring(drawn)  # noqa: S314 (our own)
+    assert {"<i>", '"&"', "<b>&", "<u>"} <= set(root.itertext())
+
+
+@pytest.mark.parametrize("given", [["--picture", "x"], ["--pictures"], ["x", "y"]])
+def test_wrong_options_are_one_sentence(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anything but the one option with its folder is bad input, told in a sentence."""
+    assert main(given) == 2
+    assert capsys.readouterr().err.count("\n") == 1
