@@ -74,12 +74,13 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
     from ..report import report_text  # noqa: PLC0415
 
     if json_path is not None:
-        _write(report_text(record), json_path)
+        write_to(report_text(record), json_path)
     for option, path in views.items():
-        _write(_ALL[option].render(record), path)
+        write_to(_ALL[option].render(record), path)
 
 
-def _write(text: str, path: Path) -> None:
+def write_to(text: str, path: Path) -> None:
+    """Write a text into a file, or to standard output for ``-``."""
     from ..report import write_text  # noqa: PLC0415
 
     if path != STANDARD_OUTPUT:
