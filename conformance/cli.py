@@ -14,6 +14,7 @@ import click
 from .commands.bundle import bundle_command
 from .commands.catalogue import explain_command, list_command
 from .commands.check import check_command
+from .commands.compare import compare_command
 from .commands.diff import diff_command
 from .commands.export_check import export_check_command
 from .commands.identify import identify_command
@@ -24,6 +25,7 @@ from .commands.teeth import teeth_command
 COMMANDS: Final = (
     bundle_command,
     check_command,
+    compare_command,
     diff_command,
     list_command,
     explain_command,

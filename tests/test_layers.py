@@ -160,6 +160,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "bundles.showing",
             "bundles.writing",
             "checking",
+            "comparing",
             "diffing",
             "diffing.*",
             "estimate",

@@ -21,7 +21,7 @@ from . import (
 from .html_record import complete, worst
 from .html_template import rendered
 from .html_words import LABELS, duration, kind, short
-from .overall import overall
+from .marks import whole as overall
 
 Record = Mapping[str, Any]
 

@@ -116,7 +116,7 @@ def text(element: Any, digits: int) -> str:
 
 def _styles(scale: str, largest: float) -> Style:
     if scale == "ratio":
-        return _ratio_class
+        return ratio_class
     if scale == "weight":
         return lambda element: _shade(element, 1.0)
     if scale == "signed":
@@ -141,7 +141,7 @@ def _shade(element: Any, largest: float) -> str:
     return f"{'p' if value > 0 else 'n'}{max(1, step)}"
 
 
-def _ratio_class(element: Any) -> str:
+def ratio_class(element: Any) -> str:
     """``r0`` to ``r3`` within the bound, ``r4`` and more beyond; nothing where none is judged."""
     found = number(element)
     if found is None:

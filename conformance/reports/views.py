@@ -82,3 +82,16 @@ TERMINAL: Final = View(
     renderer="terminal:render_terminal",
     said="Write what a terminal would show, as plain text.",
 )
+# The views of a comparison, whose record has the candidates of several runs.
+COMPARED: Final = (
+    View(
+        name="html",
+        renderer="comparison_html:render_html",
+        said="Write one self-contained page.",
+    ),
+    View(
+        name="markdown",
+        renderer="comparison_markdown:render_markdown",
+        said="Write markdown, for a pull request or a README.",
+    ),
+)

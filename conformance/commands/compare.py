@@ -1,0 +1,129 @@
+"""``conformance compare``: candidates side by side, run now or recorded earlier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..dtypes import DTYPES
+from ..profile import PROFILES
+from ..reports.views import COMPARED
+from ._options import FAIL_ON, ONLY, SKIP, STRICT, json_option, separated, timeout_option
+from ._output import printing, progress_bar
+from ._views import Files, check_files, told_to, view_options, write_to
+
+if TYPE_CHECKING:
+    from ..messages import RunOptions
+
+
+@click.command(name="compare")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET|REPORT.json...")
+@click.option(
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    default="default",
+    show_default=True,
+    help="How hard to try.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    callback=separated(DTYPES),
+    metavar=f"[{'|'.join(DTYPES)}],...",
+    help="Judge in these dtypes instead of the declared ones; may be repeated.",
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    callback=separated(),
+    metavar="DEVICE,...",
+    help="Run on these devices instead of the declared ones; may be repeated.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@ONLY
+@SKIP
+@click.option(
+    "--expected-failures",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML with the expected failures of the targets, as for check.",
+)
+@FAIL_ON
+@STRICT
+@timeout_option(
+    "Stop a candidate that gives no answer for so long; loading may take twice as long."
+)
+@json_option("Write the record of all candidates there.")
+@view_options(*COMPARED)
+def compare_command(
+    *,
+    targets: tuple[str, ...],
+    profile: str,
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    seed: int,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    expected_failures: Path | None,
+    fail_on: str,
+    strict: bool,
+    timeout: float,
+    json_path: Path | None,
+    views: Files,
+) -> int:
+    """Compare candidates clause by clause: verdicts, conventions and margins side by side.
+
+    Every candidate of every TARGET is checked as 'conformance check' does. A REPORT.json that
+    check wrote is taken as it is, so that yesterday's run, or another machine's, stands beside
+    today's; with records alone nothing is run, and the options of a run say nothing.
+
+    Exit code: that of check for all candidates together.
+    """
+    from ..comparing import JUST_NOW, Source, joined, read_sources, split  # noqa: PLC0415 (--help)
+    from ..messages import RunOptions  # noqa: PLC0415
+    from ..report import gate_code, report_text  # noqa: PLC0415
+    from ..reports.comparison_text import show  # noqa: PLC0415
+
+    strict = strict or fail_on == "should"
+    check_files(views, {"--json": json_path})
+    asked, files = split(targets)
+    sources = read_sources(files)
+    if asked:
+        options = RunOptions(
+            targets=asked,
+            profile=profile,
+            seed=seed,
+            dtypes=dtypes or None,
+            devices=devices or None,
+            only=only,
+            skip=skip,
+        )
+        run = _run(options, expected_failures, strict=strict, timeout=timeout)
+        sources = [Source(name=JUST_NOW, record=run), *sources]
+    record = joined(sources)
+    record["fail_on"] = "should" if strict else "must"
+    try:
+        if json_path is not None:
+            write_to(report_text(record), json_path)
+        for view in COMPARED:
+            if (path := views.get(view.option)) is not None:
+                write_to(view.render(record), path)
+    finally:  # what was found is not lost because a disk is full
+        with printing():
+            show(record, told_to(views, json_path))
+    return gate_code(record, strict=strict)
+
+
+def _run(
+    options: RunOptions, expected: Path | None, *, strict: bool, timeout: float
+) -> dict[str, Any]:
+    from ..checking import check  # noqa: PLC0415
+    from ..renewing import Gate  # noqa: PLC0415
+
+    gate = Gate(expected=expected, write=None, strict=strict)
+    with progress_bar() as progress:
+        return check(options, gate=gate, timeout=timeout, progress=progress)
