@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
 from . import clock, expectations
 from .announcing import Outcome
-from .errors import UsageError
+from .crew import Crew
 from .expectations import Selection, Stale
 from .expected import ExpectedFailure
 from .judging import judge
+from .limits import Deadline
 from .messages import Loaded, Ready, RunOptions
+from .partial import (
+    is_shard,
+    judging_entry,
+    limit_entry,
+    options_entry,
+    shard_entry,
+    what_is_missing,
+)
+from .profile import PROFILES
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry
 from .results import ClauseResult
 from .selection import check_selection, selected
-from .supervisor import DEFAULT_TIMEOUT, HarnessError, Supervisor, WorkerLost
+from .spreading import Progress, Spread
+from .supervisor import DEFAULT_TIMEOUT, OutOfTime
 
-Progress = Callable[[str, int, int], None]
 NO_GATE: Final = Gate()
-CONTRADICTIONS: Final = "conformance.identification.contradictions:job"
 
 
-def _silent(_doing: str, _done: int, _total: int) -> None:
+def _silent(_doing: str, _done: int, _total: int, _left: float | None = None) -> None:
     """Show nothing."""
 
 
@@ -45,6 +54,8 @@ class _Run:
     today: date = field(default_factory=clock.today)
     written: dict[str, Any] | None = None
     started: str = ""
+    deadline: Deadline | None = None
+    spread: Spread | None = None
     interrupted: bool = False
     finished: bool = False
 
@@ -54,24 +65,33 @@ def check(
     *,
     gate: Gate = NO_GATE,
     timeout: float = DEFAULT_TIMEOUT,
+    jobs: int = 1,
+    max_time: float | None = None,
     progress: Progress = _silent,
 ) -> dict[str, Any]:
     """Run every clause on every candidate and return the record.
 
-    ``gate`` names the file of expected failures, and the one to renew from what is found.
+    ``gate`` names the file of expected failures, and the one to renew from what is found. As many
+    as ``jobs`` workers share the work. After ``max_time`` seconds nothing more is asked: the record
+    says of each clause that it was not run.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
     run = _Run(started=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
+    run.deadline = None if max_time is None else Deadline(limit=max_time, started=started)
     try:
-        with Supervisor(options, timeout=timeout) as supervisor:
-            _prepare(run, supervisor, options, gate, progress)
-            _go(run, supervisor, progress)
+        with Crew(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as crew:
+            _prepare(run, crew, options, gate, progress)
+            run.spread = _spread(run, crew, options, jobs, progress)
+            run.spread.run()
+        run.finished = True
+    except OutOfTime:
         run.finished = True
     except KeyboardInterrupt:
         run.interrupted = not run.finished
+    _collect(run, options)
     if gate.write is not None:
         _renew(run, options, gate)
     return _record(run, options, time.monotonic() - started)
@@ -79,57 +99,52 @@ def check(
 
 def _prepare(
     run: _Run,
-    supervisor: Supervisor,
+    crew: Crew,
     options: RunOptions,
     gate: Gate,
     progress: Progress,
 ) -> None:
     progress("starting", 0, 0)
-    run.ready = supervisor.start()
+    run.ready = crew.start()
     slugs = run.ready.sentences
     check_selection(slugs, options.only, options.skip)
     run.from_file = gate.entries(slugs)
     progress("loading", 0, 0)
-    run.loaded = supervisor.load()
+    run.loaded = crew.load()
     for loaded in run.loaded:
         for entry in loaded.expected:
             expectations.check_clause(entry, slugs, f"{loaded.name} ({loaded.target})")
 
 
-def _go(run: _Run, supervisor: Supervisor, progress: Progress) -> None:
-    total = sum(len(loaded.tasks) for loaded in run.loaded)
-    done = 0
-    for index, loaded in enumerate(run.loaded):
-        results = run.results.setdefault(loaded.name, [])
-        found = run.found.setdefault(loaded.name, [])
-        entries = (*loaded.expected, *run.from_file)
-        progress(loaded.name, done, total)
-        for result in supervisor.run_candidate(index):
-            found.append(result)
-            results.append(judge(result, loaded.name, entries, today=run.today))
-            done += 1
-            progress(f"{loaded.name} {result.id}", done, total)
-        run.warnings[loaded.name] = _warnings(supervisor, index, results)
-
-
-def _warnings(supervisor: Supervisor, index: int, results: Sequence[ClauseResult]) -> list[str]:
-    """Where a declaration contradicts what its candidate does; asked where a MUST is not met."""
-    told = [
-        result
-        for result in results
-        if result.level == "MUST" and result.status in ("failed", "untestable")
-    ]
-    lost = any(
-        result.violation is not None and result.violation.kind in ("hung", "crashed")
-        for result in told
+def _spread(run: _Run, crew: Crew, options: RunOptions, jobs: int, progress: Progress) -> Spread:
+    return Spread(
+        crew=crew,
+        loaded=run.loaded,
+        judge=lambda loaded, result: _judged(run, loaded, result, options),
+        progress=progress,
+        jobs=jobs,
+        deadline=run.deadline,
+        explores=PROFILES[options.profile].explores,
+        warns=("failed",) if is_shard(options) else ("failed", "untestable"),
+        remembers=bool(options.databases),
     )
-    if not told or lost:
-        return []
-    try:
-        found: list[str] = supervisor.perform(index, CONTRADICTIONS)
-    except (WorkerLost, UsageError, HarnessError):  # the verdict stands without a warning
-        return []
-    return found
+
+
+def _judged(run: _Run, loaded: Loaded, result: ClauseResult, options: RunOptions) -> ClauseResult:
+    """A result in the light of what is expected; that of a shard may yet fail in another one."""
+    entries = (*loaded.expected, *run.from_file)
+    judged = judge(result, loaded.name, entries, today=run.today)
+    return result if is_shard(options) and judged.status == "unexpected-pass" else judged
+
+
+def _collect(run: _Run, options: RunOptions) -> None:
+    """What was found, also in a run that was cut off."""
+    if run.spread is None:
+        return
+    for index, loaded in enumerate(run.loaded):
+        found = run.found[loaded.name] = run.spread.found(index)
+        run.results[loaded.name] = [_judged(run, loaded, one, options) for one in found]
+        run.warnings[loaded.name] = run.spread.warnings.get(index, list(loaded.notes))
 
 
 def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
@@ -145,7 +160,9 @@ def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
         strict=gate.strict,
     )
     interrupted = f"{gate.write} is left as it was: the run was interrupted"
-    renewed = interrupted if run.interrupted else renew(gate, outcome)
+    limited = f"{gate.write} is left as it was: the limit was reached before all clauses were run"
+    cut = interrupted if run.interrupted else limited if _limit(run).get("reached") else ""
+    renewed = cut or renew(gate, outcome)
     if isinstance(renewed, str):
         run.written = {"file": str(gate.write), "refused": renewed}
         return
@@ -170,9 +187,13 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
             beside=options.beside,
             interrupted=run.interrupted
             and len(run.results.get(loaded.name, [])) < max(1, len(loaded.tasks)),
+            missing=what_is_missing(options, run.deadline, run.results.get(loaded.name, [])),
         )
         for loaded in run.loaded
     ]
+    if is_shard(options):
+        for loaded, entry in zip(run.loaded, entries, strict=True):
+            entry["shard"] = judging_entry(loaded)
     report = build_report(
         run.ready,
         options,
@@ -181,14 +202,33 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
         seconds=seconds,
         started=run.started,
         interrupted=run.interrupted,
+        more=_more(run, options),
     )
     return report if run.written is None else {**report, "written_expectations": run.written}
+
+
+def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
+    """What the record says of how the run was made, and of what is missing."""
+    more: dict[str, Any] = {"options": options_entry(options)}
+    if is_shard(options):
+        more["shard"] = shard_entry(options, run.from_file)
+    if run.deadline is not None:
+        more["limit"] = _limit(run)
+    if run.spread is not None and run.spread.rounds:
+        more["explored"] = {"rounds": run.spread.rounds, "examples": run.spread.explored}
+    return more
+
+
+def _limit(run: _Run) -> dict[str, Any]:
+    if run.deadline is None:
+        return {}
+    return limit_entry(run.deadline, run.results.values(), loaded=bool(run.loaded))
 
 
 def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], Sequence[Stale]]:
     """Expectations that do not hold by the candidate they redden, and all of them."""
     by_name: dict[str, list[Stale]] = {loaded.name: [] for loaded in run.loaded}
-    if run.interrupted:
+    if run.interrupted or is_shard(options) or not run.loaded:
         return by_name, []
     selection = _selection(run, options)
     found = expectations.not_holding(run.from_file, run.results, selection, today=run.today)

@@ -48,11 +48,16 @@ def verdict(
     stale: Sequence[Stale] = (),
     *,
     interrupted: bool = False,
+    missing: str = "",
 ) -> tuple[str, str]:
-    """The verdict on a candidate and the reason for it in one sentence."""
+    """The verdict on a candidate and the reason for it in one sentence.
+
+    ``missing`` says what was not asked, without which nothing but a failure is certain.
+    """
     for found in (
         _error(results),
         _fails(results, stale),
+        ("inconclusive", missing) if missing and not interrupted else None,
         _inconclusive(results, interrupted=interrupted),
     ):
         if found:
@@ -119,6 +124,7 @@ def candidate_entry(
     stale: Sequence[Stale] = (),
     *,
     interrupted: bool = False,
+    missing: str = "",
     warnings: Sequence[str] = (),
     beside: Beside = NOTHING,
 ) -> dict[str, Any]:
@@ -126,7 +132,7 @@ def candidate_entry(
 
     ``beside`` is what was given for graphs, so that a replay can open the same again.
     """
-    word, reason = verdict(loaded, results, stale, interrupted=interrupted)
+    word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
     return {
         "target": loaded.target,
         "name": loaded.name,
@@ -154,8 +160,12 @@ def build_report(
     seconds: float = 0.0,
     started: str = "",
     interrupted: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The whole record, as data that JSON can hold; ``started`` is a time in ISO 8601."""
+    """The whole record, as data that JSON can hold; ``started`` is a time in ISO 8601.
+
+    ``more`` are further keys: see :mod:`conformance.partial`.
+    """
     environment = dict(ready.environment)
     if options.devices:
         environment["device"] = ", ".join(options.devices)
@@ -173,6 +183,7 @@ def build_report(
             **({"started": started} if started else {}),
             "seconds": round(seconds, 4),
             "interrupted": interrupted,
+            **(more or {}),
             "stale_expectations": [entry.as_json() for entry in stale],
             "clauses": _clauses(ready, candidates),
             "candidates": list(candidates),
@@ -188,16 +199,25 @@ def _clauses(ready: Ready, candidates: Sequence[dict[str, Any]]) -> dict[str, di
 
 
 def exit_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
-    """0 when every candidate conforms, 1 when one does not, 3 when the harness failed."""
+    """0 when every candidate conforms, 1 when one does not, 3 when the harness failed.
+
+    A shard in whose examples nothing failed is no verdict, but nothing to stop for either.
+    """
     if report["interrupted"]:
         return EXIT_INTERRUPTED
     verdicts = [candidate["verdict"] for candidate in report["candidates"]]
     if "error" in verdicts:
         return EXIT_HARNESS
-    green = bool(verdicts) and all(word in GREEN for word in verdicts)
+    enough = (*GREEN, "inconclusive") if _is_whole_shard(report) else GREEN
+    green = bool(verdicts) and all(word in enough for word in verdicts)
     if not green or report["stale_expectations"] or (strict and _should_failed(report)):
         return EXIT_RED
     return EXIT_OK
+
+
+def _is_whole_shard(report: Mapping[str, Any]) -> bool:
+    """Whether it is a shard that was run to its end."""
+    return bool(report.get("shard")) and not report.get("limit", {}).get("reached", False)
 
 
 def gate_code(report: Mapping[str, Any], *, strict: bool = False) -> int:

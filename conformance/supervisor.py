@@ -297,10 +297,15 @@ class Supervisor:
             with contextlib.suppress(ValueError):  # it has ended by itself meanwhile
                 _kill_group(process)
 
-    def _say_stop(self) -> None:
+    def dismiss(self) -> None:
+        """Let the worker end by itself, without waiting for that."""
         if self._connection is not None and self._process is not None:
             with contextlib.suppress(OSError):
                 self._connection.send(("stop", None))
+
+    def _say_stop(self) -> None:
+        self.dismiss()
+        if self._process is not None:
             self._process.join(_FAREWELL)
 
     def _kill(self) -> None:

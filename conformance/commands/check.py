@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from ..dtypes import DTYPES
+from ..errors import UsageError
 from ..profile import PROFILES
+from ._github import GITHUB, is_for_github, no_commands, tell_github
+from ._long import long_options, read_long
 from ._options import FAIL_ON, ONLY, SKIP, STRICT, json_option, separated, timeout_option
 from ._output import printing, progress_bar
+from ._views import Files, check_files, told_to, view_options, write_views
 
 # Seconds that a call may take where it has to be compiled first, on a busy machine.
 COMPILING = 300.0
@@ -67,7 +70,7 @@ COMPILING = 300.0
         "call may then take five minutes."
     ),
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@long_options
 @ONLY
 @SKIP
 @click.option(
@@ -93,7 +96,9 @@ COMPILING = 300.0
 @timeout_option(
     "Stop a candidate that gives no answer for so long; loading may take twice as long."
 )
-@json_option("Write the record of the run there.")
+@json_option("Write the record of the run there (- for standard output).")
+@view_options()
+@GITHUB
 def check_command(
     *,
     targets: tuple[str, ...],
@@ -104,7 +109,11 @@ def check_command(
     state_dict: Path | None,
     declaration: Path | None,
     compiled: bool,
-    seed: int,
+    jobs: str,
+    max_time: str | None,
+    shard: str | None,
+    databases: tuple[str, ...],
+    seed: int | None,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     expected_failures: Path | None,
@@ -113,6 +122,8 @@ def check_command(
     strict: bool,
     timeout: float,
     json_path: Path | None,
+    views: Files,
+    github: bool | None,
 ) -> int:
     """Check every candidate of the targets.
 
@@ -124,19 +135,22 @@ def check_command(
     from ..checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..messages import RunOptions  # noqa: PLC0415
     from ..renewing import Gate  # noqa: PLC0415
-    from ..report import check_apart, check_writable, gate_code, write_report  # noqa: PLC0415
+    from ..report import gate_code  # noqa: PLC0415
     from ..reports.renewed import show_renewed  # noqa: PLC0415
     from ..reports.terminal import show  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
-    check_apart({"--json": json_path, "--write-expected": write_expected})
-    for option, path in (("--json", json_path), ("--write-expected", write_expected)):
-        if path is not None:
-            check_writable(path, option)
+    check_files(views, {"--json": json_path, "--write-expected": write_expected})
+    work = read_long(
+        profile, jobs=jobs, max_time=max_time, shard=shard, databases=databases, seed=seed
+    )
+    if shard is not None and write_expected is not None:
+        msg = "--write-expected needs the whole run, not a shard: give it to a run without --shard"
+        raise UsageError(msg)
     options = RunOptions(
         targets=targets,
         profile=profile,
-        seed=seed,
+        seed=work.seed,
         compile=compiled,
         dtypes=dtypes or None,
         devices=devices or None,
@@ -147,19 +161,27 @@ def check_command(
             state_dict=None if state_dict is None else str(state_dict),
             declaration=None if declaration is None else str(declaration),
         ),
+        shard=work.shard,
+        databases=work.databases,
     )
     with progress_bar() as progress:
         report = check(
             options,
             gate=Gate(expected=expected_failures, write=write_expected, strict=strict),
             timeout=max(timeout, COMPILING) if compiled else timeout,
+            jobs=work.jobs,
+            max_time=work.max_time,
             progress=progress,
         )
+    report["fail_on"] = "should" if strict else "must"
     try:
-        if json_path is not None:
-            write_report(report, json_path)
+        write_views(report, views, json_path)
     finally:  # what was found is not lost because a disk is full
+        told, on_github = told_to(views, json_path), is_for_github(asked=github)
         with printing():
-            show(report, sys.stdout)
-            show_renewed(report, sys.stdout)
+            with no_commands(told, active=on_github):
+                show(report, told)
+                show_renewed(report, told)
+            if on_github:
+                tell_github(report, told)
     return gate_code(report, strict=strict)

@@ -93,8 +93,9 @@ def teeth_command(
     mistake and no correct candidate is flagged; else 1; 2 for bad input, 3 when the harness failed,
     130 when it was interrupted: what was found until then is shown and written.
     """
+    from ..crew import default_jobs  # noqa: PLC0415
     from ..report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
-    from ..teeth.jobs import Pace, default_jobs  # noqa: PLC0415
+    from ..teeth.jobs import Pace  # noqa: PLC0415
     from ..teeth.options import TeethOptions  # noqa: PLC0415
     from ..teeth.record import exit_code  # noqa: PLC0415
     from ..teeth.running import run_teeth  # noqa: PLC0415

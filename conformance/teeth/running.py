@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..crew import Crew
 from ..messages import Ready
 from ..results import ClauseResult
-from .jobs import Crew, Pace
+from .jobs import Pace, entries_of, run_entries
 from .options import REPOSITORY, LoadedEntry, TeethOptions
 from .record import Caught, build_record
 
@@ -28,7 +29,8 @@ def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -
     started = time.monotonic()
     caught = Caught(ready=Ready(environment={}, specification="", sentences={}))
     try:
-        _go(caught, Crew(options, pace), progress)
+        with Crew(options, jobs=pace.jobs, timeout=pace.timeout) as crew:
+            _go(caught, crew, pace, progress)
     except KeyboardInterrupt:
         caught.interrupted = True
     return build_record(
@@ -40,9 +42,10 @@ def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -
     )
 
 
-def _go(caught: Caught, crew: Crew, progress: Progress) -> None:
+def _go(caught: Caught, crew: Crew, pace: Pace, progress: Progress) -> None:
     progress("loading", 0, 0)
-    caught.ready, caught.loaded = crew.load()
+    caught.ready = crew.start()
+    caught.loaded = entries_of(crew.load())
     total = len(caught.loaded)
 
     def heard(entry: LoadedEntry, results: list[ClauseResult], complete: bool) -> None:  # noqa: FBT001
@@ -52,7 +55,7 @@ def _go(caught: Caught, crew: Crew, progress: Progress) -> None:
         progress(entry.name, len(caught.complete), total)
 
     progress("starting", 0, total)
-    crew.work(caught.loaded, heard)
+    run_entries(crew, caught.loaded, pace, heard)
 
 
 def _judged(options: TeethOptions, caught: Caught) -> set[str]:
