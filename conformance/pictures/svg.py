@@ -45,12 +45,16 @@ MARKED: Final = "cm"  # kinds of cells with a cross
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One table: its title, what its rows and columns are, and a character of KINDS a cell."""
+    """One table: its title, what its rows and columns are, and a character of KINDS a cell.
+
+    Rows are called by their ``labels``, of at most two characters, or else by their number.
+    """
 
     title: str
     rows: str
     columns: str
     cells: Sequence[str]
+    labels: Sequence[str] = ()
 
     @property
     def width(self) -> float:
@@ -73,9 +77,10 @@ class Panel:
             text(left, 22, self.title, "title"),
             text(left, 36, self._axes, "small"),
         ]
+        names = self.labels or [str(row) for row in range(len(self.cells))]
         for row, kinds in enumerate(self.cells):
             y = TOP + CELL * row
-            lines.append(text(left, y + 12, str(row), "small"))
+            lines.append(text(left, y + 12, names[row], "small"))
             lines.extend(
                 _cell(left + 20 + CELL * place, y, kind) for place, kind in enumerate(kinds)
             )
