@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+from records import result
+from rendered import html, rendered
+from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
+
+from conformance.reports.markdown import COMMENT_LIMIT, render_markdown
+from conformance.results import Violation
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_reports_render(name: str) -> None:
+    """Every record gives headings, tables and folded details, and nothing a candidate wrote."""
+    page = rendered(render_markdown(RECORDS[name]))
+    assert set(page.tags) <= set(
+        "h2 h3 p table thead tbody tr th td code em details summary pre ul li".split()
+    )
+    assert page.tags.count("table") >= 1
+    assert "| --" not in page.prose
+    assert page.tags.count("details") == page.tags.count("summary") == page.tags.count("pre")
+
+
+def test_tables_are_rectangular() -> None:
+    """Every row of a table has as many cells as its head."""
+    for table in html(render_markdown(RECORDS["several"])).split("<table>")[1:]:
+        rows = table.partition("</table>")[0].split("<tr>")[1:]
+        assert len({row.count("<td") + row.count("<th") - row.count("<thead") for row in rows}) == 1
+
+
+def test_what_is_said_of_a_failure() -> None:
+    """The verdict up top, one row a candidate, the clauses that need a word, the rest folded."""
+    text = render_markdown(record(candidate(EVERY), candidate([result()], "yours")))
+    assert text.startswith("## ❌ Attention conformance: error\n")
+    assert "| mine | ❌ error |" in text
+    assert "| yours | ✅ conforms |" in text
+    assert (
+        "| `mask.golden` | MUST | float32 | ❌ failed | off by 1 at \\[0, 0\\] | scale-missing |"
+        in text
+    )
+    assert "| `mask.no-leak` | SHOULD | float32 | ⚠️ failed |" in text
+    assert "conformance replay 'REPORT.json#mine/mask.golden'" in text
+    assert "### yours" not in text
+
+
+def test_a_green_run_is_short() -> None:
+    """A table, and no more."""
+    text = render_markdown(of(result()))
+    assert text.startswith("## ✅ Attention conformance: conforms\n")
+    assert "###" not in text
+    assert "<details>" not in text
+
+
+def test_what_is_red_beside_the_clauses() -> None:
+    """Stale expectations are told, and the title is red."""
+    text = render_markdown(record(candidate([result()]), stale=[STALE]))
+    assert text.startswith("## ❌ Attention conformance: fails\n")
+    assert "no candidate is called 'gone'" in text
+    strict = render_markdown({**of(result(), SHOULD_FAILED), "fail_on": "should"})
+    assert strict.startswith("## ❌ Attention conformance: fails\n")
+
+
+@pytest.mark.parametrize("limit", [COMMENT_LIMIT, 5_000, 1_048_576])
+def test_long_reports_are_cut(limit: int) -> None:
+    """A report stays below the limit in bytes, says what it left out, and still renders."""
+    failed = FAILED.replace(violation=Violation(kind="value", message="é|`" * 20_000))
+    entries = [candidate([failed] * 20, f"candidate-{number}") for number in range(60)]
+    text = render_markdown(record(*entries), limit)
+    assert len(text.encode()) <= limit
+    assert "parts were left out here" in text
+    assert text.startswith("## ❌ Attention conformance: fails\n")
+    assert rendered(text).tags.count("details") == text.count("<details>")
+
+
+def test_many_candidates_are_counted() -> None:
+    """Tables have at most a hundred rows, and say how many there are more."""
+    entries = [candidate([result()], f"candidate-{number}") for number in range(1, 251)]
+    text = render_markdown(record(*entries))
+    assert "candidate-100 |" in text
+    assert "candidate-101 |" not in text
+    assert "_and 150 more candidates_" in text

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from records import result
+from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
+
+from conformance.report import exit_code
+from conformance.reports.complete import complete
+from conformance.reports.marks import case_id, is_strict, mark, problems, said, whole
+from conformance.results import ClauseResult
+
+MARKS: dict[str, tuple[ClauseResult, str, str]] = {
+    "passed": (result(), "passed", "passed"),
+    "a MUST failed": (FAILED, "failed", "failed"),
+    "a SHOULD failed": (SHOULD_FAILED, "skipped", "failed"),
+    "a MAY failed": (result("failed", level="MAY"), "skipped", "skipped"),
+    "a MUST untestable": (result("untestable"), "failed", "failed"),
+    "a SHOULD untestable": (result("untestable", level="SHOULD"), "skipped", "skipped"),
+    "not applicable": (result("not-applicable"), "skipped", "skipped"),
+    "expected": (result("expected-failure"), "skipped", "skipped"),
+    "an unexpected pass": (result("unexpected-pass"), "failed", "failed"),
+    "an unexpected pass of a SHOULD": (
+        result("unexpected-pass", level="SHOULD"),
+        "failed",
+        "failed",
+    ),
+    "the harness": (result("error"), "error", "error"),
+}
+
+
+@pytest.mark.parametrize(("outcome", "mild", "strict"), MARKS.values(), ids=MARKS.keys())
+def test_marks(outcome: ClauseResult, mild: str, strict: str) -> None:
+    """What reddens the verdict is a failure, what it tolerates is skipped."""
+    clause = outcome.as_json()
+    assert mark(clause) == mild
+    assert mark(clause, strict=True) == strict
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("fail_on", ["must", "should"])
+def test_red_is_red_in_test_reports(name: str, fail_on: str) -> None:
+    """A report has a failure, an error or a problem exactly where the exit code is not 0."""
+    found = complete({**RECORDS[name], "fail_on": fail_on})
+    marks = {
+        mark(clause, strict=is_strict(found))
+        for entry in found["candidates"]
+        for clause in entry["clauses"]
+    }
+    red = bool(marks & {"failed", "error"}) or bool(problems(found))
+    assert red == (exit_code(found, strict=fail_on == "should") != 0)
+    assert red != whole(found).green
+
+
+def test_a_strict_run_fails_on_a_should() -> None:
+    """Where the record says that a SHOULD counts, the run fails although the verdict stands."""
+    found = complete({**of(SHOULD_FAILED, result()), "fail_on": "should"})
+    assert found["candidates"][0]["verdict"] == "conforms"
+    assert (whole(found).word, whole(found).green) == ("fails", False)
+    assert whole(complete(of(SHOULD_FAILED, result()))).word == "conforms"
+
+
+def ids(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Which problems a record has, and whose."""
+    return [(problem.id, problem.candidate) for problem in problems(complete(found))]
+
+
+def test_problems_beside_the_clauses() -> None:
+    """Stale expectations, an interrupt, and runs without clauses or candidates are told."""
+    assert ids(record(candidate([result()]), stale=[STALE])) == [("expectation.stale", "")]
+    assert ids(of()) == [("verdict", "mine")]
+    assert ids(record()) == [("run.empty", "")]
+    assert ("run.interrupted", "") in ids(of(result(), interrupted=True))
+    assert ids(of(FAILED)) == []
+
+
+def test_cases_are_told_apart() -> None:
+    """No two results of a candidate have one name, and the CPU is not named."""
+    names = [case_id(outcome.as_json()) for outcome in EVERY]
+    assert len(set(names)) == len(names)
+    assert names[0] == "mask.golden[float32]"
+    assert names[-1] == "mask.golden[bfloat16-cuda:0]"
+
+
+def test_sentences_say_what_a_result_is() -> None:
+    """One that is tolerated says why, one that could not be tested says that."""
+    sentences = [said(outcome.as_json()) for outcome in EVERY]
+    assert sentences[:5] == [
+        "off by 1 at [0, 0]",
+        "",
+        "not applicable: it takes no bias",
+        "expected failure: known",
+        "MUST could not be tested: no example bound",
+    ]
+    assert sentences[7] == "SHOULD failed: off by 1"

@@ -1,0 +1,124 @@
+"""Records of runs with every status and verdict, and texts that upset the formats they enter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from jsonschema import Draft4Validator, Draft7Validator, FormatChecker
+from records import PROBLEM, READY, loaded, result
+
+from conformance.expectations import Stale
+from conformance.expected import ExpectedFailure
+from conformance.messages import RunOptions
+from conformance.report import build_report, candidate_entry
+from conformance.results import ClauseResult, Violation
+
+SCHEMAS: Final = Path(__file__).resolve().parent / "schemas"
+OPTIONS: Final = RunOptions(targets=("attn.py",), profile="quick", seed=3)
+STARTED: Final = "2026-11-21T23:34:30Z"
+
+# Pipes, markup, links, mentions, commands, quotes, ends of sections, and what no format can hold.
+NASTY: Final = (
+    "a|b \\| <script>alert(1)</script> <!--c--> `x` ```y``` **b** _c_ ~~d~~ ![i](u) [l](u)(v)\n"
+    "\r\n::error::x\n::stop-commands::y\n@octocat a@b.example https://evil.example www.x.example "
+    '#12 GH-3 x[0:100:2] :tada: $z$ 100% ]]> "q" & &amp; \\ '
+    "\x1b[2J \x00 \x0b \ud800 \ufffe \u202e"
+)
+FAILED: Final = result(
+    "failed",
+    violation=Violation(kind="value", message="off by 1 at [0, 0]"),
+    counterexample={"problem": PROBLEM},
+    diagnosis=[
+        {"name": "scale-missing", "text": "no scale", "fix": "divide by it", "confidence": 1.0}
+    ],
+)
+SHOULD_FAILED: Final = result("failed", "mask.no-leak", "SHOULD")
+EVERY: Final[tuple[ClauseResult, ...]] = (
+    FAILED,
+    result(slug="shape.output", margin=0.25),
+    result("not-applicable", "mask.bias", reason="it takes no bias"),
+    result("expected-failure", "mask.strided", reason="known", counterexample={"problem": PROBLEM}),
+    result("untestable", "mask.causal", reason="no example bound"),
+    result("unexpected-pass", "mask.window", reason="it passed, but was expected to fail"),
+    result("error", "numerics.golden", reason="the golden is ill"),
+    SHOULD_FAILED,
+    result("untestable", "mask.leak", "SHOULD", reason="no example bound"),
+    result("failed", dtype="bfloat16", device="cuda:0"),
+)
+STALE: Final = Stale(
+    expectation=ExpectedFailure(clause="mask.golden", reason="known", candidate="gone"),
+    why="no candidate is called 'gone'",
+)
+NASTY_RESULT: Final = result(
+    "failed",
+    violation=Violation(kind="raised", message=NASTY),
+    counterexample={"problem": {**PROBLEM, "values": NASTY}},
+    diagnosis=[{"name": NASTY, "text": NASTY, "fix": NASTY, "confidence": 0.5}],
+)
+
+
+def candidate(
+    results: Sequence[ClauseResult], name: str = "mine", *, kind: str = "core", **more: Any
+) -> dict[str, Any]:
+    """The entry of one candidate."""
+    warnings = more.pop("warnings", ())
+    known = loaded(name, kind=kind, **more)
+    return candidate_entry(known, results, READY.sentences, warnings=warnings)
+
+
+def record(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The record of a run, as its file holds it."""
+    report = build_report(READY, OPTIONS, entries, **{"seconds": 1.5, "started": STARTED, **more})
+    found: dict[str, Any] = json.loads(json.dumps(report))
+    return found
+
+
+def of(*results: ClauseResult, **more: Any) -> dict[str, Any]:
+    """The record of a run over one candidate."""
+    return record(candidate(results), **more)
+
+
+def bare(*clauses: dict[str, Any], verdict: str = "fails") -> dict[str, Any]:
+    """The least that is a record of schema 1: what the first version wrote may lack much."""
+    return {
+        "schema": 1,
+        "candidates": [{"name": "mine", "verdict": verdict, "clauses": list(clauses)}],
+    }
+
+
+LOCATED: Final = {"file": "src/my attn.py", "line": 12}
+RECORDS: Final[dict[str, dict[str, Any]]] = {
+    "every status": of(*EVERY),
+    "conforms": of(result()),
+    "nasty": record(
+        candidate(
+            [NASTY_RESULT],
+            NASTY,
+            target=f"attn.py:{NASTY}",
+            warnings=[NASTY],
+            location={"file": NASTY.replace("\n", ""), "line": 1},
+        ),
+        stale=[Stale(expectation=ExpectedFailure(clause="x", reason=NASTY), why=NASTY)],
+    ),
+    "several": record(
+        candidate(EVERY, location=LOCATED),
+        candidate([result()], "yours", kind="graph", target="a/b.onnx"),
+        candidate([], "theirs", kind="layer", target="/opt/x.py:theirs"),
+        stale=[STALE],
+    ),
+    "nothing ran": of(),
+    "no candidates": record(),
+    "interrupted": of(result(), interrupted=True),
+    "bare": bare({"id": "mask.golden", "status": "failed"}),
+    "bare without clauses": bare(verdict="conforms"),
+}
+
+
+def validator(name: str) -> Draft4Validator | Draft7Validator:
+    """A validator of a published schema; formats such as uri-reference are looked at, too."""
+    schema = json.loads((SCHEMAS / name).read_text(encoding="utf-8"))
+    kind = Draft4Validator if "draft-04" in schema["$schema"] else Draft7Validator
+    return kind(schema, format_checker=FormatChecker())
