@@ -73,7 +73,7 @@ def _keys(lines: Sequence[str], header: int, end: int) -> dict[str, int]:
 def _complete(lines: Sequence[str]) -> bool:
     """Whether some lines are TOML by themselves: no text or list goes on behind them."""
     try:
-        tomllib.loads("\n".join(lines))
+        tomllib.loads("\n".join([*lines, ""]))
     except tomllib.TOMLDecodeError:
         return False
     return True

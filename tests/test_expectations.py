@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from records import READY, expected, result
 
 from conformance.errors import UsageError
-from conformance.expectations import Selection, read_file, stale
+from conformance.expectations import Selection, not_holding, read_file, stale
 from conformance.expected import ExpectedFailure
 from conformance.judging import judge
 from conformance.results import ClauseResult, Violation
@@ -85,6 +86,11 @@ STALE: dict[str, tuple[ExpectedFailure, list[ClauseResult], str]] = {
         [result("not-applicable", reason="no mask is declared")],
         "the clause is not applicable: no mask is declared",
     ),
+    "another device": (
+        expected(device="cuda"),
+        [result()],
+        "nothing was run on the device 'cuda'",
+    ),
     "another dtype": (
         expected(dtype="float16"),
         [result()],
@@ -99,6 +105,7 @@ def test_stale(entry: ExpectedFailure, results: list[ClauseResult], why: str) ->
     (found,) = stale([entry], {"mine": results}, EVERYTHING)
     assert found.why == why
     assert found.as_json()["clause"] == entry.clause
+    assert (found.problem, found.change) == ("stale", "drop the expectation")
 
 
 FRESH: dict[str, tuple[ExpectedFailure, list[ClauseResult]]] = {
@@ -118,8 +125,67 @@ def test_not_stale(entry: ExpectedFailure, results: list[ClauseResult]) -> None:
 def test_what_was_not_asked_for_is_not_stale() -> None:
     """``--only``, ``--skip`` and ``--dtype`` make no expectation stale."""
     assert not stale([expected()], {"mine": []}, Selection(slugs=["shape.output"]))
+    elsewhere = Selection(slugs=EVERYTHING.slugs, devices=("cpu",))
+    assert not stale([expected(device="cuda")], {"mine": [result()]}, elsewhere)
     chosen = Selection(slugs=EVERYTHING.slugs, dtypes=("float64",))
     assert not stale([expected(dtype="float32")], {"mine": [result(dtype="float64")]}, chosen)
+
+
+TODAY = date(2030, 6, 15)
+YESTERDAY = date(2030, 6, 14)
+BROKEN: dict[str, tuple[ExpectedFailure, ClauseResult, str]] = {
+    "expired": (expected(expires=YESTERDAY), result("failed"), "expired"),
+    "expired, under a glob": (expected("mask.*", expires=YESTERDAY), result("failed"), "expired"),
+    "expired and not tested": (expected(expires=YESTERDAY), result("untestable"), "expired"),
+    "expired beside one that holds": (
+        expected(expires=YESTERDAY),
+        result("expected-failure"),
+        "expired",
+    ),
+    "another kind of a SHOULD": (
+        expected(kind="shape"),
+        result("failed", level="SHOULD"),
+        "different",
+    ),
+    "another diagnosis": (expected(diagnosis="mask-inverted"), result("failed"), "different"),
+    "both": (expected(kind="shape", expires=YESTERDAY), result("failed"), "expired"),
+}
+
+
+@pytest.mark.parametrize(("entry", "found", "problem"), BROKEN.values(), ids=BROKEN.keys())
+def test_what_does_not_hold_is_told_once(
+    entry: ExpectedFailure, found: ClauseResult, problem: str
+) -> None:
+    """An expired expectation, or one whose clause fails in another way, is red at any level."""
+    (told,) = not_holding([entry], {"mine": [found]}, EVERYTHING, today=TODAY)
+    assert told.problem == problem
+    assert told.names("mine")
+    assert told.as_json()["change"] == told.change != ""
+
+
+HOLDING: dict[str, tuple[list[ExpectedFailure], ClauseResult]] = {
+    "its last day": ([expected(expires=TODAY)], result("expected-failure")),
+    "expired, but it passed and is red anyway": (
+        [expected(expires=YESTERDAY)],
+        result("unexpected-pass"),
+    ),
+    "a glob that covers something else": ([expected("mask.*", kind="shape")], result("failed")),
+    "covered by another": ([expected(kind="shape"), expected()], result("expected-failure")),
+}
+
+
+@pytest.mark.parametrize(("entries", "found"), HOLDING.values(), ids=HOLDING.keys())
+def test_what_holds(entries: list[ExpectedFailure], found: ClauseResult) -> None:
+    """Nothing is told of expectations that hold, or whose clause is red by itself."""
+    assert not not_holding(entries, {"mine": [found]}, EVERYTHING, today=TODAY)
+
+
+def test_a_different_failure_reddens_only_its_candidate() -> None:
+    """One expectation for several candidates is told of those that fail in another way."""
+    results = {"mine": [result("expected-failure")], "yours": [result("failed", violation=RAISED)]}
+    (told,) = not_holding([expected()], results, EVERYTHING, today=TODAY)
+    assert told.names("yours")
+    assert not told.names("mine")
 
 
 def test_reading_a_file(tmp_path: Path) -> None:
@@ -131,6 +197,23 @@ def test_reading_a_file(tmp_path: Path) -> None:
     )
     (entry,) = read_file(path, list(READY.sentences))
     assert entry == ExpectedFailure(clause="mask.*", reason="leaks", kind="value", candidate="m*")
+    assert str(entry.place) == f"line 1 of {path}"
+
+
+@pytest.mark.parametrize("day", ["2031-01-31", '"2031-01-31"'])
+def test_reading_every_key(tmp_path: Path, day: str) -> None:
+    """A diagnosis, a device and a last day, as a date or as a text, may be given, too."""
+    path = tmp_path / "known.toml"
+    path.write_bytes(
+        b"\xef\xbb\xbf# An editor's mark comes first.\r\n[[expected]]\r\n"
+        b'clause = "mask.golden"\r\nreason = "leaks"\r\ndiagnosis = "mask-inverted"\r\n'
+        b'device = "cuda"\r\nexpires = ' + day.encode() + b"\r\n"
+    )
+    (entry,) = read_file(path, list(READY.sentences))
+    assert (entry.diagnosis, entry.device) == ("mask-inverted", "cuda")
+    assert entry.expires == date(2031, 1, 31)
+    assert entry.place is not None
+    assert entry.place.of("expires") == f"line 7 of {path}"
 
 
 BAD: dict[str, tuple[str, str]] = {
@@ -160,6 +243,14 @@ BAD: dict[str, tuple[str, str]] = {
     "unknown kind": (
         '[[expected]]\nclause = "mask.golden"\nreason = "x"\nkind = "vlaue"',
         "entry 1: an expected failure's kind is 'vlaue', which is unknown; did you mean 'value'?",
+    ),
+    "no day": (
+        '[[expected]]\nclause = "mask.golden"\nreason = "x"\nexpires = 2031-01-31T10:00:00',
+        "line 1, entry 1: an expected failure's expires is 2031-01-31T10:00:00: give a day",
+    ),
+    "place is ours": (
+        '[[expected]]\nclause = "mask.golden"\nreason = "x"\nplace = "here"',
+        "entry 1 has an unknown key 'place'",
     ),
     "unknown dtype": (
         '[[expected]]\nclause = "mask.golden"\nreason = "x"\ndtype = "flaot16"',

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+
 import pytest
 from refusals import refused
 
 from conformance.errors import DeclarationError
-from conformance.expected import ExpectedFailure, read_expected
+from conformance.expected import ExpectedFailure, Place, read_expected
 
 
 def test_dict_of_reasons() -> None:
@@ -19,7 +21,7 @@ def test_nothing_is_expected_by_default() -> None:
     assert read_expected(None) == ()
 
 
-@pytest.mark.parametrize("name", ["clause", "reason", "candidate", "dtype"])
+@pytest.mark.parametrize("name", ["clause", "reason", "candidate", "dtype", "device"])
 @pytest.mark.parametrize("value", ["", "  ", None, 3])
 def test_empty_texts_are_refused(name: str, value: object) -> None:
     """An expectation without a clause or a reason excuses nothing."""
@@ -64,3 +66,45 @@ def test_globs_restrict() -> None:
     assert not entry.concerns("sdpa", "mask.golden", "float32")
     assert not entry.concerns("flash", "mask.golden", "float16")
     assert not entry.exact
+
+
+@pytest.mark.parametrize("value", ["", " ", 3, ["mask-inverted"]])
+def test_a_diagnosis_is_a_name(value: object) -> None:
+    """A diagnosis that is no name could never be found."""
+    with pytest.raises(DeclarationError, match="an expected failure's diagnosis is"):
+        ExpectedFailure(clause="mask.golden", reason="known", diagnosis=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [date(2030, 6, 15), "2030-06-15", " 2030-06-15 ", "20300615"])
+def test_a_last_day_is_a_date_or_a_text(value: date | str) -> None:
+    """A date of TOML or Python, or a text in ISO 8601, are the same last day."""
+    entry = ExpectedFailure(clause="mask.golden", reason="known", expires=value)
+    assert entry.expires == date(2030, 6, 15)
+    assert entry.as_json()["expires"] == "2030-06-15"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("soon", "'soon'"),
+        ("2030-02-30", "'2030-02-30'"),
+        (20300615, "20300615"),
+        (True, "True"),
+        (datetime(2030, 6, 15, 10, tzinfo=UTC), "2030-06-15T10:00:00+00:00"),
+    ],
+)
+def test_what_is_no_day_is_refused(value: object, shown: str) -> None:
+    """A word, an impossible day or a time of day is refused, with an example."""
+    message = f"an expected failure's expires is {shown}: give a day such as 2027-01-31"
+    with refused(message, DeclarationError):
+        ExpectedFailure(clause="mask.golden", reason="known", expires=value)  # type: ignore[arg-type]
+
+
+def test_a_place_is_no_part_of_an_expectation() -> None:
+    """Where it is written makes two expectations no different, and is told in words."""
+    place = Place(file="known.toml", line=7, keys={"kind": 9})
+    placed = ExpectedFailure(clause="mask.golden", reason="known", place=place)
+    assert placed == ExpectedFailure(clause="mask.golden", reason="known")
+    assert (str(place), place.of("kind")) == ("line 7 of known.toml", "line 9 of known.toml")
+    assert str(Place(file="the declaration of mine")) == "the declaration of mine"
+    assert placed.as_json()["line"] == 7
