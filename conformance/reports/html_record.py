@@ -1,7 +1,6 @@
-r"""A record made whole for pages: what older records lack gets a value, and texts are harmless.
+"""A completed record as pages want it: nulls count as missing, margins are numbers.
 
-Pages then need no case for a missing key, and no text can hold control characters, lone surrogates
-or marks that turn the direction of writing: they arrive as escapes such as ``\x1b``.
+Pages then need no case for what a record may lack or have as null.
 """
 
 from __future__ import annotations
@@ -10,67 +9,38 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ..printable import printable_record
+from .complete import complete as completed
 
 Record = dict[str, Any]
 
-_RUN: Final[Record] = {
-    "profile": "",
-    "seed": None,
-    "seconds": None,
-    "interrupted": False,
-    "environment": {},
-    "stale_expectations": [],
-}
-_CANDIDATE: Final[Record] = {
-    "target": "",
-    "kind": "",
-    "declaration": {},
-    "verdict": "inconclusive",
-    "verdict_reason": "",
-    "warnings": [],
-    "seconds": None,
-}
-_CLAUSE: Final[Record] = {
-    "level": "MUST",
-    "reason": "",
-    "examples": 0,
-    "binding": 0,
-    "seconds": None,
-    "dtype": "",
-    "device": "cpu",
-    "margin": None,
-    "violation": None,
-    "counterexample": None,
-    "diagnosis": [],
-    "blame": None,
-    "requirement": "",
-}
+_TOOL: Final[Record] = {"name": "attention-conformance", "version": "", "specification": ""}
 _VIOLATION: Final[Record] = {"kind": "", "message": "", "measured": {}, "where": []}
 
 
 def complete(record: Mapping[str, Any]) -> Record:
     """The same record with every key that pages look at; the given one stays as it is."""
-    made: Record = filled(_RUN, printable_record(dict(record)))
-    tool = {"name": "attention-conformance", "version": "", "specification": ""}
-    made["tool"] = filled(tool, made.get("tool"))
-    made["candidates"] = [_candidate(entry) for entry in made.get("candidates") or ()]
+    made = completed(_without_nulls(record))
+    made["tool"] = filled(_TOOL, made["tool"])
+    for candidate in made["candidates"]:
+        for clause in candidate["clauses"]:
+            _finish(clause)
     return made
 
 
-def _candidate(entry: Record) -> Record:
-    made = filled(_CANDIDATE, entry)
-    made["clauses"] = [_clause(clause) for clause in made.get("clauses") or ()]
+def _without_nulls(record: Mapping[str, Any]) -> Record:
+    """The record, its candidates and their clauses without keys whose value is null."""
+    made = filled({}, record)
+    made["candidates"] = [filled({}, one) for one in made.get("candidates", ())]
+    for one in made["candidates"]:
+        one["clauses"] = [filled({}, clause) for clause in one.get("clauses", ())]
     return made
 
 
-def _clause(entry: Record) -> Record:
-    made = filled(_CLAUSE, entry)
-    made.setdefault("family", str(made["id"]).partition(".")[0])
-    made["margin"] = number(made["margin"])
-    if made["violation"] is not None:
-        made["violation"] = filled(_VIOLATION, made["violation"])
-    return made
+def _finish(clause: Record) -> None:
+    clause["margin"] = number(clause["margin"])
+    clause["blame"] = clause.get("blame")
+    if clause["violation"] is not None:
+        clause["violation"] = filled(_VIOLATION, clause["violation"])
 
 
 def filled(defaults: Record, given: Any) -> Record:

@@ -100,7 +100,7 @@ def short(text: str, most: int) -> str:
 
 def duration(value: float | None) -> str:
     """``0.25 s``, ``4.1 s`` or ``12 min 5 s``; nothing where it is not known."""
-    if value is None:
+    if not value:
         return ""
     minutes, rest = divmod(round(value), 60)
     if minutes:
