@@ -1,7 +1,7 @@
 """The site of the documentation: `sphinx-build -c docs . OUTPUT`, from the root of the checkout.
 
-The sources are README, ARCHITECTURE and their like beside `docs/`, so that a link means the same on a
-forge and on the site. Nothing is fetched: no inventories of other projects, no fonts, no scripts.
+The sources are README, ARCHITECTURE and their like beside `docs/`, so that a link means the same on
+a forge and on the site. Nothing is fetched: no inventories of other projects, fonts or scripts.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ What a block is, its language decides:
 - ``python``: a block whose first line is ``# NAME.py`` is a file of that name. It is run where a
   command of the page names it, otherwise with the unnamed ones, in order, in one process.
 - ``console`` and ``sh``: commands, a line each; with lines that begin with ``$``, those are the
-  commands and the others what they print, where ``...`` stands for anything. A command must succeed,
-  unless ``$ echo $?`` follows it.
-- ``toml``, ``json``, ``yaml``: must parse, and are files where the first line names one in a comment.
+  commands and the others what they print, where ``...`` stands for anything. A command must
+  succeed, unless ``$ echo $?`` follows it.
+- ``toml``, ``json``, ``yaml``: must parse; files where the first line names one in a comment.
 - ``text``, ``html``, ``diff``, ``markdown``: nothing that could be run.
 
-``<!-- skip: next "reason" -->`` before a block says why it is not run, and ``<!-- adds: OPTIONS -->``
-what is added to its commands of ``conformance``, so that they end sooner.
+``<!-- skip: next "reason" -->`` before a block says why it is not run, and
+``<!-- adds: OPTIONS -->`` what is added to its commands of ``conformance``, so that they end sooner.
 """
 
 from __future__ import annotations

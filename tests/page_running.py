@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from _paths import CHECKOUT
 from page_blocks import Block
 
 DATA: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -23,6 +25,7 @@ DATA: Final[Mapping[str, Callable[[str], Any]]] = {
     "json": json.loads,
     "yaml": yaml.safe_load,
 }
+BASH: Final = shutil.which("bash") or "bash"
 PROSE: Final = ("text", "html", "diff", "markdown")
 MATCHING: Final = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # What a user's shell finds in the environment that everything is installed in.
@@ -52,6 +55,8 @@ def run(blocks: Sequence[Block], folder: Path) -> Outcome:
     """Run the blocks of a page that are not skipped."""
     page = _Page(folder / "page", _programs(folder / "bin"))
     page.folder.mkdir()
+    # Pages speak of what is checked here as a reader sees it, from the root of a checkout.
+    (page.folder / "candidates").symlink_to(CHECKOUT / "candidates")
     for block in blocks:
         if not block.reason:
             page.take(block)
@@ -132,7 +137,7 @@ class _Page:
 
     def _shell(self, command: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", command],
+            [BASH, "-c", command],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What README and docs/ show can be typed as it stands: every block runs, or says why it does not."""
+"""What README and docs/ show can be typed as it stands: each block runs, or says why not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_blocks_of_page_run(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_fence_of_page_is_a_block(page: Path) -> None:
-    """No fence is overlooked, each has a language that is known, and no command is indented text."""
+    """No fence is overlooked, its language is known, and no command is indented text."""
     text = page.read_text(encoding="utf-8")
     fences = [line for line in re.findall(r"^```(.*)$", text, re.MULTILINE) if line]
     told = [line for line in fences if not line.startswith("{")]
@@ -70,7 +70,9 @@ def test_exit_status_that_is_shown_is_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_of_page_lead_somewhere(page: Path) -> None:
     """Every relative link of a page names a file of the repository."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     local = [link for link in links if not re.match(r"https?://|mailto:", link)]
     assert [link for link in local if not (page.parent / link).exists()] == []
