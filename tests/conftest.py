@@ -41,9 +41,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def plain_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what is printed independent of the width that tox writes into COLUMNS."""
-    monkeypatch.delenv("COLUMNS", raising=False)
+def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what is printed independent of the width that tox writes, of CI and of its wishes."""
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

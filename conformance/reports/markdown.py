@@ -166,5 +166,5 @@ def _details(candidate: Record, clause: Record) -> str:
 
 def _cell(text: object) -> str:
     """A text for a table: escaped, and no longer than a person reads there."""
-    line = " ".join(str(text).split())
+    line = " ".join(str(text)[: 4 * _CELL].split())
     return escaped(line if len(line) <= _CELL else f"{line[: _CELL - 1]}…")

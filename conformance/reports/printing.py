@@ -13,35 +13,55 @@ from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH: Final = 10_000
+_ANY_HEIGHT: Final = 25
+_DEFAULT_WIDTH: Final = 80  # of a terminal that does not know its own
 
 
 def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
-    """Print the parts; where the file is no terminal without colour and with every line whole.
+    """Print the parts: at a terminal's width and in its colours, else as plain text.
 
-    rich decides what is a terminal: FORCE_COLOR makes any file one, NO_COLOR takes the colours and
-    TERM=dumb takes all control sequences away. With ``plain`` nothing is taken for a terminal.
-
-    A log is searched: sentences are broken only at a width that COLUMNS asks for.
+    What is no terminal gets every line whole, for a log is searched, unless COLUMNS asks for a
+    width. FORCE_COLOR gives it colours all the same; NO_COLOR, TERM=dumb and ``plain`` mean no
+    control sequence at all, bold type included.
     """
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
-    if console.is_terminal and not plain:
+    console = _console(file, plain=plain)
+    if _width_of_terminal(file) is not None and not plain:
         for part in parts:
             console.print(part)
         return
-    width = console.width if "COLUMNS" in os.environ and not plain else _PIPE_WIDTH
-    whole = Console(
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    file.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _console(file: IO[str], *, plain: bool) -> Console:
+    found = Console(file=file)
+    unstyled = plain or found.no_color or found.is_dumb_terminal or not found.is_terminal
+    asked = None if plain else _asked_width()
+    return Console(
         file=file,
-        width=width,
+        width=asked or (None if plain else _width_of_terminal(file)) or _PIPE_WIDTH,
+        height=_ANY_HEIGHT,  # else rich takes no width for a dumb terminal
+        color_system=None if unstyled else "auto",
         highlight=False,
         markup=False,
         emoji=False,
-        color_system=None,
-        force_terminal=False,
     )
-    with whole.capture() as capture:
-        for part in parts:
-            whole.print(part)
-    file.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _asked_width() -> int | None:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else None
+
+
+def _width_of_terminal(file: IO[str]) -> int | None:
+    """The columns of a terminal, None for what is none; rich takes 80 for a dumb one."""
+    try:
+        found = os.get_terminal_size(file.fileno()).columns if file.isatty() else None
+    except (OSError, ValueError):  # closed, or no file of the system's
+        return None
+    return None if found is None else found or _DEFAULT_WIDTH
 
 
 class Fitting:
