@@ -74,7 +74,7 @@ def _fails(entry: Record) -> bool:
 def how(entry: Record) -> str:
     """What happened to a clause or a candidate, and how it fails now."""
     if entry["clause"] is None:
-        return f"{entry['verdict']}, {entry['verdict_reason']}"
+        return ", ".join(filter(None, (entry["verdict"], entry["verdict_reason"])))
     side = entry.get("new") or entry["old"]
     change = str(entry.get("how") or side["status"])
     if not _fails(entry):
@@ -109,6 +109,13 @@ def expectation(entry: Record) -> str:
 
 def summary(found: Record) -> str:
     """The last line: how many of each, and whether anything got worse."""
-    counts = [f"{len(found[key])} {title}" for key, title in SECTIONS.items() if found[key]]
-    listed = ", ".join([*counts, f"{found['same']} clauses as before"])
+    counts = [_counted(len(found[key]), title) for key, title in SECTIONS.items() if found[key]]
+    listed = ", ".join([*counts, _counted(found["same"], "clauses as before")])
     return f"{'worse' if found['worse'] else 'nothing got worse'}: {listed}"
+
+
+def _counted(number: int, things: str) -> str:
+    """``1 new failure``, ``2 new failures``."""
+    one = {"new failures": "new failure", "clauses as before": "clause as before"}
+    one["margins that moved"] = "margin that moved"
+    return f"{number} {one.get(things, things) if number == 1 else things}"

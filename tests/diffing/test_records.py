@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from records import READY, loaded, result
+
+from conformance.diffing import difference
+from conformance.messages import RunOptions
+from conformance.report import build_report, candidate_entry
+from conformance.results import ClauseResult
+
+
+def entry(name: str, *results: ClauseResult, **more: Any) -> dict[str, Any]:
+    """One candidate of a record."""
+    return candidate_entry(loaded(name, **more), results, READY.sentences)
+
+
+def record(*entries: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+    """A record of a run."""
+    options = RunOptions(targets=("attn.py",), profile="quick", seed=seed)
+    return build_report(READY, options, entries)
+
+
+PASSED = result(margin=0.1)
+FAILED = result("failed")
+SHAPE = result(slug="shape.output")
+
+
+def test_a_record_is_no_worse_than_itself() -> None:
+    """Nothing changed: all is as before."""
+    same = record(entry("mine", PASSED, FAILED, SHAPE))
+    found = difference(same, copy.deepcopy(same))
+    assert not found.pop("worse")
+    assert (found.pop("same"), found.pop("schema"), found.pop("ratio")) == (3, 1, 2.0)
+    assert not any(found.values())
+
+
+def test_a_new_failure_is_worse() -> None:
+    """Clause and verdict are told, with both sides."""
+    found = difference(record(entry("mine", PASSED)), record(entry("mine", FAILED)))
+    (added,) = found["added"]
+    assert (added["candidate"], added["clause"], added["dtype"]) == (
+        "mine",
+        "mask.golden",
+        "float32",
+    )
+    assert (added["old"]["status"], added["new"]["kind"]) == ("passed", "value")
+    (verdict,) = found["verdicts"]
+    assert (verdict["old"], verdict["new"], verdict["worse"]) == ("conforms", "fails", True)
+    assert found["worse"]
+
+
+def test_the_other_way_round_it_is_fixed() -> None:
+    """What failed and passes now is fixed: nothing got worse."""
+    found = difference(record(entry("mine", FAILED)), record(entry("mine", PASSED)))
+    assert len(found["fixed"]) == 1
+    assert not found["worse"]
+
+
+def test_dtypes_and_devices_are_told_apart() -> None:
+    """A clause is compared with itself in the same dtype on the same device."""
+    old = record(entry("mine", result(), result(dtype="float64"), result(device="cuda")))
+    new = record(entry("mine", result(), result(dtype="float64"), result("failed", device="cuda")))
+    (added,) = difference(old, new)["added"]
+    assert (added["dtype"], added["device"]) == ("float32", "cuda")
+
+
+WHO_GOES: dict[str, tuple[dict[str, Any], dict[str, Any], str, bool]] = {
+    "a candidate that conforms comes": (record(), record(entry("mine", PASSED)), "came", False),
+    "a candidate that fails comes": (record(), record(entry("mine", FAILED)), "came", True),
+    "a candidate that conforms goes": (record(entry("mine", PASSED)), record(), "went", True),
+    "a candidate that fails goes": (record(entry("mine", FAILED)), record(), "went", False),
+    "a clause that passes comes": (
+        record(entry("mine", PASSED)),
+        record(entry("mine", PASSED, SHAPE)),
+        "came",
+        False,
+    ),
+    "a clause that fails comes": (
+        record(entry("mine", SHAPE)),
+        record(entry("mine", SHAPE, FAILED)),
+        "came",
+        True,
+    ),
+    "a clause that passed goes": (
+        record(entry("mine", PASSED, SHAPE)),
+        record(entry("mine", PASSED)),
+        "went",
+        True,
+    ),
+    "a clause that failed goes": (
+        record(entry("mine", FAILED, SHAPE)),
+        record(entry("mine", SHAPE)),
+        "went",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "where", "worse"), WHO_GOES.values(), ids=WHO_GOES.keys())
+def test_who_came_and_went(
+    old: dict[str, Any],
+    new: dict[str, Any],
+    where: str,
+    worse: bool,  # noqa: FBT001 (a table)
+) -> None:
+    """What comes and fails is worse, and what goes and held."""
+    found = difference(old, new)
+    assert len(found[where]) == 1
+    assert found["worse"] is worse
+
+
+def test_clauses_of_another_specification_may_go() -> None:
+    """A newer version may know a clause no more: that is told, but no candidate's fault."""
+    old, new = record(entry("mine", PASSED, SHAPE)), record(entry("mine", PASSED))
+    new["tool"]["specification"] = "another"
+    found = difference(old, new)
+    assert found["conditions"] == [
+        {"name": "tool.specification", "old": "0123456789ab", "new": "another"}
+    ]
+    assert len(found["went"]) == 1
+    assert not found["worse"]
+
+
+def test_surroundings_are_told() -> None:
+    """Seed and environment that differ are told; a margin under another seed is no worse."""
+    old, new = record(entry("mine", PASSED)), record(entry("mine", result(margin=0.9)), seed=1)
+    new["environment"]["torch"] = "9.9"
+    found = difference(old, new)
+    assert {one["name"] for one in found["conditions"]} == {"seed", "environment.torch"}
+    assert len(found["drift"]) == 1
+    assert not found["worse"]
+
+
+def test_promises_that_differ_are_told() -> None:
+    """A declaration that promises less is told, long values shortened."""
+    old = record(entry("mine", PASSED, declaration={"masks": ["keep"] * 100, "scale": True}))
+    new = record(entry("mine", PASSED, declaration={"masks": []}))
+    found = difference(old, new)["declarations"]
+    assert [(one["name"], one["new"]) for one in found] == [("masks", "[]"), ("scale", None)]
+    assert len(found[0]["old"]) < 150
+
+
+def test_expectations_that_hold_no_more_are_worse() -> None:
+    """An expectation that went stale or expired makes it worse; one that is gone does not."""
+    old, new = record(entry("mine", PASSED)), record(entry("mine", PASSED))
+    new["stale_expectations"] = [
+        {"clause": "mask.*", "candidate": "*", "problem": "expired", "why": "it was accepted"}
+    ]
+    assert difference(old, new)["worse"]
+    assert not difference(new, old)["worse"]
+    assert len(difference(new, old)["expectations"]) == 1
+
+
+def test_candidates_of_one_name_are_all_compared() -> None:
+    """None of several candidates, or entries of a clause, is lost for its name."""
+    old = record(entry("mine", PASSED), entry("mine", PASSED))
+    new = record(entry("mine", PASSED), entry("mine", PASSED, FAILED))
+    found = difference(old, new)
+    assert [one["candidate"] for one in found["came"]] == ["mine (2)"]
+    assert found["worse"]
+
+
+def test_an_old_record_is_enough() -> None:
+    """A record with no more than each needs is compared, too."""
+    old = {"schema": 1, "candidates": [{"name": "mine", "verdict": "conforms", "clauses": []}]}
+    clause = {"id": "mask.golden", "status": "failed"}
+    new = {"schema": 1, "candidates": [{**old["candidates"][0], "clauses": [clause]}]}
+    assert difference(old, new)["worse"]
+    assert not difference(new, old)["worse"]
