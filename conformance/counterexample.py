@@ -118,7 +118,7 @@ def _call(
             arguments[name]["same_as"] = seen[id(given)]
         seen.setdefault(id(given), [number, name])
     keywords = {
-        name: table(value) if isinstance(value, Tensor) else value
+        name: as_given(value) if isinstance(value, Tensor) else value
         for name, value in call.before[1].items()
     }
     shown: dict[str, Any] = {"arguments": arguments, "keywords": keywords}

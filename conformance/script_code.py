@@ -10,6 +10,8 @@ from typing import Any, Final
 
 Record = Mapping[str, Any]
 COMPARED: Final = ("value", "finite")
+# Nothing came back from a call.
+_NOTHING_BACK: Final = ("raised", "crashed", "hung")
 ROLES: Final = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 
 
@@ -160,7 +162,7 @@ def check_lines(clause: Record, data: Record) -> Iterator[str]:
     violation, kind = clause["violation"], clause["violation"]["kind"]
     if kind in COMPARED:
         yield from _comparison(data)
-    elif kind == "raised":
+    elif kind in _NOTHING_BACK:
         yield "return any_raised(calls)"
     elif kind == "not-raised":
         yield "return last_did_not_raise(calls)"

@@ -33,8 +33,8 @@ if sys.argv[-1] == ONLY_CALLS:
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
         sys.exit(CANNOT)
-    still_fails(candidate)
-    print(DONE)
+    if not still_fails(candidate):
+        print(DONE)
     sys.exit(0)
 if not survives():
     print("\\nIT STILL FAILS")

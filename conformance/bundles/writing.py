@@ -20,6 +20,7 @@ from ..printable import printable_record
 from ..replay import Case, Progress, argument_of, opened
 from ..supervisor import DEFAULT_TIMEOUT, WorkerLost
 from .page import readme
+from .rehearsal import why_not_shown
 from .showing import bundle_script, shows_something, why_not_again
 
 JOB: Final = "conformance.bundles.job:bundle_job"
@@ -85,17 +86,26 @@ def bundle(
             else _asked(case, folder, target, timeout, progress)
         )
         where = str(target or case.candidate.get("target") or "")
-        again = refused or why_not_again(clause, where)
-        if again and not shows_something(clause):
-            msg = f"no bundle can be written for {clause['id']}: {again}"
-            raise UsageError(msg)
         graph = _graph(clause, where, folder)
-        text = bundle_script(clause, where, graph=graph, refused=again, limit=timeout)
-        _write(folder, SHOW, text)
+        again = refused or why_not_again(clause, where)
+        if not again:
+            _write(folder, SHOW, bundle_script(clause, where, graph=graph, limit=timeout))
+            progress(f"trying {SHOW}", 0, 1)
+            again = why_not_shown(folder / SHOW, timeout)
+        if again:
+            _check_shows(clause, again)
+            _write(folder, SHOW, bundle_script(clause, where, refused=again))
         _write_json(folder, FAILURE, _failure(clause, case, report, outcome))
         _write(folder, "README.md", readme(clause, case.candidate, report, again=again))
         _write_json(folder, MANIFEST, _manifest(folder, clause, case, report))
     return Bundled(folder=output, clause=clause, outcome=outcome, again=again)
+
+
+def _check_shows(clause: Record, again: str) -> None:
+    """Require that the files alone show something; raises UsageError."""
+    if not shows_something(clause):
+        msg = f"no bundle can be written for {clause['id']}: {again}"
+        raise UsageError(msg)
 
 
 @contextlib.contextmanager
