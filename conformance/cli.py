@@ -18,6 +18,7 @@ from .commands.compare import compare_command
 from .commands.diff import diff_command
 from .commands.export_check import export_check_command
 from .commands.identify import identify_command
+from .commands.merge import merge_command
 from .commands.render import render_command
 from .commands.replay import replay_command
 from .commands.teeth import teeth_command
@@ -31,6 +32,7 @@ COMMANDS: Final = (
     explain_command,
     export_check_command,
     identify_command,
+    merge_command,
     render_command,
     replay_command,
     teeth_command,

@@ -159,21 +159,24 @@ def _load(connection: Connection, options: RunOptions) -> list[Plan]:
 def _run(connection: Connection, plan: Plan, index: int, order: Order) -> ClauseResult:
     """Run one clause; exceptions the runner lets through end in the result, never in the worker."""
     from .asking import Asking  # noqa: PLC0415
+    from .heard import Heard  # noqa: PLC0415
     from .results import result_from_json  # noqa: PLC0415
 
     task, started = plan.planned[index], time.perf_counter()
-    last: dict[str, Any] | None = None
-    examples = 0
+    heard = Heard()
 
     def on_example(problem: dict[str, Any], tally: Tally) -> None:
-        nonlocal last, examples
-        last, examples = problem, examples + 1
+        heard.take("example", (problem, tally.counted()))
         _tell(connection, "example", (problem, tally.counted()))
+
+    def on_failure(found: ClauseResult) -> None:
+        heard.take("found", found.as_json())
+        _tell(connection, "found", found.as_json())
 
     asking = Asking(
         until=None if order.seconds is None else time.monotonic() + order.seconds,
         on_example=on_example,
-        on_failure=lambda found: _tell(connection, "found", found.as_json()),
+        on_failure=on_failure,
         deferred=order.deferred,
         round=order.round,
     )
@@ -186,7 +189,14 @@ def _run(connection: Connection, plan: Plan, index: int, order: Order) -> Clause
         from .outcomes import from_exception  # noqa: PLC0415
 
         seconds = time.perf_counter() - started
-        result = from_exception(task, error, last, examples=examples, seconds=seconds)
+        result = from_exception(
+            task,
+            error,
+            heard.problem,
+            examples=heard.examples,
+            seconds=seconds,
+            trail=heard.trail,
+        )
     if result.status in ("failed", "error"):
         _leave_a_broken_device(task.device)
     return result
