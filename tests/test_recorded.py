@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from teeth_records import record as teeth_record
+from view_records import RECORDS, bare
+
+from conformance.errors import UsageError
+from conformance.recorded import read_record
+
+CLAUSE: dict[str, Any] = {"id": "mask.golden", "status": "failed"}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_are_read_back(name: str, tmp_path: Path) -> None:
+    """What a run wrote, an older version too, is read as it is."""
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(RECORDS[name]), encoding="utf-8")
+    assert read_record(path) == RECORDS[name]
+
+
+def test_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
+    """Editors of Windows put one in front."""
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(bare()), encoding="utf-8-sig")
+    assert read_record(path) == bare()
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-`` reads what another command writes."""
+    text = json.dumps(bare()).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert read_record(Path("-")) == bare()
+
+
+def with_clause(**changes: Any) -> dict[str, Any]:
+    """A record of one clause with these fields."""
+    return bare({**CLAUSE, **changes})
+
+
+def with_candidate(**changes: Any) -> dict[str, Any]:
+    """A record of one candidate with these fields."""
+    found = bare(CLAUSE)
+    found["candidates"][0] |= changes
+    return found
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "a list": ([], "it is no JSON object"),
+    "a number": (3, "it is no JSON object"),
+    "nothing": ({}, "its schema is None, not 1"),
+    "another schema": ({**bare(), "schema": "1"}, "its schema is '1', not 1"),
+    "a newer schema": ({**bare(), "schema": 2}, "has schema 2, this version reads schema 1"),
+    "no candidates": ({"schema": 1}, "it has no 'candidates'"),
+    "candidates of a kind": ({"schema": 1, "candidates": {}}, "'candidates' of it is {}"),
+    "a candidate that is none": (
+        {"schema": 1, "candidates": [3]},
+        "its candidate 1 is no object",
+    ),
+    "no verdict": (
+        {"schema": 1, "candidates": [{"name": "x", "clauses": []}]},
+        "its candidate 1 has no 'verdict'",
+    ),
+    "warnings": (with_candidate(warnings="x"), "'warnings' of its candidate 1 is \"x\""),
+    "no status": (bare({"id": "mask.golden"}), "clause 1 of its candidate 1 has no 'status'"),
+    "a status": (with_clause(status="green"), "the status of clause 1 of its candidate 1 is"),
+    "a dtype": (with_clause(dtype=None), "'dtype' of clause 1 of its candidate 1 is null"),
+    "a flag for a number": (with_clause(seconds=True), "'seconds' of clause 1"),
+    "a margin": (with_clause(margin="much"), "the margin of clause 1"),
+    "a violation": (with_clause(violation="x"), "'violation' of clause 1"),
+    "no message": (with_clause(violation={}), "the violation of clause 1"),
+    "a diagnosis": (with_clause(diagnosis=["x"]), "the diagnosis of clause 1"),
+    "a stale entry": (
+        {**bare(), "stale_expectations": [[]]},
+        "its stale expectation 1 is no object",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "sentence"), BAD.values(), ids=BAD.keys())
+def test_what_is_no_record(data: Any, sentence: str, tmp_path: Path) -> None:
+    """Anything else is refused in one sentence that says what is wrong, and where."""
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(UsageError) as raised:
+        read_record(path)
+    assert sentence in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+TEXTS = {
+    "empty": b"",
+    "no JSON": b"<html>",
+    "cut off": b'{"schema": 1, "candid',
+    "no text": b"\xff\xfe\x00",
+    "nested": b"[" * 100_000,
+    "infinite": json.dumps(with_clause(seconds=float("inf"))).encode(),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_what_is_no_json(text: bytes, tmp_path: Path) -> None:
+    """A file that cannot be parsed is refused in the same way."""
+    path = tmp_path / "report.json"
+    path.write_bytes(text)
+    with pytest.raises(UsageError, match=r"report\.json is no"):
+        read_record(path)
+
+
+def test_a_record_of_teeth(tmp_path: Path) -> None:
+    """The record of another command is named as what it is."""
+    path = tmp_path / "teeth.json"
+    path.write_text(json.dumps(teeth_record()), encoding="utf-8")
+    with pytest.raises(UsageError, match="it is the record of conformance teeth"):
+        read_record(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """A file that is not there, and a folder."""
+    with pytest.raises(UsageError, match=r"there is no report .*gone\.json"):
+        read_record(tmp_path / "gone.json")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_record(tmp_path)
