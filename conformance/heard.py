@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from .messages import Task
 from .outcomes import failure, outcome
 from .results import ClauseResult, result_from_json
+
+IN_PROGRESS: Final = "the next one had not been answered"
 
 
 @dataclass
@@ -51,4 +53,5 @@ class Heard:
         if self.found is not None:
             return self.found.replace(seconds=self.found.seconds + seconds)
         counted = {**self.counted, "planned": self.counted.get("planned") or 0}
-        return outcome(task, "untestable", **counted, seconds=seconds)
+        reason = IN_PROGRESS if self.problem is not None else ""
+        return outcome(task, "untestable", reason, **counted, seconds=seconds)

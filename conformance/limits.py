@@ -19,8 +19,8 @@ _PARTS: Final = re.compile(
 )
 _LONGEST: Final = 365 * 24 * 3600.0
 # What a call in progress is left at the end of the time: a part of the whole, and this at most.
-_GRACE: Final = 0.05
-_MOST_GRACE: Final = 3.0
+_GRACE: Final = 0.04
+_MOST_GRACE: Final = 2.0
 
 
 def read_seconds(text: str, option: str = "--max-time") -> float:

@@ -200,11 +200,12 @@ class Supervisor:
         """The result, which says so if the run's limit has cut it short."""
         if result.planned is None or self._deadline is None:
             return result
-        if not result.examples:
+        if not result.examples and not result.reason:
             reason = f"{NOT_RUN}{self._deadline.sentence}"
             return result.replace(reason=reason, planned=None)
         asked = f"after {result.examples} of {result.planned} examples, none of which failed"
-        return result.replace(reason=f"{NOT_FINISHED}{self._deadline.sentence} {asked}")
+        more = f"; {result.reason}" if result.reason else ""
+        return result.replace(reason=f"{NOT_FINISHED}{self._deadline.sentence} {asked}{more}")
 
     def perform(
         self,

@@ -10,6 +10,7 @@ from .complete import complete
 from .counts import count, shown_columns, worst_margin
 from .marks import case_id, is_strict, mark, problems, replay_command, whole
 from .markup import code, code_block, escaped, in_html, row, table
+from .notes import notes
 from .overall import GREEN
 
 Record = Mapping[str, Any]
@@ -59,7 +60,8 @@ def _title(record: Record) -> str:
         f"specification {tool.get('specification', 'unknown')}"
     )
     title = f"## {_sign(found.word)} Attention conformance: {escaped(found.word)}"
-    return "\n\n".join([title, _cell(found.reason), escaped(facts)])
+    said = [escaped(note) for note in notes(record)]
+    return "\n\n".join([title, _cell(found.reason), escaped(facts), *said])
 
 
 def _overview(record: Record) -> str:

@@ -13,6 +13,7 @@ from ..printable import printable_record
 from . import counterexample, wording
 from .complete import complete
 from .counts import COLUMNS, count, shown_columns, worst_margin
+from .notes import notes
 from .printing import Fitting, indented, write
 
 _STYLES: Final = {
@@ -259,6 +260,8 @@ def _last_line(report: Record) -> Text:
         f" (profile {report['profile']}, seed {report['seed']}, "
         f"{wording.seconds(report['seconds'])})"
     )
+    for note in notes(report):
+        line.append(f"\n{note}", style="yellow")
     if report["interrupted"]:
         line.append("\ninterrupted: the report holds what was done before", style="bold yellow")
     return line
