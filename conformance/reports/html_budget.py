@@ -39,25 +39,30 @@ NOTHING: Final = Told(pieces={}, anchors=frozenset(), left_out=[])
 
 @dataclass(kw_only=True)
 class _Room:
-    """The bytes that are left, and what had to be shortened."""
+    """The bytes that are left, and what had to be shortened.
+
+    ``ways`` are those in which the next failure may be told, in full first: one that found no room
+    is given up for all that follow, so that a page stops where the important ends.
+    """
 
     total: int
     used: int = 0
+    ways: tuple[bool, ...] = (True, False)
     brief: int = 0
     missing: int = 0
     pieces: dict[Place, str] = field(default_factory=dict)
 
     def place(self, one: Failure) -> None:
         """Tell a failure in as many words as there is room for."""
-        for full, share in ((True, _SHARE_IN_FULL), (False, 1.0)):
+        for full in self.ways:
             piece = rendered("failure.html.jinja", failure=one, full=full)
-            needed = size(piece)
-            if self.used + needed <= self.total * share:
-                self.used += needed
+            needed = self.used + size(piece)
+            if needed <= self.total * (_SHARE_IN_FULL if full else 1.0):
+                self.used = needed
                 self.brief += not full
                 self.pieces[one.place] = piece
                 return
-        self.missing += 1
+            self.ways = tuple(way for way in self.ways if way != full)
 
 
 def told(record: Record, found: Mapping[Place, str], room: int) -> Told:
@@ -65,7 +70,9 @@ def told(record: Record, found: Mapping[Place, str], room: int) -> Told:
     own = _Room(total=max(room, _LEAST))
     order = _in_turns(record, found)
     for place in order:
-        own.place(failure(record, place, found[place]))
+        if own.ways:
+            own.place(failure(record, place, found[place]))
+    own.missing = len(order) - len(own.pieces)
     pieces: dict[int, list[str]] = {}
     for place in sorted(own.pieces, key=order.index):
         pieces.setdefault(place[0], []).append(own.pieces[place])

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import copy
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from failing_records import failing
+from records import result
+from view_records import EVERY, NASTY, RECORDS, STALE, candidate, of, record
+
+from conformance.reports.html import render_html
+from conformance.results import Violation
+
+MEGABYTE = 1_000_000
+
+
+class Parsed(HTMLParser):
+    """The elements of a page with their attributes, and its text outside style and script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep an element."""
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag if tag in ("style", "script") else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave style or script."""
+        self._inside = "" if tag == self._inside else self._inside
+
+    def handle_data(self, data: str) -> None:
+        """Keep a text that is shown."""
+        self.text += "" if self._inside else data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of all elements of a name."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page(found: dict[str, Any]) -> Parsed:
+    """The page of a record."""
+    return Parsed(render_html(found))
+
+
+def test_the_verdict_comes_first() -> None:
+    """Verdict, candidate, reason, profile, seed, versions and duration stand before the clauses."""
+    text = page(of(*EVERY)).text
+    top = text[: text.index("Clauses")]
+    for said in ("error", "mine", "profile quick", "seed 3", "torch 2.6", "0123456789ab", "1.5 s"):
+        assert said in top
+    assert top.index("error") < top.index("Failures")
+
+
+def test_a_failure_is_told_in_full() -> None:
+    """Requirement, diagnosis, fix, smallest input, tensors, weights and replay are all there."""
+    text = page(failing()).text
+    for said in (
+        "With a mask, the softmax runs over the kept keys alone.",
+        "mask-inverted",
+        "fix",
+        "smallest input",
+        "expected",
+        "got",
+        "error / bound",
+        "Attention weights",
+        "conformance replay 'REPORT.json#inverted/mask.golden'",
+    ):
+        assert said in text
+
+
+def test_a_single_candidate_is_not_named_in_its_replay() -> None:
+    """REPORT.json#CLAUSE is enough where nobody else is in the record."""
+    assert "conformance replay 'REPORT.json#mask.golden'" in page(of(EVERY[0])).text
+
+
+def test_a_replay_names_the_dtype_where_a_clause_ran_in_several() -> None:
+    """One clause failed in two dtypes: each replay says which."""
+    text = page(of(*EVERY)).text
+    assert "REPORT.json#mask.golden' --dtype float32" in text
+
+
+def test_every_status_has_its_reason() -> None:
+    """Expected failures, stale expectations, untestable and n/a clauses come with their reasons."""
+    found = record(candidate(EVERY), stale=[STALE])
+    text = page(found).text
+    for said in ("it takes no bias", "no example bound", "known", "it passed, but was expected to",
+                 "no candidate is called 'gone'", "the golden is ill"):  # fmt: skip
+        assert said in text
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_record_has_a_page(name: str) -> None:
+    """Old, empty, interrupted and hostile records render, alike twice, and stay as they were."""
+    found = copy.deepcopy(RECORDS[name])
+    text = render_html(found)
+    assert text == render_html(found)
+    assert found == RECORDS[name]
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.rstrip().endswith("</html>")
+
+
+def test_an_interrupted_run_says_so() -> None:
+    """A page of what was done before cannot be taken for that of a whole run."""
+    text = page(RECORDS["interrupted"]).text
+    assert "interrupted" in text
+    assert "this page shows what was done before" in text
+
+
+def test_no_candidates_are_no_success() -> None:
+    """Where nothing was checked the page says so, and has no table."""
+    found = page(RECORDS["no candidates"])
+    assert "nothing was checked" in found.text
+    assert found.named("table") == []
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    """No element loads anything: one style, one script, a data URL for the icon."""
+    found = page(failing())
+    loading = [
+        value
+        for _, attributes in found.elements
+        for name, value in attributes.items()
+        if name in ("src", "href", "action", "data", "srcset", "poster") and value
+    ]
+    assert {value for value in loading if not value.startswith("#")} == {"data:,"}
+    assert len(found.named("script")) == len(found.named("style")) == 1
+
+
+def test_texts_of_candidates_stay_texts() -> None:
+    """Markup in names, messages, reasons, warnings and diagnoses is shown and never obeyed."""
+    found = page(RECORDS["nasty"])
+    assert "<script>alert(1)</script>" in found.text
+    assert len(found.named("script")) == 1
+    handlers = [name for _, given in found.elements for name in given if name.startswith("on")]
+    assert handlers == []
+
+
+def test_no_text_closes_the_page_or_is_read_as_a_template() -> None:
+    """Ends of elements, comments and template signs of a candidate mean nothing."""
+    said = "</style></script></html><!-- {{ 7 * 7 }} {% raw %} '\" onload=x"
+    failed = result("failed", violation=Violation(kind="value", message=said))
+    found = page(of(failed))
+    assert said in found.text
+    assert len(found.named("html")) == 1
+
+
+def test_control_characters_are_written_out() -> None:
+    """What turns the direction of writing, or is no character at all, arrives as an escape."""
+    text = render_html(RECORDS["nasty"])
+    assert not {sign for sign in NASTY if not sign.isprintable() and sign not in "\n\r"} & set(text)
+    assert "\\u202e" in text
+    assert "\\x00" in text
+
+
+def test_a_long_message_is_cut_and_says_so() -> None:
+    """Of 10,000 characters a page shows some, and counts the others."""
+    said = "long " * 2000
+    failed = result("failed", violation=Violation(kind="raised", message=said))
+    text = render_html(of(failed))
+    assert "8,000 more characters in the record" in text
+    assert len(text) < len(render_html(of(result()))) + 12_000
+
+
+def test_ten_candidates_stay_below_two_megabytes() -> None:
+    """Ten candidates with forty real failures each, in a hundred clauses of four dtypes."""
+    (failed, passed) = failing()["candidates"][0]["clauses"]
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    clauses = [
+        {
+            **(failed if number < 10 else passed),
+            "id": f"family{number % 9}.c{number}",
+            "dtype": dtype,
+        }
+        for number in range(100)
+        for dtype in dtypes
+    ]
+    base = failing()["candidates"][0]
+    entries = [{**base, "name": f"candidate_{n}", "clauses": clauses} for n in range(10)]
+    text = render_html({**failing(), "candidates": entries})
+    assert len(text.encode()) < 2 * MEGABYTE
+    assert text.count('<details class="failure"') == 400
+
+
+def test_what_is_left_out_is_counted() -> None:
+    """Of very many failures the page says how many it does not tell, and stays small."""
+    (failed, _) = failing()["candidates"][0]["clauses"]
+    clauses = [{**failed, "id": f"family{n % 9}.c{n}"} for n in range(150)]
+    base = failing()["candidates"][0]
+    entries = [{**base, "name": f"candidate_{n}", "clauses": clauses} for n in range(20)]
+    text = render_html({**failing(), "candidates": entries})
+    assert len(text.encode()) < 2 * MEGABYTE
+    said = re.search(r"([\d,]+) failures shown without the tensors of its input", text)
+    missing = re.search(r"([\d,]+) failures shown in the table of clauses alone", text)
+    assert said is not None or missing is not None
+
+
+def test_a_link_leads_somewhere() -> None:
+    """Every link of a page has its target on the page, whatever was left out."""
+    for found in (failing(), *RECORDS.values()):
+        parsed = page(found)
+        targets = {given.get("id") for _, given in parsed.elements}
+        links = {str(given.get("href")) for given in parsed.named("a")}
+        assert {link for link in links if link[1:] not in targets} == set()
+
+
+def test_no_two_elements_share_an_id() -> None:
+    """Ids are unique, whatever candidates and clauses are called."""
+    ids = [given["id"] for _, given in page(RECORDS["several"]).elements if "id" in given]
+    assert len(ids) == len(set(ids))
