@@ -22,6 +22,7 @@ from .commands.merge import merge_command
 from .commands.render import render_command
 from .commands.replay import replay_command
 from .commands.teeth import teeth_command
+from .commands.vectors import vectors_command
 
 COMMANDS: Final = (
     bundle_command,
@@ -36,6 +37,7 @@ COMMANDS: Final = (
     render_command,
     replay_command,
     teeth_command,
+    vectors_command,
 )
 
 

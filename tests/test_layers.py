@@ -168,6 +168,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "expectations",
             "expected_text",
             "exploring",
+            "folders",
             "exporting.asking",
             "exporting.exporter",
             "exporting.job",
@@ -191,6 +192,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "spreading",
             "teeth",
             "teeth.*",
+            "vectors",
+            "vectors.*",
         ),
     ),
     (

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
-import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import UsageError
+from ..folders import check_folder, staged
 from ..printable import printable_record
 from ..replay import Case, Progress, argument_of, opened
 from ..supervisor import DEFAULT_TIMEOUT, WorkerLost
@@ -51,16 +49,7 @@ def folder_for(case: Case, output: Path | None) -> Path:
     if output is None:
         name = f"bundle-{case.candidate['name']}-{case.clause['id']}"
         output = Path(_NO_NAME.sub("-", name))
-    if output.is_dir():
-        if any(output.iterdir()):
-            msg = f"--output {output} is a folder with files in it: name one that is new or empty"
-            raise UsageError(msg)
-    elif output.exists() or output.is_symlink():
-        msg = f"--output {output} is no folder: name one that is new or empty"
-        raise UsageError(msg)
-    if not output.resolve().parent.is_dir():
-        msg = f"--output {output} cannot be written: there is no folder {output.resolve().parent}"
-        raise UsageError(msg)
+    check_folder(output)
     return output
 
 
@@ -79,7 +68,7 @@ def bundle(
     Where the candidate cannot be loaded, or with ``recorded``, the bundle is made of what the
     report holds. Raises UsageError for what cannot be shown, with nothing written.
     """
-    with _staged(output) as folder:
+    with staged(output) as folder:
         clause, outcome, refused = (
             _of_report(case, folder, _RECORDED)
             if recorded
@@ -95,6 +84,7 @@ def bundle(
         if again:
             _check_shows(clause, again)
             _write(folder, SHOW, bundle_script(clause, where, refused=again))
+        (folder / _UNDER_WAY).unlink(missing_ok=True)
         _write_json(folder, FAILURE, _failure(clause, case, report, outcome))
         _write(folder, "README.md", readme(clause, case.candidate, report, again=again))
         _write_json(folder, MANIFEST, _manifest(folder, clause, case, report))
@@ -106,34 +96,6 @@ def _check_shows(clause: Record, again: str) -> None:
     if not shows_something(clause):
         msg = f"no bundle can be written for {clause['id']}: {again}"
         raise UsageError(msg)
-
-
-@contextlib.contextmanager
-def _staged(output: Path) -> Iterator[Path]:
-    """A folder beside the one that is asked for, which it becomes when all is written."""
-    home = output.resolve().parent
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=home))
-    except OSError as error:
-        msg = f"--output {output} cannot be written: {error.strerror or error}"
-        raise UsageError(msg) from None
-    try:
-        yield folder
-        (folder / _UNDER_WAY).unlink(missing_ok=True)
-        folder.chmod(0o777 & ~_umask())
-        folder.replace(output.resolve())
-    except OSError as error:
-        msg = f"--output {output} cannot be written: {error.strerror or error}"
-        raise UsageError(msg) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _umask() -> int:
-    """What new files are not allowed; it can be read by setting it only."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _asked(
@@ -236,7 +198,7 @@ def _manifest(folder: Path, clause: Record, case: Case, report: Record) -> dict[
                 "bytes": path.stat().st_size,
             }
             for path in files
-            if path.name not in (_UNDER_WAY, MANIFEST)
+            if path.name != MANIFEST
         },
     }
 

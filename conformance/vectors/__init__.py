@@ -1,0 +1,1 @@
+"""Test vectors for people in other languages: ``conformance vectors``."""
