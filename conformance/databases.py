@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from .errors import UsageError
-from .loading import one_line
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -137,9 +136,14 @@ def _redis(text: str) -> ExampleDatabase:
         client = Redis.from_url(text, socket_timeout=_SECONDS, socket_connect_timeout=_SECONDS)
         client.ping()
     except (RedisError, OSError, ValueError) as error:
-        msg = f"{OPTION} {shown(text)} cannot be reached: {one_line(error)}"
+        msg = f"{OPTION} {shown(text)} cannot be reached: {_said(error)}"
         raise UsageError(msg) from None
     return RedisExampleDatabase(client, key_prefix=PREFIX)
+
+
+def _said(error: Exception) -> str:
+    """The first line of what a client raised: no line of ours nor the user's is to blame."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _github(owner: str, repository: str) -> Opened:
@@ -156,7 +160,7 @@ def _github(owner: str, repository: str) -> Opened:
             list(shared.fetch(b""))  # which loads the artifact, once
             said = [str(warning.message).strip() for warning in told]
         except (OSError, ValueError, KeyError) as error:  # what the service or the disk answers
-            said = [one_line(error)]
+            said = [_said(error)]
             shared = GitHubArtifactDatabase(owner, repository, ARTIFACT, path=cache)
             shared._disabled = True  # noqa: SLF001 (or every clause would try it again)
     name = f"github:{owner}/{repository}"

@@ -40,7 +40,7 @@ def _shard(record: Record) -> Iterator[str]:
     if shard:
         index, count = shard.get("index"), shard.get("count")
         yield (
-            f"shard {index} of {count}: every {count}. example of each clause; "
+            f"shard {index} of {count}: one in {count} examples of each clause; "
             f"'conformance merge' of all {count} gives the verdict"
         )
 
