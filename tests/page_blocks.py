@@ -10,8 +10,8 @@ What a block is, its language decides:
 - ``toml``, ``json``, ``yaml``: must parse; files where the first line names one in a comment.
 - ``text``, ``html``, ``diff``, ``markdown``: nothing that could be run.
 
-``<!-- skip: next "reason" -->`` before a block says why it is not run, and
-``<!-- adds: OPTIONS -->`` what is added to its commands of ``conformance``, so that they end sooner.
+``<!-- skip: next "reason" -->`` before a block says why it is not run, ``<!-- adds: OPTIONS -->``
+what is added to its commands of ``conformance``, so that they end sooner.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Block:
 
     def commands(self) -> list[tuple[str, str]]:
         """Each command with what it is shown to print, "" where nothing is shown."""
-        lines = [line for line in self.source.splitlines() if line.strip()]
+        lines = self.source.replace("\\\n", " ").splitlines()
+        lines = [line for line in lines if line.strip() and not line.startswith("#")]
         if not any(line.startswith("$ ") for line in lines):
             return [(line, "") for line in lines]
         parts = re.split(r"^\$ (.*)\n?", self.source, flags=re.MULTILINE)
@@ -65,6 +66,11 @@ def pages() -> list[Path]:
     """Every page of the repository that shows code: those of docs/ and those beside README."""
     folders = ("*.md", "docs/**/*.md", "benchmarks/*.md", "candidates/**/*.md")
     return sorted({path for pattern in folders for path in CHECKOUT.glob(pattern)})
+
+
+def named(page: Path) -> str:
+    """A page as a test is called."""
+    return page.relative_to(CHECKOUT).as_posix()
 
 
 def blocks_of(path: Path) -> list[Block]:

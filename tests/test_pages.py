@@ -1,4 +1,7 @@
-"""What README and docs/ show can be typed as it stands: each block runs, or says why not."""
+"""What README and docs/ show can be typed as it stands: each block runs, or says why not.
+
+The blocks themselves are run by ``run_pages.py``, in ``tox -e pages``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from _paths import CHECKOUT
-from page_blocks import COMMAND, Block, blocks_of, pages
+from page_blocks import COMMAND, Block, blocks_of, named, pages
 from page_running import DATA, PROSE, run
 
 LANGUAGES = {"python", "console", "sh", *DATA, *PROSE}
@@ -15,20 +17,7 @@ PAGES = pages()
 BLOCKS = {page: blocks_of(page) for page in PAGES}
 
 
-def name(page: Path) -> str:
-    """A page as a test is called."""
-    return page.relative_to(CHECKOUT).as_posix()
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]], ids=name)
-def test_blocks_of_page_run(page: Path, tmp_path: Path) -> None:
-    """Every block that gives no reason against it runs, and prints what the page shows."""
-    outcome = run(BLOCKS[page], tmp_path)
-    assert not outcome.failures, "\n\n".join(outcome.failures)
-    assert outcome.ran == {block.line for block in BLOCKS[page] if not block.reason}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_fence_of_page_is_a_block(page: Path) -> None:
     """No fence is overlooked, its language is known, and no command is indented text."""
     text = page.read_text(encoding="utf-8")
@@ -67,7 +56,7 @@ def test_exit_status_that_is_shown_is_compared(tmp_path: Path) -> None:
     assert len(run([wrong], tmp_path / "again").failures) == 1
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_of_page_lead_somewhere(page: Path) -> None:
     """Every relative link of a page names a file of the repository."""
     text = re.sub(
