@@ -14,6 +14,7 @@ from .expected import ExpectedFailure
 from .judging import is_announced, judge
 from .loaded import Plan
 from .outcomes import from_exception, not_applicable
+from .printable import printable
 from .pytest_plugin import STATUS
 from .reports import counterexample
 from .reports.wording import explanation, message
@@ -92,17 +93,20 @@ class ClauseCase:
         """What is recorded for the test, such as in JUnit's properties."""
         if self.result is None:
             return []
-        result = self.result
-        found: list[tuple[str, object]] = [
+        return [*self._facts(self.result), *_findings(self.result)]
+
+    def _facts(self, result: ClauseResult) -> list[tuple[str, object]]:
+        return [
             (STATUS, result.status),
+            ("conformance_candidate", self._plan.candidate.name),
             ("conformance_clause", result.id),
             ("conformance_level", result.level),
+            ("conformance_requirement", self.requirement),
+            ("conformance_dtype", result.dtype),
+            ("conformance_device", result.device),
             ("conformance_examples", result.examples),
             ("conformance_binding", result.binding),
         ]
-        return (
-            [*found, ("conformance_margin", result.margin)] if result.margin is not None else found
-        )
 
     def _run(self) -> ClauseResult:
         if self._planned.reason:
@@ -123,6 +127,18 @@ class ClauseCase:
         except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
             seconds = time.perf_counter() - started
             return from_exception(self._planned, error, last, seconds=seconds)
+
+
+def _findings(result: ClauseResult) -> list[tuple[str, object]]:
+    """What a clause found, as far as it found anything."""
+    named = [str(entry.get("name") or "") for entry in result.diagnosis]
+    found = {
+        "margin": result.margin,
+        "violation": None if result.violation is None else result.violation.kind,
+        "diagnosis": ", ".join(filter(None, named)) or None,
+        "reason": printable(result.reason) or None,
+    }
+    return [(f"conformance_{name}", value) for name, value in found.items() if value is not None]
 
 
 def _explained(result: ClauseResult, requirement: str) -> str:

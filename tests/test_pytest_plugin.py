@@ -66,14 +66,33 @@ def test_candidates_from_the_command_line(pytester: pytest.Pytester) -> None:
         ]
     )
     result.stdout.no_fnmatch_line("*Traceback*")
-    properties = [
-        (entry.get("name"), entry.get("value"))
-        for entry in ET.parse(pytester.path / "junit.xml").iter("property")  # noqa: S314 (our own)
+    tests = _properties(pytester.path / "junit.xml")
+    assert max(int(facts["conformance_examples"]) for facts in tests) >= PROFILES["quick"].examples
+    assert any(facts["conformance_status"] == "not-applicable" for facts in tests)
+    (failed,) = (facts for facts in tests if facts["conformance_status"] == "failed")
+    expected = {
+        "candidate": "unscaled",
+        "clause": "numerics.golden",
+        "level": "MUST",
+        "dtype": "float32",
+        "device": "cpu",
+        "violation": "value",
+        "diagnosis": "scale-missing",
+    }
+    assert (
+        expected.items()
+        <= {name.removeprefix("conformance_"): value for name, value in failed.items()}.items()
+    )
+    assert float(failed["conformance_margin"]) > 1
+    assert failed["conformance_requirement"].endswith(".")
+
+
+def _properties(path: Path) -> list[dict[str, str]]:
+    """What pytest's JUnit XML holds of each test."""
+    return [
+        {str(one.get("name")): str(one.get("value")) for one in case.iter("property")}
+        for case in ET.parse(path).iter("testcase")  # noqa: S314 (our own)
     ]
-    examples = [int(value or 0) for name, value in properties if name == "conformance_examples"]
-    assert max(examples) >= PROFILES["quick"].examples
-    assert ("conformance_status", "not-applicable") in properties
-    assert "conformance_margin" in dict(properties)
 
 
 class _Any:
