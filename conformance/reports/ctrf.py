@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from .complete import complete
 from .marks import Problem, case_id, details, is_strict, mark, problems, said, whole
+from .notes import notes
 
 Record = Mapping[str, Any]
 
@@ -78,6 +79,7 @@ def _environment(record: Record) -> dict[str, Any]:
             "profile": record["profile"],
             "seed": record["seed"],
             "verdicts": {entry["name"]: entry["verdict"] for entry in record["candidates"]},
+            "notes": notes(record),
         },
     }
 

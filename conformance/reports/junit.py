@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 from .complete import complete
 from .marks import Problem, case_id, details, is_strict, mark, problems, said
+from .notes import notes
 
 Record = Mapping[str, Any]
 
@@ -78,7 +79,7 @@ def _filled(
     for key, value in properties:
         ET.SubElement(holder, "property", name=key, value=value)
     suite.extend(cases)
-    ET.SubElement(suite, "system-out")
+    ET.SubElement(suite, "system-out").text = "\n".join(notes(record))
     ET.SubElement(suite, "system-err")
     return suite
 

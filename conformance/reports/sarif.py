@@ -14,6 +14,7 @@ from typing import Any, Final
 from . import wording
 from .complete import complete
 from .marks import Problem, problems, replay_command, said
+from .notes import notes
 from .places import file_of, line_of, uri_of
 from .sarif_rules import LEVELS, rules_of
 
@@ -188,11 +189,12 @@ def _invocation(record: Record, found: list[Problem], index: Mapping[str, int]) 
         for problem in found
         if problem.id in _OF_THE_RUN
     )
+    told = [{"level": "note", "message": {"text": note}} for note in notes(record)]
     started = record.get("started")
     return {
         "executionSuccessful": not broken,
         **({"startTimeUtc": str(started)} if started else {}),
-        "toolExecutionNotifications": broken,
+        "toolExecutionNotifications": [*broken, *told],
         "toolConfigurationNotifications": list(_warnings(record)),
     }
 
