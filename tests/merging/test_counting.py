@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from records import result
+
+from conformance.merging.counting import Piece, as_found, merged_result
+from conformance.questions import Questions
+from conformance.registry import Finding
+from conformance.results import ClauseResult, Violation
+from conformance.shard import WHOLE, Shard
+from conformance.tally import Tally, Terms
+
+WRONG = Violation(kind="value", message="off by 1")
+FINDINGS = {
+    "b": Finding(binding=True, margin=0.25),
+    "B": Finding(binding=True, margin=0.75),
+    ".": Finding(binding=False, margin=0.5),
+    "-": Finding(binding=False),
+    "r": Finding(binding=False, refused=True),
+    "i": Finding(binding=False, inapplicable="no room"),
+    "X": Finding(binding=True, violation=WRONG, margin=9.0),
+    "x": Finding(binding=False, violation=WRONG),
+}
+
+
+def asked(main: str, further: str, shard: Shard, *, subtle: bool = False) -> ClauseResult:
+    """A clause whose examples show what the letters say, asked as the runner asks it."""
+    pool = SimpleNamespace(problems=lambda *_place: list(main), further=lambda *_place: further)
+    clause = SimpleNamespace(id="mask.golden", space=None)
+    subject = SimpleNamespace(dtype="float32", device="cpu", candidate=None)
+    terms = Terms(counterfactual="no mask", subtle=subtle, excused=subtle)
+    tally = Tally(terms=terms, shard=shard)
+    questions: Any = Questions(clause, subject, pool=pool, tally=tally)  # type: ignore[arg-type]
+    for letter in questions.of_round(0):
+        finding = FINDINGS[letter]
+        tally.add(finding)
+        if finding.violation is not None:
+            tally.failed = True
+            return counted("failed", tally, reason=WRONG.message, violation=WRONG)
+    status, reason = tally.outcome()
+    return counted(status, tally, reason=reason)
+
+
+def counted(status: Any, tally: Tally, **more: Any) -> ClauseResult:
+    """A result with what was counted."""
+    return result(
+        status,
+        examples=tally.examples,
+        binding=tally.binding,
+        margin=tally.margin,
+        trail=tally.trail(),
+        **more,
+    )
+
+
+def together(main: str, further: str, count: int, *, subtle: bool = False) -> ClauseResult:
+    """The same, asked by so many shards."""
+    shards = [Shard(index=index, count=count) for index in range(1, count + 1)]
+    pieces = [Piece(shard=one, result=asked(main, further, one, subtle=subtle)) for one in shards]
+    return merged_result(pieces).replace(seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("main", "further"),
+    [
+        ("bbbbbbbb", ""),
+        ("........b", ""),
+        ("........", "..b.b"),
+        ("........", "....."),
+        ("....", ""),
+        ("", ""),
+        ("b", ""),
+        ("rrrrr", "bb"),
+        ("rr.rr", "bb"),
+        ("ii..", "bb"),
+        ("bbXbbbb", ""),
+        ("..x.BbX", ""),
+        ("........", "..xb"),
+        ("........", "..b.x"),
+    ],
+)
+@pytest.mark.parametrize("count", [2, 3, 4, 9])
+@pytest.mark.parametrize("subtle", [False, True])
+def test_shards_count_as_one_machine_does(
+    main: str, further: str, count: int, *, subtle: bool
+) -> None:
+    """Status, reason, examples, binding ones and margin are those of a run on one machine."""
+    assert together(main, further, count, subtle=subtle) == asked(
+        main, further, WHOLE, subtle=subtle
+    )
+
+
+def test_shards_count_as_one_machine_does_whatever_they_see() -> None:
+    """So it is for what nobody thought of; further examples that fail are a case of their own."""
+    drawn = random.Random(7)  # noqa: S311 (no secret)
+    for _ in range(600):
+        letters = drawn.choice(["bB.-", "b.riX", ".-", ".ri", "..........bx", "........X"])
+        main = "".join(drawn.choices(letters, k=drawn.randrange(24)))
+        further = "".join(drawn.choices(".b-", k=drawn.randrange(9)))
+        count, subtle = drawn.randrange(2, 7), drawn.random() < 0.2
+        expected = asked(main, further, WHOLE, subtle=subtle)
+        assert together(main, further, count, subtle=subtle) == expected, (main, further, count)
+
+
+def test_a_failure_that_one_machine_would_not_have_asked_for_counts() -> None:
+    """The first shard's examples show nothing, so it asks further ones, and one of them fails."""
+    main, further = ".b.b.b", "x"
+    assert asked(main, further, WHOLE).status == "passed"
+    assert together(main, further, 2).status == "failed"
+
+
+def test_the_first_failure_in_the_order_of_one_machine_is_told() -> None:
+    """Shard 2 fails at its first example, which one machine asks before shard 1's third one."""
+    first = asked(".x...X", "", Shard(index=1, count=2)).replace(reason="later")
+    pieces = [
+        Piece(shard=Shard(index=1, count=2), result=first),
+        Piece(shard=Shard(index=2, count=2), result=asked(".x...X", "", Shard(index=2, count=2))),
+    ]
+    merged = merged_result(pieces)
+    assert (merged.status, merged.reason, merged.examples) == ("failed", "off by 1", 2)
+
+
+def lost(shard: Shard, signs: str) -> Piece:
+    """A shard whose candidate died in the example behind those."""
+    tally = Tally(shard=shard, main=20, signs=signs)
+    trail = {**(tally.trail() or {}), "failed": True, "lost": True}
+    crashed = Violation(kind="crashed", message="died")
+    found = result("failed", examples=len(signs) + 1, violation=crashed, reason="died", trail=trail)
+    return Piece(shard=shard, result=found)
+
+
+def test_a_crash_counts_what_was_begun() -> None:
+    """As on one machine, of an example that never ended nothing is known but that it was begun."""
+    right = Piece(
+        shard=Shard(index=1, count=2), result=asked("b" * 20, "", Shard(index=1, count=2))
+    )
+    merged = merged_result([right, lost(Shard(index=2, count=2), "bbb")])
+    assert (merged.status, merged.examples, merged.binding) == ("failed", 8, 0)
+    assert merged.margin is None
+
+
+def test_a_shard_that_was_not_run_leaves_the_clause_open() -> None:
+    """What a time limit cut off in one shard is said of the whole, with what the others counted."""
+    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    reason = "not run: the limit of 60 s was reached"
+    pieces = [
+        Piece(shard=one, result=asked("bbbb", "", one)),
+        Piece(shard=two, result=result("untestable", reason=reason)),
+    ]
+    merged = merged_result(pieces)
+    assert (merged.status, merged.examples) == ("untestable", 2)
+    assert merged.reason == "not run: in shard 2/2: the limit of 60 s was reached"
+
+
+def test_a_failure_outweighs_what_was_not_run() -> None:
+    """A clause that failed in one shard has failed."""
+    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    cut = result("untestable", reason="not run: the limit of 60 s was reached")
+    pieces = [Piece(shard=one, result=cut), Piece(shard=two, result=asked("bX", "", two))]
+    assert merged_result(pieces).status == "failed"
+
+
+def test_an_error_of_the_harness_outweighs_everything() -> None:
+    """And says in which shard it was."""
+    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    broken = result("error", reason="the harness failed: KeyError")
+    pieces = [Piece(shard=one, result=asked("Xb", "", one)), Piece(shard=two, result=broken)]
+    merged = merged_result(pieces)
+    assert (merged.status, merged.reason) == ("error", "the harness failed: KeyError (shard 2/2)")
+
+
+def test_what_only_one_shard_explored_is_added() -> None:
+    """Later rounds are no part of one machine's order; their examples add up, failures count."""
+    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    more = {"examples": 50, "binding": 40, "margin": 0.9, "failed": False}
+    first = asked("bbbb", "", one)
+    first = first.replace(trail={**(first.trail or {}), "explored": more})
+    merged = merged_result(
+        [Piece(shard=one, result=first), Piece(shard=two, result=asked("bbbb", "", two))]
+    )
+    assert (merged.status, merged.examples, merged.binding) == ("passed", 54, 44)
+    assert merged.margin == 0.9
+    failed = first.replace(status="failed", violation=WRONG, reason="off by 1")
+    merged = merged_result(
+        [Piece(shard=one, result=failed), Piece(shard=two, result=asked("bbbb", "", two))]
+    )
+    assert (merged.status, merged.reason) == ("failed", "off by 1")
+
+
+def test_expectations_are_applied_anew() -> None:
+    """What a shard held against expected failures is a failure again before that."""
+    expected = result("expected-failure", reason="known", violation=WRONG)
+    assert as_found(expected).status == "failed"
+    assert as_found(expected).reason == "off by 1"
+    assert as_found(result("passed")) == result("passed")

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from conformance.errors import UsageError
+from conformance.limits import Deadline, read_seconds, spoken
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("60", 60.0),
+        ("0.5", 0.5),
+        ("90s", 90.0),
+        ("10m", 600.0),
+        ("1.5h", 5400.0),
+        ("1h30m", 5400.0),
+        (" 1H 30M 5s ", 5405.0),
+    ],
+)
+def test_durations_as_people_write_them(written: str, seconds: float) -> None:
+    """Seconds alone, or hours, minutes and seconds in this order."""
+    assert read_seconds(written) == seconds
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "0", "0s", "-5", "ten", "5d", "30m1h", "1e3", "nan", "inf", "1h30", "\u0661", "9" * 400],
+)
+def test_other_durations_are_refused(written: str) -> None:
+    """What is no duration, or none that a run can last, is said with how to write one."""
+    with pytest.raises(UsageError, match="is no duration: write seconds"):
+        read_seconds(written)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (60.0, "60 s"),
+        (90.0, "90 s"),
+        (600.0, "10 min"),
+        (5400.0, "1 h 30 min"),
+        (7200.0, "2 h"),
+        (601.5, "601.5 s"),
+    ],
+)
+def test_durations_in_words(seconds: float, told: str) -> None:
+    """Short ones in seconds, long ones in hours and minutes."""
+    assert spoken(seconds) == told
+
+
+def test_the_last_moment_is_well_within_a_tenth() -> None:
+    """Processes are stopped soon enough for the report to be written within 10 % of the limit."""
+    for limit in (10.0, 60.0, 3600.0):
+        deadline = Deadline(limit=limit, started=0.0)
+        assert limit < deadline.last <= 1.04 * limit
+        assert deadline.last <= limit + 2.0
+
+
+def test_nothing_is_left_of_a_limit_that_has_passed() -> None:
+    """The rest of the time is never negative."""
+    assert Deadline(limit=5.0, started=time.monotonic() - 6.0).left() == 0.0
+    assert 4.0 < Deadline(limit=5.0).left() <= 5.0
