@@ -6,6 +6,15 @@ from typing import Final
 
 from .registry import Clause
 
+_SIZES: Final = {
+    "batch": "items",
+    "num_heads": "heads",
+    "num_kv_heads": "key/value heads",
+    "query_length": "queries",
+    "key_length": "keys",
+    "head_size": "channels a head",
+    "value_head_size": "value channels a head",
+}
 _KINDS: Final = {"core": "core", "layer": "layer", "positions": "position encoding"}
 
 
@@ -22,7 +31,7 @@ def applies(clause: Clause) -> str:
         parts.append("that declares causal")
     if space.square == "never":
         parts.append("whose query and key lengths may differ")
-    parts.extend(f"of at least {least} {name}" for name, least in space.least)
+    parts.extend(f"with at least {least} {_SIZES.get(name, name)}" for name, least in space.least)
     if clause.needs_golden:
         parts.append("whose golden answer is known")
     parts.extend(_documented(requirement) for requirement in clause.requirements)

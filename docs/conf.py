@@ -33,6 +33,7 @@ html_extra_path = ["_site"]  # the front page of the site leads to docs/index.ht
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_use_index = False
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
