@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..dtypes import DTYPES
+from ..errors import UsageError
 from ..profile import PROFILES
 from ..reports.views import COMPARED
 from ._options import FAIL_ON, ONLY, SKIP, STRICT, json_option, separated, timeout_option
@@ -91,6 +93,7 @@ def compare_command(
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path})
     asked, files = split(targets)
+    _refuse_overwriting(files, {**views, **({} if json_path is None else {"--json": json_path})})
     sources = read_sources(files)
     if asked:
         options = RunOptions(
@@ -116,6 +119,15 @@ def compare_command(
         with printing():
             show(record, told_to(views, json_path))
     return gate_code(record, strict=strict)
+
+
+def _refuse_overwriting(files: Iterable[Path], written: Files) -> None:
+    """Require that no view takes the place of a record that it is made of."""
+    records = {path.resolve() for path in files}
+    for option, path in written.items():
+        if path.resolve() in records:
+            msg = f"{option} {path} is one of the records that are compared: give another name"
+            raise UsageError(msg)
 
 
 def _run(

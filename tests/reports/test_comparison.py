@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from records import result
+from view_records import EVERY, NASTY, RECORDS, candidate, of, record
+
+from conformance.comparing import Source, joined
+from conformance.reports.comparison import circumstances, compared, conventions, said, sources
+from conformance.reports.comparison_html import MOST_TOLD, render_html
+from conformance.reports.comparison_markdown import render_markdown
+from conformance.reports.html_record import complete
+from conformance.reports.views import COMPARED
+
+
+def declared(name: str, **declaration: Any) -> dict[str, Any]:
+    """A candidate with a declaration."""
+    return candidate([result(margin=0.5)], name, declaration=declaration)
+
+
+def two(**changes: Any) -> dict[str, Any]:
+    """A run and an earlier one of another seed."""
+    earlier = {**of(result("failed", margin=3.0)), "seed": 9, **changes}
+    return joined(
+        [Source(name="this run", record=of(result(margin=0.5))), Source(name="old", record=earlier)]
+    )
+
+
+def test_conventions_that_differ_come_first() -> None:
+    """What candidates declare, keyword by keyword; what one does not declare is said."""
+    found = complete(
+        record(
+            declared("a", masks=["keep"], causal=None, gqa=True),
+            declared("b", masks=["keep", "bias"], causal=None),
+        )
+    )
+    rows = conventions(found)
+    assert [row.differs for row in rows] == sorted((row.differs for row in rows), reverse=True)
+    by_name = {row.name: row.values for row in rows}
+    assert by_name["masks"] == ["keep", "keep, bias"]
+    assert by_name["causal"] == ["none", "none"]
+    assert by_name["gqa"] == ["yes", "not declared"]
+
+
+def test_semantics_not_named_are_the_standards() -> None:
+    """A record lists the choices that deviate; the other candidate's is the standard."""
+    found = complete(record(declared("a", semantics={"scale": "none"}), declared("b")))
+    by_name = {row.name: row.values for row in conventions(found)}
+    assert by_name["semantics: scale"] == ["none", "standard"]
+
+
+def test_texts_of_a_declaration_are_no_convention() -> None:
+    """Assumptions and the words of a precision are told elsewhere."""
+    found = complete(record(declared("a", assumptions=["x"], precision={"float32": ["y"]})))
+    assert {row.name for row in conventions(found)} == {"kind"}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "none"), ([], "none"), (True, "yes"), (False, "no"), (0, "0"), ("BHSD", "BHSD"),
+     (["a", "b"], "a, b"), ({"a": None, "b": [1]}, "a: none, b: 1")],
+)  # fmt: skip
+def test_declared_values_in_words(value: Any, words: str) -> None:
+    """Plain words instead of JSON."""
+    assert said(value) == words
+
+
+def test_clauses_differ_where_somebody_fares_otherwise() -> None:
+    """Not applicable and not run are no difference; a failure beside a pass is."""
+    found = complete(
+        record(
+            candidate([result(slug="a.a"), result(slug="a.b"), result(slug="a.c")], "x"),
+            candidate([result("failed", "a.a"), result("not-applicable", "a.b")], "y"),
+        )
+    )
+    assert {one.slug: one.differs for one in compared(found)} == {
+        "a.a": True,
+        "a.b": False,
+        "a.c": False,
+    }
+
+
+def test_an_outcome_names_the_mistake() -> None:
+    """The worst of all dtypes, with the mistake where it is known and the worst margin."""
+    clauses = [result(margin=0.5), result("failed", margin=7.0, dtype="float16", diagnosis=[
+        {"name": "scale-missing", "text": "", "fix": "", "confidence": 1.0}])]  # fmt: skip
+    (one,) = compared(complete(record(candidate(clauses))))
+    (outcome,) = one.outcomes
+    assert (outcome.kind, outcome.why, outcome.margin) == ("fail", "scale-missing", 7.0)
+    assert one.worst == 7.0
+
+
+def test_circumstances_that_differ_are_told() -> None:
+    """Two runs of different seeds are not alike; two of one seed are."""
+    assert circumstances(complete(two())) == [("seed", ["3", "9"])]
+    assert circumstances(complete(two(seed=3))) == []
+    assert sources(complete(two())) == ["this run", "old"]
+
+
+def test_the_page_says_what_differs() -> None:
+    """Verdicts, clauses, conventions, margins and unlike runs are on the page."""
+    text = render_html(two())
+    for told in (
+        "1 of 1 clauses end differently",
+        "mine (old)",
+        "not made alike",
+        "0.5",
+        "Margins",
+    ):
+        assert told in text
+
+
+def test_margins_are_listed_the_worst_first() -> None:
+    """NaN, then the largest; what compares no numbers is not listed."""
+    clauses = [result(slug=f"a.c{n}", margin=m) for n, m in enumerate((0.1, math.nan, 4.0, None))]
+    text = render_markdown(record(candidate(clauses), candidate([], "b")))
+    listed = text[text.index("Largest margins") :]
+    places = [listed.index(f"`a.c{n}`") for n in (1, 2, 0)]
+    assert places == sorted(places)
+    assert "a.c3" not in listed
+
+
+def test_many_candidates_are_told_by_signs() -> None:
+    """More than can stand side by side in sentences: the matrix shows how they differ."""
+    entries = [candidate([result()], f"c{n}") for n in range(MOST_TOLD)]
+    text = render_html(record(*entries, candidate([result("failed")], "odd")))
+    assert "The matrix below shows how" in text
+    assert 'class="mini"' not in text
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("view", COMPARED, ids=lambda view: view.name)
+def test_every_record_can_be_compared(view: Any, name: str) -> None:
+    """Old, empty and hostile records render, alone and beside another, alike twice."""
+    for found in (
+        RECORDS[name],
+        joined([Source(name="a", record=RECORDS[name]), Source(name=NASTY, record=of(*EVERY))]),
+    ):
+        text = view.render(found)
+        assert text == view.render(found)
+        assert "<script>alert(1)" not in text
+        assert "\x1b" not in text

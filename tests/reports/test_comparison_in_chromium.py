@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from browsing import PHONE, Opener
+from failing_records import entry
+from view_records import EVERY, NASTY, candidate, of, record
+
+from conformance.comparing import Source, joined
+from conformance.reports.comparison_html import render_html
+
+SOURCES = [
+    Source(name="this run", record=record(entry("inverted"), entry("right"))),
+    Source(name=f"{NASTY}.json", record={**of(*EVERY), "seed": 7}),
+]
+
+
+def test_it_is_quiet_and_fits(opener: Opener) -> None:
+    """No message, no request, and nothing stands out of a phone, in the dark either."""
+    for size, scheme in ((None, "light"), (PHONE, "dark")):
+        opened = opener(render_html(joined(SOURCES)), size=size, scheme=scheme)  # type: ignore[arg-type]
+        opened.page.evaluate(
+            "document.querySelectorAll('details').forEach((one) => one.open = true)"
+        )
+        opened.check_quiet()
+        assert opened.overflow == 0
+
+
+def test_differences_are_marked_without_colour(opener: Opener) -> None:
+    """What another candidate declares otherwise has a sign, and a word for screen readers."""
+    found = record(
+        candidate([], "a", declaration={"causal": "top-left"}),
+        candidate([], "b", declaration={"causal": "bottom-right"}),
+    )
+    page = opener(render_html(found)).page
+    first, other = page.locator("table.side").first.locator("tbody tr").first.locator("td").all()
+    assert first.text_content() == "top-left"
+    assert other.text_content() == "≠ differs: bottom-right"
+
+
+def test_it_keeps_the_rules_of_accessibility(opener: Opener) -> None:
+    """Axe finds nothing in light, and no lack of contrast in the dark."""
+    opened = opener(render_html(joined(SOURCES)))
+    assert opened.violations() == []
+    opened.page.emulate_media(color_scheme="dark")
+    assert opened.violations("color-contrast") == []

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from failing_records import failing
+from records import PROBLEM, result
+from view_records import EVERY, candidate, record
+
+from conformance.reports.html_failures import Failure, anchors, failure, urgency
+from conformance.reports.html_record import complete
+from conformance.results import ClauseResult, Violation
+
+
+def of(*results: ClauseResult, name: str = "mine", others: int = 0) -> list[Failure]:
+    """The failures of a candidate among others."""
+    entries = [candidate(results, name), *(candidate([], f"other{n}") for n in range(others))]
+    found = complete(record(*entries))
+    return [failure(found, place, anchor) for place, anchor in anchors(found).items()]
+
+
+def told(**more: Any) -> dict[str, str]:
+    """What a failure is told as, by label."""
+    (one,) = of(result("failed", **more))
+    return dict(one.pairs)
+
+
+def test_what_failed_has_details() -> None:
+    """Failures, errors, expected failures and unexpected passes, each under its own anchor."""
+    found = complete(record(candidate(EVERY)))
+    statuses = [found["candidates"][0]["clauses"][place]["status"] for _, place in anchors(found)]
+    assert set(statuses) == {"failed", "error", "expected-failure", "unexpected-pass"}
+    assert len(set(anchors(found).values())) == len(statuses)
+
+
+def test_the_most_urgent_comes_first() -> None:
+    """Errors, failed MUSTs, unexpected passes, failed SHOULDs, expected failures."""
+    found = complete(record(candidate(EVERY)))
+    places = sorted(anchors(found), key=lambda place: urgency(found, place))
+    clauses = [found["candidates"][0]["clauses"][place] for _, place in places]
+    assert [(one["status"], one["level"]) for one in clauses] == [
+        ("error", "MUST"),
+        ("failed", "MUST"),
+        ("failed", "MUST"),
+        ("unexpected-pass", "MUST"),
+        ("failed", "SHOULD"),
+        ("expected-failure", "MUST"),
+    ]
+
+
+def test_reason_and_finding_are_told_once() -> None:
+    """A reason that repeats the violation is left out; another one is told beside it."""
+    assert "reason" not in told(reason="off by 1")
+    assert told(reason="not the expected failure")["reason"] == "not the expected failure"
+
+
+def test_the_shares_of_the_bound_are_told() -> None:
+    """What was measured, and what the bound consists of."""
+    measured = {"margin": 2.5, "error": 1.0, "bound": 0.4, "parts": {"scores": 0.75, "sum": 0.25}}
+    found = told(violation=Violation(kind="value", message="off", measured=measured))
+    assert found["measured"] == "2.5 times the bound; the bound consists of scores 75%, sum 25%"
+
+
+def test_a_failure_that_did_not_show_again_says_so() -> None:
+    """Who replays it should know."""
+    assert (
+        "did not show again" in told(counterexample={"problem": PROBLEM, "repeated": False})["note"]
+    )
+
+
+def test_a_replay_is_one_word_to_a_shell() -> None:
+    """Names with blanks, quotes and semicolons are quoted."""
+    name = "my core; rm -rf 'x'"
+    (one,) = of(result("failed", counterexample={"problem": PROBLEM}), name=name, others=1)
+    assert shlex.split(one.replay) == ["conformance", "replay", f"REPORT.json#{name}/mask.golden"]
+
+
+def test_a_name_with_a_hash_is_given_as_an_option() -> None:
+    """A hash ends the path of a reference, so such a name cannot stand in it."""
+    (one,) = of(result("failed", counterexample={"problem": PROBLEM}), name="a#b", others=1)
+    assert shlex.split(one.replay)[2:] == ["REPORT.json#mask.golden", "--candidate", "a#b"]
+
+
+def test_without_a_problem_there_is_no_replay() -> None:
+    """An older record, or an exception of the harness, has nothing that could be asked again."""
+    (one,) = of(result("failed"))
+    assert one.replay == ""
+
+
+def test_a_real_failure_has_tensors() -> None:
+    """Input, comparison and both attention weights are there as tables."""
+    found = complete(failing())
+    ((place, anchor),) = anchors(found).items()
+    one = failure(found, place, anchor)
+    assert [heat.title for heat in one.compared] == ["expected", "got", "error / bound"]
+    assert [heat.title for heat in one.attention] == ["expected", "got"]
+    assert {heat.title for heat in one.calls[0].given} == {"query", "key", "value", "keep"}
+    assert one.diagnosis == "mask-inverted"
+    expected, got = (heat.grids[0].rows[0] for heat in one.attention)
+    assert expected != got
+
+
+def test_odd_counterexamples_are_told_as_far_as_they_go() -> None:
+    """Calls without arguments, unknown layers and tensors without values break nothing."""
+    data = {
+        "problem": PROBLEM,
+        "calls": [
+            {},
+            None,
+            {"arguments": {"query": {"shape": [9, 9, 9], "dtype": "float32"}}, "layer": 7},
+            {"refused": {"kind": "raised", "message": "no"}, "keywords": {"scale": 0.5}},
+        ],
+    }
+    (one,) = of(result("failed", counterexample=data))
+    assert len(one.calls) == 4
+    assert "too large to be written out" in one.calls[2].given[0].note
+    assert one.calls[3].refused == "no"
+    assert "scale=0.5" in one.calls[3].title

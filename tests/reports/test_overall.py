@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance.reports.overall import GREEN, counted, overall
+
+
+def run(*verdicts: str, **more: Any) -> dict[str, Any]:
+    """A record with these verdicts."""
+    entries = [
+        {"name": f"c{n}", "verdict": word, "verdict_reason": f"because {n}", "clauses": []}
+        for n, word in enumerate(verdicts)
+    ]
+    return {"candidates": entries, **more}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "word"),
+    [
+        (["conforms"], "conforms"),
+        (["conforms", "conforms-with-deviations"], "conforms-with-deviations"),
+        (["conforms-up-to-gauge", "conforms-with-deviations"], "conforms-up-to-gauge"),
+        (["conforms", "inconclusive"], "inconclusive"),
+        (["inconclusive", "fails"], "fails"),
+        (["fails", "error", "conforms"], "error"),
+    ],
+)
+def test_the_worst_verdict_is_the_runs(verdicts: list[str], word: str) -> None:
+    """One candidate that does not conform is enough, whoever else does."""
+    found = overall(run(*verdicts))
+    assert found.word == word
+    assert found.green == (word in GREEN)
+
+
+def test_a_verdict_nobody_knows_is_not_green() -> None:
+    """A word of a later version is no success."""
+    found = overall(run("conforms", "marvellous"))
+    assert not found.green
+    assert found.word == "marvellous"
+
+
+def test_nothing_checked_is_inconclusive() -> None:
+    """No candidate is no success."""
+    found = overall(run())
+    assert (found.word, found.green) == ("inconclusive", False)
+
+
+def test_an_interrupted_run_is_never_green() -> None:
+    """What was done before may all have passed."""
+    found = overall(run("conforms", interrupted=True))
+    assert (found.word, found.green) == ("interrupted", False)
+
+
+def test_stale_expectations_fail_a_green_run() -> None:
+    """An expectation that nothing answers to is red although every candidate conforms."""
+    found = overall(run("conforms", stale_expectations=[{"clause": "mask.golden"}]))
+    assert (found.word, found.green) == ("fails", False)
+    assert "1 expected failure" in found.reason
+
+
+def test_the_reason_names_who_and_why() -> None:
+    """Of one candidate its reason; of several their names, of many the first ones."""
+    assert overall(run("fails")).reason == "because 0"
+    assert overall(run("conforms", "fails")).reason == "1 of 2 candidates: c1"
+    assert overall(run(*["fails"] * 9)).reason == "9 of 9 candidates: c0, c1, c2 and 6 more"
+
+
+def test_numbers_agree_with_their_noun() -> None:
+    """One candidate, two candidates, a thousand with a comma."""
+    assert [counted(n, "row") for n in (1, 2, 1000)] == ["1 row", "2 rows", "1,000 rows"]

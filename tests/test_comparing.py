@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from records import result
+from view_records import EVERY, STALE, candidate, of, record
+
+from conformance.comparing import Source, joined, read_sources, split
+from conformance.errors import UsageError
+from conformance.recorded import read_record
+from conformance.report import exit_code
+
+
+def test_records_are_told_from_targets() -> None:
+    """What ends in .json is a record, all else a target."""
+    assert split(["a.py:b", "x.json", "m.onnx", "pkg"]) == (
+        ("a.py:b", "m.onnx", "pkg"),
+        (Path("x.json"),),
+    )
+
+
+def test_records_are_read(tmp_path: Path) -> None:
+    """Each file is a source under the name that was given."""
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(of(*EVERY)), encoding="utf-8")
+    (source,) = read_sources([path])
+    assert source.name == str(path)
+    assert source.record["seed"] == 3
+
+
+def test_a_record_named_twice_is_refused(tmp_path: Path) -> None:
+    """Compared with itself nothing differs: it was another file that was meant."""
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(of()), encoding="utf-8")
+    with pytest.raises(UsageError, match="named twice"):
+        read_sources([path, tmp_path / "." / "old.json"])
+
+
+def test_names_stay_unless_they_are_shared() -> None:
+    """Candidates of one name are told apart by where they are from."""
+    first = record(candidate([result()], "a"), candidate([result()], "b"))
+    found = joined([Source(name="x", record=first), Source(name="y", record=of(result()))])
+    assert [one["name"] for one in found["candidates"]] == ["a", "b", "mine"]
+    again = joined([Source(name="x", record=first), Source(name="y", record=first)])
+    assert [one["name"] for one in again["candidates"]] == ["a (x)", "b (x)", "a (y)", "b (y)"]
+    assert [one["source"] for one in again["candidates"]] == ["x", "x", "y", "y"]
+
+
+def test_names_differ_even_within_a_source() -> None:
+    """A record may have two candidates of one name."""
+    twice = record(candidate([result()], "a"), candidate([result()], "a"))
+    found = joined([Source(name="x", record=twice)])
+    assert [one["name"] for one in found["candidates"]] == ["a (x)", "a (x) 2"]
+
+
+def test_what_differs_is_listed_and_what_is_the_same_stays() -> None:
+    """One profile stays a word; two seeds are both told, and so is each run's own."""
+    other = {**of(result()), "seed": 9, "environment": {"torch": "2.7", "device": "cpu"}}
+    found = joined([Source(name="x", record=of(result())), Source(name="y", record=other)])
+    assert (found["profile"], found["seed"]) == ("quick", "3 / 9")
+    assert found["environment"]["torch"] == "2.6 / 2.7"
+    assert found["environment"]["device"] == "cpu"
+    assert [run["seed"] for run in found["compared"]] == [3, 9]
+    assert found["seconds"] == 3.0
+
+
+def test_a_comparison_is_a_record(tmp_path: Path) -> None:
+    """Other commands read it, and its exit code is that of all candidates together."""
+    red = Source(name="x", record=record(candidate(EVERY), stale=[STALE]))
+    green = Source(name="y", record=of(result()))
+    path = tmp_path / "both.json"
+    path.write_text(json.dumps(joined([red, green])), encoding="utf-8")
+    found = read_record(path)
+    assert len(found["stale_expectations"]) == 1
+    assert exit_code(found) == exit_code(red.record)
+    assert exit_code(joined([green])) == 0
+
+
+def test_an_interrupted_source_interrupts_the_comparison() -> None:
+    """Half a run is no verdict on all of it."""
+    found = joined(
+        [
+            Source(name="x", record=of(result(), interrupted=True)),
+            Source(name="y", record=of(result())),
+        ]
+    )
+    assert found["interrupted"] is True
+
+
+def test_old_records_are_joined() -> None:
+    """The least that is a record has neither tool nor environment."""
+    least = {"schema": 1, "candidates": []}
+    found = joined([Source(name="x", record=least), Source(name="y", record=of(result()))])
+    assert found["tool"]["name"] == "attention-conformance"
+    assert len(found["candidates"]) == 1
