@@ -14,6 +14,8 @@ from .results import ClauseResult
 
 # Who reached into the judge may have written any other verdict, too.
 _NEVER_ACCEPTED: Final = ("tampered",)
+# A busy machine, or one without memory, may do that to any candidate.
+_BY_CHANCE: Final = ("hung", "crashed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +63,18 @@ def _dropped(outcome: Outcome, old: Sequence[ExpectedFailure]) -> dict[ExpectedF
 
 
 def _differs(outcome: Outcome, entry: ExpectedFailure, same: Mapping[ExpectedFailure, str]) -> str:
-    """Why an entry covers nothing of what fails, "" where it does."""
-    if any(covers(entry, result) for _, result in _failures(outcome, entry)):
+    """Why an entry covers nothing of what fails, "" where it does, or may have but for a hang."""
+    failures = [result for _, result in _failures(outcome, entry)]
+    if any(covers(entry, result) or _by_chance(result) for result in failures):
         return ""
     mine = (
         why for other, why in same.items() if replace(other, candidate=entry.candidate) == entry
     )
     return next(mine, "")
+
+
+def _by_chance(result: ClauseResult) -> bool:
+    return result.violation is not None and result.violation.kind in _BY_CHANCE
 
 
 def _failures(outcome: Outcome, entry: ExpectedFailure) -> list[tuple[str, ClauseResult]]:

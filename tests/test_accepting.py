@@ -176,6 +176,19 @@ def test_another_failure_needs_another_reason(entry: ExpectedFailure) -> None:
     assert is_green(ran, found.entries)
 
 
+@pytest.mark.parametrize("kind", ["hung", "crashed"])
+def test_a_hang_loses_no_reason(kind: str) -> None:
+    """A hang or a crash may be the machine's: it is written beside what was known, not over it."""
+    ran = outcome({"mine": [failed(kind)]})
+    known = expected(kind="value", diagnosis="mask-inverted")
+    found = accept(ran, [known])
+    assert found.kept == (known,)
+    assert [entry.kind for entry in new(found)] == [kind]
+    assert is_green(ran, found.entries)
+    usual = outcome({"mine": [failed(names=["mask-inverted"])]})
+    assert is_green(usual, found.entries)
+
+
 def test_a_clause_that_passes_elsewhere_narrows_its_entry() -> None:
     """An entry that is too wide now is replaced by narrower ones with its reason and last day."""
     later = date(2031, 1, 1)

@@ -13,7 +13,7 @@ from ._github import GITHUB, is_for_github, no_commands, tell_github
 from ._long import long_options, read_long
 from ._options import FAIL_ON, ONLY, SKIP, STRICT, json_option, separated, timeout_option
 from ._output import printing, progress_bar
-from ._views import Files, check_files, told_to, view_options, write_views
+from ._views import STANDARD_OUTPUT, Files, check_files, told_to, view_options, write_views
 
 # Seconds that a call may take where it has to be compiled first, on a busy machine.
 COMPILING = 300.0
@@ -144,6 +144,9 @@ def check_command(
     work = read_long(
         profile, jobs=jobs, max_time=max_time, shard=shard, databases=databases, seed=seed
     )
+    if write_expected == STANDARD_OUTPUT:
+        msg = "--write-expected - names no file: it is read again, and needs one"
+        raise UsageError(msg)
     if shard is not None and write_expected is not None:
         msg = "--write-expected needs the whole run, not a shard: give it to a run without --shard"
         raise UsageError(msg)
