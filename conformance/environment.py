@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from typing import Any
 
 
@@ -21,6 +21,16 @@ def environment(devices: tuple[str, ...] | None) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": ", ".join(devices) if devices else "cpu",
     }
+
+
+def project_url(name: str, label: str) -> str:
+    """An address that a distribution publishes under a label, such as Documentation, or ""."""
+    try:
+        told = metadata(name).get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    parts = (entry.partition(",") for entry in told)
+    return next((url.strip() for found, _, url in parts if found.strip() == label), "")
 
 
 def package_version(name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .beside import NOTHING, Beside
-from .environment import package_version
+from .environment import package_version, project_url
 from .errors import UsageError
 from .expectations import Stale
 from .messages import Loaded, Ready, RunOptions
@@ -172,11 +172,7 @@ def build_report(
     record: dict[str, Any] = plain(
         {
             "schema": SCHEMA,
-            "tool": {
-                "name": TOOL,
-                "version": package_version(TOOL),
-                "specification": ready.specification,
-            },
+            "tool": _tool(ready.specification),
             "environment": environment,
             "profile": options.profile,
             "seed": options.seed,
@@ -190,6 +186,17 @@ def build_report(
         }
     )
     return record
+
+
+def _tool(specification: str) -> dict[str, str]:
+    """What made the record, and where it is documented, if anywhere."""
+    documentation = project_url(TOOL, "Documentation")
+    return {
+        "name": TOOL,
+        "version": package_version(TOOL),
+        "specification": specification,
+        **({"documentation": documentation} if documentation else {}),
+    }
 
 
 def _clauses(ready: Ready, candidates: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:

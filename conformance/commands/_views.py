@@ -86,8 +86,9 @@ def write_to(text: str, path: Path) -> None:
     if path != STANDARD_OUTPUT:
         write_text(text, path)
         return
-    with printing():
-        sys.stdout.write(text.encode(errors="backslashreplace").decode())
+    with printing():  # the same bytes as in a file, whatever the terminal's encoding is
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
 
 
 def told_to(views: Files, json_path: Path | None = None) -> IO[str]:

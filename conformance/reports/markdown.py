@@ -156,9 +156,10 @@ def _all_details(record: Record) -> Iterator[str]:
 def _details(candidate: Record, clause: Record) -> str:
     """One failure: what is required, what was found, the smallest problem, how to replay it."""
     lines = [f"{label + ':':<11}{text}" for label, text in wording.explanation(clause)]
-    lines.extend(counterexample.block(clause["counterexample"] or {}))
     if clause["counterexample"]:
         lines.append(f"{'replay:':<11}{replay_command(candidate, clause)}")
+        shown = counterexample.block(clause["counterexample"])
+        lines.extend(["", *shown] if shown else [])
     text = "\n".join(lines)
     if len(text) > _BLOCK:
         text = f"{text[:_BLOCK]} … ({len(text) - _BLOCK:,} more characters in the JSON record)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -53,7 +54,7 @@ def _rule(record: Record, clause: Record) -> dict[str, Any]:
             "text": _help(clause, facts, sentence),
             "markdown": _help_in_markdown(clause, facts, sentence),
         },
-        **_help_uri(record["tool"], clause["id"]),
+        **_help_uri(record["tool"], f"{clause['id']}: {facts.get('level') or clause['level']}"),
         "defaultConfiguration": {"level": LEVELS.get(clause["level"], "note")},
         "properties": {
             "tags": ["attention", clause["family"], clause["level"]],
@@ -98,10 +99,14 @@ def _help_in_markdown(clause: Record, facts: Record, sentence: str) -> str:
     return "\n".join(lines)
 
 
-def _help_uri(tool: Record, slug: str) -> dict[str, str]:
-    """The clause in the published specification, where the distribution says where that is."""
+def _help_uri(tool: Record, heading: str) -> dict[str, str]:
+    """The clause in the published specification, where the distribution says where that is.
+
+    The anchor is what Sphinx makes of the clause's heading there.
+    """
     home = str(tool.get("documentation") or "").rstrip("/")
-    return {"helpUri": f"{home}/docs/specification.html#{slug}"} if home else {}
+    anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+    return {"helpUri": f"{home}/docs/specification.html#{anchor}"} if home else {}
 
 
 def _rule_of_runs(slug: str) -> dict[str, Any]:
