@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 900}
+# Milliseconds to wait for what should be there at once: machines of a gate are busy.
+PATIENCE = 120_000
 # Text that stands out of the window, or an element that is wider than it.
 _OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -34,6 +36,10 @@ class Opened:
         """Require that there was no message, no error and no request but for the file itself."""
         assert self.console == []
         assert [url for url in self.requests if url != self.page.url.partition("#")[0]] == []
+
+    def open_all(self) -> None:
+        """Open everything that can be opened."""
+        self.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
 
     def violations(self, *rules: str) -> list[str]:
         """What axe finds against the rules of accessibility, all of them unless some are named."""
@@ -82,6 +88,7 @@ class Opener:
             java_script_enabled=script,
             offline=True,
         )
+        context.set_default_timeout(PATIENCE)
         self.contexts.append(context)
         opened = Opened(page=context.new_page())
         opened.page.on("console", lambda said: opened.console.append(said.text))

@@ -78,7 +78,6 @@ def test_a_failed_should_is_red_on_demand(folder: Path) -> None:
         (["green.json", "--html", "gone/page.html"], "there is no folder"),
         (["green.json", "--html", "x", "--markdown", "x"], "same file"),
         (["green.json", "--html", "green.json"], "is one of the records"),
-        (["gone.py"], "gone.py"),
     ],
 )
 def test_bad_input_is_told_in_one_sentence(

@@ -150,7 +150,7 @@ def test_nothing_stands_out_of_a_phone(opener: Opener, name: str) -> None:
     found = failing() if name == "failing" else RECORDS[name]
     opened = opener(render_html(found), size=PHONE)
     assert opened.overflow == 0
-    opened.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    opened.open_all()
     assert opened.overflow == 0
 
 
@@ -158,7 +158,7 @@ def test_it_keeps_the_rules_of_accessibility(opener: Opener) -> None:
     """Axe finds nothing: contrast, names of controls, headers of tables, landmarks."""
     found = record(entry("inverted"), candidate(EVERY), stale=[STALE])
     opened = opener(render_html(found), scheme="light")
-    opened.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    opened.open_all()
     assert opened.violations() == []
     opened.page.emulate_media(color_scheme="dark")
     assert opened.violations("color-contrast") == []
