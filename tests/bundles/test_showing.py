@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundled import failing, write_candidate
+
+from conformance.bundles.job import bundle_job
+from conformance.bundles.showing import bundle_script, why_not_again
+from conformance.loaded import plan_targets
+from conformance.messages import RunOptions
+
+# Runs each script where nothing of the project can be imported, one after the other.
+ALONE = """
+import contextlib
+import io
+import json
+import runpy
+import sys
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("conformance", "reference", "hypothesis", "rich", "click"):
+            raise ImportError(f"{name} must not be needed")
+
+
+sys.meta_path.insert(0, Blocked())
+found, asked = {}, json.loads(sys.argv[1])
+for name, arguments in asked.items():
+    sys.modules.pop("conformance", None)
+    sys.argv = arguments
+    told, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(told):
+        try:
+            runpy.run_path(arguments[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+    found[name] = (code, told.getvalue())
+print(json.dumps(found))
+"""
+# Each: the file, the clause it breaks, what mends it (a text and its replacement).
+MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "value": (
+        """
+        @conformance.core(dtypes=["bfloat16"])
+        def mine(query, key, value):
+            scale = 1.0
+            return (query @ key.mT * scale).softmax(-1) @ value
+        """,
+        "numerics.golden",
+        ("scale = 1.0", "scale = query.shape[-1] ** -0.5"),
+    ),
+    "law": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            row = torch.arange(query.shape[-2]).reshape(-1, 1) * 0.1
+            query = query + row
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        """,
+        "equivariance.queries",
+        ("* 0.1", "* 0.0"),
+    ),
+    "gradient": (
+        """
+        @conformance.core()
+        def mine(query, key, value):
+            query = query.detach() + 0.5 * (query - query.detach())
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        """,
+        "gradients.golden",
+        ("0.5 * (query", "1.0 * (query"),
+    ),
+    "exception": (
+        """
+        @conformance.core(masks=["keep"])
+        def mine(query, key, value, *, keep=None):
+            scores = query @ key.mT * query.shape[-1] ** -0.5
+            if keep is not None:
+                scores = scores.masked_fill(keep.view(-1), 1)
+            return scores.softmax(-1) @ value
+        """,
+        "mask.golden",
+        ("scores.masked_fill(keep.view(-1), 1)", 'scores.masked_fill(~keep, float("-inf"))'),
+    ),
+    "layout": (
+        """
+        @conformance.core(layout="BSHD")
+        def mine(query, key, value):
+            query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+            scores = query @ key.mT * query.shape[-1] ** -1.5
+            return (scores.softmax(-1) @ value).transpose(1, 2)
+        """,
+        "numerics.golden",
+        ("** -1.5", "** -0.5"),
+    ),
+    "sequences": (
+        """
+        @conformance.core(layout="varlen")
+        def mine(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+            answers = []
+            for q, k in zip(cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()):
+                at = sum(len(one) for one in answers), sum(keys for keys in used(answers))
+                heads = [
+                    tensor[start : start + size].transpose(0, 1)
+                    for tensor, start, size in zip((query, key, value), (*at, at[1]), (q, k, k))
+                ]
+                scores = heads[0] @ heads[1].mT * query.shape[-1] ** -1.5
+                answers.append(Answer((scores.softmax(-1) @ heads[2]).transpose(0, 1), k))
+            return torch.cat([one.tensor for one in answers])
+
+
+        class Answer:
+            def __init__(self, tensor, keys):
+                self.tensor, self.keys = tensor, keys
+
+            def __len__(self):
+                return len(self.tensor)
+
+
+        def used(answers):
+            return [one.keys for one in answers]
+        """,
+        "numerics.golden",
+        ("** -1.5", "** -0.5"),
+    ),
+    "arrays": (
+        """
+        import numpy
+
+
+        @conformance.core(arrays="numpy")
+        def mine(query, key, value):
+            scores = query @ key.swapaxes(-1, -2) * numpy.float32(1.0)
+            scores = numpy.exp(scores - scores.max(-1, keepdims=True))
+            return (scores / scores.sum(-1, keepdims=True)) @ value
+        """,
+        "numerics.golden",
+        ("numpy.float32(1.0)", "numpy.float32(query.shape[-1] ** -0.5)"),
+    ),
+    "module": (
+        """
+        class Layer(torch.nn.Module):
+            def __init__(self, embed_dim, num_heads):
+                super().__init__()
+                self.num_heads = num_heads
+                for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                    setattr(self, name, torch.nn.Linear(embed_dim, embed_dim))
+
+            def forward(self, query, key, value):
+                given = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+                heads = [x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in given]
+                scores = heads[0] @ heads[1].mT * heads[0].shape[-1] ** -1.5
+                merged = (scores.softmax(-1) @ heads[2]).transpose(1, 2).flatten(-2)
+                return self.out_proj(merged), scores
+
+
+        mine = conformance.module(Layer, name="mine", without=["gradients"])
+        """,
+        "numerics.golden",
+        ("** -1.5", "** -0.5"),
+    ),
+    "buffer": (
+        """
+        @conformance.core(features=["out"])
+        def mine(query, key, value, *, out=None):
+            answer = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+            if out is None:
+                return answer
+            out.copy_(2.0 * answer)
+        """,
+        "out.written",
+        ("2.0 * answer", "answer"),
+    ),
+}
+
+
+def bundled(target: str, slug: str, folder: Path) -> dict[str, Any]:
+    """The failure of a candidate with its arrays in a folder, and its script."""
+    folder.mkdir()
+    entry = failing(target, slug)
+    (failed,) = entry["clauses"]
+    (plan,) = plan_targets(RunOptions(targets=(target,), profile="quick", only=(slug,)))
+    argument = {name: failed[name] for name in ("dtype", "device", "violation")}
+    problem = failed["counterexample"]["problem"]
+    more = {"clause": slug, "problem": problem, "folder": str(folder)}
+    answer = bundle_job(plan, {**argument, **more}, lambda _step, _name: None)
+    assert answer["outcome"] == "fails"
+    found = {name: answer[name] for name in ("violation", "counterexample")}
+    clause: dict[str, Any] = {**failed, **found}
+    assert not why_not_again(clause, target)
+    (folder / "show.py").write_text(bundle_script(clause, target), encoding="utf-8")
+    return clause
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """What the scripts of all mistakes give, for the broken, the mended and the missing file."""
+    folder = tmp_path_factory.mktemp("bundles")
+    asked: dict[str, list[str]] = {}
+    for name, (text, slug, (wrong, right)) in MISTAKES.items():
+        broken = write_candidate(folder / f"broken_{name}.py", text)
+        mended = write_candidate(folder / f"mended_{name}.py", text.replace(wrong, right))
+        clause = bundled(broken, slug, folder / name)
+        json.dumps(clause, allow_nan=False)
+        show = str(folder / name / "show.py")
+        asked |= {f"{name} broken": [show], f"{name} mended": [show, mended]}
+    asked["missing"] = [show, str(folder / "nowhere.py:mine")]
+    (folder / "alone.py").write_text(ALONE)
+    done = subprocess.run(
+        [sys.executable, "-I", str(folder / "alone.py"), json.dumps(asked)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    found: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_script_of_a_bundle_shows_the_failure_alone(
+    outcomes: dict[str, tuple[int, str]], name: str
+) -> None:
+    """It shows the record, and exits with 1 for the mistake and 0 for the mended candidate."""
+    code, told = outcomes[f"{name} broken"]
+    assert (code, "IT STILL FAILS" in told) == (1, True), told
+    assert "recorded: " in told
+    code, told = outcomes[f"{name} mended"]
+    assert (code, "it does not fail any more" in told) == (0, True), told
+    assert "recorded: " in told
+
+
+def test_script_shows_the_record_without_the_candidate(
+    outcomes: dict[str, tuple[int, str]],
+) -> None:
+    """A target that is not there leaves the record, and an exit status of its own."""
+    code, told = outcomes["missing"]
+    assert code == 2
+    assert "nowhere.py:mine cannot be loaded here" in told
+    assert "THE RECORD SHOWS THE FAILURE" in told

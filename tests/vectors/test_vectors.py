@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from _paths import CHECKOUT
+
+from conformance.__main__ import run
+from conformance.errors import UsageError
+from conformance.vectors.asking import ALIGNMENTS, FORMS
+from conformance.vectors.checking import check_vectors
+
+PYTHON = CHECKOUT / "docs" / "examples" / "vectors.py"
+NODE = CHECKOUT / "docs" / "examples" / "vectors.mjs"
+DTYPES = ("float32", "bfloat16")
+# Each: a text of the consumers, Python's and Node's, and the mistake in its place.
+BROKEN = {
+    "softmax over the queries": ("axis=-1, keepdims", "axis=-2, keepdims"),
+    "top-left for bottom-right": (' - case["diagonal"]', ""),
+    "mask inverted": (
+        '"keep": mask == 0, "drop": mask == 1',
+        '"keep": mask == 1, "drop": mask == 0',
+    ),
+    "unscaled": (' * case["scale"]', ""),
+    "bfloat16 taken for float16": (
+        "<< 16).view(np.float32)",
+        ").astype(np.uint16).view(np.float16)",
+    ),
+}
+BROKEN_NODE = {
+    "top-left for bottom-right": (" - c.diagonal", ""),
+    "mask inverted": ('form === "keep" && mask === 0', 'form === "keep" && mask === 1'),
+}
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The vectors of two dtypes, written once."""
+    folder = tmp_path_factory.mktemp("vectors") / "written"
+    assert run(["vectors", "--output", str(folder), "--dtype", ",".join(DTYPES)]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(vectors: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(vectors, tmp_path / "copied"))
+
+
+def described(folder: Path) -> list[dict[str, Any]]:
+    """The description of every case."""
+    index = json.loads((folder / "index.json").read_text())
+    return [json.loads((folder / entry["file"]).read_text()) for entry in index["cases"]]
+
+
+def test_files_obey_the_schemas_beside_them(vectors: Path) -> None:
+    """Index and cases are valid by the JSON Schemas that are shipped, which are schemas."""
+    schemas = {
+        kind: json.loads((vectors / f"{kind}.schema.json").read_text())
+        for kind in ("index", "case")
+    }
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(json.loads((vectors / "index.json").read_text()), schemas["index"])
+    validator = jsonschema.Draft202012Validator(schemas["case"])
+    assert [
+        error.message for case in described(vectors) for error in validator.iter_errors(case)
+    ] == []
+
+
+def test_cases_cover_what_attention_can_be_asked(vectors: Path) -> None:
+    """In each dtype every clause, mask form, alignment and option occurs, and rows without keys."""
+    for dtype in DTYPES:
+        cases = [case for case in described(vectors) if case["dtype"] == dtype]
+        assert {case["clause"] for case in cases} == set(ALIGNMENTS["bottom-right"])
+        assert {case["mask"]["form"] for case in cases if case["mask"]} == set(FORMS)
+        assert {case["alignment"] for case in cases if case["causal"]} == set(ALIGNMENTS)
+        for option in ("softcap", "window"):
+            assert any(case[option] is not None for case in cases)
+        assert any(case["sizes"]["kv_heads"] < case["sizes"]["heads"] for case in cases)
+        assert any(has_empty_rows(vectors, case) for case in cases)
+
+
+def has_empty_rows(folder: Path, case: dict[str, Any]) -> bool:
+    """Whether some row of a case has no key."""
+    place = case["tensors"]["empty"]
+    data = (folder / "cases" / case["data"]["file"]).read_bytes()
+    return any(data[place["offset"] : place["offset"] + place["bytes"]])
+
+
+def test_same_bytes_are_written_again(vectors: Path, tmp_path: Path) -> None:
+    """A second run writes the same cases, byte for byte."""
+    assert run(["vectors", "--output", str(tmp_path / "again"), "--dtype", "float32"]) == 0
+    again = {path.name: digest(path) for path in (tmp_path / "again" / "cases").iterdir()}
+    first = {path.name: digest(path) for path in (vectors / "cases").glob("float32-*")}
+    assert again == first
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_whole_vectors_pass_the_check(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--check says how many cases there are, and exits with 0."""
+    capsys.readouterr()
+    assert run(["vectors", "--check", str(vectors)]) == 0
+    assert capsys.readouterr().out.endswith(f"{len(described(vectors))} cases, whole\n")
+
+
+def flipped(folder: Path) -> None:
+    path = folder / "cases" / "float32-numerics.golden-01.bin"
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+
+
+def edited(folder: Path) -> None:
+    path = folder / "cases" / "float32-numerics.golden-01.json"
+    path.write_text(path.read_text().replace('"causal": false', '"causal": true'))
+
+
+def removed(folder: Path) -> None:
+    (folder / "cases" / "float32-numerics.golden-01.bin").unlink()
+
+
+def added(folder: Path) -> None:
+    (folder / "cases" / "mine.json").write_text("{}")
+
+
+def listed_elsewhere(folder: Path) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    index["cases"][0]["file"] = "../../etc/passwd"
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flipped, "01.bin is not what was written"),
+        (edited, "01.json is not what was written"),
+        (removed, "01.bin cannot be read"),
+        (added, "cases/mine.json is not in the index"),
+        (listed_elsewhere, "lies outside the folder"),
+    ],
+)
+def test_damage_is_found(copied: Path, damage: Callable[[Path], None], words: str) -> None:
+    """Each damaged file is named, with what is wrong."""
+    damage(copied)
+    _, faults = check_vectors(copied)
+    assert any(words in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "there is no index.json"),
+        ("{", "is no JSON"),
+        ("[]", "lists no cases"),
+        ('{"cases": [{"id": 3}]}', "lists no cases"),
+        ('{"format": 2, "cases": []}', "has format 2; this version reads format 1"),
+    ],
+)
+def test_what_holds_no_vectors_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
+    """One sentence for a folder without an index, or with another's."""
+    if text is not None:
+        (tmp_path / "index.json").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        check_vectors(tmp_path)
+
+
+def test_places_that_cannot_be_written_are_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with files in it, a missing one above it, an unknown dtype: exit code 2."""
+    (tmp_path / "mine.txt").write_text("")
+    assert run(["vectors", "--output", str(tmp_path)]) == 2
+    assert "is a folder with files in it" in capsys.readouterr().err
+    assert run(["vectors", "--output", str(tmp_path / "no" / "where")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert run(["vectors", "--dtype", "int8"]) == 2
+    assert run(["vectors", "--check", str(tmp_path), "--dtype", "float32"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def consumed(text: str, vectors: Path, folder: Path, name: str) -> tuple[int, str]:
+    """Exit code and output of a consumer; Python's sees no site but NumPy's."""
+    (folder / name).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-I", "-W", "ignore"] if name.endswith(".py") else ["node"]
+    done = subprocess.run(
+        [*command, str(folder / name), str(vectors)], capture_output=True, text=True, check=False
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_right_attention_passes_every_case(vectors: Path, tmp_path: Path) -> None:
+    """The example of the documentation, which imports NumPy alone, passes."""
+    text = PYTHON.read_text(encoding="utf-8")
+    assert "conformance" not in text
+    assert "torch" not in text
+    code, told = consumed(text, vectors, tmp_path, "right.py")
+    count = len(described(vectors))
+    assert (code, told) == (0, f"{count} of {count} cases pass\n")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_attention_fails(vectors: Path, tmp_path: Path, name: str) -> None:
+    """One mistake in the example, and cases fail."""
+    right, wrong = BROKEN[name]
+    text = PYTHON.read_text(encoding="utf-8")
+    assert right in text
+    code, _ = consumed(text.replace(right, wrong), vectors, tmp_path, "broken.py")
+    assert code == 1
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run JavaScript with")
+@pytest.mark.parametrize("name", ["right", *BROKEN_NODE])
+def test_another_language_reads_them(vectors: Path, tmp_path: Path, name: str) -> None:
+    """JavaScript passes every case without a library, and fails with a mistake."""
+    text = NODE.read_text(encoding="utf-8")
+    right, wrong = BROKEN_NODE.get(name, ("", ""))
+    assert right in text
+    code, told = consumed(text.replace(right, wrong, 1), vectors, tmp_path, "consumer.mjs")
+    assert code == int(name != "right"), told
