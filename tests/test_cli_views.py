@@ -217,3 +217,21 @@ def test_views_to_standard_output(folder: Path, capfd: pytest.CaptureFixture[str
     out, err = capfd.readouterr()
     assert json.loads(out)["message"] == "conforms"
     assert "1 candidate: 1 conforms" in err
+
+
+def test_standard_output_gets_the_bytes_of_a_file(checked: Path, tmp_path: Path) -> None:
+    """The encoding of the terminal changes no view: an escape of Python's is no JSON."""
+    record = json.loads((checked / "out.json").read_text(encoding="utf-8"))
+    record["candidates"][0]["name"] = "é\U0001f600"
+    report, file = tmp_path / "report.json", tmp_path / "out.ctrf"
+    report.write_text(json.dumps(record), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "conformance", "render", report, "--ctrf", "-"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert run(["render", str(report), "--ctrf", str(file)]) == 0
+    assert done.stdout == file.read_bytes()
+    assert "é\U0001f600" in done.stdout.decode("utf-8")
