@@ -22,6 +22,7 @@ from .html_record import complete, worst
 from .html_template import rendered
 from .html_words import LABELS, duration, kind, short
 from .marks import whole as overall
+from .notes import notes
 
 Record = Mapping[str, Any]
 
@@ -58,6 +59,7 @@ def header(record: Record) -> dict[str, Any]:
     return {
         "record": record,
         "overall": overall(record),
+        "notes": notes(record),
         "summaries": summaries,
         "labels": LABELS,
         "shown_counts": [

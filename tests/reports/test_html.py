@@ -113,6 +113,12 @@ def test_an_interrupted_run_says_so() -> None:
     assert "this page shows what was done before" in text
 
 
+def test_a_run_that_ran_out_of_time_says_so() -> None:
+    """What was left over stands beside the verdict, not only in the table."""
+    limit = {"seconds": 60.0, "reached": True, "not_run": 7}
+    assert "7 clauses were not run" in page({**of(result()), "limit": limit}).text
+
+
 def test_no_candidates_are_no_success() -> None:
     """Where nothing was checked the page says so, and has no table."""
     found = page(RECORDS["no candidates"])
