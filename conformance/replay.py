@@ -269,9 +269,18 @@ def _again(supervisor: Supervisor, index: int, case: Case) -> Replayed:
     )
 
 
+def _texts(violation: Record) -> tuple[Any, Any]:
+    return violation.get("kind"), violation.get("message")
+
+
 def argument_of(case: Case) -> dict[str, Any]:
-    """What the jobs in the worker need to ask a case again."""
+    """What jobs in the worker need to ask a case again; raises UsageError where it is not told."""
     clause = case.clause
+    violation = clause.get("violation")
+    texts = (clause.get("dtype"), *(_texts(violation) if isinstance(violation, dict) else (None,)))
+    if not all(isinstance(text, str) for text in texts):
+        msg = f"the report does not say how {clause['id']} of {case.candidate['name']} failed"
+        raise UsageError(msg)
     return {
         "clause": clause["id"],
         "dtype": clause["dtype"],

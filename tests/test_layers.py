@@ -159,6 +159,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "bundles.page",
             "bundles.rehearsal",
             "bundles.showing",
+            "bundles.told",
             "bundles.writing",
             "checking",
             "comparing",

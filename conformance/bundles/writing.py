@@ -20,6 +20,7 @@ from ..supervisor import DEFAULT_TIMEOUT, WorkerLost
 from .page import readme
 from .rehearsal import why_not_shown
 from .showing import bundle_script, shows_something, why_not_again
+from .told import check_told
 
 JOB: Final = "conformance.bundles.job:bundle_job"
 SCHEMA: Final = 1
@@ -149,10 +150,12 @@ def _of_report(case: Case, folder: Path, refused: str) -> tuple[Record, str, str
     """The failure as the report holds it."""
     from .arrays import named_arrays, of_values, write_arrays  # noqa: PLC0415 (numpy)
 
+    argument_of(case)
     data = copy.deepcopy(dict(case.clause["counterexample"]))
     try:
+        check_told(data)
         write_arrays(named_arrays(data, of_values), folder)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         msg = f"the counterexample of {case.clause['id']} cannot be read: {error}"
         raise UsageError(msg) from None
     data.setdefault("candidate", case.candidate["name"])

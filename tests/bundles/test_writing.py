@@ -217,3 +217,37 @@ def test_places_that_are_taken_are_bad_input(
     assert "conformance bundle writes one failure, not 2" in capsys.readouterr().err
     assert run(["bundle", f"{two}#shape.output"]) == 2
     assert [each.name for each in sorted(tmp_path.iterdir())] == ["mine", "two.json"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"calls": 3},
+        {"calls": [{"arguments": []}]},
+        {"layers": ["a"]},
+        {"inputs": {"query": {"shape": [1], "dtype": "float31", "values": [1.0]}}},
+        {"expected": {"shape": [2], "dtype": "float64", "values": [1.0]}},
+        {"expected": {"shape": "x", "dtype": "float64", "values": [1.0]}},
+        {"got": {"shape": [1], "dtype": "float64", "values": ["many"]}},
+    ],
+)
+def test_what_no_report_holds_is_one_sentence(
+    unscaled: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """A counterexample that somebody has edited is bad input, and nothing is written."""
+    record = json.loads((unscaled / "out.json").read_text())
+    (failed,) = record["candidates"][0]["clauses"]
+    failed["counterexample"] |= change
+    path = report(tmp_path / "out.json", record["candidates"][0])
+    with pytest.raises(UsageError, match=r"the counterexample of numerics\.scale cannot be read"):
+        recorded(path, tmp_path / "shown")
+    assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_failure_without_its_violation_is_refused(unscaled: Path, tmp_path: Path) -> None:
+    """A report that does not say how a clause failed is bad input."""
+    record = json.loads((unscaled / "out.json").read_text())
+    record["candidates"][0]["clauses"][0]["violation"] = None
+    path = report(tmp_path / "out.json", record["candidates"][0])
+    with pytest.raises(UsageError, match=r"does not say how numerics\.scale of mine failed"):
+        recorded(path, tmp_path / "shown")
