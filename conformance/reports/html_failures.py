@@ -16,6 +16,8 @@ LONGEST_MESSAGE: Final = 2000
 # What has details, the most urgent first.
 TOLD: Final = ("error", "fail", "unexpected", "should", "expected")
 _SHARES: Final = 4
+# Numbers that are texts in a record; the message has them.
+_NUMBERS: Final = ("nan", "inf", "-inf")
 
 Record = Mapping[str, Any]
 Place = tuple[int, int]
@@ -140,7 +142,8 @@ def _values(violation: Record) -> Iterator[tuple[str, str]]:
     """What was expected and what came, where neither is a number of the message nor a tensor."""
     for name in ("expected", "got"):
         value = violation.get(name)
-        if isinstance(value, (str, list)) and value and not tensors.is_table(value):
+        told = isinstance(value, (str, list)) and value and value not in _NUMBERS
+        if told and not tensors.is_table(value):
             yield name, html_words.short(str(value), 300)
 
 

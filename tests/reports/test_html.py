@@ -113,6 +113,11 @@ def test_an_interrupted_run_says_so() -> None:
     assert "this page shows what was done before" in text
 
 
+def test_a_single_candidate_has_its_own_reason() -> None:
+    """Of one candidate the reason of its verdict is told, not how many have which."""
+    assert "every applicable MUST clause passed" in page(of(result())).text
+
+
 def test_a_run_that_ran_out_of_time_says_so() -> None:
     """What was left over stands beside the verdict, not only in the table."""
     limit = {"seconds": 60.0, "reached": True, "not_run": 7}
