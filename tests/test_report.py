@@ -58,6 +58,16 @@ def test_stale_expectation_fails() -> None:
     )
 
 
+def test_each_problem_of_an_expectation_is_named() -> None:
+    """Expired expectations and other failures redden their candidate, each under its own name."""
+    expired = Stale(expectation=expected(), why="its day is over", problem="expired")
+    different = Stale(expectation=expected("shape.*"), why="kind", problem="different")
+    assert verdict(loaded(), [PASSED, SHOULD_FAILED], [different, expired]) == (
+        "fails",
+        "expired expected failures: mask.golden; not the expected failures: shape.*",
+    )
+
+
 def test_interrupted_is_inconclusive() -> None:
     """What was not finished is no pass, but a failure that was found stays one."""
     assert verdict(loaded(), [PASSED], interrupted=True)[0] == "inconclusive"
