@@ -114,6 +114,9 @@ def _refuse(path: Path, why: str) -> NoReturn:
 def _wrong(record: Record) -> Iterator[str]:
     """What a record lacks or has of another type, in words, from the outside in."""
     yield from _of(record, "record", "it")
+    for slug, told in record.get("clauses", {}).items():
+        if not isinstance(told, dict):
+            yield f"{slug!r} of its 'clauses' is {json.dumps(told)[:40]}"
     for number, entry in enumerate(record.get("stale_expectations", []), 1):
         yield from _of(entry, "stale expectation", f"its stale expectation {number}")
     for number, candidate in enumerate(record["candidates"], 1):

@@ -235,3 +235,22 @@ def test_standard_output_gets_the_bytes_of_a_file(checked: Path, tmp_path: Path)
     assert run(["render", str(report), "--ctrf", str(file)]) == 0
     assert done.stdout == file.read_bytes()
     assert "é\U0001f600" in done.stdout.decode("utf-8")
+
+
+@pytest.mark.parametrize("view", ["html", "markdown", "terminal"])
+def test_a_damaged_record_is_bad_input(
+    checked: Path, view: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a tensor of a record is none, one sentence says so, and nothing is written."""
+    record = json.loads((checked / "out.json").read_text(encoding="utf-8"))
+    for candidate in record["candidates"]:
+        for clause in candidate["clauses"]:
+            if clause["counterexample"]:
+                clause["counterexample"]["calls"][0]["arguments"]["query"]["shape"] = True
+    (tmp_path / "report.json").write_text(json.dumps(record), encoding="utf-8")
+    file = tmp_path / "out"
+    assert run(["render", str(tmp_path / "report.json"), f"--{view}", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert "report.json cannot be shown" in err
+    assert err.count("\n") == 1
+    assert not file.exists()

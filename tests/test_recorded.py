@@ -74,6 +74,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a violation": (with_clause(violation="x"), "'violation' of clause 1"),
     "no message": (with_clause(violation={}), "the violation of clause 1"),
     "a diagnosis": (with_clause(diagnosis=["x"]), "the diagnosis of clause 1"),
+    "a clause's facts": ({**bare(), "clauses": {"x.y": 3}}, "'x.y' of its 'clauses' is 3"),
     "a stale entry": (
         {**bare(), "stale_expectations": [[]]},
         "its stale expectation 1 is no object",

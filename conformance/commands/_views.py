@@ -67,7 +67,7 @@ def check_files(views: Files, others: Mapping[str, Path | None] | None = None) -
 
 
 def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None = None) -> None:
-    """Write the record, and then every view of it that is asked for.
+    """Write the record, and then every view of it that is asked for: all or none.
 
     Raises UsageError when a file cannot be written after all.
     """
@@ -75,8 +75,9 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
 
     if json_path is not None:
         write_to(report_text(record), json_path)
-    for option, path in views.items():
-        write_to(_ALL[option].render(record), path)
+    texts = {option: _ALL[option].render(record) for option in views}
+    for option, text in texts.items():
+        write_to(text, views[option])
 
 
 def write_to(text: str, path: Path) -> None:

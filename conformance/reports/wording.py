@@ -21,7 +21,8 @@ _OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks")
 
 def counterexample(data: Mapping[str, Any]) -> str:
     """One line: how big a failing problem is and what is in it. The report holds the rest."""
-    problem = data.get("problem", data)
+    problem = data.get("problem")
+    problem = problem if isinstance(problem, Mapping) else data
     geometry = problem.get("geometry")
     parts = [_sizes(geometry)] if isinstance(geometry, Mapping) else []
     plain = bool(problem.get("overrides"))
@@ -42,7 +43,7 @@ def _sizes(geometry: Mapping[str, Any]) -> str:
     same = geometry.get("num_heads") == geometry.get("num_kv_heads")
     names = [name for name in _SIZES if name in geometry]
     if same:
-        names.remove("num_kv_heads")
+        names = [name for name in names if name != "num_kv_heads"]
     return ", ".join(f"{_SIZES[name]} {geometry[name]}" for name in names)
 
 
