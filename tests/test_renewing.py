@@ -7,8 +7,10 @@ import pytest
 from records import READY, loaded, result
 
 from conformance.announcing import Outcome
+from conformance.checking import _renew, _Run
 from conformance.errors import UsageError
 from conformance.expectations import Selection
+from conformance.messages import RunOptions
 from conformance.renewing import Gate, Renewed, renew
 from conformance.results import ClauseResult
 
@@ -93,3 +95,16 @@ def test_bad_files_are_refused_before_the_run(tmp_path: Path) -> None:
     path.write_text(ENTRY.format("x").replace("golden", "goldn"), encoding="utf-8")
     with pytest.raises(UsageError, match=r"known\.toml, line 1, entry 1: .*did you mean"):
         Gate(write=path).entries(list(READY.sentences))
+
+
+def test_an_interrupted_run_writes_nothing(tmp_path: Path) -> None:
+    """Who interrupts a run has not seen all of it: the file stays, and the record says so."""
+    path = tmp_path / "known.toml"
+    path.write_text(ENTRY.format("ours"), encoding="utf-8")
+    interrupted = _Run(interrupted=True)
+    _renew(interrupted, RunOptions(targets=()), Gate(write=path))
+    assert interrupted.written == {
+        "file": str(path),
+        "refused": f"{path} is left as it was: the run was interrupted",
+    }
+    assert path.read_text(encoding="utf-8") == ENTRY.format("ours")
