@@ -25,10 +25,9 @@ from torch import Tensor
 
 from .intercepting import registered, taken_back, unseen
 
-# Modules of the harness that no verdict depends on.
+# Modules of the harness that neither a verdict nor a diagnosis depends on.
 _ONLOOKERS: Final = frozenset(
-    "adapters cli commands diagnosis exporting graphs identification mistakes pytest_nodes "
-    "pytest_plugin reports teeth".split()
+    "adapters cli commands graphs identification pytest_nodes pytest_plugin reports teeth".split()
 )
 _HARNESS: Final = str(__package__)
 _GOLDEN: Final = "_attention_conformance_reference"

@@ -36,6 +36,13 @@ def settle_causal(candidate: Candidate, *, flagged: bool) -> bool:
     return declared.always_causal or (flagged and declared.causal is not None)
 
 
+def counts_from_first_key(candidate: Candidate) -> bool:
+    """Whether queries are never drawn where they would stand before the first key."""
+    point = candidate.declaration.semantics
+    counted = point.rotary != "none" and point.causal_alignment == "bottom-right"
+    return counted and not set(LENGTHS) & set(candidate.declaration.pins.sizes)
+
+
 def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
     """Sizes that are allowed, equal where they must be, and large enough where they can be."""
     pinned = candidate.declaration.pins.sizes
@@ -64,12 +71,9 @@ def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) ->
 
     No table of sines has a row for a place before zero.
     """
-    point = candidate.declaration.semantics
-    counted = point.rotary != "none" and point.causal_alignment == "bottom-right"
-    free = not set(LENGTHS) & set(candidate.declaration.pins.sizes)
     queries, keys = (sizes[name] for name in LENGTHS)
     fewer = max(keys, wanted_size(("query_length",), space))
-    if not (counted and free) or queries <= keys or fewer > queries:
+    if not counts_from_first_key(candidate) or queries <= keys or fewer > queries:
         return {}
     return {"query_length": fewer, "key_length": queries}
 

@@ -72,7 +72,7 @@ def by_rotating_halves(
 def as_complex(x: Tensor, place: Tensor) -> Tensor:
     """Pairs of neighbours are complex numbers, multiplied by others of size one."""
     whole = x.shape[-1] // 2 * 2
-    numbers = torch.view_as_complex(x[..., :whole].float().unflatten(-1, (-1, 2)).clone())
+    numbers = torch.view_as_complex(x[..., :whole].float().unflatten(-1, (-1, 2)).contiguous())
     angles = torch.outer(place.float(), frequencies(whole))
     turned = torch.view_as_real(numbers * torch.polar(torch.ones_like(angles), angles))
     return torch.cat((turned.flatten(-2).to(x.dtype), x[..., whole:]), dim=-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -125,9 +126,9 @@ class Compiled:
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call it compiled; raises where torch would give up and run it as it is."""
-        if _Session.take(self.owner) or self._made is None:
-            self._made = torch.compile(self.function, dynamic=self.dynamic)
         with _settings():
+            if _Session.take(self.owner) or self._made is None:
+                self._made = torch.compile(self.function, dynamic=self.dynamic)
             return self._made(*positional, **keywords)
 
 
@@ -149,17 +150,23 @@ class _Session:
 
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
-    """Torch's settings for one call; the compiler works in this process, without a pool."""
-    dynamo = importlib.import_module("torch._dynamo.config")
-    inductor = importlib.import_module("torch._inductor.config")
+    """Torch's settings for one call; the compiler works in this process, without a pool.
+
+    What torch's compiler deprecates of torch itself is no candidate's fault, where warnings are
+    errors.
+    """
     limits = {
         "recompile_limit": MOST_GRAPHS,
         "accumulated_recompile_limit": MOST_GRAPHS,
         "fail_on_recompile_limit_hit": True,
         "suppress_errors": False,
     }
-    with dynamo.patch(limits), inductor.patch({"compile_threads": 1}):
-        yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        dynamo = importlib.import_module("torch._dynamo.config")
+        inductor = importlib.import_module("torch._inductor.config")
+        with dynamo.patch(limits), inductor.patch({"compile_threads": 1}):
+            yield
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..results import Violation
+from ..settling import counts_from_first_key
 from ..space import Space, allowed_sizes, tied_fields
 from ..subject import Subject
 from ._vocabulary import relate
@@ -42,6 +43,8 @@ def _promised(candidate: Candidate) -> str:
     given = set(declared.masks) - {SEQUENCES}  # which hide what is not even handed over
     if not given and declared.causal != "bottom-right":
         return "neither a mask nor its causal alignment can empty a row"
+    if not given and counts_from_first_key(candidate):
+        return "its positions count from the first key, and no query stands before it"
     return ""
 
 

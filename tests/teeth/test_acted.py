@@ -35,7 +35,7 @@ def test_the_standard_acted_out_conforms(candidate: conformance.Candidate) -> No
         ({"causal_alignment": "bottom-right"}, "mask.causal-alignment"),
         ({"empty_rows": "zeros"}, "mask.empty-row"),
         ({"head_merge": "interleaved"}, "numerics.golden"),
-        ({"window_offset": 1}, "mask.causal-combined"),
+        ({"window_offset": 1}, "window.golden"),
     ],
     ids=str,
 )
