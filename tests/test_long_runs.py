@@ -98,13 +98,14 @@ def test_shards_merged_are_the_whole_run(whole: dict[str, Any], shards: list[Pat
     counts = ("examples", "binding", "margin")
     for one, other in zip(whole["candidates"], merged["candidates"], strict=True):
         assert (one["name"], one["verdict"]) == (other["name"], other["verdict"])
-        # What dies does so at another example of each shard, and is then given up.
         names = same if one["name"] == "my_kernel" else ("id", "level", "status")
-        names += () if one["name"] == "dies" else counts
+        # Each machine gives what dies up by itself, after three clauses in a row.
+        names = ("id", "level") if one["name"] == "dies" else (*names, *counts)
         for mine, theirs in zip(one["clauses"], other["clauses"], strict=True):
             assert [mine[name] for name in names] == [theirs[name] for name in names]
             assert "trail" not in theirs
-            assert (theirs["counterexample"] is None) == (mine["counterexample"] is None)
+            if one["name"] != "dies":
+                assert (theirs["counterexample"] is None) == (mine["counterexample"] is None)
     assert merged["merged"] == {"shards": 4}
     assert "shard" not in merged
     assert exit_code(merged) == exit_code(whole) == 1
