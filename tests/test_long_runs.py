@@ -306,21 +306,6 @@ def test_what_failed_is_asked_first_the_next_time(folder: Path) -> None:
     assert third["examples"] > fourth["examples"]
 
 
-def test_a_profile_explores_with_fresh_examples_until_the_time_is_up(folder: Path) -> None:
-    """Rounds behind the first one add examples, change no verdict, and are told."""
-    write(folder, {"attn.py": KERNEL})
-    options = RunOptions(targets=("attn.py",), profile="nightly", seed=20270131, only=CLAUSES[:1])
-    alone = check(replace(options, profile="default"))
-    seconds = 3 * alone["seconds"] + 10.0  # on this machine, for at least one more round
-    record = check(options, max_time=seconds)
-    clause, known = (one["candidates"][0]["clauses"][0] for one in (record, alone))
-    assert record["candidates"][0]["verdict"] == "conforms"
-    assert record["explored"]["rounds"] >= 1
-    assert clause["examples"] == known["examples"] + record["explored"]["examples"]
-    assert record["limit"]["reached"] is False
-    assert record["seed"] == 20270131
-
-
 def test_the_page_about_long_runs_shows_a_workflow_that_merges_what_it_splits() -> None:
     """The YAML of the page is whole: as many machines as its command divides by, then a merge."""
     page = (CHECKOUT / "docs" / "long-runs.md").read_text(encoding="utf-8")

@@ -1,0 +1,193 @@
+"""What is asked of which worker, with workers that answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from records import loaded, result
+
+from conformance.crew import Hands
+from conformance.messages import Loaded, Order, Task
+from conformance.results import ClauseResult
+from conformance.spreading import Part, Spread
+
+SLUGS = ("mask.golden", "mask.no-leak", "shape.output")
+TASKS = tuple(
+    Task(id=slug, family=slug.partition(".")[0], level="MUST", dtype="float32", device="cpu")
+    for slug in SLUGS
+)
+
+
+class Worker:
+    """Answers with what ``says`` returns, and remembers what it was asked."""
+
+    def __init__(self, says: Callable[[str, Order], ClauseResult]) -> None:
+        self.says = says
+        self.asked: list[tuple[str, str]] = []
+
+    def run_candidate(
+        self, _index: int, numbers: Sequence[int], order: Order
+    ) -> Iterator[ClauseResult]:
+        """Answer what is asked."""
+        for number in numbers:
+            kind = (
+                f"round {order.round}" if order.round else "deferred" if order.deferred else "run"
+            )
+            self.asked.append((kind, SLUGS[number]))
+            yield self.says(SLUGS[number], order)
+
+    def explain(self, _index: int, number: int, found: ClauseResult) -> ClauseResult:
+        """Say that it was asked."""
+        self.asked.append(("explain", SLUGS[number]))
+        return found.replace(reason="explained")
+
+    def perform(self, _index: int, job: str) -> list[str]:
+        """Say what it was asked."""
+        return [job]
+
+
+class Crew:
+    """One worker that does every part in turn."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def work(self, parts: list[Part], do: Any, heard: Any) -> None:
+        """Do every part in this thread."""
+        for part in parts:
+            hands: Hands[Any] = Hands(
+                supervisor=self.worker,  # type: ignore[arg-type]
+                tell=lambda said, part=part: heard(part, said),
+                stopping=lambda: False,
+            )
+            do(hands, part)
+
+
+class Rounds:
+    """A deadline with time for some questions of how much of it is left."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def left(self) -> float:
+        """One less than before."""
+        self.times -= 1
+        return max(0.0, float(self.times))
+
+
+def passes(slug: str, _order: Order) -> ClauseResult:
+    """A worker on whose candidate nothing is wrong."""
+    return result("passed", slug, examples=4, binding=4)
+
+
+def spread(worker: Worker, **more: Any) -> Spread:
+    """A run of one candidate."""
+    candidates: list[Loaded] = more.pop("loaded", [loaded(tasks=TASKS)])
+    return Spread(
+        crew=Crew(worker),  # type: ignore[arg-type]
+        loaded=candidates,
+        judge=lambda _loaded, found: found,
+        progress=lambda _doing, _done, _total, _left=None: None,
+        **more,
+    )
+
+
+def test_one_worker_asks_in_the_order_of_the_plan() -> None:
+    """Nothing waits, nothing is asked twice."""
+    worker = Worker(passes)
+    run = spread(worker)
+    run.run()
+    assert worker.asked == [("run", slug) for slug in SLUGS]
+    assert [found.id for found in run.found(0)] == list(SLUGS)
+    assert run.warnings == {0: []}
+
+
+def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:
+    """Which failures were made small before decides how small the next gets."""
+
+    def says(slug: str, _order: Order) -> ClauseResult:
+        return result("passed" if slug == "mask.no-leak" else "failed", slug, examples=1)
+
+    worker = Worker(says)
+    run = spread(worker, jobs=4)
+    run.run()
+    assert worker.asked == [
+        *(("deferred", slug) for slug in SLUGS),
+        ("explain", "mask.golden"),
+        ("explain", "shape.output"),
+    ]
+    assert [found.reason for found in run.found(0)] == ["explained", "", "explained"]
+    assert run.warnings[0] == ["conformance.identification.contradictions:job"]
+
+
+@pytest.mark.parametrize("kind", ["hung", "crashed"])
+def test_a_spread_candidate_that_is_lost_is_run_again_in_order(kind: str) -> None:
+    """It is given up after some clauses in a row: only one worker can count them."""
+
+    def says(slug: str, order: Order) -> ClauseResult:
+        found = result("failed", slug, examples=1, reason="in order")
+        assert found.violation is not None
+        if order.deferred:
+            found = found.replace(reason="spread")
+        return found.replace(violation=type(found.violation)(kind=kind, message="lost"))
+
+    worker = Worker(says)
+    run = spread(worker, jobs=2)
+    run.run()
+    assert worker.asked[-3:] == [("run", slug) for slug in SLUGS]
+    assert {found.reason for found in run.found(0)} == {"in order"}
+
+
+def test_many_candidates_are_not_split() -> None:
+    """Their clauses share goldens with each other."""
+    worker = Worker(passes)
+    run = spread(worker, jobs=2, loaded=[loaded(str(n), tasks=TASKS) for n in range(4)])
+    run.run()
+    assert {kind for kind, _ in worker.asked} == {"run"}
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_a_profile_explores_until_the_time_is_up(jobs: int) -> None:
+    """Rounds behind the first add examples to the clauses that have not failed."""
+
+    def says(slug: str, order: Order) -> ClauseResult:
+        if slug == "shape.output" and order.round == 2:
+            return result("failed", slug, examples=1, binding=1)
+        return passes(slug, order)
+
+    worker = Worker(says)
+    run = spread(worker, jobs=jobs, deadline=Rounds(60), explores=True)
+    run.run()
+    assert run.rounds > 3
+    first, _, last = run.found(0)
+    assert (first.status, last.status) == ("passed", "failed")
+    assert first.examples == 4 + 4 * run.rounds
+    assert last.examples == 4 + 4 + 1
+    assert ("round 3", "shape.output") not in worker.asked
+    assert run.explored == sum(found.examples for found in run.found(0)) - 3 * 4
+
+
+def test_other_profiles_do_not() -> None:
+    """Time that is left is left."""
+    worker = Worker(passes)
+    run = spread(worker, deadline=Rounds(60))
+    run.run()
+    assert run.rounds == 0
+    assert len(worker.asked) == len(SLUGS)
+
+
+def test_what_was_found_is_not_taken_back_when_the_time_is_up() -> None:
+    """A candidate that is run again keeps what is known of clauses that are not reached again."""
+
+    def says(slug: str, order: Order) -> ClauseResult:
+        if not order.deferred:
+            return result("untestable", slug, reason="not run: the limit of 60 s was reached")
+        found = result("failed", slug, examples=3)
+        assert found.violation is not None
+        return found.replace(violation=type(found.violation)(kind="hung", message="hung"))
+
+    run = spread(Worker(says), jobs=2, deadline=Rounds(2))
+    run.run()
+    assert [found.status for found in run.found(0)] == ["failed", "untestable", "untestable"]
