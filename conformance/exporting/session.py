@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ from ..beside import Beside
 from ..checking import check
 from ..messages import Ready, RunOptions
 from ..report import EXIT_OK, EXIT_RED, build_report, exit_code
+from ..spreading import Progress
 from ..supervisor import DEFAULT_TIMEOUT, HarnessError, Supervisor, WorkerLost
 
 LOADER: Final = "conformance.exporting.job:modules_of"
@@ -21,8 +22,6 @@ _EXPORT: Final = "conformance.exporting.job:export_one"
 _EXPORTING_FACTOR: Final = 4.0
 # What is no fault of the module or its graph.
 _HARMLESS: Final = ("unsupported",)
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ def export_check(
     options: RunOptions,
     *,
     timeout: float = DEFAULT_TIMEOUT,
-    progress: Progress = lambda _doing, _done, _total: None,
+    progress: Progress = lambda _doing, _done, _total, _left=None: None,
 ) -> dict[str, Any]:
     """Export the module, check every graph and return the record of the run, with its exports.
 
