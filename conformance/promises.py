@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from ._golden import golden
 from .declaration import (
     ALIGNMENTS,
@@ -61,6 +63,7 @@ def declare(
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
+    _flags(always_causal=always_causal, batched=batched, tf32=tf32)
     forms = _words("masks", masks, MASK_FORMS)
     pins = read_pins(geometry)
     if layout != "BHSD":
@@ -106,16 +109,16 @@ def declare(
         inputs=inputs,
         batched=batched,
         dtypes=_some("dtypes", _words("dtypes", dtypes, DTYPES), "float32"),
-        devices=_some("devices", _texts("devices", devices), "cpu"),
+        devices=_some("devices", _devices(devices), "cpu"),
         accumulate=accumulate,
-        tf32=bool(tf32),
+        tf32=tf32,
         scores=scores,
         pins=pins,
         semantics=point,
         position=_read_position(position, point),
         max_length=max_length,
         expected_failures=read_expected(expected_failures),
-        always_causal=bool(always_causal),
+        always_causal=always_causal,
         precision=_read_precision(precision, kind, dtypes),
         layout=layout,
         arrays=arrays,
@@ -124,6 +127,14 @@ def declare(
         memory=memory,
         declared_features=frozenset(named),
     )
+
+
+def _flags(**given: object) -> None:
+    """Require True or False: the text "no" would be as good as True."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            msg = f"{name} is {value!r}: give True or False"
+            raise DeclarationError(msg)
 
 
 def _optional_choices(**given: tuple[str | None, tuple[str, ...]]) -> None:
@@ -214,6 +225,20 @@ def _words(name: str, values: Iterable[str], known: Iterable[str]) -> tuple[str,
     for word in words:
         _choice(f"an entry of {name}", word, known)
     return tuple(dict.fromkeys(words))
+
+
+def _devices(names: Iterable[str]) -> tuple[str, ...]:
+    """The names of devices that torch knows, whether they are here or not."""
+    given = _texts("devices", names)
+    for name in given:
+        try:
+            torch.device(name)
+        except (RuntimeError, TypeError):
+            msg = (
+                f"an entry of devices is {name!r}, which torch does not know: try 'cpu' or 'cuda:0'"
+            )
+            raise DeclarationError(msg) from None
+    return given
 
 
 def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:

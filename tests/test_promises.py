@@ -65,6 +65,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "devices is empty, so nothing would be judged: give at least one, such as 'cpu'",
     ),
     ({"devices": 7}, "devices is 7: give a list of texts"),
+    (
+        {"devices": ["gpu9"]},
+        "an entry of devices is 'gpu9', which torch does not know: try 'cpu' or 'cuda:0'",
+    ),
+    (
+        {"devices": [None]},
+        "an entry of devices is None, which torch does not know: try 'cpu' or 'cuda:0'",
+    ),
+    ({"tf32": "no"}, "tf32 is 'no': give True or False"),
+    ({"batched": 1}, "batched is 1: give True or False"),
+    ({"causal": "top-left", "always_causal": "yes"}, "always_causal is 'yes': give True or False"),
     ({"scores": "fusd"}, "scores is 'fusd', which is unknown; did you mean 'fused'?"),
     (
         {"accumulate": "float31"},
