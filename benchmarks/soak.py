@@ -1,9 +1,10 @@
 """Whether a correct candidate is ever accused: every clause, many examples, fresh seeds.
 
 ``python benchmarks/soak.py [--examples 100000] [--profile quick] [--problems N] [--seed N]
-[--each] [--markdown FILE] [TARGET ...]`` runs the correct candidates of this repository (or the
-targets given) under one seed after the other until that many problems have been judged, each by one
-clause; with ``--each`` so many in every dtype that is declared, of float64 a tenth.
+[--each] [--dtype NAME ...] [--markdown FILE] [TARGET ...]`` runs the correct candidates of this
+repository (or the targets given) under one seed after the other until that many problems have been
+judged, each by one clause; with ``--each`` so many in every dtype that is declared, or named by
+``--dtype``, of float64 a tenth.
 It exits 1 when a clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly
 as announced.
 """
@@ -29,6 +30,7 @@ from typing import Final
 import torch
 
 from conformance.candidate import Candidate
+from conformance.dtypes import DTYPES
 from conformance.expected import ExpectedFailure
 from conformance.judging import judge
 from conformance.profile import PROFILES, Profile
@@ -111,6 +113,7 @@ class Task:
     name: str
     profile: Profile
     seed: int
+    dtypes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +181,7 @@ def perform(task: Task) -> Outcome:
     """Run one task in this process."""
     torch.set_num_threads(1)
     candidate = candidates_of(task.targets)[task.name]
-    run = CandidateRun(candidate, profile=task.profile, seed=task.seed)
+    run = CandidateRun(candidate, profile=task.profile, seed=task.seed, dtypes=task.dtypes)
     announced = (*candidate.declaration.expected_failures, *KNOWN)
     results = [
         judge(run.run(planned), candidate.name, announced)
@@ -221,12 +224,17 @@ def describe(task: Task, result: ClauseResult) -> str:
     return f"{where}: {result.status}: {said}"
 
 
-def tasks_of(targets: tuple[str, ...], profile: Profile, first_seed: int) -> Iterator[list[Task]]:
+def tasks_of(
+    targets: tuple[str, ...],
+    profile: Profile,
+    first_seed: int,
+    dtypes: tuple[str, ...] | None = None,
+) -> Iterator[list[Task]]:
     """Every candidate under one seed, again and again under the next."""
     seed = first_seed
     while True:
         yield [
-            Task(targets=targets, name=name, profile=profile, seed=seed)
+            Task(targets=targets, name=name, profile=profile, seed=seed, dtypes=dtypes)
             for name in candidates_of(targets)
         ]
         seed += 1
@@ -240,12 +248,13 @@ def soak(
     jobs: int,
     *,
     each: bool = False,
+    dtypes: tuple[str, ...] | None = None,
 ) -> Tally:
     """Run whole rounds on that many processors until there are enough examples."""
     tally = Tally()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        for tasks in tasks_of(targets, profile, first_seed):
+        for tasks in tasks_of(targets, profile, first_seed, dtypes):
             for outcome in pool.map(perform, tasks):
                 tally.add(outcome)
                 for line in outcome.accusations:
@@ -293,6 +302,7 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
 def _given(options: argparse.Namespace) -> str:
     """The other options that repeat a run, where they are not the usual ones."""
     each = f" --each --examples {options.examples}" if options.each else ""
+    each += "".join(f" --dtype {name}" for name in options.dtypes or ())
     named = "" if tuple(options.targets) == TARGETS else " " + " ".join(options.targets)
     return each + named
 
@@ -304,6 +314,7 @@ def main() -> int:
     parser.add_argument("--profile", choices=sorted(PROFILES), default="quick")
     parser.add_argument("--examples", type=int, default=100_000)
     parser.add_argument("--each", action="store_true", help="as many in every dtype")
+    parser.add_argument("--dtype", dest="dtypes", action="append", choices=DTYPES)
     parser.add_argument("--problems", type=int, help="drawn for a clause, instead of the profile's")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -316,7 +327,15 @@ def main() -> int:
     profile = dataclasses.replace(PROFILES[options.profile], reductions=0)
     if options.problems is not None:
         profile = dataclasses.replace(profile, examples=options.problems)
-    tally = soak(targets, profile, options.seed, options.examples, options.jobs, each=options.each)
+    tally = soak(
+        targets,
+        profile,
+        options.seed,
+        options.examples,
+        options.jobs,
+        each=options.each,
+        dtypes=tuple(options.dtypes) if options.dtypes else None,
+    )
     page = report(tally, options, number, time.perf_counter() - start)
     print(page)
     if options.markdown is not None:
