@@ -79,12 +79,19 @@ def test_the_largest_margin_of_a_family_is_reported() -> None:
         )
         tally.add(outcome)
     options = argparse.Namespace(
-        seed=7, profile="quick", problems=None, jobs=2, each=True, examples=500, targets=["mine.py"]
+        seed=7,
+        profile="quick",
+        problems=None,
+        jobs=2,
+        each=True,
+        examples=500,
+        dtypes=["float32", "float64"],
+        targets=["mine.py"],
     )
     page = soak.report(tally, options, number=3, seconds=1.0)
     assert "| mask | 0.400 | place of 0.4 |" in page
     assert "240 examples" in page
     assert "180 in float32, 60 in float64" in page
-    assert "--seed 7 --each --examples 500 mine.py`" in page
+    assert "--seed 7 --each --examples 500 --dtype float32 --dtype float64 mine.py`" in page
     assert "**1 false alarms.**" in page
     assert "- mine seed 7 mask.golden" in page
