@@ -13,6 +13,7 @@ from ._golden import golden
 from .calling import Answer, Arguments, CandidateFailure, Forward, read_answer
 from .differentiating import Gradients, Taped
 from .differentiator import Differentiator
+from .gradient_oracle import as_given
 from .inputs import Inputs
 from .oracle import Golden
 from .results import Violation
@@ -31,7 +32,7 @@ class GoldenDifferentiator(Differentiator):
         subject = self.subject
         if not subject.candidate.golden_known:
             raise NoControlError
-        found = self.oracle.answer(inputs, upstream).gradients
+        found = as_given(self.oracle.answer(inputs, upstream).gradients, inputs)
         dtype = inputs.query.dtype
         return Gradients(
             found={name: each.value.to(dtype) for name, each in found.items()},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,9 @@ INPUT_NAMES = {
     "memory": ("query", "context"),
     "self": ("x",),
 }
+# Keywords whose tensors ask for gradients wherever they are given.
+CACHED_NAMES = {"past_key": "key", "past_value": "value"}
+KEYWORD_LEAVES = (*CACHED_NAMES, "sinks")
 DOING = "computing the gradients"
 
 
@@ -38,6 +41,12 @@ class Gradients:
     found: dict[str, Tensor]
     missing: frozenset[str]
     output: Tensor
+
+    def without(self, names: Collection[str]) -> Gradients:
+        """The same without some of them."""
+        kept = {name: tensor for name, tensor in self.found.items() if name not in names}
+        missing = self.missing.difference(names)
+        return Gradients(found=kept, missing=missing, output=self.output)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,9 +117,13 @@ class Taped:
         )
 
     def _inputs(self, gradients: Iterable[Tensor | None]) -> dict[str, Tensor | None]:
-        """Those of the tokens and of the bias, in the harness' own axes."""
+        """Those of the tokens, of the bias, of a cache and of sinks, in the harness' own axes."""
         arrived = dict(zip(self.leaves, gradients, strict=True))
         found: dict[str, Tensor | None] = {}
+        for name in KEYWORD_LEAVES:
+            if name in arrived:
+                tensor = arrived.pop(name)
+                found[name] = None if tensor is None else self._of_keyword(name, tensor)
         if "bias" in arrived:
             bias = arrived.pop("bias")
             found["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
@@ -147,6 +160,13 @@ class Taped:
         """The names of the arguments that are given by position."""
         return tuple(f"input {number}" for number in range(len(self.given[0])))
 
+    def _of_keyword(self, name: str, tensor: Tensor) -> Tensor:
+        """A gradient of sinks ``[H]`` as it is, one of cached heads as ``[B, H, P, D]``."""
+        if name not in CACHED_NAMES:
+            return tensor
+        tensor = self._batched(tensor)
+        return tensor.transpose(1, 2) if self.inputs.arrangement == "BSHD" else tensor
+
     def _batched(self, tensor: Tensor) -> Tensor:
         return tensor if self.inputs.batched else tensor.unsqueeze(0)
 
@@ -160,9 +180,14 @@ def _like(taped: Taped, name: str) -> Tensor:
     inputs = taped.inputs
     if name in ("x", "context"):
         return inputs.key
+    if name in CACHED_NAMES:
+        cached: Tensor = getattr(inputs, CACHED_NAMES[name])
+        return cached[..., : inputs.past, :]
     if name in ("query", "key", "value"):
         tensor: Tensor = getattr(inputs, name)
-        return tensor
+        return tensor if name == "query" else tensor[..., inputs.past :, :]
+    if name == "sinks" and inputs.sinks is not None:
+        return inputs.sinks
     if name == "bias":
         return taped.leaves["bias"] if inputs.bias is None else inputs.bias
     if taped.weights is None:
@@ -185,7 +210,8 @@ def asking_for_gradients(
 ) -> dict[str, Tensor]:
     """Mark the tensors of a call that ask for gradients: all positional ones, or those of a number.
 
-    ``names`` are those of :attr:`Taped.given_names`. They must be fresh tensors.
+    ``names`` are those of :attr:`Taped.given_names`; without them cached heads and sinks ask, too.
+    They must be fresh tensors.
     """
     leaves: dict[str, Tensor] = {}
     wanted = None if names is None else set(names)
@@ -193,6 +219,11 @@ def asking_for_gradients(
         name = f"input {number}"
         if wanted is None or name in wanted:
             leaves[name] = tensor.requires_grad_()
+    if names is None:
+        given_more = {name: given[1].get(name) for name in KEYWORD_LEAVES}
+        for name, more in given_more.items():
+            if isinstance(more, Tensor):
+                leaves[name] = more.requires_grad_()
     if bias and isinstance(given[1].get("bias"), Tensor):
         leaves["bias"] = given[1]["bias"].requires_grad_()
     return leaves

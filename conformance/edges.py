@@ -73,6 +73,15 @@ _LENGTHS: Final = (
 )
 # Once or twice: thousands of scores, whatever they are needed for.
 _LONGEST: Final = ((1, 1, 1, 513, 513, 2, 2, 3, 3, 3, 2), (1, 1, 1, 1, 1025, 4, 3, 3, 4, 5, 3))
+# Where every gradient is judged: few queries and many keys, many queries and few keys; then square.
+_TILES: Final = (
+    (1, 1, 1, 2, 130, 4, 3, 5, 6, 7, 4),
+    (1, 1, 1, 131, 3, 3, 4, 5, 6, 7, 4),
+    (1, 2, 1, 3, 259, 3, 2, 5, 4, 6, 4),
+    (1, 1, 1, 2, 515, 4, 3, 4, 5, 3, 4),
+    (1, 1, 1, 514, 2, 3, 4, 4, 5, 3, 4),
+)
+_SQUARE_TILES: Final = ((1, 1, 1, 66, 66, 4, 3, 5, 5, 5, 4), (1, 1, 1, 130, 130, 3, 4, 4, 4, 4, 3))
 # Each digit of ``Draft.extras`` moves on by about a third of its range.
 _EXTRAS_STEP: Final = 89
 _FORMS: Final = 5
@@ -100,7 +109,10 @@ def _every(candidate: Candidate, space: Space, *, dtype: str) -> Iterable[Proble
         return option_problems(candidate, space, dtype=dtype)
     if space.edges == "single-options":
         return single_options(candidate, space, dtype=dtype)
-    drafts = _long_drafts() if space.edges == "lengths" else _short_drafts(candidate, space)
+    if space.edges == "tiles":
+        drafts = _tile_drafts(candidate)
+    else:
+        drafts = _long_drafts() if space.edges == "lengths" else _short_drafts(candidate, space)
     if stays_even(candidate) and dtype in ("float16", "bfloat16"):
         drafts = [_draft(0, _EVEN, masked=True, causal=False), *drafts]
     return (draft.problem(candidate, space, dtype=dtype) for draft in drafts)
@@ -123,6 +135,14 @@ def _long_drafts() -> list[Draft]:
     return [
         _draft(index, sizes, masked=masked, causal=causal)
         for index, (sizes, masked, causal) in enumerate(every)
+    ]
+
+
+def _tile_drafts(candidate: Candidate) -> list[Draft]:
+    """Each once, the first two with nothing but their lengths."""
+    return [
+        _draft(index, sizes, masked=index % 3 == 2, causal=index % 4 == 3)  # noqa: PLR2004 (in turn)
+        for index, sizes in enumerate(_TILES if can_cross(candidate) else _SQUARE_TILES)
     ]
 
 

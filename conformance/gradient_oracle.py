@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._golden import golden
-from .differentiating import INPUT_NAMES
+from .differentiating import CACHED_NAMES, INPUT_NAMES
 from .inputs import Inputs
 from .oracle import Oracle, evaluate, known_weights
 from .tolerance import Gradient, add_gradients, core_gradients, layer_gradients, model
@@ -38,6 +38,19 @@ class GoldenGradients:
 
     gradients: dict[str, Gradient]
     representable: bool
+
+
+def as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
+    """Those of keys and values apart from those of the first ones that are handed over cached."""
+    if not inputs.past:
+        return gradients
+    found: dict[str, Gradient] = {}
+    for name, each in gradients.items():
+        if name in CACHED_NAMES.values():
+            found[f"past_{name}"] = each.of_tokens(slice(0, inputs.past))
+            each = each.of_tokens(slice(inputs.past, None))  # noqa: PLW2901 (what is left of it)
+        found[name] = each
+    return found
 
 
 class GradientOracle:

@@ -9,7 +9,7 @@ from typing import Final
 from .diagnosis.facts import UNKNOWN
 from .mistakes import MISTAKES, NamedMistake
 from .mistakes.backward import BACKWARD
-from .mistakes.backward_calls import OF_CALLS
+from .mistakes.backward_calls import BESIDE, OF_CALLS
 from .precision_losses import LOSSES
 
 HEADER: Final = """# The mistakes that have a name
@@ -85,7 +85,8 @@ def _row(mistake: NamedMistake) -> str:
 def _backward_rows() -> Iterator[str]:
     for wrong in {wrong.name: wrong for wrong in BACKWARD}.values():
         yield f"| `{wrong.name}` | {wrong.text} | {wrong.fix} | `{wrong.clause}` |"
-    for clause, entry in OF_CALLS.items():
+    beside = [("gradients.golden", entry) for entry in BESIDE.values()]
+    for clause, entry in (*OF_CALLS.items(), *beside):
         yield f"| `{entry['name']}` | {entry['text']} | {entry['fix']} | `{clause}` |"
 
 

@@ -12,7 +12,7 @@ from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
-Edges = Literal["sizes", "options", "single-options", "lengths"]
+Edges = Literal["sizes", "options", "single-options", "lengths", "tiles"]
 # The recipe whose projections do not round.
 EXACT = "plain-projections"
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
@@ -78,7 +78,7 @@ class Space:
         The part of a profile's examples that is drawn: less where they are large.
     edges
         The hand-picked problems: of all "sizes", of every pair of "options", of "single-options",
-        or of long "lengths".
+        of long "lengths", or the edges of large "tiles" where gradients are judged.
     kinds
         The kinds of candidates that it speaks of.
     """

@@ -15,7 +15,7 @@ from .applicability import applies
 from .errors import UsageError
 from .mistakes import named_mistakes
 from .mistakes.backward import BACKWARD
-from .mistakes.backward_calls import OF_CALLS
+from .mistakes.backward_calls import BESIDE, OF_CALLS
 from .pictures import PICTURED, picture
 from .registry import Clause, all_clauses, specification_hash
 
@@ -85,6 +85,7 @@ def caught_first() -> dict[str, tuple[str, ...]]:
     told = [(each.clause, each.name) for each in named_mistakes()]
     told += [(each.clause, each.name) for each in BACKWARD]
     told += [(clause, entry["name"]) for clause, entry in OF_CALLS.items()]
+    told += [("gradients.golden", entry["name"]) for entry in BESIDE.values()]
     found: dict[str, dict[str, None]] = {}
     for clause, name in told:
         found.setdefault(clause, {})[name] = None

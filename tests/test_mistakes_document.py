@@ -8,7 +8,7 @@ from _paths import CHECKOUT
 
 from conformance.mistakes import MISTAKES, named_mistakes
 from conformance.mistakes.backward import BACKWARD
-from conformance.mistakes.backward_calls import OF_CALLS
+from conformance.mistakes.backward_calls import BESIDE, OF_CALLS
 from conformance.mistakes_document import render
 from conformance.registry import all_clauses
 
@@ -16,7 +16,7 @@ DOCUMENT = (CHECKOUT / "docs" / "mistakes.md").read_text(encoding="utf-8")
 NAMES = list(dict.fromkeys(mistake.name for mistake in MISTAKES))
 OF_GRADIENTS = [
     *dict.fromkeys(wrong.name for wrong in BACKWARD),
-    *(entry["name"] for entry in OF_CALLS.values()),
+    *(entry["name"] for entry in (*OF_CALLS.values(), *BESIDE.values())),
 ]
 
 

@@ -316,6 +316,15 @@ class TilesOverwrittenBackward(HandWritten):
         return scores[:, :, start:].mT @ steps.call.query[:, :, start:] * steps.scale
 
 
+@core("gradients.any-length")
+class LargeTilesOverwrittenBackward(HandWritten):
+    """The gradient of queries is that of the last tile of 128 keys: tiles overwrite each other."""
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        start = (scores.shape[3] - 1) // 128 * 128
+        return scores[..., start:] @ steps.key[:, :, start:] * steps.scale
+
+
 @core("gradients.golden")
 class FirstItemBackward(HandWritten):
     """Only the first item of a batch gets a gradient."""

@@ -45,6 +45,7 @@ from . import dropout
 from . import gradients
 from . import gradient_calls
 from . import gradient_checks
+from . import gradient_features
 from . import unchanged
 from . import tampering
 from . import device
@@ -82,6 +83,7 @@ __all__ = [
     "freshness",
     "gradient_calls",
     "gradient_checks",
+    "gradient_features",
     "gradients",
     "groups",
     "leaks",

@@ -11,8 +11,8 @@ from torch import Tensor
 from .._golden import golden
 from ..candidate import Candidate
 from ..comparison import Comparison, compare, moves
-from ..differentiating import Gradients
-from ..gradient_oracle import why_unknown
+from ..differentiating import CACHED_NAMES, INPUT_NAMES, Gradients
+from ..gradient_oracle import as_given, why_unknown
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
@@ -42,6 +42,8 @@ SPOKEN = {
     **{role: f"the {role} matrix" for role in "qkvo"},
     **{f"{role}_bias": f"the bias of {role}" for role in "qkvo"},
     "bias": "the additive mask",
+    "past_key": "the cached keys",
+    "past_value": "the cached values",
 }
 
 
@@ -64,22 +66,27 @@ def has_golden_gradients(candidate: Candidate) -> str:
     return records_gradients(candidate) or why_unknown(candidate.declaration.semantics)
 
 
-def asked_inputs(subject: Subject, problem: Problem) -> Inputs:
-    """The inputs of a problem, without a cache, from which nobody learns, and without sinks."""
-    return subject.inputs(problem.replace(past=0, sinks=False))
+def asked_inputs(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
+    """The inputs of a problem without a cache and without sinks.
+
+    ``whole`` keeps the cache of a core; what a layer has cached are heads, not the tokens that the
+    golden projects.
+    """
+    past = problem.past if whole and subject.candidate.kind == "core" else 0
+    return subject.inputs(problem.replace(past=past, sinks=False))
 
 
-def with_full_rows(subject: Subject, problem: Problem) -> Inputs:
+def with_full_rows(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
     """The same, without a causal rule or a window that would leave some query without keys.
 
     What gradients a row without keys gives is the matter of a clause of its own.
     """
-    inputs = asked_inputs(subject, problem)
+    inputs = asked_inputs(subject, problem, whole=whole)
     unasked = subject.declaration.always_causal
     for fewer in ({"window": None}, {"window": None, "causal": unasked}):
         if not has_empty_rows(subject, inputs):
             return inputs
-        inputs = asked_inputs(subject, problem.replace(**fewer))
+        inputs = asked_inputs(subject, problem.replace(**fewer), whole=whole)
     return inputs
 
 
@@ -149,11 +156,9 @@ def matches_golden_gradients(
         return Finding(binding=False)
     generic = inputs.generic and subject.dtype != "float64"
     margin, binding, violation = 0.0, True, None
-    for name, exact in known.gradients.items():
+    for name, gradient in _as_given(known.gradients, inputs).items():
         if name not in found.found:
             continue
-        length = inputs.geometry.key_length
-        gradient = with_shared_errors(exact, length) if name in TOKENS else exact
         allowed = gradient.allowed(generic=generic)
         agreement = _compared(found, name, gradient.value, allowed, inputs)
         margin = max(margin, agreement.margin)
@@ -163,6 +168,35 @@ def matches_golden_gradients(
         if violation is None and generic:
             violation = _in_common(name, found.found[name], gradient)
     return Finding(binding=binding, margin=margin, violation=violation)
+
+
+def promised_gradients(subject: Subject, found: Gradients) -> Gradients:
+    """Without the gradients of weights, or of a cache, where none flow and none are promised.
+
+    A cache may be what earlier calls left behind, from which nobody learns.
+    """
+    declared = subject.declaration
+    weights = {name for name in found.found if name not in _INPUTS}
+    for names, promised in (
+        (weights, "grad_weights" in declared.features),
+        (set(CACHED_NAMES), "gradients" in declared.declared_features),
+    ):
+        if not promised and names <= found.missing:
+            found = found.without(names)
+    return found
+
+
+_INPUTS = frozenset((*CACHED_NAMES, *(name for names in INPUT_NAMES.values() for name in names)))
+
+
+def _as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
+    """The golden gradients of each tensor that is handed over, with errors that keys share."""
+    length = inputs.geometry.key_length
+    widened = {
+        name: with_shared_errors(exact, length) if name in TOKENS else exact
+        for name, exact in gradients.items()
+    }
+    return as_given(widened, inputs)
 
 
 def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
@@ -212,6 +246,7 @@ def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
     if name == "bias":
         return ("batch", "head", "query", "key")
     tokens = TOKENS if inputs.is_layer else HEADS
+    name = CACHED_NAMES.get(name, name)
     if name in tokens:
         return tokens[name]
     return ("row",) if name.endswith("_bias") else ("row", "column")

@@ -27,6 +27,7 @@ from ._gradients import (
     matches_golden_gradients,
     not_finite,
     output_gradient,
+    promised_gradients,
     records_gradients,
     same_gradients,
     with_full_rows,
@@ -45,8 +46,8 @@ FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
     "gradients.golden",
     level="MUST",
     sentence=(
-        "The gradients of query, key and value, and of the weights and biases of a layer that "
-        "gradients reach, are those of the specified attention."
+        "The gradients of query, key and value, of cached keys and values, and of the weights and "
+        "biases of a layer that gradients reach, are those of the specified attention."
     ),
     source=f"{BACKWARD}; pytorch#97128; flash-attention#414: dq of a tile's tail",
     space=Space(
@@ -94,25 +95,12 @@ def golden_options(subject: Subject, problem: Problem) -> Finding:
 
 def _golden(subject: Subject, problem: Problem) -> Finding:
     """Every gradient of a problem in which each query has a key."""
-    inputs = with_full_rows(subject, problem)
+    inputs = with_full_rows(subject, problem, whole=True)
     if has_empty_rows(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    found = _whole(subject, subject.gradients.of(inputs, upstream))
+    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
     return matches_golden_gradients(subject, inputs, upstream, found)
-
-
-def _whole(subject: Subject, found: Gradients) -> Gradients:
-    """Without the gradients of weights where none flow, unless they are promised."""
-    weights = {name for name in found.found if name not in _INPUTS}
-    promised = "grad_weights" in subject.declaration.features
-    if promised or not weights or weights - found.missing:
-        return found
-    kept = {name: tensor for name, tensor in found.found.items() if name not in weights}
-    return Gradients(found=kept, missing=found.missing - weights, output=found.output)
-
-
-_INPUTS = frozenset(name for names in INPUT_NAMES.values() for name in names)
 
 
 @clause(

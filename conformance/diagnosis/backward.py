@@ -18,7 +18,7 @@ from ..gradient_oracle import GoldenGradients, why_unknown
 from ..inputs import Inputs
 from ..mistakes import NotExpressible
 from ..mistakes.backward import BACKWARD
-from ..mistakes.backward_calls import OF_CALLS
+from ..mistakes.backward_calls import BESIDE, OF_CALLS
 from ..mistakes.backward_steps import WrongBackward, give_back
 from ..option_pairs import single_options
 from ..problem import Problem
@@ -29,6 +29,8 @@ from ..tolerance import model
 # The hand-picked sizes of the battery, of those that every clause begins with.
 SIZES: Final = 8
 MOST_REPORTED: Final = 6
+# The clauses whose problems hand over caches.
+WHOLE: Final = ("gradients.golden", "gradients.options")
 _SPACE: Final = Space(mask="maybe", causal="never", finite_bias="maybe", values=("normal",))
 _ROWS: Final = Space(causal="always", values=("normal",))
 
@@ -69,7 +71,7 @@ class BackwardDiagnostician:
         every = [*self.observed, *([] if shown is None else [shown])]
         wrong = [pulled for pulled in every if pulled.wrong()]
         if not wrong:
-            told = OF_CALLS.get(clause)
+            told = OF_CALLS.get(clause) or _beside(clause, problem)
             return [] if told is None else [{**told, "confidence": 1.0}]
         named = self._named(every)
         if not named:
@@ -113,6 +115,14 @@ class BackwardDiagnostician:
         if not known.representable:
             return None
         return Pulled(inputs=inputs, upstream=upstream, found=found, known=known)
+
+
+def _beside(clause: str, problem: Problem) -> dict[str, str] | None:
+    """What a problem hands over whose gradients are right without it."""
+    if clause not in WHOLE:
+        return None
+    given = [entry for name, entry in BESIDE.items() if getattr(problem, name)]
+    return given[0] if len(given) == 1 else None
 
 
 def _near(got: Tensor, expected: Tensor, bound: Tensor) -> bool:

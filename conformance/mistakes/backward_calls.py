@@ -9,6 +9,16 @@ def _entry(name: str, text: str, fix: str) -> dict[str, str]:
     return {"name": name, "text": text, "fix": fix}
 
 
+# By what a failing problem hands over where gradients are right without it.
+BESIDE: Final[dict[str, dict[str, str]]] = {
+    "past": _entry(
+        "cache-wrong-backward",
+        "gradients are right without a cache of keys and values, and wrong with one",
+        "cut up the gradient of the joined keys as they were joined, and recompute the weights "
+        "with the places that the forward pass gives cached and new keys",
+    ),
+}
+
 # By the clause that fails though the plain gradients of every problem are right.
 OF_CALLS: Final[dict[str, dict[str, str]]] = {
     "gradients.accumulate": _entry(

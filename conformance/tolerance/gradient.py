@@ -55,6 +55,13 @@ class Gradient:
         """The bound that judges: for generic (independent) inputs the smaller of the two."""
         return torch.minimum(self.worst, self.bound) if generic else self.worst
 
+    def of_tokens(self, kept: slice) -> Gradient:
+        """Of some of the tokens ``[..., L, D]``; what all elements share is known of all alone."""
+        value, worst, bound, scale = (
+            part[..., kept, :] for part in (self.value, self.worst, self.bound, self.scale)
+        )
+        return Gradient(value=value, worst=worst, bound=bound, scale=scale)
+
     def with_scaling(self, scaling: Scaling) -> Gradient:
         """The gradient with the rounding of the scale itself, which all elements have in common.
 

@@ -7,12 +7,18 @@ from typing import Final
 from .consequences import NOTHING_ELSE, Specific, also
 
 _WRONG: Final = (
-    "gradients.bias gradients.empty-row-finite gradients.golden gradients.options gradients.strided"
+    "gradients.any-length gradients.bias gradients.cache gradients.empty-row-finite "
+    "gradients.golden gradients.options gradients.strided"
 )
 
 GRADIENTS: Final[Specific] = {
     "gradients.golden": ("GradientsHalved", also(_WRONG)),
     "gradients.options": ("DefaultScaleBackward", also(_WRONG)),
+    "gradients.any-length": ("LargeTilesOverwrittenBackward", NOTHING_ELSE),
+    "gradients.cache": (
+        "CacheGradientsCutTheOtherWay",
+        also("gradients.golden gradients.options"),
+    ),
     "gradients.bias": ("BiasGradientOfTheFirstItem", NOTHING_ELSE),
     "gradients.masked-zero": ("MaskForgottenBackward", also(_WRONG)),
     "gradients.empty-row-finite": (

@@ -1,0 +1,96 @@
+"""gradients.cache, .any-length: what flows back to a cache, and past the edges of large tiles."""
+
+from __future__ import annotations
+
+from ..caching import query_rows
+from ..candidate import Candidate
+from ..inputs import Inputs
+from ..problem import Problem
+from ..registry import Finding, clause
+from ..space import Space, can_cross
+from ..subject import Subject
+from ._gradients import (
+    cannot_be_judged,
+    has_golden_gradients,
+    matches_golden_gradients,
+    output_gradient,
+    promised_gradients,
+    with_full_rows,
+)
+from .caches import can_cache, with_cache
+
+
+def _is_core(candidate: Candidate) -> str:
+    """Why the tensors of a cache are not what the golden's gradients belong to, or ""."""
+    return "" if candidate.kind == "core" else "what a layer has cached are heads, not tokens"
+
+
+@clause(
+    "gradients.cache",
+    level="MUST",
+    sentence=(
+        "With a cache the gradients of query, of new and of cached keys and values are those of "
+        "the specified attention over all of them."
+    ),
+    source="transformers: prefix tuning learns past_key_values; executorch#2010: the diagonal",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        least=(("key_length", 3), ("query_length", 2)),
+        share=0.3,
+        kinds=("core",),
+    ),
+    needs_golden=True,
+    counterfactual="gradients of half the size",
+    applies=(_is_core, can_cache, has_golden_gradients),
+    subtle=True,
+)
+def cache(subject: Subject, problem: Problem) -> Finding:
+    """Some of the keys cached, by the seed; behind a causal rule as many queries as new keys."""
+    inputs = with_cache(subject, problem.replace(sinks=False))
+    if inputs.causal:
+        inputs = _last_queries(subject, inputs)
+    return _judged(subject, problem, inputs)
+
+
+def _last_queries(subject: Subject, inputs: Inputs) -> Inputs:
+    """No more queries than new keys, so that none stands before the cache."""
+    sizes, pinned = inputs.geometry, subject.declaration.pins.sizes
+    new = sizes.key_length - inputs.past
+    if "query_length" in pinned or not can_cross(subject.candidate) or sizes.query_length <= new:
+        return inputs
+    return query_rows(inputs, sizes.query_length - new, sizes.query_length)
+
+
+@clause(
+    "gradients.any-length",
+    level="MUST",
+    sentence="The gradients are right past the edges of large tiles of keys and of queries.",
+    source="flash-attention#414: dq of a tile's tail; pytorch#162588: long lengths only",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        values=("normal",),
+        patterns=("random", "padding", "left-padding", "dense"),
+        share=0.025,
+        edges="tiles",
+    ),
+    needs_golden=True,
+    counterfactual="gradients of half the size",
+    applies=(has_golden_gradients,),
+    subtle=True,
+)
+def any_length(subject: Subject, problem: Problem) -> Finding:
+    """Few queries that see many keys, and many queries that see few."""
+    return _judged(subject, problem, with_full_rows(subject, problem))
+
+
+def _judged(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
+    """Every gradient of a problem in which each query has a key."""
+    if cannot_be_judged(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
+    return matches_golden_gradients(subject, inputs, upstream, found)

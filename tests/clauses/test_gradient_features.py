@@ -1,0 +1,139 @@
+"""gradients.cache and .any-length: who is asked, and what correct and wrong kernels get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from examples import bare, run_clause
+from torch import Tensor
+
+import conformance
+from candidates.broken.cached_gradients import CacheDiagonalBackward
+from candidates.broken.gradients import LargeTilesOverwrittenBackward
+from candidates.legitimate.backward import backward_in_blocks
+from candidates.legitimate.caches import (
+    cross_layer_with_cache,
+    everything_at_once,
+    joined,
+    joined_before_all,
+    old_and_new_apart,
+)
+from conformance.candidate import Candidate
+from conformance.profile import PROFILES
+
+QUICK = PROFILES["quick"].examples
+
+
+def status(candidate: Candidate, slug: str, dtype: str = "float32") -> str:
+    """The status of one clause, with its reason."""
+    result = run_clause(candidate, slug, examples=QUICK, dtype=dtype)
+    return f"{result.status}: {result.reason}".removesuffix(": ")
+
+
+@pytest.mark.parametrize("candidate", [joined_before_all, old_and_new_apart, everything_at_once])
+@pytest.mark.parametrize("slug", ["gradients.cache", "gradients.golden", "gradients.options"])
+def test_correct_caches_pass(candidate: Candidate, slug: str) -> None:
+    """Joined before all, attended apart, with every option: gradients reach the cache as well."""
+    assert status(candidate, slug) == "passed"
+
+
+def test_a_diagonal_from_the_first_cached_key_is_found() -> None:
+    """Backward alone is wrong, with a cache and a causal rule alone."""
+    assert "the gradient of" in status(CacheDiagonalBackward, "gradients.cache")
+
+
+def detached(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+) -> Tensor:
+    """A correct core that learns nothing from its cache."""
+    old_key = None if past_key is None else past_key.detach()
+    old_value = None if past_value is None else past_value.detach()
+    return bare(query, joined(old_key, key), joined(old_value, value))
+
+
+def test_a_cache_may_be_constant_unless_gradients_are_promised() -> None:
+    """No gradient of cached heads: fine by default, a failure where gradients are declared."""
+    lenient = conformance.core(name="lenient", features=["kv_cache"])(detached)
+    strict = conformance.core(name="strict", features=["kv_cache", "gradients"])(detached)
+    assert status(lenient, "gradients.cache") == "passed"
+    assert "no gradient reaches the cached keys" in status(strict, "gradients.cache")
+
+
+def half(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+) -> Tensor:
+    """A core whose cached values get half of their gradient."""
+    if past_value is not None:
+        past_value = 0.5 * past_value + (0.5 * past_value).detach()
+    return bare(query, joined(past_key, key), joined(past_value, value))
+
+
+def test_half_a_gradient_of_cached_values_is_found() -> None:
+    """What flows to the cache is judged by itself."""
+    wrong = conformance.core(name="half", features=["kv_cache"])(half)
+    assert "the gradient of the cached values is wrong" in status(wrong, "gradients.cache")
+
+
+def test_a_layer_is_not_asked() -> None:
+    """What it has cached are heads, while the golden knows the gradients of tokens."""
+    assert status(cross_layer_with_cache, "gradients.cache").startswith("not-applicable")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_blocks_pass_at_any_length(dtype: str) -> None:
+    """A kernel in tiles is right on both sides of their edges, in every precision."""
+    assert status(backward_in_blocks, "gradients.any-length", dtype) == "passed"
+
+
+def test_tiles_that_overwrite_each_other_are_found() -> None:
+    """The gradient of queries kept from the last of several tiles of 128 keys."""
+    found = status(LargeTilesOverwrittenBackward, "gradients.any-length")
+    assert "the gradient of query is wrong" in found
+
+
+class _LastTile(torch.autograd.Function):
+    """The key's gradient is that of the last tile of queries."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tile: int) -> Tensor:
+        """The ordinary answer."""
+        ctx.tile = tile
+        weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+        ctx.save_for_backward(query, key, value, weights)
+        return weights @ value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The last tile replaces those before it."""
+        (gradient,) = gradients
+        query, key, value, weights = ctx.saved_tensors
+        change = gradient @ value.mT
+        scores = weights * (change - (weights * change).sum(-1, keepdim=True))
+        scores = scores * query.shape[-1] ** -0.5
+        start = (query.shape[2] - 1) // ctx.tile * ctx.tile
+        last = scores[:, :, start:].mT @ query[:, :, start:]
+        return scores @ key, last, weights.mT @ gradient, None
+
+
+@pytest.mark.parametrize("tile", [64, 128, 512])
+def test_lost_tiles_of_queries_are_found(tile: int) -> None:
+    """Tiles of 64, 128 and 512 queries, in the quick profile."""
+
+    def wrong(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer: Tensor = _LastTile.apply(query, key, value, tile)  # type: ignore[no-untyped-call]  # torch's own
+        return answer
+
+    found = status(conformance.core(name="last")(wrong), "gradients.any-length")
+    assert "the gradient of key is wrong" in found
