@@ -153,6 +153,7 @@ def _representable(
     Sizes are added up without their signs: a candidate may add in any order.
     """
     steps = golden_gradients(attention, upstream)
+    attention = steps.attention  # with a sink as one more key
     room = model.HEADROOM * limit
     weight_gradient = steps.output_gradient.abs() @ attention.value.abs().transpose(-1, -2)
     row_sum = (steps.weights * weight_gradient).sum(dim=-1, keepdim=True)

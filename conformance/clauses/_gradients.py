@@ -11,7 +11,7 @@ from torch import Tensor
 from .._golden import golden
 from ..candidate import Candidate
 from ..comparison import Comparison, compare, moves
-from ..differentiating import CACHED_NAMES, INPUT_NAMES, Gradients
+from ..differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
 from ..gradient_oracle import as_given, why_unknown
 from ..inputs import Inputs
 from ..materialise import generator_for
@@ -42,6 +42,7 @@ SPOKEN = {
     **{role: f"the {role} matrix" for role in "qkvo"},
     **{f"{role}_bias": f"the bias of {role}" for role in "qkvo"},
     "bias": "the additive mask",
+    "sinks": "the sinks",
     "past_key": "the cached keys",
     "past_value": "the cached values",
 }
@@ -69,11 +70,12 @@ def has_golden_gradients(candidate: Candidate) -> str:
 def asked_inputs(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
     """The inputs of a problem without a cache and without sinks.
 
-    ``whole`` keeps the cache of a core; what a layer has cached are heads, not the tokens that the
+    ``whole`` keeps those of a core; what a layer has cached are heads, not the tokens that the
     golden projects.
     """
-    past = problem.past if whole and subject.candidate.kind == "core" else 0
-    return subject.inputs(problem.replace(past=past, sinks=False))
+    if whole and subject.candidate.kind == "core":
+        return subject.inputs(problem)
+    return subject.inputs(problem.replace(past=0, sinks=False))
 
 
 def with_full_rows(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
@@ -171,22 +173,23 @@ def matches_golden_gradients(
 
 
 def promised_gradients(subject: Subject, found: Gradients) -> Gradients:
-    """Without the gradients of weights, or of a cache, where none flow and none are promised.
+    """Without those of weights, of a cache or of sinks where none flow and none are promised.
 
-    A cache may be what earlier calls left behind, from which nobody learns.
+    A cache may be what earlier calls left behind, and sinks constants, from which nobody learns.
     """
     declared = subject.declaration
     weights = {name for name in found.found if name not in _INPUTS}
     for names, promised in (
         (weights, "grad_weights" in declared.features),
         (set(CACHED_NAMES), "gradients" in declared.declared_features),
+        ({"sinks"}, "gradients" in declared.declared_features),
     ):
         if not promised and names <= found.missing:
             found = found.without(names)
     return found
 
 
-_INPUTS = frozenset((*CACHED_NAMES, *(name for names in INPUT_NAMES.values() for name in names)))
+_INPUTS = frozenset((*KEYWORD_LEAVES, *(name for names in INPUT_NAMES.values() for name in names)))
 
 
 def _as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
@@ -249,6 +252,8 @@ def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
     name = CACHED_NAMES.get(name, name)
     if name in tokens:
         return tokens[name]
+    if name == "sinks":
+        return ("head",)
     return ("row",) if name.endswith("_bias") else ("row", "column")
 
 

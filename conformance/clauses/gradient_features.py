@@ -1,4 +1,4 @@
-"""gradients.cache, .any-length: what flows back to a cache, and past the edges of large tiles."""
+"""gradients.cache, .sinks, .any-length: what flows back to caches and sinks, and at any length."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from ..caching import query_rows
 from ..candidate import Candidate
 from ..inputs import Inputs
 from ..problem import Problem
+from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..space import Space, can_cross
 from ..subject import Subject
 from ._gradients import (
     cannot_be_judged,
+    has_empty_rows,
     has_golden_gradients,
     matches_golden_gradients,
     output_gradient,
@@ -18,11 +20,12 @@ from ._gradients import (
     with_full_rows,
 )
 from .caches import can_cache, with_cache
+from .sinks import offers_sinks, with_sinks
 
 
 def _is_core(candidate: Candidate) -> str:
-    """Why the tensors of a cache are not what the golden's gradients belong to, or ""."""
-    return "" if candidate.kind == "core" else "what a layer has cached are heads, not tokens"
+    """Why what is handed over is not what the golden's gradients belong to, or ""."""
+    return "" if candidate.kind == "core" else "no bound is derived behind projections"
 
 
 @clause(
@@ -62,6 +65,39 @@ def _last_queries(subject: Subject, inputs: Inputs) -> Inputs:
     if "query_length" in pinned or not can_cross(subject.candidate) or sizes.query_length <= new:
         return inputs
     return query_rows(inputs, sizes.query_length - new, sizes.query_length)
+
+
+@clause(
+    "gradients.sinks",
+    level="MUST",
+    sentence=(
+        "Beside sinks the gradients of query, key and value are those of weights that leave the "
+        "sinks their share, and a sink that gets a gradient gets that of its logit."
+    ),
+    source="OpenAI 2025 (gpt-oss model card): learned sinks; flash-attention: backward of s_aux",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        values=LIVELY,
+        least=(("key_length", 2),),
+        share=0.2,
+        kinds=("core",),
+    ),
+    needs_golden=True,
+    counterfactual="gradients of half the size",
+    applies=(_is_core, offers_sinks, has_golden_gradients),
+    subtle=True,
+)
+def sinks(subject: Subject, problem: Problem) -> Finding:
+    """Sinks of the size of the logits, beside every other option."""
+    inputs = with_sinks(subject, problem.replace(past=0))
+    if has_empty_rows(subject, inputs):
+        inputs = with_sinks(
+            subject, problem.replace(past=0, window=None, causal=subject.declaration.always_causal)
+        )
+    return _judged(subject, problem, inputs)
 
 
 @clause(

@@ -24,7 +24,8 @@ LARGE = (100.0, 1e4, 3e3)
 LARGE_IN_HALF = (100.0, 1e3, 30.0)
 
 
-def _offers_sinks(candidate: Candidate) -> str:
+def offers_sinks(candidate: Candidate) -> str:
+    """Why there are no sinks, or ""."""
     return "" if "sinks" in candidate.declaration.features else "no sinks are declared"
 
 
@@ -46,7 +47,7 @@ def with_sinks(subject: Subject, problem: Problem) -> Inputs:
     ),
     needs_golden=True,
     counterfactual="no sinks, or the sink of another head",
-    applies=(_offers_sinks,),
+    applies=(offers_sinks,),
     subtle=True,
 )
 def sinks(subject: Subject, problem: Problem) -> Finding:
@@ -67,7 +68,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
     space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.5),
     needs_golden=True,
     counterfactual="sinks of the other sign",
-    applies=(_offers_sinks,),
+    applies=(offers_sinks,),
     subtle=True,
 )
 def large_sinks(subject: Subject, problem: Problem) -> Finding:
@@ -103,7 +104,7 @@ def _promises_zeros(candidate: Candidate) -> str:
     space=dataclasses.replace(EMPTY, share=0.5),
     needs_golden=True,
     counterfactual="a query without any key",
-    applies=(_offers_sinks, _promises_zeros),
+    applies=(offers_sinks, _promises_zeros),
     subtle=True,
 )
 def empty_row(subject: Subject, problem: Problem) -> Finding:

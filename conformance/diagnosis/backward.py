@@ -29,8 +29,9 @@ from ..tolerance import model
 # The hand-picked sizes of the battery, of those that every clause begins with.
 SIZES: Final = 8
 MOST_REPORTED: Final = 6
-# The clauses whose problems hand over caches.
-WHOLE: Final = ("gradients.golden", "gradients.options")
+# The clauses whose problems hand over caches and sinks: each alone, or some.
+CLAUSE_OF: Final = {"past": "gradients.cache", "sinks": "gradients.sinks"}
+WHOLE: Final = ("gradients.golden", "gradients.options", *CLAUSE_OF.values())
 _SPACE: Final = Space(mask="maybe", causal="never", finite_bias="maybe", values=("normal",))
 _ROWS: Final = Space(causal="always", values=("normal",))
 
@@ -121,8 +122,8 @@ def _beside(clause: str, problem: Problem) -> dict[str, str] | None:
     """What a problem hands over whose gradients are right without it."""
     if clause not in WHOLE:
         return None
-    given = [entry for name, entry in BESIDE.items() if getattr(problem, name)]
-    return given[0] if len(given) == 1 else None
+    given = [name for name in BESIDE if getattr(problem, name) or clause == CLAUSE_OF[name]]
+    return BESIDE[given[0]] if len(given) == 1 else None
 
 
 def _near(got: Tensor, expected: Tensor, bound: Tensor) -> bool:

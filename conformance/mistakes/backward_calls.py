@@ -17,6 +17,12 @@ BESIDE: Final[dict[str, dict[str, str]]] = {
         "cut up the gradient of the joined keys as they were joined, and recompute the weights "
         "with the places that the forward pass gives cached and new keys",
     ),
+    "sinks": _entry(
+        "sinks-wrong-backward",
+        "gradients are right without sinks, and wrong beside them",
+        "keep the sink in the log-sum-exp that weights are recomputed with, and give the sink "
+        "minus the sum over its rows of its weight times rowsum(dO * O)",
+    ),
 }
 
 # By the clause that fails though the plain gradients of every problem are right.

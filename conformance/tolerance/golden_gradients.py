@@ -18,6 +18,7 @@ from torch import Tensor
 from conformance._golden import golden
 
 from .keys import LiveKeys, live_keys
+from .sinks import has_sink, with_sink
 from .unnormalised import is_normalised
 
 
@@ -63,10 +64,13 @@ def supports(semantics: golden.Semantics) -> bool:
 def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> GoldenGradients:
     """The gradients for ``output_gradient [B, H, Lq, Dv]``.
 
+    A sink counts as one more key behind the others, whose logit does not depend on a score.
+
     Raises ValueError at a point of the semantics that has no bound, for rows without a key whose
     answer is NaN, and for an output gradient of another shape.
     """
     _check(attention, output_gradient)
+    attention = with_sink(attention)
     live = live_keys(attention)
     weights = attention.weights
     if live.empty is not None:
@@ -106,9 +110,6 @@ def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
             f"{semantics.rotary!r}, score_mod={semantics.score_mod!r}"
         )
         raise ValueError(msg)
-    if attention.sinks is not None:
-        msg = "gradients have no bounds beside sinks"
-        raise ValueError(msg)
     if semantics.empty_rows == "nan" and bool(attention.output.isnan().any()):
         msg = "gradients have no bounds at empty_rows='nan' where a row has no key"
         raise ValueError(msg)
@@ -137,4 +138,11 @@ def _slopes(attention: golden.Attention) -> tuple[Tensor, Tensor, Tensor]:
         by_bias = slope * attention.scale
     elif after:
         by_bias = slope
+    if has_sink(attention):
+        return _but_last(slope), _but_last(by_bias), _but_last(curvature)
     return slope, by_bias, curvature
+
+
+def _but_last(pairs: Tensor) -> Tensor:
+    """Zero at the last key, the sink: neither query nor key nor bias moves its logit."""
+    return torch.cat([pairs[..., :-1], torch.zeros_like(pairs[..., -1:])], dim=-1)

@@ -13,6 +13,8 @@ from .gradient import Gradient, add_gradients
 from .gradient_scaling import core_scaling
 from .heads import sum_groups
 from .incoming import Incoming
+from .sink_gradients import sink_gradient
+from .sinks import has_sink
 from .spread import deviations_for
 from .statistical_gradients import Propagation, propagation
 from .storing import Errors, stored
@@ -33,7 +35,7 @@ def core_gradients(
     ``output_gradient [B, H, Lq, Dv]`` is what the candidate is given too: exact, and for the
     statistical bound independent in each element. The results have the shapes of what they belong
     to: query ``[B, H, Lq, D]``, key ``[B, Hkv, Lk, D]``, value ``[B, Hkv, Lk, Dv]`` (one key/value
-    head per query head by default) and the bias's own.
+    head per query head by default), the bias's own, and ``[H]`` of sinks.
 
     Raises ValueError at a point of the semantics that has no bound (see :func:`supports`), for an
     output gradient of another shape, and for heads that do not fit.
@@ -44,18 +46,29 @@ def core_gradients(
     num_kv_heads = attention.query.shape[1] if num_kv_heads is None else num_kv_heads
     count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
     deviations = deviations_for(count)
-    worst = worst_errors(gradients, contract, Incoming())
-    spread = propagation(gradients, contract, Incoming(), deviations)
+    worst = worst_errors(gradients, contract, _gated(gradients, contract.unit_roundoff, 1))
+    variances = _gated(gradients, contract.unit_roundoff, 2)
+    spread = propagation(gradients, contract, variances, deviations)
     results = head_gradients(gradients, worst, spread, num_kv_heads)
-    scaling = core_scaling(spread, contract, num_kv_heads)
-    found = {
-        name: stored(errors, contract, deviations).with_scaling(scaling[name])
-        for name, errors in results.items()
-    }
+    found = {name: stored(errors, contract, deviations) for name, errors in results.items()}
+    if attention.sinks is None:
+        scaling = core_scaling(spread, contract, num_kv_heads)
+        found = {name: each.with_scaling(scaling[name]) for name, each in found.items()}
+    else:
+        keys = slice(0, attention.key.shape[-2])
+        found |= {name: found[name].of_tokens(keys) for name in ("key", "value")}
+        found["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:
         errors = _bias_errors(attention.bias, gradients, worst, spread)
         found["bias"] = stored(errors, contract, deviations)
     return found
+
+
+def _gated(gradients: GoldenGradients, unit: float, power: int) -> Incoming:
+    """Beside a sink the output gradient may pass a gate behind the attention, and be stored."""
+    if not has_sink(gradients.attention):
+        return Incoming()
+    return Incoming(output_gradient=(unit * gradients.output_gradient.abs()) ** power)
 
 
 def head_gradients(
@@ -133,17 +146,20 @@ def _bias_errors(
     pairs = gradients.bias
     if pairs is None:  # for the type checker: there is a bias
         pairs = gradients.logit_gradient
+    length = gradients.attention.given_key.shape[-2]  # behind them a sink, which has no bias
+    pairs, error = pairs[..., :length], worst.bias[..., :length]
     scaled = gradients.attention.semantics.bias_order == "before-scale"
     if scaled:
         variance = spread.pair(gradients.slope) * gradients.attention.scale**2
     else:
         variance = spread.pair(gradients.bias_slope)
+    variance = variance[..., :length]
     contract, terms = spread.contract, pairs.numel() // max(1, bias.numel())
     sums = terms * contract.accumulator_roundoff
-    sizes = (pairs.abs() + worst.bias).sum_to_size(bias.shape)
+    sizes = (pairs.abs() + error).sum_to_size(bias.shape)
     walk = pairs.square().sum_to_size(bias.shape) * (terms * contract.accumulator_roundoff**2)
     return Errors(
         value=pairs.sum_to_size(bias.shape),
-        worst=worst.bias.sum_to_size(bias.shape) + sums * sizes,
+        worst=error.sum_to_size(bias.shape) + sums * sizes,
         variance=variance.sum_to_size(bias.shape) + walk,
     )

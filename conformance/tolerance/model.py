@@ -122,6 +122,10 @@ MODIFICATION_STEPS: Final = (-1.0, -0.5, 0.5, 1.0)
 # The logits beside a sink may be stored once more, after their maximum is taken off (eager code of
 # gpt-oss concatenates, subtracts and then takes the softmax).
 SINK_STORES: Final = 1
+# A sink behind the attention is a gate y = sigmoid(lse - sink) on its answer (gpt-oss on top of
+# flex_attention): its slope y (1 - y) has the absolute error of 1 - y, and the row term of the
+# attention without a sink is taken off and partly given back.
+SINK_GATE_ROUNDINGS: Final = 4
 # On the way to a frequency 10000^(-2j/d) of a position encoding: the exponent, the logarithm of the
 # base and their product are each rounded once and pass through an exponential, which turns a
 # relative error of its argument (at most log 10000) into that many relative errors of its result.

@@ -16,7 +16,7 @@ from .keys import LiveKeys
 from .quadratic import walk
 from .statistical_scores import exponent_variance
 from .sums import log_sum_exp_error
-from .worst_pairs import uncapped
+from .worst_pairs import gate_error, uncapped
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,7 +181,8 @@ def _row_sum_variance(gradients: GoldenGradients, product: Tensor, contract: Con
     if contract.score_roundoff:
         by_terms += rounded * gradients.weight_gradient.square()
     total = walk(terms.square().sum(dim=-1, keepdim=True), gradients.row_sum, length, unit)
-    return by_output + by_terms.sum(dim=-1, keepdim=True) + total
+    gate = gate_error(gradients, contract)
+    return by_output + by_terms.sum(dim=-1, keepdim=True) + total + gate**2
 
 
 def _stored_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:

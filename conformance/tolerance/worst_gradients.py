@@ -11,17 +11,22 @@ from .block_stores import key_block_stores, query_block_stores, worst_of_stores
 from .contract import Contract
 from .golden_gradients import GoldenGradients
 from .incoming import Incoming, backward_contract, score_gradient_stores
-from .worst_pairs import PairErrors, grown, pair_errors, sum_error
+from .sinks import has_sink
+from .worst_pairs import PairErrors, gate_unit, grown, pair_errors, sum_error
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorstErrors:
-    """Errors of the gradients per query head, before they are stored; ``bias`` is for each pair."""
+    """Errors of the gradients per query head, before they are stored; ``bias`` is for each pair.
+
+    ``sink [B, H, Lq, 1]`` is for the gradient of a sink in each row, None without one.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     bias: Tensor
+    sink: Tensor | None
 
 
 def worst_errors(gradients: GoldenGradients, contract: Contract, incoming: Incoming) -> WorstErrors:
@@ -44,6 +49,7 @@ def worst_errors(gradients: GoldenGradients, contract: Contract, incoming: Incom
         key=_key_error(gradients, own + shared, contract, incoming),
         value=_value_error(gradients, pairs, contract, incoming),
         bias=_bias_error(gradients, pairs, contract),
+        sink=_sink_error(gradients, pairs, contract) if has_sink(gradients.attention) else None,
     )
 
 
@@ -165,3 +171,17 @@ def _bias_error(gradients: GoldenGradients, pairs: PairErrors, contract: Contrac
     exact = gradients.logit_gradient * gradients.bias_slope
     times = score_gradient_stores(gradients, contract)
     return _stored(sloped, exact, times, contract).add_(_lost(gradients, contract))
+
+
+def _sink_error(gradients: GoldenGradients, pairs: PairErrors, contract: Contract) -> Tensor:
+    """The gradient by the logit of the sink, ``- p D``, stored like that of a score.
+
+    A gate behind the attention knows p as one minus its share: to an absolute error.
+    """
+    error = pairs.logit_gradient + (gradients.weights + pairs.weights) * pairs.row_sum
+    error += pairs.zero_sum * pairs.reaches
+    times = score_gradient_stores(gradients, contract)
+    exact = gradients.logit_gradient[..., -1:]
+    sizes = (gradients.weights * gradients.weight_gradient.abs()).sum(dim=-1, keepdim=True)
+    known = error[..., -1:] + gate_unit(contract) * sizes
+    return _stored(known, exact, times, contract) + _lost(gradients, contract)

@@ -17,6 +17,7 @@ from .core import one_sided_bound
 from .golden_gradients import GoldenGradients
 from .incoming import Incoming
 from .scores import exponent_error
+from .sinks import has_sink
 from .sums import log_sum_exp_error
 
 
@@ -58,6 +59,7 @@ def pair_errors(gradients: GoldenGradients, contract: Contract, incoming: Incomi
         _sum_of_products_error(gradients, stored, product, contract),
         _sum_of_outputs_error(gradients, contract, incoming),
     )
+    row_sum = row_sum + gate_error(gradients, contract)
     logit_gradient = _logit_gradient_error(gradients, error, product, row_sum, contract)
     return PairErrors(
         weights=error,
@@ -74,6 +76,25 @@ def sum_error(terms: int, contract: Contract) -> float:
     """The relative error of a product over n tokens, added up in blocks."""
     count = terms + math.ceil(terms / contract.key_block) + model.SUM_ROUNDINGS
     return gamma(count, contract.accumulator_roundoff) + contract.operand_error
+
+
+def gate_unit(contract: Contract) -> float:
+    """The roundings of a gate behind the attention, and of what is stored on either side of it."""
+    each = contract.accumulator_roundoff + contract.score_roundoff
+    return model.SINK_GATE_ROUNDINGS * each + contract.unit_roundoff
+
+
+def gate_error(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+    """What the row term may be off by where a sink's share is a gate behind the attention.
+
+    That of the attention without the sink, at most the mean of ``|dP|``, is taken off and added
+    again but for the share: ``[B, H, Lq, 1]``; 0.0 without a sink.
+    """
+    if not has_sink(gradients.attention):
+        return 0.0
+    weights, sizes = gradients.weights[..., :-1], gradients.weight_gradient[..., :-1].abs()
+    share = weights.sum(dim=-1, keepdim=True).clamp_min(model.SMALLEST_DENOMINATOR)
+    return gate_unit(contract) * ((weights * sizes).sum(dim=-1, keepdim=True) / share)
 
 
 def grown(size: Tensor, error: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""gradients.cache and .any-length: who is asked, and what correct and wrong kernels get."""
+"""gradients.cache, .sinks and .any-length: who is asked, and what correct and wrong kernels get."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 import conformance
 from candidates.broken.cached_gradients import CacheDiagonalBackward
 from candidates.broken.gradients import LargeTilesOverwrittenBackward
+from candidates.broken.sink_gradients import SinkForgottenBackward, SinkGradientZero
 from candidates.legitimate.backward import backward_in_blocks
 from candidates.legitimate.caches import (
     cross_layer_with_cache,
@@ -19,6 +20,12 @@ from candidates.legitimate.caches import (
     joined,
     joined_before_all,
     old_and_new_apart,
+)
+from candidates.legitimate.sinks import (
+    sink_as_a_column,
+    sink_as_a_key,
+    sink_behind_the_attention,
+    sink_first,
 )
 from conformance.candidate import Candidate
 from conformance.profile import PROFILES
@@ -137,3 +144,22 @@ def test_lost_tiles_of_queries_are_found(tile: int) -> None:
 
     found = status(conformance.core(name="last")(wrong), "gradients.any-length")
     assert "the gradient of key is wrong" in found
+
+
+@pytest.mark.parametrize(
+    "candidate", [sink_as_a_column, sink_first, sink_behind_the_attention, sink_as_a_key]
+)
+@pytest.mark.parametrize("slug", ["gradients.sinks", "gradients.golden"])
+def test_correct_sinks_pass(candidate: Candidate, slug: str) -> None:
+    """A column, an online softmax, a gate and one more key give back the same."""
+    assert status(candidate, slug) == "passed"
+
+
+def test_weights_recomputed_without_the_sink_are_found() -> None:
+    """The sink is missing in the denominator of the backward pass."""
+    assert "the gradient of query is wrong" in status(SinkForgottenBackward, "gradients.sinks")
+
+
+def test_a_gradient_of_zero_for_the_sinks_is_found() -> None:
+    """Query, key and value are right, the sinks learn nothing."""
+    assert "the gradient of the sinks is wrong" in status(SinkGradientZero, "gradients.sinks")

@@ -15,6 +15,7 @@ GRADIENTS: Final[Specific] = {
     "gradients.golden": ("GradientsHalved", also(_WRONG)),
     "gradients.options": ("DefaultScaleBackward", also(_WRONG)),
     "gradients.any-length": ("LargeTilesOverwrittenBackward", NOTHING_ELSE),
+    "gradients.sinks": ("SinkForgottenBackward", also("gradients.golden gradients.options")),
     "gradients.cache": (
         "CacheGradientsCutTheOtherWay",
         also("gradients.golden gradients.options"),

@@ -1,0 +1,87 @@
+"""The gradients beside sinks: what autograd finds in the golden, within telling bounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gradient_problems import contract, output_gradient
+from torch import Tensor
+
+from conformance._golden import golden
+from conformance.tolerance import core_gradients
+from conformance.tolerance.gradient import Gradient
+
+Options = dict[str, object]
+OPTIONS: list[Options] = [
+    {},
+    {"causal": True},
+    {"softcap": 2.0, "scale": 0.7},
+    {"keep": (torch.arange(7) != 3).reshape(1, 1, 1, 7)},
+    {"bias": torch.linspace(-1.0, 1.0, 7).reshape(1, 1, 1, 7).double()},
+]
+
+
+def leaves(seed: int) -> dict[str, Tensor]:
+    """Query, key, value and sinks for four heads that share two key/value heads, float64."""
+    shapes = {"query": (2, 4, 5, 3), "key": (2, 2, 7, 3), "value": (2, 2, 7, 2), "sinks": (4,)}
+    return {
+        name: output_gradient(torch.Size(shape), seed + turn).double().requires_grad_()
+        for turn, (name, shape) in enumerate(shapes.items())
+    }
+
+
+def judged(given: dict[str, Tensor], upstream: Tensor, dtype: str, **options: object) -> Options:
+    """Golden gradients by name."""
+    tensors = {name: tensor.detach() for name, tensor in given.items()}
+    with torch.no_grad():
+        attention = golden.attend(**tensors, **options)
+    return dict(core_gradients(attention, upstream, contract(dtype), num_kv_heads=2))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+@pytest.mark.parametrize("seed", range(3))
+def test_the_values_are_what_autograd_finds(seed: int, options: Options) -> None:
+    """Query, key, value and sinks, each within its float64 bound."""
+    given = leaves(seed)
+    output = golden.attend(**given, **options).output
+    upstream = output_gradient(output.shape, seed + 9)
+    theirs = torch.autograd.grad(output, list(given.values()), upstream.double())
+    ours = judged(given, upstream, "float64", **options)
+    for name, exact in zip(given, theirs, strict=True):
+        found = ours[name]
+        assert isinstance(found, Gradient)
+        assert found.value.shape == exact.shape
+        assert bool(((found.value - exact).abs() <= found.worst).all()), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_bounds_tell_a_lost_sink(dtype: str) -> None:
+    """Without the sink in the sum every gradient moves by more than its bound; the sink's is not 0.
+
+    So it is with sinks above the logits. In bfloat16 the worst case of a few rows is the gradient.
+    """
+    given = leaves(0)
+    given["sinks"] = given["sinks"].detach().abs() + 2.0
+    upstream = output_gradient(torch.Size((2, 4, 5, 2)), 9)
+    beside = judged(given, upstream, dtype)
+    without = judged({n: t for n, t in given.items() if n != "sinks"}, upstream, dtype)
+    for name, other in without.items():
+        found = beside[name]
+        assert isinstance(found, Gradient)
+        assert isinstance(other, Gradient)
+        assert bool(((found.value - other.value).abs() > found.allowed(generic=True)).any()), name
+    sinks = beside["sinks"]
+    assert isinstance(sinks, Gradient)
+    assert bool((sinks.value.abs() > sinks.worst).any())
+
+
+@pytest.mark.parametrize("sink", [-50.0, 50.0])
+def test_bounds_stay_finite_beside_extreme_sinks(sink: float) -> None:
+    """Where nothing is left for the sink, or for the keys, no bound is infinite or NaN."""
+    given = leaves(1)
+    given["sinks"] = torch.full((4,), sink, dtype=torch.float64)
+    upstream = output_gradient(torch.Size((2, 4, 5, 2)), 9)
+    for name, found in judged(given, upstream, "float32").items():
+        assert isinstance(found, Gradient)
+        assert bool(found.worst.isfinite().all()), name
+        assert bool(found.bound.isfinite().all()), name
