@@ -16,17 +16,25 @@ from .oracle import Oracle, evaluate, known_weights
 from .tolerance import Gradient, add_gradients, core_gradients, layer_gradients, model
 from .tolerance.golden_gradients import golden_gradients
 from .tolerance.gradients import supports
+from .tolerance.prepared_gradients import as_met, largest_step
 
-# Points that the backward pass of the golden does not know; each field with what it is there.
-_PLAIN = {"rotary": "none", "qk_norm": "none", "alibi": False, "score_mod": None}
+# Points whose gradients have no bound; each field with what it is elsewhere. A function of the
+# user's may bend as it likes, so that nobody knows how far its slope is off.
+_PLAIN = {"score_mod": None}
+# The same where projections come first.
+_PLAIN_LAYER = {**_PLAIN, "rotary": "none", "qk_norm": "none", "alibi": False}
 
 
-def why_unknown(semantics: golden.Semantics) -> str:
-    """Why there are no golden gradients at a point of the semantics, or ""."""
-    for name, plain in _PLAIN.items():
-        if getattr(semantics, name) != plain:
-            return f"no bound is derived for gradients with {name}={getattr(semantics, name)!r}"
-    return "" if supports(semantics) else "no bound is derived for gradients at its semantics"
+def why_unknown(semantics: golden.Semantics, kind: str) -> str:
+    """Why there are no golden gradients at a point for a "core" or a "layer", or ""."""
+    behind = " behind projections" if kind == "layer" else ""
+    for name, plain in (_PLAIN_LAYER if kind == "layer" else _PLAIN).items():
+        found = getattr(semantics, name)
+        if found != plain:
+            after = "" if name in _PLAIN else behind
+            return f"no bound is derived for gradients with {name}={found!r}{after}"
+    met = semantics.replace(qk_norm="none", rotary="none")
+    return "" if supports(met) else "no bound is derived for gradients at its semantics"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +80,8 @@ class GradientOracle:
         for known, found in remembered:
             if known is upstream or torch.equal(known, upstream):
                 return found
-        unknown = why_unknown(self._oracle.declaration.semantics)
+        kind = "layer" if inputs.is_layer else "core"
+        unknown = why_unknown(self._oracle.declaration.semantics, kind)
         if unknown:
             raise LookupError(unknown)
         start = time.perf_counter()
@@ -152,7 +161,7 @@ def _representable(
 
     Sizes are added up without their signs: a candidate may add in any order.
     """
-    steps = golden_gradients(attention, upstream)
+    given, steps = attention, golden_gradients(as_met(attention), upstream)
     attention = steps.attention  # with a sink as one more key
     room = model.HEADROOM * limit
     weight_gradient = steps.output_gradient.abs() @ attention.value.abs().transpose(-1, -2)
@@ -163,6 +172,7 @@ def _representable(
     factor = max(abs(attention.scale), 1.0)
     largest = [weight_gradient, row_sum, factor * query, factor * key]
     sizes = [float(tensor.max()) for tensor in largest if tensor.numel()]
+    sizes.append(largest_step(given, steps))
     return all(size <= room for size in sizes) and _fits(found, limit)
 
 

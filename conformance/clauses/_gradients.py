@@ -64,7 +64,9 @@ def records_gradients(candidate: Candidate) -> str:
 
 def has_golden_gradients(candidate: Candidate) -> str:
     """Why no golden gradients are known, or ""."""
-    return records_gradients(candidate) or why_unknown(candidate.declaration.semantics)
+    return records_gradients(candidate) or why_unknown(
+        candidate.declaration.semantics, candidate.kind
+    )
 
 
 def asked_inputs(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
@@ -335,7 +337,8 @@ def gradient_bounds(subject: Subject, asked: Asked) -> dict[str, Tensor]:
     Measured where none is derived: how far the candidate's own gradients move when its inputs
     change by one unit each. Empty where nobody can represent them.
     """
-    if subject.candidate.golden_known and not why_unknown(subject.declaration.semantics):
+    kind = subject.candidate.kind
+    if subject.candidate.golden_known and not why_unknown(subject.declaration.semantics, kind):
         known = subject.gradients.oracle.answer(asked.inputs, asked.upstream)
         if not known.representable:
             return {}

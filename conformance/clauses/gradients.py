@@ -96,7 +96,7 @@ def golden_options(subject: Subject, problem: Problem) -> Finding:
 def _golden(subject: Subject, problem: Problem) -> Finding:
     """Every gradient of a problem in which each query has a key."""
     inputs = with_full_rows(subject, problem, whole=True)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
@@ -131,7 +131,7 @@ def _golden(subject: Subject, problem: Problem) -> Finding:
 def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     """The gradient of the mask beside those of the inputs, where any reaches it."""
     inputs = with_full_rows(subject, problem)
-    if has_empty_rows(subject, inputs):
+    if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs, bias=True)

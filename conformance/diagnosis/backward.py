@@ -64,7 +64,8 @@ class BackwardDiagnostician:
     def explain(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
         """What explains the failure of a clause on a problem, as the report's entries."""
         candidate = self.subject.candidate
-        if not candidate.golden_known or why_unknown(candidate.declaration.semantics):
+        point = candidate.declaration.semantics
+        if not candidate.golden_known or why_unknown(point, candidate.kind):
             return []
         shown = self._pulled(problem)
         if shown is not None and has_empty_rows(self.subject, shown.inputs):

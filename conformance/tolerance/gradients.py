@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from conformance._golden import golden
@@ -13,8 +16,10 @@ from .gradient import Gradient, add_gradients
 from .gradient_scaling import core_scaling
 from .heads import sum_groups
 from .incoming import Incoming
+from .prepared import prepared_errors
+from .prepared_gradients import as_met, has_statistics, of_given
 from .sink_gradients import sink_gradient
-from .sinks import has_sink
+from .sinks import has_sink, more_keys
 from .spread import deviations_for
 from .statistical_gradients import Propagation, propagation
 from .storing import Errors, stored
@@ -42,11 +47,14 @@ def core_gradients(
 
     Derived in docs/tolerance.md.
     """
-    gradients = golden_gradients(attention, output_gradient)
+    gradients = golden_gradients(as_met(attention), output_gradient)
     num_kv_heads = attention.query.shape[1] if num_kv_heads is None else num_kv_heads
     count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
     deviations = deviations_for(count)
-    worst = worst_errors(gradients, contract, _gated(gradients, contract.unit_roundoff, 1))
+    gated = _gated(gradients, contract.unit_roundoff, 1)
+    if not has_statistics(attention.semantics):
+        return _without_statistics(attention, gradients, contract, gated, num_kv_heads)
+    worst = worst_errors(gradients, contract, gated)
     variances = _gated(gradients, contract.unit_roundoff, 2)
     spread = propagation(gradients, contract, variances, deviations)
     results = head_gradients(gradients, worst, spread, num_kv_heads)
@@ -59,8 +67,30 @@ def core_gradients(
         found |= {name: found[name].of_tokens(keys) for name in ("key", "value")}
         found["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:
-        errors = _bias_errors(attention.bias, gradients, worst, spread)
+        errors = _bias_errors(attention.bias, gradients, worst, spread, contract)
         found["bias"] = stored(errors, contract, deviations)
+    return found
+
+
+def _without_statistics(
+    attention: golden.Attention,
+    gradients: GoldenGradients,
+    contract: Contract,
+    incoming: Incoming,
+    num_kv_heads: int,
+) -> dict[str, Gradient]:
+    """The worst case alone, for heads that are prepared or scores that are biased by distance."""
+    query, key = prepared_errors(attention, contract.at("score"), None, None)
+    if key is not None and attention.sinks is not None:
+        key = more_keys(key)
+    worst = worst_errors(gradients, contract, replace(incoming, query=query, key=key))
+    found = of_given(attention, gradients, worst, contract, num_kv_heads)
+    if attention.sinks is not None:
+        found["sinks"] = sink_gradient(gradients, worst, contract)
+    if attention.bias is not None:
+        errors = _bias_errors(attention.bias, gradients, worst, None, contract)
+        told = stored(errors, contract, 0.0)
+        found["bias"] = replace(told, bound=told.worst, scale=told.worst)
     return found
 
 
@@ -140,21 +170,31 @@ def grouped_worst(
 
 
 def _bias_errors(
-    bias: Tensor, gradients: GoldenGradients, worst: WorstErrors, spread: Propagation
+    bias: Tensor,
+    gradients: GoldenGradients,
+    worst: WorstErrors,
+    spread: Propagation | None,
+    contract: Contract,
 ) -> Errors:
-    """The gradient of a bias: the pairs that share one of its elements are added up."""
+    """The gradient of a bias: the pairs that share one of its elements are added up.
+
+    Without ``spread`` there is no variance.
+    """
     pairs = gradients.bias
     if pairs is None:  # for the type checker: there is a bias
         pairs = gradients.logit_gradient
     length = gradients.attention.given_key.shape[-2]  # behind them a sink, which has no bias
     pairs, error = pairs[..., :length], worst.bias[..., :length]
     scaled = gradients.attention.semantics.bias_order == "before-scale"
-    if scaled:
+    if spread is None:
+        variance = torch.zeros_like(gradients.logit_gradient)
+    elif scaled:
         variance = spread.pair(gradients.slope) * gradients.attention.scale**2
     else:
         variance = spread.pair(gradients.bias_slope)
     variance = variance[..., :length]
-    contract, terms = spread.contract, pairs.numel() // max(1, bias.numel())
+    contract = contract if spread is None else spread.contract
+    terms = pairs.numel() // max(1, bias.numel())
     sums = terms * contract.accumulator_roundoff
     sizes = (pairs.abs() + error).sum_to_size(bias.shape)
     walk = pairs.square().sum_to_size(bias.shape) * (terms * contract.accumulator_roundoff**2)

@@ -103,6 +103,11 @@ NORM_FACTOR_ROUNDINGS: Final = 5
 # Line by line in the working dtype: squares, mean and sum with epsilon are stored (half an error of
 # the norm each), the root and the quotient.
 NORM_STORES: Final = 4
+# The gradient of a normalisation, line by line: the product with the heads, their dot product, two
+# or three products with the reciprocal norm (its cube at most), the factor of the mean square, and
+# the sum of two or three parts, for each use of the heads.
+NORM_BACKWARD_ROUNDINGS: Final = 8
+NORM_BACKWARD_FACTORS: Final = 3
 # The mean that is taken off, and the difference.
 MEAN_STORES: Final = 1
 # A rotation in the working dtype stores two products and their sum; what was rotated in float32 is

@@ -1,0 +1,186 @@
+"""Gradients of heads that are normalised or turned before they meet, and of biased scores.
+
+The gradients of the heads as they meet have the bounds of ``worst_gradients``, where these heads
+carry the errors of their preparation. Then the transposed Jacobian of the preparation is applied:
+with magnitudes to the errors, and with roundings of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract, gamma
+from .golden_gradients import GoldenGradients
+from .gradient import Gradient
+from .heads import sum_groups
+from .normalised import norm_of, normalised_error
+from .rotated import rotated_error
+from .storing import Errors, stored
+from .worst_gradients import WorstErrors
+
+
+def as_met(attention: golden.Attention) -> golden.Attention:
+    """The same evaluation, for which query and key are given as they meet."""
+    plain = attention.semantics.replace(qk_norm="none", rotary="none")
+    if plain == attention.semantics:
+        return attention
+    return replace(attention, given_query=attention.query, given_key=attention.key, semantics=plain)
+
+
+def has_statistics(semantics: golden.Semantics) -> bool:
+    """Whether a statistical bound is derived, too: heads meet as given, without distances."""
+    return semantics.qk_norm == "none" and semantics.rotary == "none" and not semantics.alibi
+
+
+def of_given(
+    attention: golden.Attention,
+    gradients: GoldenGradients,
+    worst: WorstErrors,
+    contract: Contract,
+    num_kv_heads: int,
+) -> dict[str, Gradient]:
+    """The gradients of given query, key and value; the worst case stands for the statistical one.
+
+    ``gradients`` and ``worst`` are those of :func:`as_met`. Heads that share a key may be added up
+    before they are turned back, or after it.
+    """
+    semantics, length = attention.semantics, attention.given_key.shape[-2]
+    group = attention.query.shape[1] // num_kv_heads
+    places = torch.arange(length)
+    query = turned_back(
+        attention.given_query,
+        attention.positions,
+        gradients.query,
+        worst.query,
+        semantics,
+        contract,
+    )
+    key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
+    if group > 1:
+        key_error = key_error + group * _once(key.abs() + key_error, contract)
+    keys = turned_back(attention.given_key, places, key, key_error, semantics, contract)
+    value = gradients.value[..., :length, :], worst.value[..., :length, :]
+    return {
+        "query": _stored(*query, contract),
+        "key": _stored(*_grouped(*keys, num_kv_heads, semantics, contract), contract),
+        "value": _stored(*_grouped(*value, num_kv_heads, semantics, contract), contract),
+    }
+
+
+def _once(sizes: Tensor, contract: Contract) -> Tensor:
+    """One more store."""
+    return contract.unit_roundoff * sizes + contract.underflow
+
+
+def _grouped(
+    value: Tensor,
+    error: Tensor,
+    num_kv_heads: int,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> tuple[Tensor, Tensor]:
+    """The heads of a group added up; every partial sum may be stored."""
+    group = value.shape[1] // num_kv_heads
+    if group > 1:
+        error = error + group * _once(value.abs() + error, contract)
+    return (
+        sum_groups(value, num_kv_heads, semantics),
+        sum_groups(error, num_kv_heads, semantics),
+    )
+
+
+def _stored(value: Tensor, error: Tensor, contract: Contract) -> Gradient:
+    errors = Errors(value=value, worst=error, variance=torch.zeros_like(value))
+    found = stored(errors, contract, 0.0)
+    return replace(found, bound=found.worst, scale=found.worst)
+
+
+def turned_back(
+    given: Tensor,
+    positions: Tensor,
+    gradient: Tensor,
+    error: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of given heads ``[B, H, L, D]`` and its error, from those of prepared ones."""
+    if semantics.qk_norm == "none" and semantics.rotary == "none":
+        return gradient, error
+    error = error + _once(gradient.abs() + error, contract)
+    if semantics.rotary != "none":
+        error = rotated_error(gradient, error, positions, semantics, contract)
+        gradient = _pulled(
+            given, gradient, lambda heads: golden.rotate_heads(heads, positions, semantics)
+        )
+    if semantics.qk_norm != "none":
+        error = _error_behind_norm(given, gradient, error, semantics, contract)
+        gradient = _pulled(given, gradient, lambda heads: golden.normalise_heads(heads, semantics))
+    return gradient, error
+
+
+def _pulled(given: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gradient by what is prepared, in float64."""
+    with torch.enable_grad():
+        leaf = given.detach().double().requires_grad_()
+        (found,) = torch.autograd.grad(prepare(leaf), leaf, gradient)
+    return found
+
+
+def _error_behind_norm(
+    given: Tensor, gradient: Tensor, error: Tensor, semantics: golden.Semantics, contract: Contract
+) -> Tensor:
+    """The error of ``(g - y <y, g> / m) / n``, with y the normalised heads and n their divisor.
+
+    m is the largest ``<y, y>``. For "layer" its mean is taken off, too. y, n and the dot product
+    have errors of their own; every step may be stored.
+    """
+    norm = norm_of(given, semantics, contract)
+    own = normalised_error(given, None, semantics, contract)
+    size, most = norm.result.abs(), norm.largest**2
+    exact = gradient.abs()
+    dot = (size * exact).sum(-1, keepdim=True) / most
+    moved = ((size + own) * error + own * exact).sum(-1, keepdim=True) / most
+    carried = error + (size + own) * moved + own * dot
+    # What variances of one pass and centred heads are computed from.
+    reached = size + own
+    if semantics.qk_norm == "layer":
+        mean = (given - norm.centred).abs()
+        reached = reached + (given.abs() + mean) / norm.divisor
+    upper = exact + error
+    terms = upper + reached * ((reached * upper).sum(-1, keepdim=True) / most)
+    unit = contract.accumulator_roundoff
+    relative = model.NORM_BACKWARD_ROUNDINGS * (unit + contract.unit_roundoff)
+    relative += 2.0 * gamma(given.shape[-1] + model.NORM_ROUNDINGS, unit)
+    factor = (1.0 + norm.factor) ** model.NORM_BACKWARD_FACTORS - 1.0
+    found = (carried * (1.0 + factor) + (relative + factor) * terms) / norm.divisor
+    if semantics.qk_norm == "layer":
+        found = found + found.mean(-1, keepdim=True) + relative * terms / norm.divisor
+    lost = (contract.underflow + contract.accumulator_underflow) * (given.shape[-1] + 1)
+    inverse = 1.0 + 1.0 / norm.divisor
+    return found + lost * inverse**model.NORM_BACKWARD_FACTORS * (1.0 + reached)
+
+
+def largest_step(attention: golden.Attention, gradients: GoldenGradients) -> float:
+    """The largest number on the way through a normalisation, signs apart; 0.0 without one."""
+    semantics = attention.semantics
+    if semantics.qk_norm == "none":
+        return 0.0
+    length, found = attention.given_key.shape[-2], 0.0
+    pairs = (
+        (attention.given_query, gradients.query),
+        (attention.given_key, gradients.key[..., :length, :]),
+    )
+    for given, gradient in pairs:
+        if given.numel():
+            inverse = 1.0 + 1.0 / golden.norms(given, semantics)
+            sizes = (given.abs() * gradient.abs()).sum(-1, keepdim=True)
+            steps = sizes * (1.0 + given.abs()) * inverse**model.NORM_BACKWARD_FACTORS
+            found = max(found, float(steps.max()))
+    return found
