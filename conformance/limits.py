@@ -18,8 +18,9 @@ _PARTS: Final = re.compile(
     r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?", re.ASCII
 )
 _LONGEST: Final = 365 * 24 * 3600.0
-# What a call in progress is left at the end of the time: a part of the whole, and this at most.
-_GRACE: Final = 0.04
+# What a call in progress is left at the end of the time: one of so many parts of the whole, and
+# seconds at most.
+_GRACE_PARTS: Final = 25
 _MOST_GRACE: Final = 2.0
 
 
@@ -60,7 +61,7 @@ class Deadline:
     @property
     def last(self) -> float:
         """The moment at which processes are stopped, on the monotonic clock."""
-        return self.started + self.limit + min(_GRACE * self.limit, _MOST_GRACE)
+        return self.started + self.limit + min(self.limit / _GRACE_PARTS, _MOST_GRACE)
 
     def left(self) -> float:
         """Seconds in which something may still be begun; 0 when there are none."""

@@ -217,7 +217,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "mask.causal"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "mask.causal"
-    for label in ("requires: ", "level: MUST", "source: ", "applies: to a core or a layer"):
+    for label in ("requires: ", "level: MUST", "source: ", "applies: to a core or to a layer"):
         assert label in out
     assert run(["explain", "mask.casual"]) == 2
     assert (

@@ -33,6 +33,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = [argument for view in VIEWS for argument in (f"--{view}", f"out.{view}")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GITHUB_ACTIONS": "true"}
     environment["GITHUB_STEP_SUMMARY"] = str(folder / "summary.md")
+    environment.pop("COLUMNS", None)  # which tox sets
     done = subprocess.run(
         [*COMMAND, "check", "src/attn.py", *FEW, "--json", "out.json", *files],
         cwd=folder,

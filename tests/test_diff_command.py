@@ -75,6 +75,10 @@ BAD: dict[str, tuple[list[str], str]] = {
         "name the same file",
     ),
     "no ratio": (["good.json", "bad.json", "--margin-ratio", "1"], "Invalid value"),
+    "ratio no number": (
+        ["good.json", "bad.json", "--margin-ratio", "nan"],
+        "--margin-ratio is nan: give a number above 1",
+    ),
     "one record": (["good.json"], "Missing argument 'NEW.json'"),
 }
 

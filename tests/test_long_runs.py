@@ -17,6 +17,7 @@ from _paths import CHECKOUT
 from command_line import COMMAND
 from workspaces import KERNEL, write
 
+from conformance import limits
 from conformance.checking import check
 from conformance.limits import Deadline
 from conformance.merging import merge_shards, read_shards
@@ -210,8 +211,13 @@ def test_a_hanging_candidate_is_cut_off_at_the_limit(folder: Path) -> None:
     assert told == {("untestable", "not run: the limit of 2 s was reached")}
 
 
-def test_a_clause_is_cut_off_between_examples(folder: Path) -> None:
+def test_a_clause_is_cut_off_between_examples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker ends a clause by itself, so that what it counted is known."""
+    # Time enough to do so where the processors are busy.
+    monkeypatch.setattr(limits, "_GRACE_PARTS", 1)
+    monkeypatch.setattr(limits, "_MOST_GRACE", 30.0)
     slow = "    import time\n    time.sleep(0.2)\n    return attend"
     write(folder, {"attn.py": KERNEL.replace("    return attend", slow)})
     options = RunOptions(targets=("attn.py",), profile="quick", only=CLAUSES[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def diff_command(
     _refuse_overwriting((old, new), {"--json": json_path, **views})
     if old == new == STANDARD_OUTPUT:
         msg = "OLD.json and NEW.json cannot both be standard input: name a file for one of them"
+        raise UsageError(msg)
+    if not math.isfinite(margin_ratio):
+        msg = f"--margin-ratio is {margin_ratio}: give a number above 1, such as 2"
         raise UsageError(msg)
     found = difference(read_record(old), read_record(new), ratio=margin_ratio)
     try:

@@ -12,7 +12,7 @@ FAILS: Final = ("failed", "expected-failure", "error")
 # How much is known to hold, from nothing to all of it.
 _KNOWN: Final = {"untestable": 0, "not-applicable": 1, "unexpected-pass": 2, "passed": 3}
 # Below a hundredth of its bound a margin is rounding: it counts as a hundredth.
-LEAST_MARGIN: Final = 0.01
+PARTS: Final = 100
 
 
 def side(clause: Record) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _drift(old: Record, new: Record, ratio: float) -> tuple[Change, bool, str]:
     before, after = _number(old["margin"]), _number(new["margin"])
     if new["status"] != "passed" or before is None or after is None:
         return "same", False, ""
-    factor = max(after, LEAST_MARGIN) / max(before, LEAST_MARGIN)
+    factor = max(PARTS * after, 1.0) / max(PARTS * before, 1.0)
     told = f"margin {before:.2g}, now {after:.2g}"
     if factor >= ratio:
         return "drift", True, f"{told} ({factor:.1f} times as near to the bound)"

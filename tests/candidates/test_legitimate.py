@@ -10,7 +10,7 @@ from candidates.legitimate import CANDIDATES
 from conformance.candidate import Candidate
 from conformance.declaration import FEATURES, MASK_FORMS, SEQUENCES
 from conformance.dtypes import DTYPES
-from conformance.expectations import judge
+from conformance.judging import judge
 from conformance.profile import PROFILES
 from conformance.runner import CandidateRun
 
