@@ -162,10 +162,18 @@ class Crew:
             found = supervisor.load()
         except OutOfTime:
             return False
-        if [one.tasks for one in found] != [one.tasks for one in self._loaded]:
+        if _asked(found) != _asked(self._loaded):
             msg = "the targets changed while they were loaded by one worker after the other"
             raise HarnessError(msg)
         return True
+
+
+def _asked(loaded: Sequence[Loaded]) -> list[list[tuple[str, str, str, bool]]]:
+    """Which clauses are asked of whom; why others are not may be told with an address in memory."""
+    return [
+        [(task.id, task.dtype, task.device, bool(task.reason)) for task in one.tasks]
+        for one in loaded
+    ]
 
 
 def _listen(shared: _Shared[Job, Said], threads: int, heard: Callable[[Job, Said], None]) -> None:

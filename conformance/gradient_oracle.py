@@ -32,7 +32,8 @@ def why_unknown(semantics: golden.Semantics, kind: str) -> str:
         found = getattr(semantics, name)
         if found != plain:
             after = "" if name in _PLAIN else behind
-            return f"no bound is derived for gradients with {name}={found!r}{after}"
+            spoken = getattr(found, "__name__", repr(found))
+            return f"no bound is derived for gradients with {name}={spoken}{after}"
     met = semantics.replace(qk_norm="none", rotary="none")
     return "" if supports(met) else "no bound is derived for gradients at its semantics"
 
