@@ -15,7 +15,10 @@ GRADIENTS: Final[Specific] = {
     "gradients.golden": ("GradientsHalved", also(_WRONG)),
     "gradients.options": ("DefaultScaleBackward", also(_WRONG)),
     "gradients.any-length": ("LargeTilesOverwrittenBackward", NOTHING_ELSE),
-    "gradients.sinks": ("SinkForgottenBackward", also("gradients.golden gradients.options")),
+    "gradients.sinks": (
+        "SinkForgottenBackward",
+        also("gradients.golden gradients.options mask.no-leak-nonfinite"),
+    ),
     "gradients.cache": (
         "CacheGradientsCutTheOtherWay",
         also("gradients.golden gradients.options"),
