@@ -22,13 +22,12 @@ from ..space import Space
 from ..subject import Subject
 from ..weight_leaves import build_with_leaves
 from ._gradients import (
-    Asked,
     cannot_be_judged,
     output_gradient,
     records_gradients,
-    same_gradients,
     with_full_rows,
 )
+from ._same_gradients import Asked, same_gradients
 from ._vocabulary import identical
 
 PLAIN = Space(mask="maybe", causal="maybe", values=LIVELY, share=0.15)

@@ -23,16 +23,14 @@ from ..space import Space
 from ..subject import SPREAD_CALLS, Subject
 from ..tolerance import model
 from ._gradients import (
-    Asked,
     axes_of,
     cannot_be_judged,
-    gradient_bounds,
-    nudged_inputs,
     output_gradient,
     records_gradients,
     spoken,
     with_full_rows,
 )
+from ._same_gradients import Asked, gradient_bounds, nudged_inputs
 
 # Points of a line through the inputs, and the degree of the polynomial that is fitted to them.
 POINTS: Final = 9

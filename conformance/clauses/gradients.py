@@ -16,7 +16,6 @@ from ..registry import Finding, clause
 from ..space import Space
 from ..subject import Subject
 from ._gradients import (
-    Asked,
     asked_inputs,
     by_kv_head,
     cannot_be_judged,
@@ -29,9 +28,9 @@ from ._gradients import (
     output_gradient,
     promised_gradients,
     records_gradients,
-    same_gradients,
     with_full_rows,
 )
+from ._same_gradients import Asked, same_gradients
 from ._vocabulary import read_heads
 from .leaks import rows_apart, with_junk
 
