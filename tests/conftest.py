@@ -10,7 +10,7 @@ import pytest
 import torch
 from _paths import append_checkout
 from hypothesis import HealthCheck, settings
-from workspaces import working_in
+from workspaces import forget_modules, working_in
 
 # No deadlines: a first call into torch takes as long as a hundred others.
 settings.register_profile("local", deadline=None)
@@ -30,6 +30,14 @@ settings.load_profile(
 torch.set_num_threads(1)  # the problems are tiny, and workers share the cores
 
 append_checkout()
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep a user's `attn` of one test, or of a fixture that several share, out of the others."""
+    forget_modules(tmp_path_factory.getbasetemp())
+    yield
+    forget_modules(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture

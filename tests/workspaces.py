@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,16 +41,21 @@ def write(folder: Path, files: dict[str, str]) -> None:
         path.write_text(dedent(text), encoding="utf-8")
 
 
+def forget_modules(folder: Path) -> None:
+    """Forget every module imported below a folder: the next test imports a file of its own."""
+    for name, module in list(sys.modules.items()):
+        known = getattr(module, "__dict__", {})  # torch.classes answers to every name
+        homes = [known.get("__file__"), *known.get("__path__", ())]
+        if any(str(home).startswith(f"{folder}{os.sep}") for home in homes):
+            del sys.modules[name]
+
+
 @contextmanager
 def working_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in a folder; afterwards the path and the imported modules are as they were."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
     try:
         yield folder
     finally:
-        for name in set(sys.modules) - before:
-            home = getattr(sys.modules[name], "__file__", None) or ""
-            if home.startswith(str(folder)) or not home:
-                del sys.modules[name]
+        forget_modules(folder)
