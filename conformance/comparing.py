@@ -17,7 +17,10 @@ Record = Mapping[str, Any]
 RECORD_SUFFIX: Final = ".json"
 JUST_NOW: Final = "this run"
 # What a run was, kept for each of them: whoever compares must know what was not the same.
-_CIRCUMSTANCES: Final = ("profile", "seed", "seconds", "started", "interrupted", "fail_on")
+_CIRCUMSTANCES: Final = (
+    *("profile", "seed", "seconds", "started", "interrupted", "fail_on"),
+    *("limit", "shard", "options"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,7 +217,8 @@ def exit_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
         return EXIT_HARNESS
     enough = (*GREEN, "inconclusive") if _is_whole_shard(report) else GREEN
     green = bool(verdicts) and all(word in enough for word in verdicts)
-    if not green or report["stale_expectations"] or (strict and _should_failed(report)):
+    cut = bool(report.get("limit", {}).get("reached", False))
+    if not green or cut or report["stale_expectations"] or (strict and _should_failed(report)):
         return EXIT_RED
     return EXIT_OK
 

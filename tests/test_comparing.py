@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from records import result
-from view_records import EVERY, STALE, candidate, of, record
+from view_records import EVERY, STALE, candidate, cut, of, record
 
 from conformance.comparing import Source, joined, read_sources, split
 from conformance.errors import UsageError
 from conformance.recorded import read_record
 from conformance.report import exit_code
+from conformance.reports.comparison_html import render_html
+from conformance.reports.comparison_markdown import render_markdown
+from conformance.reports.comparison_text import show
 
 
 def test_records_are_told_from_targets() -> None:
@@ -95,3 +99,14 @@ def test_old_records_are_joined() -> None:
     found = joined([Source(name="x", record=least), Source(name="y", record=of(result()))])
     assert found["tool"]["name"] == "attention-conformance"
     assert len(found["candidates"]) == 1
+
+
+def test_what_a_source_lacks_is_told() -> None:
+    """A run that its limit cut, and a shard, are named with what they lack, in every view."""
+    shard = {**of(result("untestable")), "shard": {"index": 1, "count": 4, "expected": []}}
+    found = joined([Source(name="x", record=cut(result())), Source(name="y", record=shard)])
+    told = io.StringIO()
+    show(found, told)
+    for text in (told.getvalue(), render_html(found), render_markdown(found)):
+        assert "x: the limit of 60 s was reached: 7 clauses were not run" in text
+        assert "y: shard 1 of 4" in text

@@ -16,6 +16,9 @@ from conformance.messages import RunOptions
 from conformance.report import build_report, candidate_entry
 from conformance.results import ClauseResult, Violation
 
+LIMIT: Final = {
+    "limit": {"seconds": 60.0, "reached": True, "not_run": 7, "not_finished": 1, "loaded": True}
+}
 SCHEMAS: Final = Path(__file__).resolve().parent / "schemas"
 OPTIONS: Final = RunOptions(targets=("attn.py",), profile="quick", seed=3)
 STARTED: Final = "2026-11-21T23:34:30Z"
@@ -81,6 +84,11 @@ def of(*results: ClauseResult, **more: Any) -> dict[str, Any]:
     return record(candidate(results), **more)
 
 
+def cut(*results: ClauseResult) -> dict[str, Any]:
+    """The record of a run over one candidate that reached its time limit."""
+    return of(*results, more=LIMIT)
+
+
 def bare(*clauses: dict[str, Any], verdict: str = "fails") -> dict[str, Any]:
     """The least that is a record of schema 1: what the first version wrote may lack much."""
     return {
@@ -112,6 +120,8 @@ RECORDS: Final[dict[str, dict[str, Any]]] = {
     "nothing ran": of(),
     "no candidates": record(),
     "interrupted": of(result(), interrupted=True),
+    "cut": cut(result(), result("untestable", reason="not run: the limit of 60 s was reached")),
+    "cut, yet green": cut(result()),
     "bare": bare({"id": "mask.golden", "status": "failed"}),
     "bare without clauses": bare(verdict="conforms"),
 }

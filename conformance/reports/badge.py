@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from .complete import complete
 from .marks import is_strict, mark, problems
+from .notes import is_cut
 from .overall import GREEN
 
 Record = Mapping[str, Any]
@@ -18,6 +19,7 @@ _COLOURS: Final = {
     "conforms-with-deviations": "green",
     "conforms-up-to-gauge": "yellowgreen",
     "inconclusive": "yellow",
+    "time limit reached": "yellow",
     "interrupted": "yellow",
     "fails": "red",
     "error": "lightgrey",
@@ -43,11 +45,11 @@ def render_badge(record: Record) -> str:
 def _message(record: Record) -> tuple[str, str]:
     """What the badge says, and the word that gives its colour: the worst of all candidates."""
     words = [_word(candidate, strict=is_strict(record)) for candidate in record["candidates"]]
-    if not words:
+    if not words and not is_cut(record):
         return "nothing checked", "inconclusive"
-    worst = max(words, key=_BEST_FIRST.index)
-    if record["interrupted"] and worst in (*GREEN, "inconclusive"):
-        return "interrupted", "interrupted"
+    worst = max(words, key=_BEST_FIRST.index, default="inconclusive")
+    if (half := _half(record)) and worst in (*GREEN, "inconclusive"):
+        return half, half
     if worst in GREEN and problems(record):
         return "stale expectations", "fails"
     if len(set(words)) == 1:
@@ -55,6 +57,13 @@ def _message(record: Record) -> tuple[str, str]:
     if worst in GREEN:
         return f"{len(words)} conform, {words.count(worst)} {_how(worst)}", worst
     return f"{words.count(worst)} of {len(words)} {_told(worst, words.count(worst))}", worst
+
+
+def _half(record: Record) -> str:
+    """What ended the run before its end, or "": green is no verdict then."""
+    if record["interrupted"]:
+        return "interrupted"
+    return "time limit reached" if is_cut(record) else ""
 
 
 def _word(candidate: Record, *, strict: bool) -> str:

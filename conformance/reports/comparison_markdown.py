@@ -10,6 +10,7 @@ from .comparison import Compared, circumstances, compared, conventions, sources
 from .html_record import complete
 from .marks import whole
 from .markup import code, escaped
+from .notes import notes
 
 Record = Mapping[str, Any]
 
@@ -30,6 +31,9 @@ def _lines(record: Record) -> Iterator[str]:
     _, sign = html_words.verdict(found.word)
     yield f"## {sign} {len(candidates)} candidates compared: {escaped(found.word)}"
     yield ""
+    for note in notes(record):
+        yield escaped(note)
+        yield ""
     yield from _table(
         ["candidate", "verdict", "reason"],
         [

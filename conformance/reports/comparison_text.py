@@ -12,6 +12,7 @@ from . import html_words, wording
 from .comparison import Compared, circumstances, compared, conventions, sources
 from .html_record import complete
 from .marks import whole
+from .notes import notes
 from .printing import Fitting, indented, write
 
 Record = Mapping[str, Any]
@@ -114,6 +115,9 @@ def _last_line(record: Record, different: int) -> Text:
     many = "1 candidate" if number == 1 else f"{number} candidates"
     slugs = len({clause["id"] for one in record["candidates"] for clause in one["clauses"]})
     spent = wording.seconds(float(record["seconds"] or 0.0))
-    return Text(
+    line = Text(
         f"\n{many} compared: {found.word}, {different} of {slugs} clauses end differently ({spent})"
     )
+    for note in notes(record):
+        line.append(f"\n{note}", style="yellow")
+    return line

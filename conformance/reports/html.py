@@ -56,10 +56,11 @@ def _page(data: Mapping[str, Any], told: html_budget.Told) -> str:
 def header(record: Record) -> dict[str, Any]:
     """What stands above and below everything else: the verdicts, and what the run was."""
     summaries = [_summary(candidate) for candidate in record["candidates"]]
+    whole = overall(record)
     return {
         "record": record,
-        "overall": overall(record),
-        "notes": notes(record),
+        "overall": whole,
+        "notes": [note for note in notes(record) if note != whole.reason],
         "summaries": summaries,
         "labels": LABELS,
         "shown_counts": [

@@ -60,8 +60,8 @@ def _title(record: Record) -> str:
         f"specification {tool.get('specification', 'unknown')}"
     )
     title = f"## {_sign(found.word)} Attention conformance: {escaped(found.word)}"
-    said = [escaped(note) for note in notes(record)]
-    return "\n\n".join([title, _cell(found.reason), escaped(facts), *said])
+    said = [escaped(note) for note in notes(record) if note != found.reason]
+    return "\n\n".join([title, _cell(found.reason), *said, escaped(facts)])
 
 
 def _overview(record: Record) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from . import wording
+from .notes import is_cut, notes
 from .overall import GREEN, Overall, counted, overall
 
 Mark = Literal["passed", "failed", "error", "skipped"]
@@ -132,7 +133,9 @@ def _of_the_run(record: Record) -> Iterator[Problem]:
         message = "the run was interrupted: the report holds what was done before"
         yield Problem(id="run.interrupted", candidate="", message=message)
     elif not record["candidates"]:
-        yield Problem(id="run.empty", candidate="", message="nothing was checked")
+        yield Problem(id="run.empty", candidate="", message=overall(record).reason)
+    elif is_cut(record) and all(one["verdict"] in GREEN for one in record["candidates"]):
+        yield Problem(id="run.limit", candidate="", message=notes(record)[0])
 
 
 def _stale(record: Record) -> Iterator[Problem]:

@@ -12,7 +12,13 @@ Record = Mapping[str, Any]
 
 def notes(record: Record) -> list[str]:
     """Sentences on how the run was made and what it lacks; none of most records."""
-    return [*_limit(record), *_shard(record), *_merged(record), *_explored(record)]
+    own = (*_limit(record), *_shard(record), *_merged(record), *_explored(record))
+    return [*own, *_compared(record)]
+
+
+def is_cut(record: Record) -> bool:
+    """Whether a time limit ended the run before everything was asked: no verdict is whole then."""
+    return bool(_part(record, "limit").get("reached"))
 
 
 def _part(record: Record, name: str) -> Record:
@@ -22,7 +28,7 @@ def _part(record: Record, name: str) -> Record:
 
 def _limit(record: Record) -> Iterator[str]:
     limit = _part(record, "limit")
-    if not limit.get("reached"):
+    if not is_cut(record):
         return
     told = f"the limit of {spoken(float(limit.get('seconds', 0.0)))} was reached"
     if not limit.get("loaded", True):
@@ -59,3 +65,10 @@ def _explored(record: Record) -> Iterator[str]:
             f"explored {explored.get('examples', 0)} further examples in {rounds} {word}; "
             f"--seed {record.get('seed')} draws the same ones in the same order"
         )
+
+
+def _compared(record: Record) -> Iterator[str]:
+    """What each run of a comparison lacks."""
+    for run in record.get("compared") or ():
+        for note in (*_limit(run), *_shard(run)):
+            yield f"{run.get('source', 'a run')}: {note}"

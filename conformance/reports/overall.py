@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .notes import is_cut, notes
+
 GREEN: Final = ("conforms", "conforms-with-deviations", "conforms-up-to-gauge")
 # The first of these that a candidate has is the run's.
 _WORST_FIRST: Final = ("error", "fails", "inconclusive")
@@ -23,13 +25,14 @@ class Overall:
 
 
 def overall(record: Record) -> Overall:
-    """What a run amounts to: an interrupted or an empty one is never green."""
+    """What a run amounts to: an interrupted, an empty or an unfinished one is never green."""
     candidates = record["candidates"]
     if record.get("interrupted"):
         reason = "the run was interrupted: the record holds what was done before"
         return Overall(word="interrupted", reason=reason, green=False)
     if not candidates:
-        return Overall(word="inconclusive", reason="nothing was checked", green=False)
+        reason = notes(record)[0] if is_cut(record) else "nothing was checked"
+        return Overall(word="inconclusive", reason=reason, green=False)
     verdicts = [str(candidate.get("verdict", "inconclusive")) for candidate in candidates]
     for word in _WORST_FIRST:
         if word in verdicts:
@@ -38,6 +41,8 @@ def overall(record: Record) -> Overall:
     if stale:
         reason = f"{counted(len(stale), 'expected failure')} nothing answers to any more"
         return Overall(word="fails", reason=reason, green=False)
+    if is_cut(record):
+        return Overall(word="inconclusive", reason=notes(record)[0], green=False)
     green = all(word in GREEN for word in verdicts)
     word = max(verdicts, key=lambda one: GREEN.index(one) if green else one not in GREEN)
     return Overall(word=word, reason=_sum(verdicts), green=green)

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 from records import result
-from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
+from view_records import (
+    EVERY,
+    FAILED,
+    LIMIT,
+    RECORDS,
+    SHOULD_FAILED,
+    STALE,
+    candidate,
+    cut,
+    of,
+    record,
+)
 
 from conformance.reports.badge import render_badge
 
@@ -44,6 +55,10 @@ BADGES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "interrupted": (RECORDS["interrupted"], "interrupted", "yellow"),
     "interrupted after a failure": (of(FAILED, interrupted=True), "fails", "red"),
+    "cut": (cut(result("untestable")), "time limit reached", "yellow"),
+    "cut, all green": (cut(*RAN), "time limit reached", "yellow"),
+    "cut after a failure": (cut(FAILED), "fails", "red"),
+    "cut before anything": (record(more=LIMIT), "time limit reached", "yellow"),
     "nothing": (RECORDS["no candidates"], "nothing checked", "yellow"),
     "stale": (record(candidate(RAN), stale=[STALE]), "stale expectations", "red"),
     "strict": ({**of(*RAN, SHOULD_FAILED), "fail_on": "should"}, "fails", "red"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from records import result
 from rendered import html, rendered
-from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
+from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, cut, of, record
 
 from conformance.reports.markdown import COMMENT_LIMIT, render_markdown
 from conformance.results import Violation
@@ -49,6 +49,15 @@ def test_a_green_run_is_short() -> None:
     assert text.startswith("## ✅ Attention conformance: conforms\n")
     assert "###" not in text
     assert "<details>" not in text
+
+
+def test_what_a_limit_cut_is_told_before_anything_else() -> None:
+    """The sentence on what was not run stands once, right below the verdict, and before tables."""
+    for found in (cut(result("untestable")), cut(result()), cut(FAILED)):
+        text = render_markdown(found)
+        top = text[: text.index("profile")]
+        assert top.count("7 clauses were not run, 1 not to the end") == 1
+        assert "✅ Attention" not in top
 
 
 def test_what_is_red_beside_the_clauses() -> None:

@@ -53,6 +53,16 @@ def test_an_interrupted_run_is_never_green() -> None:
     assert (found.word, found.green) == ("interrupted", False)
 
 
+def test_a_run_cut_by_its_limit_is_never_green() -> None:
+    """What was asked before the limit may all have passed; what failed before it stays failed."""
+    limit = {"limit": {"seconds": 60.0, "reached": True, "not_run": 7}}
+    found = overall(run("conforms", **limit))
+    assert (found.word, found.green) == ("inconclusive", False)
+    assert "7 clauses were not run" in found.reason
+    assert overall(run("fails", "conforms", **limit)).word == "fails"
+    assert "the limit of 60 s was reached" in overall(run(**limit)).reason
+
+
 def test_stale_expectations_fail_a_green_run() -> None:
     """An expectation that nothing answers to is red although every candidate conforms."""
     found = overall(run("conforms", stale_expectations=[{"clause": "mask.golden"}]))
