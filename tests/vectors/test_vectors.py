@@ -19,6 +19,7 @@ from conformance.vectors.asking import ALIGNMENTS, FORMS
 from conformance.vectors.checking import check_vectors
 
 PYTHON = CHECKOUT / "docs" / "examples" / "vectors.py"
+SHORT = CHECKOUT / "docs" / "examples" / "vectors_short.py"
 NODE = CHECKOUT / "docs" / "examples" / "vectors.mjs"
 DTYPES = ("float32", "bfloat16")
 # Each: a text of the consumers, Python's and Node's, and the mistake in its place.
@@ -33,6 +34,17 @@ BROKEN = {
     "bfloat16 taken for float16": (
         "<< 16).view(np.float32)",
         ").astype(np.uint16).view(np.float16)",
+    ),
+}
+BROKEN_SHORT = {
+    "softmax over the queries": ("axis=-1, keepdims", "axis=-2, keepdims"),
+    "top-left for bottom-right": ('case["diagonal"] if', "0 if"),
+    "mask inverted": ('* x.get("mask", 1) == 1', '* x.get("mask", 0) == 0'),
+    "not causal": (' if case["causal"] else', ' if case["causal"] is None else'),
+    "unscaled": (' * case["scale"]', ""),
+    "heads in another order": (
+        'x["key"].repeat(groups, axis=1)',
+        'np.tile(x["key"], (groups, 1, 1))',
     ),
 }
 BROKEN_NODE = {
@@ -220,6 +232,40 @@ def test_a_broken_attention_fails(vectors: Path, tmp_path: Path, name: str) -> N
     assert right in text
     code, _ = consumed(text.replace(right, wrong), vectors, tmp_path, "broken.py")
     assert code == 1
+
+
+def test_a_consumer_fits_in_thirty_lines(vectors: Path, tmp_path: Path) -> None:
+    """It judges the cases whose options it has, counts the others by their reason, and passes."""
+    text = SHORT.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 30
+    assert "conformance" not in text
+    assert "torch" not in text
+    cases = described(vectors)
+    left = [case for case in cases if (case["mask"] or {"form": "keep"})["form"] != "keep"
+            or case["dtype"] == "bfloat16" or case["softcap"] or case["window"]]  # fmt: skip
+    bfloat16 = sum(case["dtype"] == "bfloat16" for case in cases)
+    code, told = consumed(text, vectors, tmp_path, "short.py")
+    judged = len(cases) - len(left)
+    assert judged > 50
+    assert told.startswith(f"{judged} judged, 0 differ; {len(left)} left out: {bfloat16} bfloat16,")
+    assert code == 0
+
+
+@pytest.mark.parametrize("name", BROKEN_SHORT)
+def test_the_short_consumer_finds_mistakes(vectors: Path, tmp_path: Path, name: str) -> None:
+    """One mistake in its attention, and cases differ."""
+    right, wrong = BROKEN_SHORT[name]
+    text = SHORT.read_text(encoding="utf-8")
+    assert right in text
+    code, told = consumed(text.replace(right, wrong), vectors, tmp_path, "short.py")
+    assert code == 1
+    assert " judged, 0 differ" not in told
+
+
+def test_a_consumer_that_judged_nothing_does_not_pass(tmp_path: Path) -> None:
+    """A folder without cases is no success."""
+    code, told = consumed(SHORT.read_text(encoding="utf-8"), tmp_path, tmp_path, "short.py")
+    assert (code, told) == (1, "0 judged, 0 differ; 0 left out: \n")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run JavaScript with")
