@@ -12,6 +12,7 @@ from conformance._golden import golden
 from .contract import Contract
 from .golden_gradients import GoldenGradients, golden_gradients
 from .heads import sum_groups, unmerge_heads, unsplit_heads
+from .prepared_gradients import as_met, pulled_back
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +34,11 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerBackward:
-    """Golden values of the backward pass: parts "q", "k", "v", the core's and the output's."""
+    """Golden values of the backward pass: parts "q", "k", "v", the core's and the output's.
+
+    ``gradients`` are those of the heads as they meet, ``heads`` (by "q", "k", "v") those of the
+    projected ones, for each query head: turned back and behind their normalisation.
+    """
 
     layer: golden.MultiHeadAttention
     weights: golden.ProjectionWeights
@@ -44,6 +49,7 @@ class LayerBackward:
     output_width: int
     output_bias: bool
     gradients: GoldenGradients
+    heads: dict[str, Tensor]
     parts: dict[str, Part]
 
     @property
@@ -71,7 +77,9 @@ def layer_backward(
         matrix = weights.o[:, : layer.merged.shape[-1]].double()
         merged = output_gradient @ matrix
     heads = unmerge_heads(merged, core.output.shape, semantics)
-    gradients = golden_gradients(core, heads)
+    gradients = golden_gradients(as_met(core), heads)
+    query_heads, key_heads = pulled_back(core, gradients)
+    by_head = {"q": query_heads, "k": key_heads, "v": gradients.value}
     num_kv_heads = weights.v.shape[0] // core.value.shape[-1]
     return LayerBackward(
         layer=layer,
@@ -83,18 +91,18 @@ def layer_backward(
         output_width=0 if weights.o is None else weights.o.shape[1],
         output_bias=weights.o_bias is not None and semantics.output_bias,
         gradients=gradients,
-        parts=_parts(gradients, tokens, weights, num_kv_heads, semantics),
+        heads=by_head,
+        parts=_parts(by_head, tokens, weights, num_kv_heads, semantics),
     )
 
 
 def _parts(
-    gradients: GoldenGradients,
+    heads: dict[str, Tensor],
     tokens: dict[str, Tensor],
     weights: golden.ProjectionWeights,
     num_kv_heads: int,
     semantics: golden.Semantics,
 ) -> dict[str, Part]:
-    heads = {"q": gradients.query, "k": gradients.key, "v": gradients.value}
     counts = {"q": heads["q"].shape[1], "k": num_kv_heads, "v": num_kv_heads}
     names = {"q": "query", "k": "key", "v": "value"}
     parts = {}

@@ -15,6 +15,7 @@ from .gradient import Gradient, Scaling
 from .gradient_scaling import roundings, slopes
 from .layer_backward import LayerBackward, layer_backward
 from .layer_scaling import layer_noise, through_layer
+from .prepared_gradients import has_statistics
 from .spread import deviations_for
 from .statistical_gradients import Propagation
 from .statistical_layer_gradients import layer_propagation, layer_variances, supports_statistics
@@ -43,7 +44,8 @@ def layer_gradients(
     and "q_bias" ... (by those weights that take part), in the shapes of what they belong to. Where
     one tensor is query, key and value, ``add_gradients`` makes its gradient of the three.
 
-    Where heads are reinterpreted memory the statistical bound is the worst case.
+    Where heads are reinterpreted memory, are normalised or turned before they meet, or stand beside
+    distances, the statistical bound is the worst case.
 
     Raises ValueError at a point of the semantics that has no bound, and for an output gradient of
     another shape.
@@ -61,7 +63,7 @@ def layer_gradients(
     values = _values(backward)
     worst = worst_layer_errors(backward)
     deviations = deviations_for(sum(each.numel() for each in values.values()))
-    if supports_statistics(semantics):
+    if supports_statistics(semantics) and has_statistics(semantics):
         spread = layer_propagation(backward, deviations)
         variances, scaling = layer_variances(backward, spread), _scaling(backward, spread)
         found = {
@@ -69,6 +71,7 @@ def layer_gradients(
             for name, exact in values.items()
         }
         return found | {name: found[name].with_scaling(each) for name, each in scaling.items()}
+    worst = {name: contract.sides * each for name, each in worst.items()}
     return {
         name: Gradient(value=exact, worst=worst[name], bound=worst[name], scale=worst[name])
         for name, exact in values.items()

@@ -89,6 +89,26 @@ def normalised_error(
     return found * (1.0 + last) + last * size + contract.underflow
 
 
+def divisor_drift(given: Tensor, error: Tensor | None, semantics: golden.Semantics) -> Tensor:
+    """How much smaller the divisor may be for heads that err: exact over least, minus 1.
+
+    It is 0 for exact heads, ``[B, H, L, 1]`` like the divisor, and not finite where a head may
+    vanish and no epsilon holds its divisor up. Taking the mean off makes no error larger.
+    """
+    centred, largest = given, given.shape[-1] ** 0.5
+    floor = semantics.qk_norm_epsilon**0.5
+    if semantics.qk_norm == "layer":
+        centred = given - given.mean(dim=-1, keepdim=True)
+    elif semantics.qk_norm == "l2":
+        largest, floor = 1.0, semantics.qk_norm_epsilon
+    divisor = golden.norms(centred, semantics)
+    if error is None:
+        return torch.zeros_like(divisor)
+    moved = torch.linalg.vector_norm(error, dim=-1, keepdim=True) / largest
+    left: Tensor = (divisor - moved).clamp_min(floor)
+    return divisor / left - 1.0
+
+
 def normalised_variance(
     given: Tensor, variance: Tensor | None, semantics: golden.Semantics, contract: Contract
 ) -> tuple[Tensor, Tensor]:

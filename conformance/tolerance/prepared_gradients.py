@@ -2,7 +2,8 @@
 
 The gradients of the heads as they meet have the bounds of ``worst_gradients``, where these heads
 carry the errors of their preparation. Then the transposed Jacobian of the preparation is applied:
-with magnitudes to the errors, and with roundings of its own.
+with magnitudes to the errors, and with roundings of its own. Heads behind the projections of a
+layer err before they are prepared: that moves the Jacobian of a normalisation, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .contract import Contract, gamma
 from .golden_gradients import GoldenGradients
 from .gradient import Gradient
 from .heads import sum_groups
-from .normalised import norm_of, normalised_error
+from .incoming import Incoming
+from .normalised import Norm, divisor_drift, norm_of, normalised_error
+from .prepared import is_prepared
 from .rotated import rotated_error
 from .storing import Errors, stored
 from .worst_gradients import WorstErrors
@@ -35,8 +38,9 @@ def as_met(attention: golden.Attention) -> golden.Attention:
 
 
 def has_statistics(semantics: golden.Semantics) -> bool:
-    """Whether a statistical bound is derived, too: heads meet as given, without distances."""
-    return semantics.qk_norm == "none" and semantics.rotary == "none" and not semantics.alibi
+    """Whether a statistical bound is derived, too: heads and scores as given, no distances."""
+    as_given = semantics.qk_norm == "none" and semantics.rotary == "none"
+    return as_given and not semantics.alibi and semantics.score_mod is None
 
 
 def of_given(
@@ -52,26 +56,57 @@ def of_given(
     before they are turned back, or after it.
     """
     semantics, length = attention.semantics, attention.given_key.shape[-2]
-    group = attention.query.shape[1] // num_kv_heads
-    places = torch.arange(length)
-    query = turned_back(
-        attention.given_query,
-        attention.positions,
-        gradients.query,
-        worst.query,
-        semantics,
-        contract,
-    )
-    key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
-    if group > 1:
-        key_error = key_error + group * _once(key.abs() + key_error, contract)
-    keys = turned_back(attention.given_key, places, key, key_error, semantics, contract)
+    query, keys = turned_heads(attention, gradients, worst, contract, num_kv_heads)
     value = gradients.value[..., :length, :], worst.value[..., :length, :]
     return {
         "query": _stored(*query, contract),
         "key": _stored(*_grouped(*keys, num_kv_heads, semantics, contract), contract),
         "value": _stored(*_grouped(*value, num_kv_heads, semantics, contract), contract),
     }
+
+
+def turned_heads(
+    attention: golden.Attention,
+    gradients: GoldenGradients,
+    worst: WorstErrors,
+    contract: Contract,
+    num_kv_heads: int,
+    given: Incoming | None = None,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The gradients of given query and key for each query head, with their errors.
+
+    ``given`` are the errors of the given heads themselves, which a layer has projected.
+    """
+    semantics, length = attention.semantics, attention.given_key.shape[-2]
+    given = Incoming() if given is None else given
+    key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
+    group = attention.query.shape[1] // num_kv_heads
+    if group > 1:
+        key_error = key_error + group * _once(key.abs() + key_error, contract)
+    of_query = (attention.given_query, given.query, attention.positions)
+    of_key = (attention.given_key, given.key, torch.arange(length))
+    return (
+        _turned_back(*of_query, gradients.query, worst.query, semantics, contract),
+        _turned_back(*of_key, key, key_error, semantics, contract),
+    )
+
+
+def pulled_back(attention: golden.Attention, gradients: GoldenGradients) -> tuple[Tensor, Tensor]:
+    """The golden gradients of given query and key for each query head."""
+    semantics, length = attention.semantics, attention.given_key.shape[-2]
+    query, key = gradients.query, gradients.key[..., :length, :]
+    if not is_prepared(semantics):
+        return query, key
+
+    def prepare(positions: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda heads: golden.rotate_heads(
+            golden.normalise_heads(heads, semantics), positions, semantics
+        )
+
+    return (
+        _pulled(attention.given_query, query, prepare(attention.positions)),
+        _pulled(attention.given_key, key, prepare(torch.arange(length))),
+    )
 
 
 def _once(sizes: Tensor, contract: Contract) -> Tensor:
@@ -102,8 +137,9 @@ def _stored(value: Tensor, error: Tensor, contract: Contract) -> Gradient:
     return replace(found, bound=found.worst, scale=found.worst)
 
 
-def turned_back(
+def _turned_back(
     given: Tensor,
+    given_error: Tensor | None,
     positions: Tensor,
     gradient: Tensor,
     error: Tensor,
@@ -111,7 +147,7 @@ def turned_back(
     contract: Contract,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of given heads ``[B, H, L, D]`` and its error, from those of prepared ones."""
-    if semantics.qk_norm == "none" and semantics.rotary == "none":
+    if not is_prepared(semantics):
         return gradient, error
     error = error + _once(gradient.abs() + error, contract)
     if semantics.rotary != "none":
@@ -120,7 +156,7 @@ def turned_back(
             given, gradient, lambda heads: golden.rotate_heads(heads, positions, semantics)
         )
     if semantics.qk_norm != "none":
-        error = _error_behind_norm(given, gradient, error, semantics, contract)
+        error = _error_behind_norm(given, given_error, gradient, error, semantics, contract)
         gradient = _pulled(given, gradient, lambda heads: golden.normalise_heads(heads, semantics))
     return gradient, error
 
@@ -134,15 +170,22 @@ def _pulled(given: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Tensor]
 
 
 def _error_behind_norm(
-    given: Tensor, gradient: Tensor, error: Tensor, semantics: golden.Semantics, contract: Contract
+    given: Tensor,
+    given_error: Tensor | None,
+    gradient: Tensor,
+    error: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
 ) -> Tensor:
     """The error of ``(g - y <y, g> / m) / n``, with y the normalised heads and n their divisor.
 
     m is the largest ``<y, y>``. For "layer" its mean is taken off, too. y, n and the dot product
-    have errors of their own; every step may be stored.
+    have errors of their own; every step may be stored. Where the given heads err themselves, y and
+    n are those of the heads that were met: y carries that, and 1 / n may be ``wider`` times larger.
     """
     norm = norm_of(given, semantics, contract)
-    own = normalised_error(given, None, semantics, contract)
+    own = normalised_error(given, given_error, semantics, contract)
+    wider = 1.0 + divisor_drift(given, given_error, semantics)
     size, most = norm.result.abs(), norm.largest**2
     exact = gradient.abs()
     dot = (size * exact).sum(-1, keepdim=True) / most
@@ -151,20 +194,27 @@ def _error_behind_norm(
     # What variances of one pass and centred heads are computed from.
     reached = size + own
     if semantics.qk_norm == "layer":
-        mean = (given - norm.centred).abs()
-        reached = reached + (given.abs() + mean) / norm.divisor
+        reached = reached + _before_centring(given, given_error, norm) * wider / norm.divisor
     upper = exact + error
     terms = upper + reached * ((reached * upper).sum(-1, keepdim=True) / most)
     unit = contract.accumulator_roundoff
     relative = model.NORM_BACKWARD_ROUNDINGS * (unit + contract.unit_roundoff)
     relative += 2.0 * gamma(given.shape[-1] + model.NORM_ROUNDINGS, unit)
-    factor = (1.0 + norm.factor) ** model.NORM_BACKWARD_FACTORS - 1.0
-    found = (carried * (1.0 + factor) + (relative + factor) * terms) / norm.divisor
+    # Its sum of squares may be as much larger as its divisor is smaller: four powers in all.
+    rounded = norm.factor * wider**4
+    factor = wider * (1.0 + rounded) ** model.NORM_BACKWARD_FACTORS - 1.0
+    found = (carried * (1.0 + factor) + (relative * wider + factor) * terms) / norm.divisor
     if semantics.qk_norm == "layer":
-        found = found + found.mean(-1, keepdim=True) + relative * terms / norm.divisor
+        found = found + found.mean(-1, keepdim=True) + relative * wider * terms / norm.divisor
     lost = (contract.underflow + contract.accumulator_underflow) * (given.shape[-1] + 1)
-    inverse = 1.0 + 1.0 / norm.divisor
+    inverse = 1.0 + wider / norm.divisor
     return found + lost * inverse**model.NORM_BACKWARD_FACTORS * (1.0 + reached)
+
+
+def _before_centring(given: Tensor, error: Tensor | None, norm: Norm) -> Tensor:
+    """Sizes of heads and of their mean, before it is taken off."""
+    sizes = given.abs() + (given - norm.centred).abs()
+    return sizes if error is None else sizes + error + error.mean(-1, keepdim=True)
 
 
 def largest_step(attention: golden.Attention, gradients: GoldenGradients) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -15,6 +17,8 @@ from .heads import unmerge_heads, unsplit_heads
 from .incoming import Incoming
 from .layer import head_errors
 from .layer_backward import LayerBackward, Part, ones_like_tokens
+from .prepared import is_prepared, prepared_errors
+from .prepared_gradients import turned_heads
 from .projection import projection_bound
 from .worst_gradients import worst_errors
 
@@ -26,18 +30,32 @@ def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
     carried = Incoming(
         query=query, key=key, value=value, output_gradient=_output_gradient_error(backward)
     )
-    core_errors = worst_errors(backward.gradients, contract, carried)
-    heads = {"q": core_errors.query, "k": core_errors.key, "v": core_errors.value}
-    exact = backward.gradients
-    values = {"q": exact.query, "k": exact.key, "v": exact.value}
+    heads = _projected_errors(backward, carried)
     found: dict[str, Tensor] = {}
     for name, part in backward.parts.items():
-        grouped = grouped_worst(values[name], heads[name], part.num_heads, semantics, contract)
+        grouped = grouped_worst(
+            backward.heads[name], heads[name], part.num_heads, semantics, contract
+        )
         error = _stored(unsplit_heads(grouped, semantics), part.gradient, contract)
         found |= _part_errors(name, part, error, contract)
     if backward.output_matrix is not None:
         found |= _output_errors(backward, carried)
     return found
+
+
+def _projected_errors(backward: LayerBackward, carried: Incoming) -> dict[str, Tensor]:
+    """The errors of the projected heads' gradients, for each query head.
+
+    ``carried`` are those of the projected heads, before they are normalised and turned.
+    """
+    core, contract, exact = backward.layer.core, backward.contract, backward.gradients
+    query, key = prepared_errors(core, contract.at("score"), carried.query, carried.key)
+    worst = worst_errors(exact, contract, replace(carried, query=query, key=key))
+    if not is_prepared(backward.semantics):
+        return {"q": worst.query, "k": worst.key, "v": worst.value}
+    turned = turned_heads(core, exact, worst, contract, backward.num_kv_heads, carried)
+    (_, query_error), (_, key_error) = turned
+    return {"q": query_error, "k": key_error, "v": worst.value}
 
 
 def _stored(error: Tensor, exact: Tensor, contract: Contract) -> Tensor:
