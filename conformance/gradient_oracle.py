@@ -13,16 +13,17 @@ from ._golden import golden
 from .differentiating import CACHED_NAMES, INPUT_NAMES
 from .inputs import Inputs
 from .oracle import Oracle, evaluate, known_weights
-from .tolerance import Gradient, add_gradients, core_gradients, layer_gradients, model
+from .tolerance import Contract, Gradient, add_gradients, core_gradients, layer_gradients, model
 from .tolerance.golden_gradients import golden_gradients
 from .tolerance.gradients import supports
+from .tolerance.layer_backward import layer_backward
 from .tolerance.prepared_gradients import as_met, largest_step
 
 # Points whose gradients have no bound; each field with what it is elsewhere. A function of the
 # user's may bend as it likes, so that nobody knows how far its slope is off.
 _PLAIN = {"score_mod": None}
 # The same where projections come first.
-_PLAIN_LAYER = {**_PLAIN, "rotary": "none", "qk_norm": "none", "alibi": False}
+_PLAIN_LAYER = {**_PLAIN}
 
 
 def why_unknown(semantics: golden.Semantics, kind: str) -> str:
@@ -116,6 +117,7 @@ class GradientOracle:
                 contract=contract,
             )
             fits = _fits(found, known.limit)
+            fits = fits and _norm_fits(evaluation, inputs, upstream, contract, known.limit)
             by_input = {name: found.pop(name) for name in INPUT_NAMES["separate"]}
             if inputs.mode == "self":
                 added = {"x": add_gradients(list(by_input.values()), contract)}
@@ -175,6 +177,24 @@ def _representable(
     sizes = [float(tensor.max()) for tensor in largest if tensor.numel()]
     sizes.append(largest_step(given, steps))
     return all(size <= room for size in sizes) and _fits(found, limit)
+
+
+def _norm_fits(
+    layer: golden.MultiHeadAttention,
+    inputs: Inputs,
+    upstream: Tensor,
+    contract: Contract,
+    limit: float,
+) -> bool:
+    """Whether every step back through the normalised heads of a layer stays clear of it, too."""
+    point = layer.core.semantics
+    if point.qk_norm == "none":
+        return True
+    given = zip("qkv", (inputs.query, inputs.key, inputs.value), strict=True)
+    tokens = {name: tensor.double() for name, tensor in given}
+    weights = known_weights(inputs)
+    back = layer_backward(layer, tokens, weights, point, upstream.double(), contract)
+    return largest_step(layer.core, back.gradients) <= model.HEADROOM * limit
 
 
 def _fits(found: dict[str, Gradient], limit: float) -> bool:
