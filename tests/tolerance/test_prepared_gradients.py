@@ -5,27 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from gradient_problems import contract, output_gradient
+from prepared_heads import POINTS, PRECISIONS, prepared, told, with_distances
 from torch import Tensor
 
 from conformance._golden import golden
 from conformance.tolerance import core_gradients
 from conformance.tolerance.gradient import Gradient
-
-POINTS = [
-    golden.STANDARD.replace(rotary="halves"),
-    golden.STANDARD.replace(rotary="interleaved", rotary_fraction=0.5),
-    golden.STANDARD.replace(qk_norm="rms"),
-    golden.STANDARD.replace(qk_norm="l2"),
-    golden.STANDARD.replace(qk_norm="layer"),
-    golden.STANDARD.replace(qk_norm="rms", rotary="interleaved"),
-    golden.STANDARD.replace(alibi=True),
-]
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def told(point: golden.Semantics) -> str:
-    """What is unusual about a point."""
-    return f"{point.rotary}-{point.qk_norm}-{point.alibi}"
 
 
 def leaves(seed: int) -> dict[str, Tensor]:
@@ -89,35 +74,6 @@ def test_torch_line_by_line_keeps_the_bounds(point: golden.Semantics, dtype: str
 
 
 def _written_out(given: dict[str, Tensor], point: golden.Semantics) -> Tensor:
-    query, key = (
-        _prepared(given[name], start, point) for name, start in (("query", 2), ("key", 0))
-    )
+    query, key = prepared(given["query"], 2, point), prepared(given["key"], 0, point)
     key, value = (tensor.repeat_interleave(2, dim=1) for tensor in (key, given["value"]))
-    logits = query @ key.mT * 0.5
-    if point.alibi:
-        slopes = golden.alibi_slopes(4).to(logits.dtype)[:, None, None]
-        apart = (torch.arange(2, 7)[:, None] - torch.arange(7)).abs()
-        logits = logits - slopes * apart
-    return logits.softmax(-1) @ value
-
-
-def _prepared(heads: Tensor, start: int, point: golden.Semantics) -> Tensor:
-    if point.qk_norm == "l2":
-        heads = heads / torch.linalg.vector_norm(heads, dim=-1, keepdim=True)
-    elif point.qk_norm != "none":
-        centred = heads
-        if point.qk_norm == "layer":
-            centred = heads - heads.mean(-1, keepdim=True)
-        square = centred.square().mean(-1, keepdim=True)
-        heads = centred / (square + point.qk_norm_epsilon).sqrt()
-    if point.rotary == "none":
-        return heads
-    places = torch.arange(start, start + heads.shape[2])
-    first, second = golden.rotary_pairs(heads.shape[-1], point)
-    angles = golden.rotary_angles(places, heads.shape[-1], point)
-    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-    one, two = heads[..., first], heads[..., second]
-    turned = heads.clone()
-    turned[..., first] = one * cosine - two * sine
-    turned[..., second] = one * sine + two * cosine
-    return turned
+    return with_distances(query @ key.mT * 0.5, point).softmax(-1) @ value
