@@ -19,11 +19,10 @@ from .tolerance.gradients import supports
 from .tolerance.layer_backward import layer_backward
 from .tolerance.prepared_gradients import as_met, largest_step
 
-# Points whose gradients have no bound; each field with what it is elsewhere. A function of the
-# user's may bend as it likes, so that nobody knows how far its slope is off.
-_PLAIN = {"score_mod": None}
+# Points whose gradients have no bound; each field with what it is elsewhere.
+_PLAIN: dict[str, object] = {}
 # The same where projections come first.
-_PLAIN_LAYER = {**_PLAIN}
+_PLAIN_LAYER: dict[str, object] = {**_PLAIN, "score_mod": None}
 
 
 def why_unknown(semantics: golden.Semantics, kind: str) -> str:
@@ -43,11 +42,13 @@ def why_unknown(semantics: golden.Semantics, kind: str) -> str:
 class GoldenGradients:
     """The gradients for one output gradient by name, and whether a candidate can represent them.
 
-    ``representable`` says that every intermediate value stays clear of the largest number.
+    ``representable`` says that every intermediate value stays clear of the largest number, and
+    ``without_slope`` that a function of scores has no finite slope that torch could find.
     """
 
     gradients: dict[str, Gradient]
     representable: bool
+    without_slope: bool = False
 
 
 def as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
@@ -105,7 +106,11 @@ class GradientOracle:
                 kv_heads = inputs.geometry.num_kv_heads
                 found = core_gradients(evaluation, upstream, contract, num_kv_heads=kv_heads)
                 fits = _representable(evaluation, upstream, found, known.limit)
-                return GoldenGradients(gradients=found, representable=fits)
+                wild = any(not bool(each.worst.isfinite().all()) for each in found.values())
+                without_slope = wild and point.score_mod is not None
+                return GoldenGradients(
+                    gradients=found, representable=fits, without_slope=without_slope
+                )
             found = layer_gradients(
                 evaluation,
                 inputs.query,
@@ -169,11 +174,11 @@ def _representable(
     room = model.HEADROOM * limit
     weight_gradient = steps.output_gradient.abs() @ attention.value.abs().transpose(-1, -2)
     row_sum = (steps.weights * weight_gradient).sum(dim=-1, keepdim=True)
-    scores = steps.weights * (weight_gradient + row_sum)
+    scores = steps.weights * (weight_gradient + row_sum) * steps.slope.abs().clamp_min(1.0)
     query = scores @ attention.key.abs()
     key = scores.transpose(-1, -2) @ attention.query.abs()
     factor = max(abs(attention.scale), 1.0)
-    largest = [weight_gradient, row_sum, factor * query, factor * key]
+    largest = [weight_gradient, row_sum, scores, factor * query, factor * key]
     sizes = [float(tensor.max()) for tensor in largest if tensor.numel()]
     sizes.append(largest_step(given, steps))
     return all(size <= room for size in sizes) and _fits(found, limit)

@@ -69,7 +69,8 @@ def modify(scores: Tensor, semantics: Semantics) -> Tensor:
     if change is None:
         return scores
     batch, head, query, key = (torch.arange(size, device=scores.device) for size in scores.shape)
-    modified = change(scores, batch[:, None, None, None], head[:, None, None], query[:, None], key)
+    places = batch[:, None, None, None], head[:, None, None], query[:, None], key
+    modified = change(scores.clone(), *places)  # a copy, as it may change what it is given
     if not isinstance(modified, Tensor):
         msg = f"score_mod returned a {type(modified).__name__}, not a torch.Tensor"
         raise TypeError(msg)

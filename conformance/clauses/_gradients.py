@@ -118,7 +118,10 @@ def judged_rows(subject: Subject, inputs: Inputs) -> Tensor:
 
 def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
     """Whether some query that is there has no key."""
-    empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
+    point = subject.declaration.semantics
+    empty = ~inputs.allowed(point).any(dim=-1)
+    if point.score_mod is not None and subject.candidate.golden_known:
+        empty = empty | subject.golden(inputs).core.empty  # a function may hide keys, too
     absent = inputs.absent
     return bool((empty if absent is None else empty & ~absent).any())
 
@@ -156,7 +159,8 @@ def matches_golden_gradients(
     """
     known = subject.gradients.oracle.answer(inputs, upstream)
     if not known.representable:
-        return Finding(binding=False)
+        told = "its score_mod has no finite slope that torch can find" * known.without_slope
+        return Finding(binding=False, inapplicable=told)
     generic = inputs.generic and subject.dtype != "float64"
     margin, binding, violation = 0.0, True, None
     for name, gradient in _as_given(known.gradients, inputs).items():

@@ -18,6 +18,7 @@ from torch import Tensor
 from conformance._golden import golden
 
 from .keys import LiveKeys, live_keys
+from .modified_gradients import function_slope
 from .sinks import has_sink, with_sink
 from .unnormalised import is_normalised
 
@@ -28,7 +29,8 @@ class GoldenGradients:
 
     ``weights`` ``[B, H, Lq, Lk]`` are those that depend on the scores: zero in rows without a key.
     ``slope`` is the derivative of a logit by its scaled score and ``curvature`` the derivative of
-    that; ``weight_gradient`` dP, ``row_sum`` D ``[B, H, Lq, 1]``, ``logit_gradient`` dL and
+    that but for what a user's function bends; ``function_slope`` is that function's part, None
+    without one; ``weight_gradient`` dP, ``row_sum`` D ``[B, H, Lq, 1]``, ``logit_gradient`` dL and
     ``score_gradient`` dS (by the scaled score). ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]`` and
     ``value [B, H, Lk, Dv]`` are the gradients; those of heads that share a key/value head are to be
     added up. ``bias [B, H, Lq, Lk]`` is the gradient by a bias for each pair, None without a bias,
@@ -40,6 +42,7 @@ class GoldenGradients:
     live: LiveKeys
     weights: Tensor
     slope: Tensor
+    function_slope: Tensor | None
     curvature: Tensor
     weight_gradient: Tensor
     row_sum: Tensor
@@ -55,10 +58,10 @@ class GoldenGradients:
 def supports(semantics: golden.Semantics) -> bool:
     """Whether gradients have bounds at a point: the weights of a query sum to one.
 
-    And query, key and scores meet as they are: neither normalised nor turned nor modified.
+    And query and key meet as they are: neither normalised nor turned.
     """
     untouched = semantics.qk_norm == "none" and semantics.rotary == "none"
-    return is_normalised(semantics) and untouched and semantics.score_mod is None
+    return is_normalised(semantics) and untouched
 
 
 def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> GoldenGradients:
@@ -75,7 +78,8 @@ def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> Go
     weights = attention.weights
     if live.empty is not None:
         weights = weights.masked_fill(live.empty, 0.0)
-    slope, bias_slope, curvature = _slopes(attention)
+    function = None if attention.semantics.score_mod is None else function_slope(attention)
+    slope, bias_slope, curvature = _slopes(attention, function)
     gradient = output_gradient.double()
     weight_gradient = gradient @ attention.value.transpose(-1, -2)
     row_sum = (weights * weight_gradient).sum(dim=-1, keepdim=True)
@@ -87,6 +91,7 @@ def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> Go
         live=live,
         weights=weights,
         slope=slope,
+        function_slope=function,
         curvature=curvature,
         weight_gradient=weight_gradient,
         row_sum=row_sum,
@@ -104,10 +109,10 @@ def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
     semantics = attention.semantics
     if not supports(semantics):
         msg = (
-            "gradients have bounds where the weights of a query sum to 1 and scores are what query "
-            f"and key make, not at softmax_axis={semantics.softmax_axis!r}, mask_operation="
+            "gradients have bounds where the weights of a query sum to 1 and query and key meet as "
+            f"they are, not at softmax_axis={semantics.softmax_axis!r}, mask_operation="
             f"{semantics.mask_operation!r}, qk_norm={semantics.qk_norm!r}, rotary="
-            f"{semantics.rotary!r}, score_mod={semantics.score_mod!r}"
+            f"{semantics.rotary!r}"
         )
         raise ValueError(msg)
     if semantics.empty_rows == "nan" and bool(attention.output.isnan().any()):
@@ -121,7 +126,7 @@ def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
         raise ValueError(msg)
 
 
-def _slopes(attention: golden.Attention) -> tuple[Tensor, Tensor, Tensor]:
+def _slopes(attention: golden.Attention, function: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The derivatives of a logit by score and by bias, and the former's own derivative."""
     passed = torch.ones_like(attention.scores)
     if attention.semantics.mask_operation in ("replace", "multiply-logits"):
@@ -133,11 +138,11 @@ def _slopes(attention: golden.Attention) -> tuple[Tensor, Tensor, Tensor]:
         ratio = capped / attention.softcap
         slope = passed * (1.0 - ratio) * (1.0 + ratio)
         curvature = slope * ratio * (-2.0 / attention.softcap)
-    by_bias = passed
+    by_bias = slope if after else passed
+    if function is not None:
+        slope = slope * function
     if attention.semantics.bias_order == "before-scale":
         by_bias = slope * attention.scale
-    elif after:
-        by_bias = slope
     if has_sink(attention):
         return _but_last(slope), _but_last(by_bias), _but_last(curvature)
     return slope, by_bias, curvature

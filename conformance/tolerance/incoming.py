@@ -44,4 +44,5 @@ def score_gradient_stores(gradients: GoldenGradients, contract: Contract) -> int
     if not contract.score_roundoff:
         return model.SCORE_GRADIENT_STORES
     capped = model.SOFTCAP_STORES if gradients.attention.softcap is not None else 0
-    return model.SCORE_GRADIENT_STORES + model.EAGER_SCORE_GRADIENT_STORES + capped
+    modified = model.MODIFICATION_STORES if gradients.function_slope is not None else 0
+    return model.SCORE_GRADIENT_STORES + model.EAGER_SCORE_GRADIENT_STORES + capped + modified

@@ -124,6 +124,14 @@ MODIFICATION_STORES: Final = 4
 # Where such a function is looked at, in units of the error of its score: it may bend in between,
 # though not by much, since the error is small.
 MODIFICATION_STEPS: Final = (-1.0, -0.5, 0.5, 1.0)
+# Its slope is made of products, so that what cancels there (1 - tanh^2) has twice the relative
+# error of what the function itself is made of. It is as large as the slope at these shares of the
+# way from zero to the score.
+SLOPE_SQUARES: Final = 2.0
+SLOPE_WAY: Final = (0.0, 0.25, 0.5, 0.75)
+# A function has a slope of each score alone if weighing the scores weighs the slopes, to within
+# what functions that compute in half precision round.
+POINTWISE: Final = 2.0**-6
 # The logits beside a sink may be stored once more, after their maximum is taken off (eager code of
 # gpt-oss concatenates, subtracts and then takes the softmax).
 SINK_STORES: Final = 1

@@ -16,14 +16,19 @@ def modified_error(error: Tensor, attention: golden.Attention, contract: Contrac
 
     The function is looked at within the error of each score; it is taken to be steepest there.
     """
-    exact, semantics = attention.modified, attention.semantics
-    moved = torch.zeros_like(error)
+    length = attention.given_key.shape[-2]  # behind the keys a sink, which no function gets
+    capped, exact = attention.capped[..., :length], attention.modified[..., :length]
+    given, moved = error[..., :length], torch.zeros_like(exact)
     for step in model.MODIFICATION_STEPS:
-        other = golden.modify(attention.capped + step * error, semantics)
+        other = golden.modify(capped + step * given, attention.semantics)
         moved = torch.maximum(moved, (other - exact).abs().nan_to_num_(nan=0.0))
-    own = (
+    size = capped.abs() + exact.abs().masked_fill(torch.isinf(exact), 0.0)
+    return torch.cat([moved + function_unit(contract) * size, error[..., length:]], dim=-1)
+
+
+def function_unit(contract: Contract) -> float:
+    """The roundings within a user's function, as one relative error."""
+    return (
         model.MODIFICATION_ROUNDINGS * contract.accumulator_roundoff
         + model.MODIFICATION_STORES * contract.score_roundoff
     )
-    size = attention.capped.abs() + exact.abs().masked_fill(torch.isinf(exact), 0.0)
-    return moved + own * size

@@ -31,11 +31,7 @@ def exponent_error(
     exponent. Returns float64 ``[B, H, Lq, Lk]``, zero where a key is not live.
     """
     scores, exponentials = contract.at("score"), contract.at("exp")
-    error = _score_error(attention, live, scores, query_error, key_error)
-    if scores.score_roundoff:
-        _add_rounding(error, attention.scores, scores.score_roundoff, times=model.SCORE_STORES)
-    if attention.softcap is not None:
-        error = _capped_error(error, attention, attention.softcap, scores)
+    error = capped_error(attention, live, contract, query_error, key_error)
     if attention.semantics.score_mod is not None:
         error = modified_error(error, attention, scores)
     if attention.alibi is not None:
@@ -51,6 +47,23 @@ def exponent_error(
     if fills(attention.semantics):
         error = _filled_error(error, attention, live, unit)
     return live.only(error.add_(exponential_error(live.key_length, exponentials)))
+
+
+def capped_error(
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    query_error: Tensor | None,
+    key_error: Tensor | None,
+) -> Tensor:
+    """How far each capped score may be from the golden one: what a user's function is given."""
+    contract = contract.at("score")
+    error = _score_error(attention, live, contract, query_error, key_error)
+    if contract.score_roundoff:
+        _add_rounding(error, attention.scores, contract.score_roundoff, times=model.SCORE_STORES)
+    if attention.softcap is not None:
+        error = _capped_error(error, attention, attention.softcap, contract)
+    return error
 
 
 def fills(semantics: golden.Semantics) -> bool:
@@ -151,7 +164,7 @@ def _add_logit_stores(
 
 
 def finite_size(bias: Tensor) -> Tensor:
-    """The magnitudes of a bias; minus infinity is exact, and stays live where a cap follows it."""
+    """Magnitudes of what is added up; minus infinity is exact, and live where a cap follows it."""
     return bias.abs().masked_fill_(torch.isinf(bias), 0.0)
 
 
@@ -160,7 +173,7 @@ def _add_bias_error(
 ) -> None:
     rounding = model.BIAS_ROUNDINGS * contract.accumulator_roundoff
     before = attention.semantics.bias_order == "before-scale"
-    error.add_(attention.modified.abs(), alpha=rounding)
+    error.add_(finite_size(attention.modified), alpha=rounding)
     if attention.alibi is not None:
         error.add_(attention.alibi.abs(), alpha=rounding)
     factor = rounding * (abs(attention.scale) if before else 1.0)

@@ -68,10 +68,12 @@ def _stored(error: Tensor, exact: Tensor, times: int, contract: Contract) -> Ten
 
 
 def _lost(gradients: GoldenGradients, contract: Contract) -> float:
-    """What underflow takes from a score's gradient, on either side of the scale."""
+    """What underflow takes from a score's gradient, on either side of slope and scale."""
     each = contract.accumulator_underflow + contract.weight_underflow
-    scale = abs(gradients.attention.scale)
-    return score_gradient_stores(gradients, contract) * each * (1.0 + scale)
+    factor = 1.0 + abs(gradients.attention.scale)
+    if gradients.function_slope is not None and gradients.slope.numel():
+        factor *= max(1.0, float(gradients.slope.abs().max()))
+    return score_gradient_stores(gradients, contract) * each * factor
 
 
 def _product_error(terms: int, contract: Contract) -> float:
@@ -164,9 +166,11 @@ def _bias_error(gradients: GoldenGradients, pairs: PairErrors, contract: Contrac
     semantics = gradients.attention.semantics
     error = pairs.logit_gradient + (gradients.weights + pairs.weights) * pairs.row_sum
     error += pairs.zero_sum * pairs.reaches
-    factor = gradients.attention.scale if semantics.bias_order == "before-scale" else 1.0
-    capped = semantics.bias_order == "before-scale" or semantics.softcap_order == "after-mask"
-    slope_error = pairs.slope * (abs(factor) if capped else 0.0)
+    slope_error = torch.zeros_like(pairs.cap_slope)
+    if semantics.bias_order == "before-scale":
+        slope_error = pairs.slope * abs(gradients.attention.scale)
+    elif semantics.softcap_order == "after-mask":
+        slope_error = pairs.cap_slope
     sloped = _sloped(error, gradients, gradients.bias_slope, slope_error)
     exact = gradients.logit_gradient * gradients.bias_slope
     times = score_gradient_stores(gradients, contract)

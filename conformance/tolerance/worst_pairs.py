@@ -16,7 +16,8 @@ from .contract import Contract, gamma
 from .core import one_sided_bound
 from .golden_gradients import GoldenGradients
 from .incoming import Incoming
-from .scores import exponent_error
+from .modified_gradients import function_slope_error
+from .scores import capped_error, exponent_error
 from .sinks import has_sink
 from .sums import log_sum_exp_error
 
@@ -27,14 +28,16 @@ class PairErrors:
 
     ``weights`` is for P where it meets dP - D, ``stored_weights`` where it meets the output
     gradient, ``logit_gradient`` for dL but for what the error ``row_sum`` of D causes, and
-    ``slope`` for the derivative of a logit by its score. ``zero_sum`` is for the sum of a row of
-    dL, and ``reaches`` marks the keys whose logit may be the largest.
+    ``slope`` for the derivative of a logit by its score, of which ``cap_slope`` is that of a
+    softcap. ``zero_sum`` is for the sum of a row of dL, and ``reaches`` marks the keys whose logit
+    may be the largest.
     """
 
     weights: Tensor
     stored_weights: Tensor
     row_sum: Tensor
     logit_gradient: Tensor
+    cap_slope: Tensor
     slope: Tensor
     zero_sum: Tensor
     reaches: Tensor
@@ -61,12 +64,14 @@ def pair_errors(gradients: GoldenGradients, contract: Contract, incoming: Incomi
     )
     row_sum = row_sum + gate_error(gradients, contract)
     logit_gradient = _logit_gradient_error(gradients, error, product, row_sum, contract)
+    cap_slope = _slope_error(gradients, contract, incoming)
     return PairErrors(
         weights=error,
         stored_weights=stored,
         row_sum=row_sum,
         logit_gradient=logit_gradient,
-        slope=_slope_error(gradients, contract, incoming),
+        cap_slope=cap_slope,
+        slope=_modified_slope_error(gradients, cap_slope, contract, incoming),
         zero_sum=_zero_sum_error(gradients, error, logit_gradient, row_sum, contract),
         reaches=reaches,
     )
@@ -239,11 +244,32 @@ def _slope_error(gradients: GoldenGradients, contract: Contract, incoming: Incom
     nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(attention.softcap)
     change = 2.0 / torch.cosh(nearest.clamp_max_(model.LARGEST_GROWTH)).square_()
     change.clamp_max_(model.STEEPEST_SLOPE)
+    if gradients.function_slope is not None and _caps_late(attention):
+        change.fill_(model.STEEPEST_SLOPE)  # what is capped is no longer the score
     own = model.SLOPE_ROUNDINGS * (contract.accumulator_roundoff + contract.score_roundoff)
     return error.mul_(change).div_(attention.softcap).add_(own).clamp_max_(1.0)
+
+
+def _modified_slope_error(
+    gradients: GoldenGradients, cap_slope: Tensor, contract: Contract, incoming: Incoming
+) -> Tensor:
+    """How far the slope of cap and function together may be off."""
+    attention, function = gradients.attention, gradients.function_slope
+    if function is None:
+        return cap_slope
+    scores = capped_error(attention, gradients.live, contract, incoming.query, incoming.key)
+    error = function_slope_error(attention, scores, function, contract)
+    capped = torch.where(function == 0.0, 1.0, gradients.slope / function).abs()
+    return capped * error + cap_slope * (function.abs() + error)
 
 
 def uncapped(attention: golden.Attention) -> golden.Attention:
     """An attention whose exponent errors are those of the scores before the softcap."""
     semantics = attention.semantics.replace(softcap_order="after-mask")
+    if not _caps_late(attention):  # a user's function comes behind the cap
+        semantics = semantics.replace(score_mod=None)
     return dataclasses.replace(attention, bias=None, semantics=semantics)
+
+
+def _caps_late(attention: golden.Attention) -> bool:
+    return attention.semantics.softcap_order == "after-mask"

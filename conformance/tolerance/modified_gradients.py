@@ -1,0 +1,103 @@
+"""The slope of a user's function of scores, and how far a conforming one may be from it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import pad
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract
+from .modified import function_unit
+
+
+def function_slope(attention: golden.Attention) -> Tensor:
+    """The derivative of each modified score by its capped score: ``[B, H, Lq, Lk]``, float64.
+
+    Zero where the function leads to no gradient, for pairs that take no part, and for a sink behind
+    the keys. NaN or infinite where the function is so; NaN everywhere where torch cannot tell.
+    """
+    slope = _slope_at(_of_keys(attention.capped, attention), attention.semantics)
+    return _but_for_sinks(slope, attention)
+
+
+def function_slope_error(
+    attention: golden.Attention, error: Tensor, slope: Tensor, contract: Contract
+) -> Tensor:
+    """How far ``slope``, that of :func:`function_slope`, may be off for scores off by ``error``.
+
+    The slope is looked at where the score may be, the function's own roundings included, and on
+    either side of it. To that come roundings: relative to the slope, and to what cancels in it.
+    """
+    contract, semantics = contract.at("score"), attention.semantics
+    scores, slope = _of_keys(attention.capped, attention), _of_keys(slope, attention)
+    modified = _of_keys(attention.modified, attention)
+    own = function_unit(contract)
+    size = scores.abs() + modified.abs().masked_fill(torch.isinf(modified), 0.0)
+    reach = torch.maximum(_of_keys(error, attention) + own * size, _spacing(scores))
+    moved = torch.zeros_like(slope)
+    for step in model.MODIFICATION_STEPS:
+        change = (_slope_at(scores + step * reach, semantics) - slope).abs()
+        moved = torch.maximum(moved, change.nan_to_num(nan=math.inf))
+    cancelled = model.SLOPE_SQUARES * _steepest_on_the_way(scores, slope, semantics)
+    return _but_for_sinks(moved + own * (slope.abs() + cancelled), attention)
+
+
+def _slope_at(scores: Tensor, semantics: golden.Semantics) -> Tensor:
+    """What torch finds for scores ``[B, H, Lq, Lk]``; NaN where it finds no slope of each alone."""
+    unknown = torch.full_like(scores, math.nan)
+    weights = torch.rand(scores.shape, generator=Generator().manual_seed(0)).double()
+    with torch.enable_grad():
+        leaf = scores.detach().clone().requires_grad_()
+        try:
+            modified = golden.modify(leaf, semantics)
+            if not modified.requires_grad:
+                return torch.zeros_like(scores)
+            asked = (torch.ones_like(scores), weights)
+            found = [
+                torch.autograd.grad(modified, leaf, each, retain_graph=True, allow_unused=True)[0]
+                for each in asked
+            ]
+        except Exception:  # noqa: BLE001 (a user's function, and what torch says of it)
+            return unknown
+    slope, weighed = (torch.zeros_like(scores) if each is None else each for each in found)
+    known = torch.isfinite(slope)
+    room = model.POINTWISE * slope.abs().where(known, 0.0).amax(dim=-1, keepdim=True)
+    alone = (weighed - weights * slope).abs() <= room
+    return slope if bool(alone[known].all()) else unknown
+
+
+def _steepest_on_the_way(scores: Tensor, slope: Tensor, semantics: golden.Semantics) -> Tensor:
+    """The largest slope between zero and each score, at least 1: as large are the parts of a sum.
+
+    The 1 of 1 - tanh(s)^2 is the slope at zero.
+    """
+    found = slope.abs().clamp_min(1.0)
+    for share in model.SLOPE_WAY:
+        passed = _slope_at(share * scores, semantics).abs()
+        found = torch.maximum(found, passed.nan_to_num(nan=0.0, posinf=0.0))
+    return found
+
+
+def _spacing(scores: Tensor) -> Tensor:
+    """The distance to the next number."""
+    return torch.nextafter(scores.abs(), torch.full_like(scores, math.inf)) - scores.abs()
+
+
+def _of_keys(pairs: Tensor, attention: golden.Attention) -> Tensor:
+    """Without a sink behind the keys, which a user's function does not get."""
+    return pairs[..., : attention.given_key.shape[-2]]
+
+
+def _but_for_sinks(pairs: Tensor, attention: golden.Attention) -> Tensor:
+    """Zero for a sink, and where a logit does not depend on its score: hidden, or replaced."""
+    logits = attention.logits
+    pairs = pad(pairs, (0, logits.shape[-1] - pairs.shape[-1]))
+    passed = torch.isfinite(logits)
+    if attention.semantics.mask_operation in ("replace", "multiply-logits"):
+        passed = passed & attention.allowed
+    return pairs.masked_fill(~passed, 0.0)
