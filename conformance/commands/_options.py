@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import click
 
+from ..dtypes import DTYPES
+from ..profile import PROFILES
+
 Callback = Callable[[click.Context, click.Parameter, tuple[str, ...]], tuple[str, ...]]
 
 
@@ -29,6 +32,24 @@ FAIL_ON: Final[Decorator] = click.option(
     show_default=True,
     help="Which failed clauses make the exit code 1; should is the same as --strict.",
 )
+
+
+def profile_option(default: str = "default") -> Decorator:
+    """``--profile NAME``: how many examples each clause is asked."""
+    return click.option(
+        "--profile",
+        type=click.Choice(list(PROFILES)),
+        default=default,
+        show_default=True,
+        help="How hard to try.",
+    )
+
+
+def expected_failures_option(said: str) -> Decorator:
+    """``--expected-failures FILE``: what is announced to fail."""
+    return click.option(
+        "--expected-failures", type=click.Path(path_type=Path), metavar="FILE", help=said
+    )
 
 
 def json_option(said: str) -> Decorator:
@@ -71,3 +92,30 @@ def separated(choices: Iterable[str] = ()) -> Callback:
         return tuple(found)
 
     return read
+
+
+# Below the callback that they are made with.
+DTYPE: Final[Decorator] = click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    callback=separated(DTYPES),
+    metavar=f"[{'|'.join(DTYPES)}],...",
+    help="Judge in these dtypes (float32,bfloat16) instead of the declared ones; may be repeated.",
+)
+DEVICE: Final[Decorator] = click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    callback=separated(),
+    metavar="DEVICE,...",
+    help="Run on these devices (cpu,cuda:1) instead of the declared ones; may be repeated.",
+)
+SEED: Final[Decorator] = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Where drawn examples start.",
+)

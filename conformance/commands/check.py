@@ -6,12 +6,21 @@ from pathlib import Path
 
 import click
 
-from ..dtypes import DTYPES
 from ..errors import UsageError
-from ..profile import PROFILES
 from ._github import GITHUB, is_for_github, no_commands, tell_github
 from ._long import long_options, read_long
-from ._options import FAIL_ON, ONLY, SKIP, STRICT, json_option, separated, timeout_option
+from ._options import (
+    DEVICE,
+    DTYPE,
+    FAIL_ON,
+    ONLY,
+    SKIP,
+    STRICT,
+    expected_failures_option,
+    json_option,
+    profile_option,
+    timeout_option,
+)
 from ._output import printing, progress_bar
 from ._views import STANDARD_OUTPUT, Files, check_files, told_to, view_options, write_views
 
@@ -21,29 +30,9 @@ COMPILING = 300.0
 
 @click.command(name="check")
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option(
-    "--profile",
-    type=click.Choice(list(PROFILES)),
-    default="default",
-    show_default=True,
-    help="How hard to try.",
-)
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    callback=separated(DTYPES),
-    metavar=f"[{'|'.join(DTYPES)}],...",
-    help="Judge in these dtypes (float32,bfloat16) instead of the declared ones; may be repeated.",
-)
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    callback=separated(),
-    metavar="DEVICE,...",
-    help="Run on these devices (cpu,cuda:1) instead of the declared ones; may be repeated.",
-)
+@profile_option()
+@DTYPE
+@DEVICE
 @click.option(
     "--source",
     metavar="TARGET",
@@ -73,14 +62,9 @@ COMPILING = 300.0
 @long_options
 @ONLY
 @SKIP
-@click.option(
-    "--expected-failures",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help=(
-        "TOML: [[expected]] tables with clause and reason, and kind, diagnosis, candidate, dtype, "
-        "device, expires as needed."
-    ),
+@expected_failures_option(
+    "TOML: [[expected]] tables with clause and reason, and kind, diagnosis, candidate, dtype, "
+    "device, expires as needed."
 )
 @click.option(
     "--write-expected",

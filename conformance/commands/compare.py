@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..dtypes import DTYPES
 from ..errors import UsageError
-from ..profile import PROFILES
 from ..reports.views import COMPARED
-from ._options import FAIL_ON, ONLY, SKIP, STRICT, json_option, separated, timeout_option
+from ._options import (
+    DEVICE,
+    DTYPE,
+    FAIL_ON,
+    ONLY,
+    SEED,
+    SKIP,
+    STRICT,
+    expected_failures_option,
+    json_option,
+    profile_option,
+    timeout_option,
+)
 from ._output import printing, progress_bar
 from ._views import Files, check_files, told_to, view_options, write_to
 
@@ -22,38 +32,13 @@ if TYPE_CHECKING:
 
 @click.command(name="compare")
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET|REPORT.json...")
-@click.option(
-    "--profile",
-    type=click.Choice(list(PROFILES)),
-    default="default",
-    show_default=True,
-    help="How hard to try.",
-)
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    callback=separated(DTYPES),
-    metavar=f"[{'|'.join(DTYPES)}],...",
-    help="Judge in these dtypes instead of the declared ones; may be repeated.",
-)
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    callback=separated(),
-    metavar="DEVICE,...",
-    help="Run on these devices instead of the declared ones; may be repeated.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@profile_option()
+@DTYPE
+@DEVICE
+@SEED
 @ONLY
 @SKIP
-@click.option(
-    "--expected-failures",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="TOML with the expected failures of the targets, as for check.",
-)
+@expected_failures_option("TOML with the expected failures of the targets, as for check.")
 @FAIL_ON
 @STRICT
 @timeout_option(

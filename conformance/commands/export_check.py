@@ -11,8 +11,16 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from ..profile import PROFILES
-from ._options import ONLY, SKIP, STRICT, json_option, separated, timeout_option
+from ._options import (
+    ONLY,
+    SEED,
+    SKIP,
+    STRICT,
+    json_option,
+    profile_option,
+    separated,
+    timeout_option,
+)
 from ._output import printing, progress_bar
 
 EXPORTERS = ("dynamo", "legacy")
@@ -43,14 +51,8 @@ OPSETS = ("18", "20", "23")
     metavar="FOLDER",
     help="Leave the graphs there, with source.py, which --source of check takes.",
 )
-@click.option(
-    "--profile",
-    type=click.Choice(list(PROFILES)),
-    default="quick",
-    show_default=True,
-    help="How hard to try.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@profile_option("quick")
+@SEED
 @ONLY
 @SKIP
 @STRICT

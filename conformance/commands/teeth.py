@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..profile import PROFILES
+from ._options import SEED, profile_option
 from ._output import printing, progress_bar
 
 FILE = click.Path(path_type=Path)
@@ -17,14 +17,8 @@ FILE = click.Path(path_type=Path)
 
 @click.command(name="teeth")
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
-@click.option(
-    "--profile",
-    type=click.Choice(list(PROFILES)),
-    default="quick",
-    show_default=True,
-    help="How hard to try.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@profile_option("quick")
+@SEED
 @click.option(
     "--first",
     is_flag=True,
