@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -21,8 +21,16 @@ Decorator = Callable[[Callable[..., Any]], Candidate]
 _WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 
 
-def core(*, name: str | None = None, **promises: Any) -> Decorator:
-    """Declare a bare attention function.
+@overload
+def core(
+    function: Callable[..., Any], /, *, name: str | None = ..., **promises: Any
+) -> Candidate: ...
+@overload
+def core(*, name: str | None = ..., **promises: Any) -> Decorator: ...
+def core(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **promises: Any
+) -> Candidate | Decorator:
+    """Declare a bare attention function; ``@core`` alone is ``@core()``.
 
     It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``, ``key
     [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the query's
@@ -35,28 +43,48 @@ def core(*, name: str | None = None, **promises: Any) -> Decorator:
     Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
     signature cannot keep.
     """
-    return _decorator("core", name, promises)
+    return _applied(_decorator("core", name, promises), function)
 
 
-def layer(*, name: str | None = None, **promises: Any) -> Decorator:
+@overload
+def layer(
+    function: Callable[..., Any], /, *, name: str | None = ..., **promises: Any
+) -> Candidate: ...
+@overload
+def layer(*, name: str | None = ..., **promises: Any) -> Decorator: ...
+def layer(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **promises: Any
+) -> Candidate | Decorator:
     """Declare a builder ``(geometry, weights) -> forward`` of a multi-head attention layer.
 
     ``forward(query, key, value, **keywords)`` takes ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]`` and
     ``value [B, Lk, Ev]`` and returns ``[B, Lq, Eo]``. ``inputs="self"`` calls ``forward(x)``,
     ``inputs="memory"`` calls ``forward(query, context)``; ``batched=False`` drops the batch axis.
-    A forward that is a ``torch.nn.Module`` is put in eval mode.
+    A forward that is a ``torch.nn.Module`` is put in eval mode. ``@layer`` alone is ``@layer()``.
 
     Raises DeclarationError (a ValueError) for a promise that is unknown.
     """
-    return _decorator("layer", name, promises)
+    return _applied(_decorator("layer", name, promises), function)
 
 
-def positions(*, max_length: int, name: str | None = None, **promises: Any) -> Decorator:
+def positions(
+    function: object = None,
+    /,
+    *,
+    max_length: int | None = None,
+    name: str | None = None,
+    **promises: Any,
+) -> Decorator:
     """Declare a position encoding on its own: a function ``[B, L, E] -> [B, L, E]``.
 
     It returns its input plus the sinusoidal encoding of positions 0 .. L, for any even width E and
-    any length up to ``max_length``.
+    any length up to ``max_length``, which must be given.
+
+    Raises DeclarationError (a ValueError) without it, and for a promise that is unknown.
     """
+    if function is not None or max_length is None:
+        msg = "conformance.positions needs to know how long: write positions(max_length=512)"
+        raise DeclarationError(msg)
     return _decorator("positions", name, {**promises, "max_length": max_length})
 
 
@@ -221,6 +249,11 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
         return Candidate(name=shown, declaration=declared, function=function)
 
     return decorate
+
+
+def _applied(decorator: Decorator, function: object) -> Candidate | Decorator:
+    """The decorator, or what it makes of the function that was given without parentheses."""
+    return decorator if function is None else decorator(function)  # type: ignore[arg-type]  # it refuses what is no function
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -43,13 +43,15 @@ def registered_operator(name: str) -> OpOverloadPacket:
         msg = f"operator is {name!r}: write its namespace and its name, such as 'mylib::attention'"
         raise DeclarationError(msg)
     try:
-        found: OpOverloadPacket = getattr(getattr(torch.ops, namespace), own)
+        found = getattr(getattr(torch.ops, namespace), own)
     except AttributeError:
+        found = None
+    if not isinstance(found, OpOverloadPacket):  # aten::__class__ is found, and no operator
         msg = (
             f"operator is {name!r}, which is not registered: import what registers it (or load its "
             "library) before it is declared"
         )
-        raise DeclarationError(msg) from None
+        raise DeclarationError(msg)
     return found
 
 

@@ -5,6 +5,7 @@ Not called ``suite``: importing a submodule of that name would hide the function
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ def parametrize(
 
     Raises UsageError for an option of the wrong type.
     """
+    if inspect.isfunction(candidates) and "clause" in inspect.signature(candidates).parameters:
+        msg = (
+            f"{candidates.__name__} is given no candidates: write @conformance.parametrize(TARGET)"
+        )
+        raise UsageError(msg)
     many = isinstance(candidates, (list, tuple))
     options = SuiteOptions(
         targets=tuple(candidates) if many else (candidates,),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -49,6 +50,14 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "group_order": get_args(GroupOrder),
     "rotary": get_args(Rotary),
     "qk_norm": get_args(QueryKeyNorm),
+}
+# What others call some of the choices: GPT-NeoX and LLaMA turn halves, GPT-J interleaved pairs.
+_ALSO_CALLED: Final = {
+    **dict.fromkeys(("neox", "gpt-neox", "llama", "rotate-half", "rotate_half"), "halves"),
+    **dict.fromkeys(("gptj", "gpt-j", "gpt_j", "pairs"), "interleaved"),
+    **dict.fromkeys(("rmsnorm", "rms-norm", "rms_norm"), "rms"),
+    **dict.fromkeys(("layernorm", "layer-norm", "layer_norm"), "layer"),
+    **dict.fromkeys(("none", "false"), "none"),
 }
 _FLAGS: Final = ("query_bias", "key_bias", "value_bias", "output_bias", "alibi")
 
@@ -164,13 +173,22 @@ class Semantics:
         _check_scale(self.scale)
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            check_argument(value in choices, name, f"is {value!r}, not one of {', '.join(choices)}")
+            check_argument(value in choices, name, _not_among(value, choices))
         for name in _FLAGS:
             value = getattr(self, name)
             check_argument(isinstance(value, bool), name, f"is {value!r}, not True or False")
         for name in ("causal_offset", "window_offset"):
             value = getattr(self, name)
             check_argument(isinstance(value, int), name, f"is {value!r}, not an integer")
+        for name in (
+            "mask_fill",
+            "scale_factor",
+            "rotary_base",
+            "rotary_fraction",
+            "qk_norm_epsilon",
+        ):
+            value = getattr(self, name)
+            check_argument(isinstance(value, (int, float)), name, f"is {value!r}, not a number")
         below = self.mask_fill < math.inf  # false for NaN too
         check_argument(below, "mask_fill", f"is {self.mask_fill}, not finite or minus infinity")
         check_argument(
@@ -200,6 +218,15 @@ class Semantics:
         names = [field.name for field in dataclasses.fields(self)]
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _not_among(value: object, choices: Sequence[str]) -> str:
+    """That a value is none of the choices, which these are, and which was likely meant."""
+    word = str(value).lower()
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    meant = [name for name in (_ALSO_CALLED.get(word), *close) if name in choices]
+    asked = f"; did you mean {meant[0]!r}?" if meant else ""
+    return f"is {value!r}, not one of {', '.join(choices)}{asked}"
 
 
 def _check_scale(scale: object) -> None:

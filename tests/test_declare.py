@@ -99,6 +99,22 @@ def test_callable_object_is_named_after_its_class() -> None:
     assert conformance.core()(Kernel()).name == "Kernel"
 
 
+def test_a_decorator_needs_no_parentheses() -> None:
+    """A bare ``@core`` or ``@layer`` is one without promises, and may have some at once."""
+    assert conformance.core(bare).declaration == conformance.core()(bare).declaration
+    assert conformance.layer(bare).declaration == conformance.layer()(bare).declaration
+    assert conformance.core(bare, name="mine", dtypes=["float64"]).name == "mine"
+    with refused("conformance.core decorates a function, not 'keep'", DeclarationError):
+        conformance.core("keep")  # type: ignore[call-overload]  # the mistake
+
+
+@pytest.mark.parametrize("declared", [bare, None])
+def test_positions_must_say_how_long(declared: object) -> None:
+    """No length can be assumed, with parentheses or without."""
+    with pytest.raises(DeclarationError, match=r"write positions\(max_length=512\)"):
+        conformance.positions(declared)
+
+
 @pytest.mark.parametrize("thing", [3, None, "kernel", [bare]])
 def test_only_callables_are_decorated(thing: object) -> None:
     """What cannot be called cannot be a candidate."""
@@ -137,12 +153,6 @@ def test_unknown_promise_is_suggested(
     """A misspelt argument of any way to declare gets a did-you-mean, not a TypeError."""
     with refused(message, DeclarationError):
         declare(**{word: ["keep"]})
-
-
-def test_bare_decorator_is_refused() -> None:
-    """Parentheses forgotten are a TypeError at once, not a candidate that is never checked."""
-    with pytest.raises(TypeError):
-        conformance.core(bare)  # type: ignore[call-arg,arg-type]
 
 
 def test_missing_keyword_is_refused() -> None:

@@ -102,10 +102,11 @@ def test_compiled_form_is_asked_little() -> None:
     assert run.profile.examples < SMALL.examples
 
 
-def test_unknown_operator_is_refused() -> None:
-    """An operator that nobody registered is told in one sentence."""
-    with pytest.raises(DeclarationError, match="'nobody::nothing', which is not registered"):
-        conformance.core(operator="nobody::nothing")(valued)
+@pytest.mark.parametrize("name", ["nobody::nothing", "aten::__class__", "__class__::mro"])
+def test_unknown_operator_is_refused(name: str) -> None:
+    """An operator that nobody registered is told in one sentence, whatever Python finds there."""
+    with pytest.raises(DeclarationError, match=f"'{name}', which is not registered"):
+        conformance.core(operator=name)(valued)
 
 
 def test_keyword_that_a_schema_lacks_is_refused() -> None:
