@@ -28,8 +28,11 @@ from .backward_changes import (
     times,
     top_left,
     transposed,
+    uncapped_slope,
     uncausal,
     unmasked,
+    unmodified,
+    unmodified_slope,
     without,
     without_mask,
 )
@@ -181,7 +184,7 @@ BACKWARD: Final[tuple[WrongBackward, ...]] = (
         text="the backward pass takes the capped scores for the scores",
         fix="multiply dS by 1 - tanh(scores / cap) ** 2",
         clause="gradients.options",
-        slope=lambda asked: torch.ones_like(asked.attention.scores),
+        slope=uncapped_slope,
     ),
     WrongBackward(
         name="softcap-forgotten-backward",
@@ -189,6 +192,25 @@ BACKWARD: Final[tuple[WrongBackward, ...]] = (
         fix=_RECOMPUTE,
         clause="gradients.options",
         attention=without(softcap=None),
+        slope=slope,
+    ),
+    WrongBackward(
+        name="score-mod-derivative-forgotten",
+        text="the backward pass takes the modified scores for the scores",
+        fix="multiply dS by the derivative of score_mod",
+        slope=unmodified_slope,
+    ),
+    WrongBackward(
+        name="score-mod-forgotten-backward",
+        text="the backward pass recomputes the weights without score_mod",
+        fix=_RECOMPUTE,
+        attention=unmodified,
+    ),
+    WrongBackward(
+        name="score-mod-forgotten-backward",
+        text="the backward pass recomputes the weights without score_mod",
+        fix=_RECOMPUTE,
+        attention=unmodified,
         slope=slope,
     ),
     WrongBackward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -107,8 +108,26 @@ def default_scale(asked: Pass) -> tuple[float, float]:
 
 
 def slope(asked: Pass) -> Tensor:
-    """The derivative of the cap, which is not forgotten."""
+    """The derivative of cap and function, which are not forgotten."""
     return golden_gradients(asked.attention, asked.upstream).slope
+
+
+def uncapped_slope(asked: Pass) -> Tensor:
+    """The derivative of the function alone, where there is one: that of the cap is forgotten."""
+    found = golden_gradients(asked.attention, asked.upstream).function_slope
+    return torch.ones_like(asked.attention.scores) if found is None else found
+
+
+def unmodified(asked: Pass) -> golden.Attention:
+    """The attention proper without its function of scores."""
+    return asked.other_attention(semantics=asked.semantics.replace(score_mod=None))
+
+
+def unmodified_slope(asked: Pass) -> Tensor:
+    """The derivative of the cap alone: that of the function is forgotten."""
+    point = asked.attention.semantics.replace(score_mod=None)
+    plain = dataclasses.replace(asked.attention, semantics=point)
+    return golden_gradients(plain, asked.upstream).slope
 
 
 def scales(

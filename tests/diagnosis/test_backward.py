@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from examples import core, layer, problem
 
-from candidates.broken import gradients, weight_gradients
+from candidates.broken import gradients, modified_gradients, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer
 from conformance.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
@@ -22,6 +22,7 @@ NAMED = {
     "GroupsTiledBackward": "groups-tiled-backward",
     "ScaledTwiceBackward": "scaled-twice-backward",
     "BiasGradientAveraged": "gradient-of-bias-averaged",
+    "FunctionForgottenBackward": "score-mod-derivative-forgotten",
 }
 
 
@@ -34,7 +35,8 @@ def names(candidate: Candidate, clause: str = "gradients.golden") -> list[str]:
 @pytest.mark.parametrize(("candidate", "name"), NAMED.items())
 def test_a_wrong_backward_pass_gets_its_name(candidate: str, name: str) -> None:
     """One name, and the right one."""
-    home = weight_gradients if hasattr(weight_gradients, candidate) else gradients
+    homes = (weight_gradients, modified_gradients, gradients)
+    home = next(each for each in homes if hasattr(each, candidate))
     assert names(getattr(home, candidate)) == [name]
 
 
