@@ -10,7 +10,8 @@ from torch.autograd import Function
 
 from conformance import Semantics
 
-from ._kit import core
+from ..eager import EagerLayer
+from ._kit import core, layer
 from ._prepared import Prepared
 
 ALSO = ("gradients.options", "gradients.any-length")
@@ -18,6 +19,8 @@ PLAIN: Final[dict[str, Any]] = {"masks": ["keep"], "features": ["scale", "gqa"]}
 EVEN: Final[dict[str, Any]] = {**PLAIN, "geometry": {"head_size": [4, 8, 16]}}
 TURNED: Final[dict[str, Any]] = {**EVEN, "semantics": Semantics(rotary="halves")}
 NORMED: Final[dict[str, Any]] = {**PLAIN, "semantics": Semantics(qk_norm="rms")}
+# Behind projections, where queries and keys of one length stand at the same places.
+LAYER: Final[dict[str, Any]] = {"masks": ["keep"], "features": ["gqa"], "inputs": "self"}
 
 
 class _Turned(Function):
@@ -98,3 +101,63 @@ class QueryHalvedBesideDistances(Prepared):
     ) -> tuple[Tensor, Tensor]:
         query, key = super().prepare(query, key, here, there)
         return 0.5 * query + 0.5 * query.detach(), key
+
+
+class _PreparedLayer(EagerLayer):
+    """Self-attention whose queries and keys are prepared behind their projections."""
+
+    steps = Prepared()
+
+    def __call__(self, x: Tensor, **options: Any) -> Any:  # type: ignore[override]  # one input
+        return super().__call__(x, x, x, **options)
+
+    def heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        one, two, three = super().heads(query, key, value)
+        here, there = self.steps.places(one, two)
+        return (*self.steps.prepare(one, two, here, there), three)
+
+
+@layer(
+    "gradients.golden",
+    *ALSO,
+    **LAYER,
+    geometry={"head_size": [4, 8, 16]},
+    semantics=Semantics(rotary="halves"),
+)
+class ProjectedRotationForgottenBackward(_PreparedLayer):
+    """Gradients of projected heads are returned without being turned back by their angles."""
+
+    steps = RotationForgottenBackward.function
+
+
+@layer("gradients.golden", *ALSO, **LAYER, semantics=Semantics(qk_norm="rms"))
+class ProjectedNormTakenForConstant(_PreparedLayer):
+    """The norm of projected heads is detached: no gradient flows through it to the matrices."""
+
+    steps = NormTakenForConstant.function
+
+
+class _HalvedQuery(Prepared):
+    """Normalised and turned; the query gets half of its gradient."""
+
+    pairing = "interleaved"
+    norm = "layer"
+
+    def prepare(
+        self, query: Tensor, key: Tensor, here: Tensor, there: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        query, key = super().prepare(query, key, here, there)
+        return 0.5 * query + 0.5 * query.detach(), key
+
+
+@layer(
+    "gradients.golden",
+    "gradients.options",
+    **LAYER,
+    geometry={"head_size": [4, 8, 16]},
+    semantics=Semantics(rotary="interleaved", qk_norm="layer"),
+)
+class PreparedQueryHalved(_PreparedLayer):
+    """A layer that normalises and turns its heads gives queries half of their gradient."""
+
+    steps = _HalvedQuery()
