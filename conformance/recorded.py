@@ -33,6 +33,11 @@ _TYPES: Final[dict[str, dict[str, Any]]] = {
         "interrupted": bool,
         "clauses": dict,
         "stale_expectations": list,
+        "options": dict,
+        "shard": dict,
+        "limit": dict,
+        "merged": dict,
+        "explored": dict,
     },
     "candidate": {
         "target": str,

@@ -94,6 +94,18 @@ def test_bad_input_is_told_in_one_sentence(
     assert (folder / "green.json").read_text(encoding="utf-8") == before
 
 
+@pytest.mark.parametrize("limit", [{"seconds": "soon", "reached": True}, "soon"])
+def test_a_record_whose_parts_do_not_fit_is_bad_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], limit: object
+) -> None:
+    """What no run writes is told in one sentence that names the file, and is no fault of ours."""
+    write(folder, {"odd.json": json.dumps({**of(result()), "limit": limit})})
+    assert run(["compare", "odd.json", "--html", "page.html"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("conformance: odd.json ")
+    assert err.count("\n") == 1
+
+
 def test_a_view_on_standard_output_is_alone_there(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,11 +10,14 @@ from typing import IO, Any, Final
 
 import click
 
+from ..errors import UsageError
 from ..reports.views import TERMINAL, VIEWS, View
 from ._options import Decorator
 from ._output import printing
 
 STANDARD_OUTPUT: Final = Path("-")
+# What a view raises of a record whose inner parts do not fit together.
+_UNFIT: Final = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 _ALL: Final = {view.option: view for view in (*VIEWS, TERMINAL)}
 
 Files = Mapping[str, Path]
@@ -78,6 +81,21 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
     texts = {option: _ALL[option].render(record) for option in views}
     for option, text in texts.items():
         write_to(text, views[option])
+
+
+def as_written(files: str, tell: Callable[[], None]) -> None:
+    """Show records of files; one whose inner parts do not fit together is bad input, too.
+
+    What every record needs has been looked at; tensors and the like are left to the views.
+    """
+    try:
+        tell()
+    except _UNFIT as error:
+        msg = (
+            f"{files} cannot be shown: something in it is not as conformance check writes it "
+            f"({type(error).__name__}: {error}); if it is, please report this"
+        )
+        raise UsageError(msg) from None
 
 
 def write_to(text: str, path: Path) -> None:

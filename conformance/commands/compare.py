@@ -24,7 +24,7 @@ from ._options import (
     timeout_option,
 )
 from ._output import printing, progress_bar
-from ._views import Files, check_files, told_to, view_options, write_to
+from ._views import Files, as_written, check_files, told_to, view_options, write_to
 
 if TYPE_CHECKING:
     from ..messages import RunOptions
@@ -94,16 +94,21 @@ def compare_command(
         sources = [Source(name=JUST_NOW, record=run), *sources]
     record = joined(sources)
     record["fail_on"] = "should" if strict else "must"
+    named = ", ".join(map(str, files)) or "this run"
     try:
         if json_path is not None:
             write_to(report_text(record), json_path)
-        for view in COMPARED:
-            if (path := views.get(view.option)) is not None:
-                write_to(view.render(record), path)
+        as_written(named, lambda: _write(record, views))
     finally:  # what was found is not lost because a disk is full
         with printing():
-            show(record, told_to(views, json_path))
+            as_written(named, lambda: show(record, told_to(views, json_path)))
     return gate_code(record, strict=strict)
+
+
+def _write(record: dict[str, Any], views: Files) -> None:
+    for view in COMPARED:
+        if (path := views.get(view.option)) is not None:
+            write_to(view.render(record), path)
 
 
 def _refuse_overwriting(files: Iterable[Path], written: Files) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -13,9 +13,15 @@ from ..errors import UsageError
 from ..reports.views import TERMINAL, VIEWS
 from ._github import GITHUB, tell_github
 from ._output import printing
-from ._views import STANDARD_OUTPUT, Files, check_files, told_to, view_options, write_views
-
-_UNFIT: Final = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+from ._views import (
+    STANDARD_OUTPUT,
+    Files,
+    as_written,
+    check_files,
+    told_to,
+    view_options,
+    write_views,
+)
 
 
 @click.command(name="render")
@@ -36,27 +42,12 @@ def render_command(*, report: Path, views: Files, github: bool | None) -> int:
     _refuse_overwriting(report, views)
     if views.get(TERMINAL.option) == STANDARD_OUTPUT or not (views or github):
         views = {option: path for option, path in views.items() if option != TERMINAL.option}
-        _told(report, lambda: _show(record))
-    _told(report, lambda: write_views(record, views))
+        as_written(str(report), lambda: _show(record))
+    as_written(str(report), lambda: write_views(record, views))
     if github:
         with printing():
-            _told(report, lambda: tell_github(record, told_to(views)))
+            as_written(str(report), lambda: tell_github(record, told_to(views)))
     return 0
-
-
-def _told(report: Path, tell: Callable[[], None]) -> None:
-    """Show a record; one whose inner parts do not fit together is bad input, too.
-
-    What every record needs has been looked at; tensors and the like are left to the views.
-    """
-    try:
-        tell()
-    except _UNFIT as error:
-        msg = (
-            f"{report} cannot be shown: something in it is not as conformance check writes it "
-            f"({type(error).__name__}: {error}); if it is, please report this"
-        )
-        raise UsageError(msg) from None
 
 
 def _show(record: Mapping[str, Any]) -> None:
