@@ -127,14 +127,14 @@ class _PreparedLayer(EagerLayer):
 class ProjectedRotationForgottenBackward(_PreparedLayer):
     """Gradients of projected heads are returned without being turned back by their angles."""
 
-    steps = RotationForgottenBackward.function
+    steps = RotationForgottenBackward.function  # type: ignore[attr-defined]  # a candidate
 
 
 @layer("gradients.golden", *ALSO, **LAYER, semantics=Semantics(qk_norm="rms"))
 class ProjectedNormTakenForConstant(_PreparedLayer):
     """The norm of projected heads is detached: no gradient flows through it to the matrices."""
 
-    steps = NormTakenForConstant.function
+    steps = NormTakenForConstant.function  # type: ignore[attr-defined]  # a candidate
 
 
 class _HalvedQuery(Prepared):
