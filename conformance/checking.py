@@ -67,20 +67,23 @@ def check(
     timeout: float = DEFAULT_TIMEOUT,
     jobs: int = 1,
     max_time: float | None = None,
+    began: float | None = None,
     progress: Progress = _silent,
 ) -> dict[str, Any]:
     """Run every clause on every candidate and return the record.
 
     ``gate`` names the file of expected failures, and the one to renew from what is found. As many
     as ``jobs`` workers share the work. After ``max_time`` seconds nothing more is asked: the record
-    says of each clause that it was not run.
+    says of each clause that it was not run. They count from ``began`` on the monotonic clock, by
+    default from now.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
     run = _Run(started=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
-    run.deadline = None if max_time is None else Deadline(limit=max_time, started=started)
+    if max_time is not None:
+        run.deadline = Deadline(limit=max_time, started=started if began is None else began)
     try:
         with Crew(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as crew:
             _prepare(run, crew, options, gate, progress)

@@ -211,6 +211,16 @@ def test_a_hanging_candidate_is_cut_off_at_the_limit(folder: Path) -> None:
     assert told == {("untestable", "not run: the limit of 2 s was reached")}
 
 
+def test_time_counts_from_when_the_command_began(tmp_path: Path) -> None:
+    """What was spent before, importing say, is taken from the limit: nothing is begun after it."""
+    write(tmp_path, {"attn.py": KERNEL})
+    began = time.monotonic() - 3600.0
+    options = RunOptions(targets=(str(tmp_path / "attn.py"),), profile="quick")
+    found = check(options, max_time=3500.0, began=began)
+    assert found["limit"]["reached"] is True
+    assert found["limit"]["loaded"] is False
+
+
 def test_a_clause_is_cut_off_between_examples(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
