@@ -120,7 +120,8 @@ def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
     """Whether some query that is there has no key."""
     point = subject.declaration.semantics
     empty = ~inputs.allowed(point).any(dim=-1)
-    if point.score_mod is not None and subject.candidate.golden_known:
+    open_rule = subject.declaration.empty_rows in ("nan", "any")
+    if open_rule and point.score_mod is not None and subject.candidate.golden_known:
         empty = empty | subject.golden(inputs).core.empty  # a function may hide keys, too
     absent = inputs.absent
     return bool((empty if absent is None else empty & ~absent).any())
