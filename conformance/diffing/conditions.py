@@ -25,9 +25,18 @@ def conditions(old: Record, new: Record) -> list[dict[str, Any]]:
 def _settings(record: Record) -> Iterator[tuple[str, Any]]:
     for name in _SETTINGS:
         yield name, record.get(name)
+    yield from _parts(record)
     for table in _TABLES:
         for name, value in (record.get(table) or {}).items():
             yield f"{table}.{name}", value
+
+
+def _parts(record: Record) -> Iterator[tuple[str, str]]:
+    """What makes a record less than a whole run: a limit that cut it, a shard."""
+    limit, shard = record.get("limit") or {}, record.get("shard") or {}
+    reached = f"reached after {limit.get('seconds')} s"
+    yield "time limit", reached if limit.get("reached") else "not reached"
+    yield "shard", f"{shard.get('index')} of {shard.get('count')}" if shard else "the whole run"
 
 
 def same_problems(old: Record, new: Record) -> bool:

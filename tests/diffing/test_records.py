@@ -170,3 +170,16 @@ def test_an_old_record_is_enough() -> None:
     new = {"schema": 1, "candidates": [{**old["candidates"][0], "clauses": [clause]}]}
     assert difference(old, new)["worse"]
     assert not difference(new, old)["worse"]
+
+
+def test_a_run_that_is_not_whole_is_told() -> None:
+    """What a limit or a shard left out is not taken for what changed in a candidate."""
+    whole = record(entry("mine", PASSED))
+    cut = {**whole, "limit": {"seconds": 60.0, "reached": True}}
+    shard = {**whole, "shard": {"index": 2, "count": 4, "expected": []}}
+    assert difference(whole, cut)["conditions"] == [
+        {"name": "time limit", "old": "not reached", "new": "reached after 60.0 s"}
+    ]
+    assert difference(shard, whole)["conditions"] == [
+        {"name": "shard", "old": "2 of 4", "new": "the whole run"}
+    ]
