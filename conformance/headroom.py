@@ -22,13 +22,15 @@ def representable_rows(attention: golden.Attention, limit: float) -> Tensor:
 
     Query, key and value (behind the projections of a layer), their squares where they are
     normalised, the unscaled products with all keys that a row attends, their sums with the bias,
-    and the output. Returns bool ``[B, H, Lq]``.
+    what a user's function makes of them, and the output. Returns bool ``[B, H, Lq]``.
     """
     room = model.HEADROOM * limit
     keys = _within(attention.key, room) & _within(attention.value, room)
     products = _products(attention).abs() <= room
     if attention.bias is not None:
         products = products & (attention.logits.abs() <= room)
+    if attention.semantics.score_mod is not None:
+        products = products & (attention.modified.abs() <= room)
     attended = (products | ~attention.allowed).all(dim=-1) & keys.all(dim=-1, keepdim=True)
     own = _within(attention.query, room) & representable_output(attention.output, limit)
     return attended & own & _squares(attention, room)

@@ -192,3 +192,14 @@ def test_narrow_accumulator_sets_the_headroom(slug: str) -> None:
         in_half, masks=["keep"], causal=None, features=[], empty_rows="any", accumulate="float16"
     )
     assert run_clause(candidate, slug, examples=20).status == "passed"
+
+
+def test_rows_whose_modified_scores_overflow_are_not_judged() -> None:
+    """A function of scores may make numbers that the dtype does not hold; a hidden key is none."""
+    large = conformance.Semantics(score_mod=lambda score, *_: score.abs() + HALF)
+    hiding = conformance.Semantics(
+        score_mod=lambda s, _b, _h, _q, k: torch.where(k > 0, -math.inf, s)
+    )
+    assert not bool(golden_of(core(semantics=large), "float16").judged.any())
+    assert bool(golden_of(core(semantics=large), "float32").judged.all())
+    assert bool(golden_of(core(semantics=hiding), "float16").judged.all())
