@@ -11,13 +11,11 @@ from torch import Tensor
 
 from ._golden import golden
 from .differentiating import CACHED_NAMES, INPUT_NAMES
+from .gradient_headroom import core_fits, found_fits, layer_fits
 from .inputs import Inputs
 from .oracle import Oracle, evaluate, known_weights
-from .tolerance import Contract, Gradient, add_gradients, core_gradients, layer_gradients, model
-from .tolerance.golden_gradients import golden_gradients
+from .tolerance import Gradient, add_gradients, core_gradients, layer_gradients
 from .tolerance.gradients import supports
-from .tolerance.layer_backward import layer_backward
-from .tolerance.prepared_gradients import as_met, largest_step
 
 # Points whose gradients have no bound; each field with what it is elsewhere.
 _PLAIN: dict[str, object] = {}
@@ -105,7 +103,8 @@ class GradientOracle:
             if isinstance(evaluation, golden.Attention):
                 kv_heads = inputs.geometry.num_kv_heads
                 found = core_gradients(evaluation, upstream, contract, num_kv_heads=kv_heads)
-                fits = _representable(evaluation, upstream, found, known.limit)
+                fits = core_fits(evaluation, upstream, known.limit)
+                fits = fits and found_fits(found, known.limit)
                 wild = any(not bool(each.worst.isfinite().all()) for each in found.values())
                 without_slope = wild and point.score_mod is not None
                 return GoldenGradients(
@@ -121,8 +120,8 @@ class GradientOracle:
                 output_gradient=upstream,
                 contract=contract,
             )
-            fits = _fits(found, known.limit)
-            fits = fits and _norm_fits(evaluation, inputs, upstream, contract, known.limit)
+            fits = layer_fits(evaluation, inputs, upstream, contract, known.limit)
+            fits = fits and found_fits(found, known.limit)
             by_input = {name: found.pop(name) for name in INPUT_NAMES["separate"]}
             if inputs.mode == "self":
                 added = {"x": add_gradients(list(by_input.values()), contract)}
@@ -160,49 +159,3 @@ def _source(inputs: Inputs, name: str) -> Tensor:
     """A copy of the tensor that a gradient by name belongs to."""
     tensor: Tensor = getattr(inputs, "key" if name in ("x", "context") else name)
     return tensor.detach().clone()
-
-
-def _representable(
-    attention: golden.Attention, upstream: Tensor, found: dict[str, Gradient], limit: float
-) -> bool:
-    """Whether every step of the backward pass stays clear of the largest number.
-
-    Sizes are added up without their signs: a candidate may add in any order.
-    """
-    given, steps = attention, golden_gradients(as_met(attention), upstream)
-    attention = steps.attention  # with a sink as one more key
-    room = model.HEADROOM * limit
-    weight_gradient = steps.output_gradient.abs() @ attention.value.abs().transpose(-1, -2)
-    row_sum = (steps.weights * weight_gradient).sum(dim=-1, keepdim=True)
-    scores = steps.weights * (weight_gradient + row_sum) * steps.slope.abs().clamp_min(1.0)
-    query = scores @ attention.key.abs()
-    key = scores.transpose(-1, -2) @ attention.query.abs()
-    factor = max(abs(attention.scale), 1.0)
-    largest = [weight_gradient, row_sum, scores, factor * query, factor * key]
-    sizes = [float(tensor.max()) for tensor in largest if tensor.numel()]
-    sizes.append(largest_step(given, steps))
-    return all(size <= room for size in sizes) and _fits(found, limit)
-
-
-def _norm_fits(
-    layer: golden.MultiHeadAttention,
-    inputs: Inputs,
-    upstream: Tensor,
-    contract: Contract,
-    limit: float,
-) -> bool:
-    """Whether every step back through the normalised heads of a layer stays clear of it, too."""
-    point = layer.core.semantics
-    if point.qk_norm == "none":
-        return True
-    given = zip("qkv", (inputs.query, inputs.key, inputs.value), strict=True)
-    tokens = {name: tensor.double() for name, tensor in given}
-    weights = known_weights(inputs)
-    back = layer_backward(layer, tokens, weights, point, upstream.double(), contract)
-    return largest_step(layer.core, back.gradients) <= model.HEADROOM * limit
-
-
-def _fits(found: dict[str, Gradient], limit: float) -> bool:
-    room = model.HEADROOM * limit
-    sizes = (each.value.abs() + each.worst for each in found.values() if each.value.numel())
-    return all(float(size.max()) <= room for size in sizes)

@@ -15,6 +15,7 @@ from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..space import Space
 from ..subject import Subject
+from ._gradient_junk import with_junk_to_differentiate
 from ._gradients import (
     asked_inputs,
     by_kv_head,
@@ -32,7 +33,7 @@ from ._gradients import (
 )
 from ._same_gradients import Asked, same_gradients
 from ._vocabulary import read_heads
-from .leaks import rows_apart, with_junk
+from .leaks import rows_apart
 
 BACKWARD = "Dao et al. 2022, appendix B.2"
 # Patterns that hide keys from some rows.
@@ -176,7 +177,7 @@ def masked_zero(subject: Subject, problem: Problem) -> Finding:
     if not bool(hidden.any()) or not bool(upstream.any()) or cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     clean = subject.gradients.of(inputs, upstream)
-    junked = with_junk(subject, problem, inputs, hidden, None)
+    junked = with_junk_to_differentiate(subject, problem, inputs, hidden, upstream)
     dirty = subject.gradients.of(junked, upstream)
     where = hidden[:, None, :].expand(-1, inputs.geometry.num_kv_heads, -1)
     for found in (clean, dirty):

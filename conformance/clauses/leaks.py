@@ -129,9 +129,18 @@ def rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
 
 
 def with_junk(
-    subject: Subject, problem: Problem, inputs: Inputs, junk_keys: Tensor, filler: float | None
+    subject: Subject,
+    problem: Problem,
+    inputs: Inputs,
+    junk_keys: Tensor,
+    filler: float | None = None,
+    *,
+    share: float = 1.0,
 ) -> Inputs:
-    """The inputs with junk (or a filler) in some keys and their values, ``junk_keys [B, Lk]``."""
+    """The inputs with junk (or a filler) in some keys and their values, ``junk_keys [B, Lk]``.
+
+    ``share`` makes junk smaller.
+    """
     where = junk_keys.unsqueeze(-1) if inputs.is_layer else junk_keys[:, None, :, None]
     generator = generator_for(problem, 3)
     key = torch.randn(inputs.key.shape, generator=generator).double()
@@ -141,8 +150,8 @@ def with_junk(
     else:
         wide = wide_range(subject) and not subject.declaration.precision
         limits = JUNK_VALUES if wide else HALF_JUNK_VALUES
-        value = value * limits[problem.seed % len(limits)]
-        key = key * _junk_factor(subject, inputs, key)
+        value = value * (share * limits[problem.seed % len(limits)])
+        key = key * (share * _junk_factor(subject, inputs, key))
     return inputs.with_tokens(
         key=torch.where(where, key.to(inputs.key.dtype), inputs.key),
         value=torch.where(where, value.to(inputs.value.dtype), inputs.value),
