@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
 import pickle
@@ -22,13 +23,13 @@ from .limits import NOT_FINISHED, NOT_RUN, Deadline
 from .messages import Event, Loaded, Order, Ready, RunOptions
 from .outcomes import not_applicable, outcome
 from .results import ClauseResult, result_from_json
+from .starvation import Patience, reading
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
 _AFTER_A_HANG: Final = 5.0
 _LOADING_FACTOR: Final = 2.0  # importing a library and building a module takes longer than a call
 _START_LIMIT: Final = 300.0  # importing torch from a cold disk
-_SLICE: Final = 0.5
 _FAREWELL: Final = 2.0
 _IN_A_ROW: Final = 3
 _HANGS_IN_ALL: Final = 8  # each of them takes seconds
@@ -251,23 +252,27 @@ class Supervisor:
             raise self._died() from None
 
     def _event(self, limit: float) -> Event:
-        """The next event; stops the worker and raises WorkerLost when none comes in time."""
+        """The next event; stops the worker and raises WorkerLost when none comes in time.
+
+        A worker that the machine leaves without a processor is waited for longer: see Patience.
+        """
         connection, process = self._connection, self._process
         if connection is None or process is None:
             msg = "the worker is gone"
             raise HarnessError(msg)
-        silent_until = time.monotonic() + limit
-        until = silent_until if self._deadline is None else min(silent_until, self._deadline.last)
+        pid, last = process.pid or 0, math.inf if self._deadline is None else self._deadline.last
+        patience = Patience(limit, lambda: reading(pid))
         try:
-            while not connection.poll(max(0.0, min(_SLICE, until - time.monotonic()))):
+            while not connection.poll(max(0.0, min(patience.pause(), last - time.monotonic()))):
                 if not process.is_alive() and not connection.poll(0):
                     raise self._died()
-                if time.monotonic() >= until:
+                if patience.is_over():
                     self._kill()
-                    if until < silent_until:
-                        raise OutOfTime
                     msg = f"gave no answer within {limit:g} s and was stopped"
                     raise WorkerLost(msg, kind="hung")
+                if time.monotonic() >= last:
+                    self._kill()
+                    raise OutOfTime
             event: Event = connection.recv()
         except (EOFError, ConnectionResetError, pickle.UnpicklingError):
             raise self._died() from None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from conformance.messages import Order, RunOptions, Task
 from conformance.outcomes import failure, outcome
 from conformance.profile import PROFILES
 from conformance.results import ClauseResult
+from conformance.starvation import Reading
 from conformance.supervisor import Supervisor
 
 CLAUSES = ("shape.output", "shape.dtype", "shape.strided", "shape.expanded", "mask.causal")
@@ -197,3 +199,29 @@ def test_too_many_hangs_in_all_end_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     told = [(result.status, result.reason) for result in supervisor.run_candidate(0)]
     assert [status for status, _ in told[:15]] == ["failed", "passed"] * 7 + ["failed"]
     assert told[15:] == [("untestable", "not run: the candidate hung in 8 clauses")] * 15
+
+
+@pytest.mark.parametrize(("per_reading", "status"), [(0.0, "passed"), (0.5, "failed")])
+def test_who_gets_no_processor_is_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, per_reading: float, status: str
+) -> None:
+    """Wall time alone hangs nobody: a call twice as long as its limit passes while it starves.
+
+    The same call is hung if its threads have used the limit meanwhile.
+    """
+    readings = count()
+
+    def read(_pid: int) -> Reading:
+        return Reading(seconds={("1", "1"): per_reading * next(readings)}, is_runnable=True)
+
+    slow = "if not os.path.exists('slow'): open('slow', 'w').close(); time.sleep(4)"
+    write(folder, {"attn.py": kernel(slow)})
+    options = RunOptions(targets=("attn.py",), profile="quick", only=("shape.output",))
+    with Supervisor(options) as supervisor:
+        supervisor.start()
+        supervisor.load()
+        monkeypatch.setattr("conformance.supervisor.reading", read)
+        supervisor._timeout = 2.0
+        (result,) = supervisor.run_candidate(0)
+    assert result.status == status
+    assert (result.violation is None) or result.violation.kind == "hung"
