@@ -16,6 +16,7 @@ _NOT_CONVENTIONS: Final = ("kind", "semantics", "precision", "assumptions", "tar
 _STANDARD: Final = "standard"
 _UNKNOWN: Final = "not declared"
 _LONGEST_VALUE: Final = 160
+_ABSENT: Final = "absent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,12 @@ class Compared:
     @property
     def differs(self) -> bool:
         """Whether candidates that were asked fare differently."""
-        return len({outcome.kind for outcome in self.outcomes} - {"na", "absent"}) > 1
+        return len({outcome.kind for outcome in self.outcomes} - {"na", _ABSENT}) > 1
+
+    @property
+    def is_asked_of_all(self) -> bool:
+        """Whether the record has a result, be it "not applicable", for every candidate."""
+        return all(outcome.kind != _ABSENT for outcome in self.outcomes)
 
     @property
     def worst(self) -> float | None:
@@ -116,6 +122,16 @@ def compared(record: Record) -> list[Compared]:
     return [_clause(slug, [one.get(slug, []) for one in by_slug]) for slug in slugs]
 
 
+def not_asked(clauses: Sequence[Compared]) -> str:
+    """How many clauses cannot differ, as some candidate was not asked; "" where there are none.
+
+    So it is in runs with other ``--only``, and in those that were interrupted.
+    """
+    number = sum(not clause.is_asked_of_all for clause in clauses)
+    were = "1 clause was" if number == 1 else f"{number} clauses were"
+    return f"{were} not asked of every candidate, and say nothing of those" if number else ""
+
+
 def _by_slug(candidate: Record) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for clause in candidate["clauses"]:
@@ -136,7 +152,7 @@ def _clause(slug: str, results: Sequence[Sequence[Record]]) -> Compared:
 def _outcome(results: Sequence[Record]) -> Outcome:
     """The worst of a candidate's results in all dtypes."""
     if not results:
-        return Outcome(kind="absent", word="not run", why="", margin=None)
+        return Outcome(kind=_ABSENT, word="not run", why="", margin=None)
     kinds = [html_words.kind(clause) for clause in results]
     kind = next(name for name in html_words.WORST_FIRST if name in kinds)
     clause = results[kinds.index(kind)]

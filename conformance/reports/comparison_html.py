@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from . import html_margins, html_matrix
-from .comparison import Compared, circumstances, compared, conventions, sources
+from .comparison import Compared, circumstances, compared, conventions, not_asked, sources
 from .html import header
 from .html_heat import ratio_class
 from .html_record import complete
@@ -26,6 +26,7 @@ def render_html(record: Record) -> str:
         "comparison.html.jinja",
         **header(whole),
         clauses=clauses,
+        not_asked=not_asked(clauses),
         different=[clause for clause in clauses if clause.differs],
         conventions=conventions(whole),
         circumstances=circumstances(whole),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from . import html_words
-from .comparison import Compared, circumstances, compared, conventions, sources
+from .comparison import Compared, circumstances, compared, conventions, not_asked, sources
 from .html_record import complete
 from .marks import whole
 from .markup import code, escaped
@@ -31,7 +31,7 @@ def _lines(record: Record) -> Iterator[str]:
     _, sign = html_words.verdict(found.word)
     yield f"## {sign} {len(candidates)} candidates compared: {escaped(found.word)}"
     yield ""
-    for note in notes(record):
+    for note in filter(None, (not_asked(clauses), *notes(record))):
         yield escaped(note)
         yield ""
     yield from _table(

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import html_words, wording
-from .comparison import Compared, circumstances, compared, conventions, sources
+from .comparison import Compared, circumstances, compared, conventions, not_asked, sources
 from .html_record import complete
 from .marks import whole
 from .notes import notes
@@ -37,7 +37,8 @@ def show(record: Record, file: IO[str]) -> None:
 
 
 def _parts(record: Record) -> Iterator[Any]:
-    different = [clause for clause in compared(record) if clause.differs]
+    clauses = compared(record)
+    different = [clause for clause in clauses if clause.differs]
     if different:
         yield Text("clauses that end differently", style="bold")
         yield _clauses(record, different)
@@ -54,7 +55,7 @@ def _parts(record: Record) -> Iterator[Any]:
         yield _table("run", sources(record), unequal)
         yield Text("")
     yield _verdicts(record)
-    yield _last_line(record, len(different))
+    yield _last_line(record, clauses)
 
 
 def _clauses(record: Record, different: list[Compared]) -> Fitting:
@@ -109,15 +110,14 @@ def _verdicts(record: Record) -> Fitting:
     return Fitting(table, below)
 
 
-def _last_line(record: Record, different: int) -> Text:
+def _last_line(record: Record, clauses: list[Compared]) -> Text:
     found = whole(record)
     number = len(record["candidates"])
     many = "1 candidate" if number == 1 else f"{number} candidates"
-    slugs = len({clause["id"] for one in record["candidates"] for clause in one["clauses"]})
+    different = sum(clause.differs for clause in clauses)
     spent = wording.seconds(float(record["seconds"] or 0.0))
-    line = Text(
-        f"\n{many} compared: {found.word}, {different} of {slugs} clauses end differently ({spent})"
-    )
-    for note in notes(record):
+    told = f"{different} of {len(clauses)} clauses end differently"
+    line = Text(f"\n{many} compared: {found.word}, {told} ({spent})")
+    for note in filter(None, (not_asked(clauses), *notes(record))):
         line.append(f"\n{note}", style="yellow")
     return line

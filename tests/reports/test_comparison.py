@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from conformance.comparing import Source, joined
 from conformance.reports.comparison import circumstances, compared, conventions, said, sources
 from conformance.reports.comparison_html import MOST_TOLD, render_html
 from conformance.reports.comparison_markdown import render_markdown
+from conformance.reports.comparison_text import show
 from conformance.reports.html_record import complete
 from conformance.reports.views import COMPARED
 
@@ -81,6 +83,31 @@ def test_clauses_differ_where_somebody_fares_otherwise() -> None:
         "a.b": False,
         "a.c": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ((), "2 clauses were not asked of every candidate"),
+        (("a.b",), "1 clause was not asked of every candidate"),
+        (("a.b", "a.c"), ""),
+    ],
+)
+def test_clauses_that_somebody_was_not_asked_are_counted(
+    others: tuple[str, ...], sentence: str
+) -> None:
+    """No difference among them is no likeness: each view says of how many clauses that holds."""
+    asked = [result(slug=slug) for slug in ("a.a", "a.b", "a.c")]
+    fewer = [result(slug=slug) for slug in ("a.a", *others)]
+    whole, part = of(*asked), of(*fewer)
+    found = joined([Source(name="a", record=whole), Source(name="b", record=part)])
+    assert not any(one.differs for one in compared(complete(found)))
+    on_the_terminal = StringIO()
+    show(found, on_the_terminal)
+    for told in (on_the_terminal.getvalue(), *(view.render(found) for view in COMPARED)):
+        text = " ".join(told.split())
+        assert sentence in text
+        assert ("not asked of every candidate" in text) is bool(sentence)
 
 
 def test_an_outcome_names_the_mistake() -> None:
