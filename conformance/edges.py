@@ -82,6 +82,13 @@ _TILES: Final = (
     (1, 1, 1, 514, 2, 3, 4, 4, 5, 3, 4),
 )
 _SQUARE_TILES: Final = ((1, 1, 1, 66, 66, 4, 3, 5, 5, 5, 4), (1, 1, 1, 130, 130, 3, 4, 4, 4, 4, 3))
+# The same for channels: past 256, 128, 64 and 32 of keys and of values; few heads keep it cheap.
+_WIDE: Final = (
+    (1, 1, 1, 3, 4, 264, 260, 4, 3, 5, 6),
+    (1, 1, 1, 3, 3, 136, 168, 5, 4, 3, 7),
+    (1, 1, 1, 2, 4, 100, 72, 6, 3, 4, 5),
+    (1, 2, 1, 4, 5, 40, 48, 4, 5, 6, 3),
+)
 # Each digit of ``Draft.extras`` moves on by about a third of its range.
 _EXTRAS_STEP: Final = 89
 _FORMS: Final = 5
@@ -139,10 +146,15 @@ def _long_drafts() -> list[Draft]:
 
 
 def _tile_drafts(candidate: Candidate) -> list[Draft]:
-    """Each once, the first two with nothing but their lengths."""
-    return [
+    """Each once, the first two and those of wide heads with nothing but their sizes."""
+    lengths = _TILES if can_cross(candidate) else _SQUARE_TILES
+    drafts = [
         _draft(index, sizes, masked=index % 3 == 2, causal=index % 4 == 3)  # noqa: PLR2004 (in turn)
-        for index, sizes in enumerate(_TILES if can_cross(candidate) else _SQUARE_TILES)
+        for index, sizes in enumerate(lengths)
+    ]
+    return drafts + [
+        _draft(index, sizes, masked=False, causal=False)
+        for index, sizes in enumerate(_WIDE, start=len(drafts))
     ]
 
 

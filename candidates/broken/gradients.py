@@ -325,6 +325,27 @@ class LargeTilesOverwrittenBackward(HandWritten):
         return scores[..., start:] @ steps.key[:, :, start:] * steps.scale
 
 
+@core("gradients.any-length")
+class KeyChannelsLostBackward(HandWritten):
+    """The gradient of keys is zero past the first 128 channels, those of a tile."""
+
+    def key_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        return _first_channels(super().key_gradient(steps, scores), 128)
+
+
+@core("gradients.any-length")
+class QueryChannelsLostBackward(HandWritten):
+    """The gradient of queries is zero past the first 64 channels, those of a tile."""
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        return _first_channels(super().query_gradient(steps, scores), 64)
+
+
+def _first_channels(gradient: Tensor, tile: int) -> Tensor:
+    """A gradient ``[B, H, L, D]`` of which a kernel stores one tile of channels."""
+    return gradient * (torch.arange(gradient.shape[-1]) < tile)
+
+
 @core("gradients.golden")
 class FirstItemBackward(HandWritten):
     """Only the first item of a batch gets a gradient."""

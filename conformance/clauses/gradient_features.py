@@ -103,7 +103,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "gradients.any-length",
     level="MUST",
-    sentence="The gradients are right past the edges of large tiles of keys and of queries.",
+    sentence="The gradients are right past the edges of large tiles of keys, queries and channels.",
     source="flash-attention#414: dq of a tile's tail; pytorch#162588: long lengths only",
     space=Space(
         mask="maybe",
@@ -119,7 +119,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def any_length(subject: Subject, problem: Problem) -> Finding:
-    """Few queries that see many keys, and many queries that see few."""
+    """Few queries that see many keys, many queries that see few, and heads of many channels."""
     return _judged(subject, problem, with_full_rows(subject, problem))
 
 

@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from examples import bare, run_clause
+from examples import CLAUSES, bare, core, run_clause, try_on
 from torch import Tensor
 
 import conformance
+from candidates.broken._backward import HandWritten
 from candidates.broken.cached_gradients import CacheDiagonalBackward
-from candidates.broken.gradients import LargeTilesOverwrittenBackward
+from candidates.broken.gradients import (
+    KeyChannelsLostBackward,
+    LargeTilesOverwrittenBackward,
+    QueryChannelsLostBackward,
+)
 from candidates.broken.sink_gradients import SinkForgottenBackward, SinkGradientZero
+from candidates.eager import Call
 from candidates.legitimate.backward import backward_in_blocks
 from candidates.legitimate.caches import (
     cross_layer_with_cache,
@@ -28,9 +34,11 @@ from candidates.legitimate.sinks import (
     sink_first,
 )
 from conformance.candidate import Candidate
+from conformance.edges import edge_problems
 from conformance.profile import PROFILES
 
 QUICK = PROFILES["quick"].examples
+NAMES = ("query", "key", "value", "bias")
 
 
 def status(candidate: Candidate, slug: str, dtype: str = "float32") -> str:
@@ -144,6 +152,42 @@ def test_lost_tiles_of_queries_are_found(tile: int) -> None:
 
     found = status(conformance.core(name="last")(wrong), "gradients.any-length")
     assert "the gradient of key is wrong" in found
+
+
+def told_of_edges(candidate: Candidate, dtype: str = "float32") -> str:
+    """What the clause says of its edge problems, which every profile asks; nothing made smaller."""
+    slug = "gradients.any-length"
+    edges = edge_problems(candidate, CLAUSES[slug].space, dtype=dtype)
+    found = [try_on(candidate, slug, each).violation for each in edges]
+    return "\n".join(each.message for each in found if each is not None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("candidate", "role"), [(KeyChannelsLostBackward, "key"), (QueryChannelsLostBackward, "query")]
+)
+def test_lost_channels_of_wide_heads_are_found(candidate: Candidate, role: str, dtype: str) -> None:
+    """Keys past 128 channels and queries past 64 get no gradient."""
+    assert f"the gradient of {role} is wrong" in told_of_edges(candidate, dtype)
+
+
+@pytest.mark.parametrize("tile", [32, 64, 128, 256])
+@pytest.mark.parametrize("role", ["query", "key", "value"])
+def test_channels_past_every_tile_are_asked(role: str, tile: int) -> None:
+    """Query, key and value, each with the gradient of its first channels alone."""
+
+    class Tiled(HandWritten):
+        def backward(
+            self, call: Call, output: Tensor, gradient: Tensor
+        ) -> tuple[Tensor | None, ...]:
+            found = dict(zip(NAMES, super().backward(call, output, gradient), strict=True))
+            whole = found[role]
+            assert whole is not None
+            found[role] = whole * (torch.arange(whole.shape[-1]) < tile)
+            return tuple(found.values())
+
+    assert f"the gradient of {role} is wrong" in told_of_edges(core(Tiled()))
+    assert told_of_edges(core(HandWritten())) == ""
 
 
 @pytest.mark.parametrize(
