@@ -25,7 +25,7 @@ FINGERPRINT: Final = "attentionConformance/v1"
 _ROOT: Final = "%SRCROOT%"
 _FOUND: Final = ("failed", "untestable", "unexpected-pass", "expected-failure")
 # These are no findings in a candidate's code: the invocation tells them.
-_OF_THE_RUN: Final = ("run.interrupted", "run.empty")
+_OF_THE_RUN: Final = ("run.interrupted", "run.empty", "run.limit")
 _LOGICAL: Final = {
     "core": "function",
     "layer": "type",

@@ -19,6 +19,7 @@ _OF_RUNS: Final = {
     "verdict": "A verdict rests on clauses that ran.",
     "run.interrupted": "A run ends by itself.",
     "run.empty": "A run checks something.",
+    "run.limit": "A run asks all its clauses within its limit of time.",
 }
 
 
