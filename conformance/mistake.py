@@ -27,6 +27,8 @@ class Mistake:
     changes
         For a mistake that is another point of the semantics: fields of ``conformance.Semantics``
         with their wrong values. Without a candidate it is acted out at that point.
+    link
+        Where such a mistake was reported, if it was: the address of an issue or a commit.
 
     Raises DeclarationError (a ValueError) for a field of the wrong kind, or without any of
     candidate and changes.
@@ -39,6 +41,7 @@ class Mistake:
     fix: str = ""
     candidate: Any = field(default=None, hash=False)
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    link: str = ""
 
     def __post_init__(self) -> None:
         for name in ("name", "sentence", "primary"):
@@ -48,6 +51,9 @@ class Mistake:
                 raise DeclarationError(msg)
         if isinstance(self.also, str) or not all(isinstance(slug, str) for slug in self.also):
             msg = f"also= of the mistake {self.name!r} is {self.also!r}: give a tuple of slugs"
+            raise DeclarationError(msg)
+        if not isinstance(self.link, str) or (self.link and not self.link.startswith("https://")):
+            msg = f"link= of the mistake {self.name!r} is {self.link!r}: give an https address"
             raise DeclarationError(msg)
         if not isinstance(self.changes, Mapping):
             msg = f"changes= of the mistake {self.name!r} is {self.changes!r}: give a dict"

@@ -68,6 +68,7 @@ def _recorder(
                 primary=primary,
                 also=also,
                 candidate=candidate,
+                link=made.__dict__.get("link", ""),
             )
         )
         return candidate

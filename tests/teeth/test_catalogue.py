@@ -107,6 +107,7 @@ def test_a_mistake_is_checked_when_it_is_made() -> None:
         ({"sentence": None}, "a Mistake's sentence is None"),
         ({"also": "mask.golden"}, "give a tuple of slugs"),
         ({"changes": {}}, "neither candidate= nor changes="),
+        ({"link": "pytorch#1"}, "give an https address"),
     ):
         with pytest.raises(conformance.DeclarationError, match=why):
             conformance.Mistake(**{**good, **change})  # type: ignore[arg-type]

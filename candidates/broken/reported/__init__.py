@@ -1,0 +1,12 @@
+"""Mistakes with the mechanism of a bug that was reported somewhere and mended there.
+
+Each class acts out one mechanism on top of a correct attention, and its ``link`` is the report.
+What is said of a library holds for a version before the mend. ``docs/mechanisms.md`` is the table
+of them all: which were caught by the clauses of the day they were written, and which are now.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__conformance__: Final[tuple[str, ...]] = ()
