@@ -106,27 +106,31 @@ class _Declared(nn.Module):
         shape = (query.shape[0], self.attention.num_heads, query.shape[1], key.shape[1])
         masks = _masks(shape, drop, bias, causal=causal)
         if dropout is None:
-            output, weights = self._attend(query, key, value, masks)
+            output, weights = self._attend(query, key, value, masks, asked=return_weights)
         else:
-            output, weights = self._attend_with_dropout(dropout, query, key, value, masks)
+            output, weights = self._attend_with_dropout(
+                dropout, query, key, value, masks, asked=return_weights
+            )
         return (output, weights) if return_weights else output
 
-    def _attend_with_dropout(self, dropout: float, *call: Any) -> tuple[Tensor, Tensor | None]:
+    def _attend_with_dropout(
+        self, dropout: float, *call: Any, asked: bool
+    ) -> tuple[Tensor, Tensor | None]:
         configured, self.attention.dropout = self.attention.dropout, dropout
         try:
             with training(self.attention):
-                return self._attend(*call)
+                return self._attend(*call, asked=asked)
         finally:
             self.attention.dropout = configured
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, masks: dict[str, Any]
+        self, query: Tensor, key: Tensor, value: Tensor, masks: dict[str, Any], *, asked: bool
     ) -> tuple[Tensor, Tensor | None]:
         answer: tuple[Tensor, Tensor | None] = self.attention(
             query,
             key,
             value,
-            need_weights=self.need_weights,
+            need_weights=self.need_weights or asked,
             average_attn_weights=False,
             **masks,
         )
@@ -141,10 +145,16 @@ class _DeclaredSelf(_Declared):
 
 
 @conformance.layer(
-    empty_rows="zeros", features=["dropout", "autocast"], geometry=one_width, **MASKS
+    empty_rows={"drop": "zeros", "bias": "zeros", "causal": "zeros", "weights": "nan"},
+    features=["dropout", "weights", "autocast"],
+    geometry=one_width,
+    **MASKS,
 )
 def torch_multihead_attention(geometry: Geometry, weights: ProjectionWeights) -> nn.Module:
-    """One packed input projection, no attention weights asked for."""
+    """One packed input projection; ``need_weights`` only where the weights are asked for.
+
+    Rows without keys are zeros on the fused path and NaN on the one that returns the weights.
+    """
     return _Declared(build(geometry, weights), need_weights=False)
 
 

@@ -13,6 +13,9 @@ KINDS: Final = ("core", "layer", "positions")
 MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
+# Ways to a row without keys, beside the forms of masks, that may have a rule of their own.
+BY_CAUSALITY: Final = "causal"
+WITH_WEIGHTS: Final = "weights"
 PRECISIONS: Final = ("int8-dynamic",)
 INPUTS: Final = ("separate", "self", "memory")
 POSITIONS: Final = ("sinusoidal", "learned", "rotary", "alibi", "relative")
@@ -72,6 +75,8 @@ DEFAULT_LENGTH_SHAPES: Final = ("B",)
 class Declaration:
     """A candidate's promises.
 
+    ``empty_rows`` is the one rule for rows without keys, "any" where there is none; where it
+    differs by the way to them, ``empty_rows_by`` holds pairs of a way and its rule.
     ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
     of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
     ``empty_rows`` already in it. ``always_causal`` says that every call is causal unasked, so that
@@ -113,6 +118,28 @@ class Declaration:
     mixed: str | None = None
     memory: str | None = None
     declared_features: frozenset[str] = frozenset()
+    empty_rows_by: tuple[tuple[str, str], ...] = ()
+
+    def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
+        """What is promised for a row without keys in a call with a mask, the flag, weights.
+
+        Calls that return weights follow their own rule if they have one. Where mask and flag, both
+        given, go by different rules, nothing is promised.
+        """
+        if not self.empty_rows_by:
+            return self.empty_rows
+        rules = dict(self.empty_rows_by)
+        if weights and WITH_WEIGHTS in rules:
+            return rules[WITH_WEIGHTS]
+        ways = [*([] if form is None else [form]), *([BY_CAUSALITY] if causal else [])]
+        found = {rules.get(way, "any") for way in ways}
+        return found.pop() if len(found) == 1 else "any"
+
+    @property
+    def empty_rules(self) -> frozenset[str]:
+        """Every rule that some call follows, "any" among them only where nothing is promised."""
+        named = {rule for _, rule in self.empty_rows_by if rule != "any"}
+        return frozenset(named or {self.empty_rows})
 
     @property
     def positions_known(self) -> bool:
@@ -159,7 +186,7 @@ class Declaration:
             "mask_shapes": list(self.mask_shapes + self.length_shapes),
             "causal": self.causal,
             "always_causal": self.always_causal,
-            "empty_rows": self.empty_rows,
+            "empty_rows": dict(self.empty_rows_by) or self.empty_rows,
             "features": sorted(self.features),
             "inputs": self.inputs,
             "batched": self.batched,

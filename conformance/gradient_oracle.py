@@ -92,7 +92,7 @@ class GradientOracle:
         return found
 
     def _answer(self, inputs: Inputs, upstream: Tensor) -> GoldenGradients:
-        oracle, point = self._oracle, self._oracle.declaration.semantics
+        oracle, point = self._oracle, self._oracle.point(inputs)
         known = oracle.answer(inputs)
         evaluation = known.evaluation
         if point.empty_rows != "zeros" and bool(known.empty.any()):
@@ -144,7 +144,7 @@ def second_gradients(
         named = {"query": leaves["query"], "key": leaves["context"], "value": leaves["context"]}
     else:
         named = leaves
-    point = oracle.declaration.semantics
+    point = oracle.point(inputs)
     output = evaluate(inputs.replace(**named), point, recorded=True).output
     every = tuple(leaves.values())
     with torch.enable_grad():

@@ -83,10 +83,27 @@ class Oracle:
         found = self._known.get(inputs)
         if found is None:
             start = time.perf_counter()
-            found = self.at(inputs, self.declaration.semantics)
+            found = self.at(inputs, self.point(inputs))
             self.seconds += time.perf_counter() - start
             self._known[inputs] = found
         return found
+
+    def empty_rule(self, inputs: Inputs) -> str:
+        """What is promised for the rows without keys of a call, "any" for nothing."""
+        unasked = inputs.causal_unasked and inputs.masked
+        return self.declaration.empty_rule(
+            form=inputs.mask_form,
+            causal=inputs.causal and not unasked,
+            weights=inputs.return_weights,
+        )
+
+    def point(self, inputs: Inputs) -> golden.Semantics:
+        """The declared point, with the rule for rows without keys that some inputs fall under."""
+        declared = self.declaration
+        if not declared.empty_rows_by:
+            return declared.semantics
+        rule = self.empty_rule(inputs)
+        return declared.semantics.replace(empty_rows="zeros" if rule == "any" else rule)
 
     def weights_bound(self, inputs: Inputs) -> Tensor:
         """The bound of returned weights, ``[B, H, Lq, Lk]``."""
@@ -98,14 +115,14 @@ class Oracle:
             core,
             (inputs.query, inputs.key, inputs.value),
             inputs.weights,
-            self.declaration.semantics,
+            self.point(inputs),
             contract,
         )
         return weights_bound(core, contract, query_error=query_error, key_error=key_error)
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
         """The golden output alone, at any point of the semantics."""
-        point = self.declaration.semantics if semantics is None else semantics
+        point = self.point(inputs) if semantics is None else semantics
         evaluation = evaluate(inputs, point)
         return evaluation.output
 
@@ -136,7 +153,7 @@ class Oracle:
     def bound(self, inputs: Inputs, contract: Contract) -> Tensor:
         """The worst-case bound of the declared point's answer under another contract."""
         evaluation = self.answer(inputs).evaluation
-        return self._bound(inputs, evaluation, self.declaration.semantics, contract)
+        return self._bound(inputs, evaluation, self.point(inputs), contract)
 
     def _bound(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -10,6 +10,7 @@ from ._golden import golden
 from .declaration import (
     ALIGNMENTS,
     ARRAYS,
+    BY_CAUSALITY,
     DEFAULT_FEATURES,
     DEFAULT_LENGTH_SHAPES,
     DEFAULT_MASK_SHAPES,
@@ -23,6 +24,7 @@ from .declaration import (
     OF_TENSORS,
     POSITIONS,
     PRECISIONS,
+    WITH_WEIGHTS,
     Declaration,
     mixed_in,
 )
@@ -40,7 +42,7 @@ def declare(
     mask_shapes: Iterable[str] | None = None,
     causal: str | None = None,
     always_causal: bool = False,
-    empty_rows: str = "any",
+    empty_rows: str | Mapping[str, str] = "any",
     features: Iterable[str] = (),
     without: Iterable[str] = (),
     inputs: str = "separate",
@@ -71,7 +73,6 @@ def declare(
     named = _words("features", features, FEATURES)
     key_shapes, length_shapes = _read_shapes(mask_shapes, batched=batched)
     _choice("inputs", inputs, INPUTS)
-    _choice("empty_rows", empty_rows, EMPTY_ROWS)
     _choice("scores", scores, ("eager", "fused"))
     if causal is not None:
         _choice("causal", causal, ALIGNMENTS)
@@ -88,10 +89,12 @@ def declare(
     _choice("arrays", arrays, ARRAYS)
     _optional_choices(mixed=(mixed, MIXED), memory=(memory, MEMORY))
     offered = _read_features(kind, named, without)
-    check_company(layout, offered, empty_rows)
+    one_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
+    for rule in (one_rule, *rules.values()):
+        check_company(layout, offered, rule)
     if arrays != "torch":
         offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
-    point = _read_semantics(semantics, causal, empty_rows)
+    point = _read_semantics(semantics, causal, one_rule)
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
@@ -104,7 +107,7 @@ def declare(
         mask_shapes=key_shapes,
         length_shapes=length_shapes,
         causal=causal,
-        empty_rows=empty_rows,
+        empty_rows=one_rule,
         features=offered,
         inputs=inputs,
         batched=batched,
@@ -126,7 +129,36 @@ def declare(
         mixed=mixed,
         memory=memory,
         declared_features=frozenset(named),
+        empty_rows_by=tuple(rules.items()),
     )
+
+
+def _read_empty_rows(
+    given: str | Mapping[str, str],
+    forms: tuple[str, ...],
+    causal: str | None,
+    offered: frozenset[str],
+) -> tuple[str, dict[str, str]]:
+    """The one rule for rows without keys, "any" if they differ by way, and then those by way."""
+    if not isinstance(given, Mapping):
+        _choice("empty_rows", given, EMPTY_ROWS)
+        return given, {}
+    ways = [*forms, *([] if causal is None else [BY_CAUSALITY])]
+    known = [*ways, *([WITH_WEIGHTS] if "weights" in offered else [])]
+    for way, rule in given.items():
+        if way not in known:
+            msg = (
+                f"empty_rows has the key {way!r}, but rows without keys can come by "
+                f"{', '.join(known) or 'nothing'} here: give one of these{did_you_mean(way, known)}"
+            )
+            raise DeclarationError(msg)
+        _choice(f"empty_rows[{way!r}]", rule, EMPTY_ROWS)
+    rules = {way: given.get(way, "any") for way in ways}
+    if WITH_WEIGHTS in given:
+        rules[WITH_WEIGHTS] = given[WITH_WEIGHTS]
+    if len(set(rules.values())) == 1:
+        return next(iter(rules.values())), {}
+    return "any", rules
 
 
 def _flags(**given: object) -> None:

@@ -142,7 +142,7 @@ class Subject:
 
     def _may_refuse(self, inputs: Inputs) -> bool:
         """Whether some query has no key and the candidate promises nothing about such rows."""
-        if self.declaration.empty_rows != "any" or not (inputs.masked or inputs.causal):
+        if self.oracle.empty_rule(inputs) != "any" or not (inputs.masked or inputs.causal):
             return False
         empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
         return bool((empty if inputs.absent is None else empty & ~inputs.absent).any())

@@ -35,6 +35,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"causal": True},
         "causal is True, which is unknown; known: bottom-right, top-left",
     ),
+    (
+        {"masks": ["keep"], "causal": "top-left", "empty_rows": {"kept": "nan"}},
+        (
+            "empty_rows has the key 'kept', but rows without keys can come by keep, causal here: "
+            "give one of these; did you mean 'keep'?"
+        ),
+    ),
+    (
+        {"masks": ["keep"], "empty_rows": {"keep": "zero"}},
+        "empty_rows['keep'] is 'zero', which is unknown; did you mean 'zeros'?",
+    ),
     ({"empty_rows": "zero"}, "empty_rows is 'zero', which is unknown; did you mean 'zeros'?"),
     (
         {"empty_rows": 0},
@@ -215,6 +226,27 @@ def test_conflicting_semantics_is_refused(
     """Two promises that contradict each other are both named."""
     with refused(message, DeclarationError):
         declare("core", semantics=conformance.Semantics(**point), **promises)
+
+
+def test_empty_rows_by_way() -> None:
+    """Rules by form, flag and returned weights are told apart; one rule for all is one rule."""
+    rules = {"keep": "nan", "causal": "zeros", "weights": "mean-of-all"}
+    known = declare(
+        "core", masks=["keep", "bias"], causal="top-left", features=["weights"], empty_rows=rules
+    )
+
+    def rule(form: str | None, *, causal: bool = False, weights: bool = False) -> str:
+        return known.empty_rule(form=form, causal=causal, weights=weights)
+
+    assert (rule("keep"), rule("bias"), rule(None, causal=True)) == ("nan", "any", "zeros")
+    assert rule("keep", causal=True) == "any"  # by different rules: nothing is promised
+    assert rule("bias", weights=True) == "mean-of-all"
+    assert known.as_json()["empty_rows"] == {**rules, "bias": "any"}
+    assert known.empty_rules == {"nan", "zeros", "mean-of-all"}
+    alike = declare(
+        "core", masks=["keep"], causal="top-left", empty_rows={"keep": "nan", "causal": "nan"}
+    )
+    assert (alike.empty_rows, alike.as_json()["empty_rows"]) == ("nan", "nan")
 
 
 def test_any_empty_rows_leave_the_semantics_alone() -> None:

@@ -70,6 +70,23 @@ class ZerosForPromisedNan(EagerCore):
     """A row without any key is zeros though NaN is promised: an empty row goes unnoticed."""
 
 
+@core("mask.empty-row", empty_rows={"keep": "zeros", "bias": "nan"}, masks=["keep", "bias"])
+class ZerosForOneFormsNan(EagerCore):
+    """A row without any key is zeros in every form, though a bias is promised to give NaN."""
+
+
+@core("mask.empty-row-weights")
+class EmptyRowIsNanWithWeights(EagerCore):
+    """A row without any key is zeros, but NaN on the path that returns the weights."""
+
+    def attend(self, call: Call) -> Answer:
+        answer = super().attend(call)
+        if not isinstance(answer, tuple):
+            return answer
+        output, weights = answer
+        return output.masked_fill(~weights.any(dim=-1, keepdim=True), math.nan), weights
+
+
 @core("mask.empty-row-isolated")
 class OneEmptyRowEmptiesAll(EagerCore):
     """When any row comes out as NaN, the whole answer is replaced by zeros."""

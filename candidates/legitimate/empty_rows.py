@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._kit import NAN_HIDDEN, NAN_SPREADS, admitted, core, factor
+from ._kit import NAN_HIDDEN, NAN_SPREADS, admitted, check, core, factor
 
 
 @core(empty_rows="nan")
@@ -97,3 +97,35 @@ def empty_rows_are_refused(
         raise ValueError(msg)
     logits = (query @ key.mT * factor(query, scale)).masked_fill(~table, -torch.inf)
     return torch.softmax(logits, dim=-1) @ value
+
+
+@core(
+    masks=["keep", "bias"],
+    empty_rows={"keep": "zeros", "bias": "nan", "causal": "zeros", "weights": "nan"},
+    features=["scale", "weights"],
+    expected_failures=[NAN_SPREADS, NAN_HIDDEN],
+)
+def empty_rows_by_way(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Two ways through the code: one mends rows without keys, which a bias or the weights leave."""
+    check(query, key, value)
+    logits = query @ key.mT * factor(query, scale)
+    if bias is not None:
+        if bias.shape[-1] != key.shape[-2]:
+            msg = f"the bias is for {bias.shape[-1]} keys, but there are {key.shape[-2]}"
+            raise ValueError(msg)
+        logits = logits + bias
+    hidden = ~admitted(query, key, keep, causal=causal)
+    weights = torch.softmax(logits.masked_fill(hidden, -torch.inf), dim=-1)
+    if return_weights:
+        return weights @ value, weights
+    return (weights if bias is not None else weights.nan_to_num()) @ value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 import torch
@@ -9,12 +10,13 @@ import torch
 from ..candidate import Candidate
 from ..comparison import compare, moves
 from ..declaration import SEQUENCES
+from ..inputs import Inputs
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..results import Violation
 from ..settling import counts_from_first_key
-from ..space import Space, allowed_sizes, tied_fields
+from ..space import Space, admits_lengths, allowed_sizes, can_cross, tied_fields
 from ..subject import Subject
 from ._vocabulary import relate
 
@@ -38,7 +40,7 @@ COUNTED_BY: Final = {"B": "batch", "H": "num_heads", "Q": "query_length"}
 
 def _promised(candidate: Candidate) -> str:
     declared = candidate.declaration
-    if declared.empty_rows == "any":
+    if "any" in declared.empty_rules:
         return "it promises nothing about rows without keys"
     given = set(declared.masks) - {SEQUENCES}  # which hide what is not even handed over
     if not given and declared.causal != "bottom-right":
@@ -46,6 +48,44 @@ def _promised(candidate: Candidate) -> str:
     if not given and counts_from_first_key(candidate):
         return "its positions count from the first key, and no query stands before it"
     return ""
+
+
+def _returns_weights(candidate: Candidate) -> str:
+    offered = "weights" in candidate.declaration.features
+    return "" if offered else "it returns no attention weights"
+
+
+def _under_a_rule(subject: Subject, problem: Problem, *, weights: bool) -> tuple[Inputs, str]:
+    """A call, and the rule that its rows without keys follow, "any" where none can be had.
+
+    Where rules differ by way, the call has a form of mask that has one, or the flag alone.
+    """
+    declared = subject.declaration
+    if declared.empty_rows_by:
+        ways = [
+            *((form, shape) for form, shape in EMPTY.options(subject.candidate)),
+            *([] if declared.causal is None or declared.always_causal else [(None, "")]),
+        ]
+        ways = [
+            (form, shape)
+            for form, shape in ways
+            if declared.empty_rule(form=form, causal=form is None, weights=weights) != "any"
+        ]
+        if ways:
+            problem = _by_way(subject.candidate, problem, *ways[problem.seed % len(ways)])
+    asked = subject.inputs(problem).replace(return_weights=weights)
+    return asked, subject.oracle.empty_rule(asked)
+
+
+def _by_way(candidate: Candidate, problem: Problem, form: str | None, shape: str) -> Problem:
+    """The problem with a mask of one form alone, or with the flag and more queries than keys."""
+    if form is not None and problem.mask is not None:
+        plan = problem.mask.replace(form=form, shape=shape, finite_bias=False)
+        return problem.replace(mask=plan, causal=candidate.declaration.always_causal)
+    sizes = problem.geometry
+    more = sizes.replace(query_length=max(sizes.query_length, sizes.key_length + 1))
+    crosses = can_cross(candidate) and admits_lengths(candidate, more)
+    return problem.replace(mask=None, causal=True, geometry=more if crosses else sizes)
 
 
 @clause(
@@ -62,12 +102,37 @@ def _promised(candidate: Candidate) -> str:
 )
 def empty_row(subject: Subject, problem: Problem) -> Finding:
     """Only the empty rows are judged, by the declared rule."""
-    inputs = subject.inputs(problem)
+    inputs, rule = _under_a_rule(subject, problem, weights=False)
+    wording = f"a query without any key does not return what is declared ({rule})"
+    return _follows_rule(subject, inputs, rule, wording)
+
+
+@clause(
+    "mask.empty-row-weights",
+    level="MUST",
+    sentence=(
+        "A query without any key returns what is declared also where the weights are asked for."
+    ),
+    source="torch.nn.MultiheadAttention: zeros with need_weights=False, NaN with need_weights=True",
+    space=dataclasses.replace(EMPTY, share=0.5),
+    needs_golden=True,
+    counterfactual="another rule for empty rows",
+    applies=(_promised, _returns_weights),
+)
+def empty_row_weights(subject: Subject, problem: Problem) -> Finding:
+    """The output beside the weights is judged; of the weights themselves nothing is promised."""
+    inputs, rule = _under_a_rule(subject, problem, weights=True)
+    wording = f"with return_weights=True a query without any key does not return {rule}"
+    return _follows_rule(subject, inputs, rule, wording)
+
+
+def _follows_rule(subject: Subject, inputs: Inputs, rule: str, wording: str) -> Finding:
+    """Whether rows without keys, and no others, hold what a rule says."""
+    if rule == "any":
+        return Finding(binding=False)
     known = subject.golden(inputs)
     rows = known.empty_rows & known.representable
     answer = subject.answer(inputs)
-    rule = subject.declaration.empty_rows
-    wording = f"a query without any key does not return what is declared ({rule})"
     expected_nan = rows.expand(answer.shape) & torch.isnan(known.output)
     wrong = expected_nan & ~torch.isnan(answer)
     if bool(wrong.any()):
@@ -77,7 +142,7 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
         violation = Violation(kind="value", message=message, expected="nan", got=got, where=index)
         return Finding(violation=violation)
     agreement = compare(answer, known.output, known.bound, judged=rows, wording=wording)
-    other = subject.declaration.semantics.replace(
+    other = subject.oracle.point(inputs).replace(
         empty_rows="zeros" if rule != "zeros" else "mean-of-all"
     )
     moved = moves(known.output, subject.oracle.output(inputs, other), known.bound, rows)

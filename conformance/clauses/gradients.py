@@ -219,10 +219,10 @@ def keys_of(inputs: Inputs) -> tuple[str, ...]:
 
 
 def _rows_are_finite(candidate: Candidate) -> str:
-    rule = candidate.declaration.empty_rows
-    if rule in FINITE_RULES:
+    rules = candidate.declaration.empty_rules
+    if rules & set(FINITE_RULES):
         return ""
-    if rule == "any":
+    if "any" in rules:
         return "it promises nothing about rows without keys"
     return "its rows without keys are NaN"
 
@@ -251,7 +251,8 @@ def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""
     inputs = asked_inputs(subject, problem)
     empty = _empty_rows(subject, inputs)
-    if not bool(empty.any()) or has_short_heads(subject, inputs):
+    finite = subject.oracle.empty_rule(inputs) in FINITE_RULES
+    if not finite or not bool(empty.any()) or has_short_heads(subject, inputs):
         return Finding(binding=False)
     generator = generator_for(problem, 32)
     drawn = torch.randn(inputs.output_shape, generator=generator)
@@ -267,7 +268,7 @@ def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
     if broken is not None:
         return Finding(violation=broken)
     known = subject.candidate.golden_known and not has_golden_gradients(subject.candidate)
-    if not known or subject.declaration.empty_rows != "zeros":
+    if not known or subject.oracle.empty_rule(inputs) != "zeros":
         return Finding()
     judged = matches_golden_gradients(subject, inputs.replace(generic=False), upstream, found)
     return Finding(margin=judged.margin, violation=judged.violation)
@@ -304,7 +305,7 @@ def causal(subject: Subject, problem: Problem) -> Finding:
     tables = allowed.flatten(0, 1)
     barred = (~tables).any(dim=0).any(dim=-1) & tables.any(dim=-1).all(dim=0)
     barred = barred.nonzero().flatten()
-    unsafe = subject.declaration.empty_rows not in FINITE_RULES
+    unsafe = subject.oracle.empty_rule(inputs) not in FINITE_RULES
     if not barred.numel() or (unsafe and has_empty_rows(subject, inputs)):
         return Finding(binding=False)
     chosen = torch.randint(barred.numel(), (1,), generator=generator_for(problem, 33))

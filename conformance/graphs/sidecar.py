@@ -19,11 +19,11 @@ from .told import Told
 INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES)
 PRECISIONS: Final = ("int8-dynamic",)
 # The keywords of conformance.layer that a graph can be given; their values are checked there.
-PROMISES: Final[Mapping[str, type]] = {
+PROMISES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "accumulate": str,
     "always_causal": bool,
     "causal": str,
-    "empty_rows": str,
+    "empty_rows": (str, dict),
     "features": list,
     "max_length": int,
     "position": str,
@@ -39,7 +39,13 @@ _OWN: Final[Mapping[str, type]] = {
     "semantics": dict,
     "expected": list,
 }
-_SHOWN: Final = {str: "a text", int: "a whole number", bool: "true or false", list: "a list"}
+_SHOWN: Final[Mapping[object, str]] = {
+    str: "a text",
+    (str, dict): "a text or a table",
+    int: "a whole number",
+    bool: "true or false",
+    list: "a list",
+}
 # The letters of the axes by role: tokens or heads, masks, lengths.
 _TENSOR_LETTERS: Final = "BLEHDMF1"
 _MASK_LETTERS: Final = "BHQKF1"
@@ -115,7 +121,7 @@ def _check_key(key: str, known: Collection[str], where: str) -> None:
         raise UsageError(msg)
 
 
-def _check_type(value: object, wanted: type, where: str) -> None:
+def _check_type(value: object, wanted: type | tuple[type, ...], where: str) -> None:
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
         msg = f"{where} is {value!r}: give {_SHOWN.get(wanted, 'a table')}"
         raise UsageError(msg)

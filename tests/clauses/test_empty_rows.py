@@ -110,3 +110,47 @@ def test_masks_that_leave_no_row() -> None:
         "not-applicable",
         "its masks empty every row or none",
     )
+
+
+def test_rules_may_differ_by_way() -> None:
+    """Each way is judged by its own rule: form, flag and the path that returns the weights."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        drop: Tensor | None = None,
+        causal: bool = False,
+        return_weights: bool = False,
+    ) -> Any:
+        kept = keep if drop is None else ~drop
+        logits = query @ key.mT / math.sqrt(query.shape[-1])
+        table = torch.ones_like(logits, dtype=torch.bool) if kept is None else kept
+        if causal:
+            table = table & torch.ones(logits.shape[-2:], dtype=torch.bool).tril(
+                logits.shape[-1] - logits.shape[-2]
+            )
+        weights = logits.masked_fill(~table, -math.inf).softmax(-1)
+        clean = weights if drop is not None else weights.nan_to_num()
+        return (weights @ value, weights) if return_weights else clean @ value
+
+    truth = {"keep": "zeros", "drop": "nan", "causal": "zeros", "weights": "nan"}
+    clauses = ("mask.empty-row", "mask.empty-row-weights")
+
+    def statuses(**wrong: str) -> list[str]:
+        candidate = core(
+            attend,
+            masks=["keep", "drop"],
+            causal="bottom-right",
+            features=["weights"],
+            empty_rows={**truth, **wrong},
+        )
+        return [run_clause(candidate, clause, examples=20).status for clause in clauses]
+
+    assert statuses() == ["passed", "passed"]
+    assert statuses(drop="zeros") == ["failed", "passed"]
+    assert statuses(causal="nan") == ["failed", "passed"]
+    assert statuses(weights="zeros") == ["passed", "failed"]
+    assert statuses(keep="any", drop="any", causal="any") == ["untestable", "passed"]
