@@ -26,7 +26,7 @@ from .declaration import SEQUENCES
 from .graphs.lost import GraphLost, GraphRefused
 from .inputs import Inputs
 from .layouts import LAYOUTS, MIXED, arrange_mask
-from .placing import module_on, placed, taken, weights_on
+from .placing import module_in_dtype, module_on, placed, taken, weights_on
 from .plain_tensor import is_tensor, plainly
 from .printable import printable
 from .results import Violation
@@ -72,8 +72,8 @@ def build_forward(
     from these, and what the builder does with them is recorded.
     """
     if candidate.kind != "layer":
-        placed_core: Forward = module_on(candidate.function, inputs.device, fresh=False)
-        return of_tensors(placed_core, candidate.declaration.arrays)
+        core = in_eval(_judged(candidate.function, inputs, rounds=False))
+        return of_tensors(core, candidate.declaration.arrays)
     weights = weights_on(inputs.weights, inputs.device) if leaves is None else leaves
     forward = guarded(
         builder_of_tensors(candidate.function, candidate.declaration.arrays),
@@ -89,10 +89,32 @@ def build_forward(
                 message=f"the builder returned {_describe(forward)}, not a forward function",
             )
         )
-    forward = module_on(forward, inputs.device, fresh=candidate.draws_weights)
-    if isinstance(forward, nn.Module):
-        forward.eval()
-    return forward  # type: ignore[no-any-return]  # callable, as was just seen
+    if candidate.draws_weights:
+        return in_eval(module_on(forward, inputs.device, fresh=True))
+    return in_eval(_judged(forward, inputs, rounds=candidate.weights_known))
+
+
+def in_eval(forward: Forward) -> Forward:
+    """What is called: a module in eval mode, anything else as it is."""
+    return forward.eval() if isinstance(forward, nn.Module) else forward
+
+
+def _judged(own: Forward, inputs: Inputs, *, rounds: bool) -> Forward:
+    """What a user built once, in the dtype and on the device of the inputs."""
+    if not isinstance(own, nn.Module):
+        return own
+
+    def answers(module: nn.Module) -> bool:
+        try:
+            positional, keywords = _at_hand(inputs, copy=True)
+            guarded(in_eval(module_on(module, "cpu", fresh=False)), positional, keywords)
+        except CandidateFailure:
+            return False
+        return True
+
+    in_dtype: Forward = module_in_dtype(own, inputs.query.dtype, answers, rounds=rounds)
+    placed_one: Forward = module_on(in_dtype, inputs.device, fresh=False)
+    return placed_one
 
 
 def call_forward(forward: Forward, inputs: Inputs) -> Answer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._golden import golden
+from .adapters.copying import is_in_dtype, put_in_dtype
 
 Given = tuple[tuple[Tensor, ...], dict[str, Any]]
 
@@ -92,6 +93,7 @@ def weights_on(
 
 
 _COPIES: WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = WeakKeyDictionary()
+_IN_DTYPE: WeakKeyDictionary[nn.Module, dict[torch.dtype, nn.Module]] = WeakKeyDictionary()
 
 
 def module_on(forward: Any, device: str, *, fresh: bool) -> Any:
@@ -108,6 +110,45 @@ def module_on(forward: Any, device: str, *, fresh: bool) -> Any:
     if device not in copies:
         copies[device] = _copied(forward).to(device)
     return copies[device]
+
+
+def module_in_dtype(
+    forward: Any, dtype: torch.dtype, answers: Callable[[nn.Module], bool], *, rounds: bool
+) -> Any:
+    """The user's own module as it can be judged in a dtype; anything else as it is.
+
+    A module of another dtype that answers as it is converts by itself; with ``rounds`` its
+    parameters keep their dtype and are rounded to the judged one, as the golden's weights are. Else
+    a copy is put in the dtype, as a user would, once. ``answers`` says whether a module answers in
+    this dtype. Where neither does, the user's own is given back: what it raises is told.
+    """
+    if not isinstance(forward, nn.Module) or is_in_dtype(forward, dtype):
+        return forward
+    chosen = _IN_DTYPE.setdefault(forward, {})
+    if dtype not in chosen:
+        chosen[dtype] = _chosen(forward, dtype, answers, rounds=rounds)
+    return chosen[dtype]
+
+
+def _chosen(
+    own: nn.Module, dtype: torch.dtype, answers: Callable[[nn.Module], bool], *, rounds: bool
+) -> nn.Module:
+    converts = answers(own)
+    copied = own if converts and not rounds else _copied(own)
+    if copied is own:
+        return own
+    if converts:
+        return _rounded(copied, dtype)
+    copied = put_in_dtype(copied, dtype)
+    return copied if answers(copied) else own
+
+
+def _rounded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module, each parameter at the nearest numbers that a dtype has."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.data.copy_(parameter.data.to(dtype))
+    return module
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conformance.layouts import LAYOUTS
-from conformance.placing import Mover, brought_back, module_on, placed, taken, weights_on
+from conformance.placing import (
+    Mover,
+    brought_back,
+    module_in_dtype,
+    module_on,
+    placed,
+    taken,
+    weights_on,
+)
 
 
 def test_arguments_on_the_cpu_are_the_same_objects() -> None:
@@ -80,3 +88,46 @@ def test_what_is_there_already_is_left_alone() -> None:
     own = nn.Linear(2, 2)
     assert module_on(own, "cpu", fresh=False) is own
     assert module_on(len, "meta", fresh=False) is len
+
+
+def _in_half(own: nn.Module, *, rounds: bool) -> nn.Module:
+    def answers(module: nn.Module) -> bool:
+        try:
+            module(torch.ones(1, 2, dtype=torch.float16))
+        except RuntimeError:
+            return False
+        return True
+
+    found = module_in_dtype(own, torch.float16, answers, rounds=rounds)
+    assert module_in_dtype(own, torch.float16, answers, rounds=rounds) is found
+    assert isinstance(found, nn.Module)
+    return found
+
+
+def test_a_users_module_is_put_in_the_dtype_that_is_judged() -> None:
+    """A copy is, once; the user's own keeps its dtype."""
+    own = nn.Linear(2, 2)
+    assert _in_half(own, rounds=True).weight.dtype == torch.float16
+    assert own.weight.dtype == torch.float32
+
+
+def test_a_module_that_converts_by_itself_keeps_its_dtype() -> None:
+    """Its parameters are rounded where the golden's are; nothing is changed where it has none."""
+
+    class Converts(nn.Linear):
+        def forward(self, given: Tensor) -> Tensor:
+            return super().forward(given.float()).to(given.dtype)
+
+    own = Converts(2, 2)
+    assert _in_half(own, rounds=False) is own
+    own = Converts(2, 2)
+    rounded = _in_half(own, rounds=True)
+    assert rounded.weight.dtype == torch.float32
+    assert torch.equal(rounded.weight, own.weight.half().float())
+    assert not torch.equal(rounded.weight, own.weight)
+
+
+def test_a_module_that_answers_in_no_dtype_is_left_as_it_is() -> None:
+    """What it raises is then told of the user's own."""
+    own = nn.Linear(3, 2)
+    assert _in_half(own, rounds=True) is own

@@ -18,9 +18,9 @@ from . import multihead
 from .calling import AdaptedModule, Call, Calling
 from .construct import instance_of
 from .constructed import Construct, of_constructor
+from .copying import duplicate, put_in_dtype
 from .finding import Finding
 from .packing import Sizes
-from .trial import duplicate
 from .understanding import understand
 from .wish import (
     Wish,
@@ -129,6 +129,7 @@ def _of_instance(built: nn.Module, wish: Wish) -> Candidate:
         kept = AdaptedModule(duplicate(built), calling)
         heads = sizes.num_heads
         candidate = fixed_layer(kept, weights, num_heads=heads, name=wish.shown, **promises)
+        candidate = dataclasses.replace(candidate, function=_builder_of_one(kept))
     return finished(candidate, built, calling, finding.assumptions)
 
 
@@ -137,6 +138,23 @@ def _builder(
 ) -> Callable[[Geometry, golden.ProjectionWeights], AdaptedModule]:
     def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
         return loaded(duplicate(built), calling, finding.recipe, finding.sizes, weights)
+
+    return build
+
+
+def _builder_of_one(
+    kept: AdaptedModule,
+) -> Callable[[Geometry, golden.ProjectionWeights], AdaptedModule]:
+    """A builder that gives one module with its own weights, a copy for each dtype and device."""
+    copies: dict[tuple[torch.dtype, torch.device], AdaptedModule] = {}
+
+    def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
+        place = weights.q.dtype, weights.q.device
+        if place not in copies:
+            copy = AdaptedModule(duplicate(kept.module), kept.calling).to(place[1])
+            put_in_dtype(copy, place[0])
+            copies[place] = copy
+        return copies[place]
 
     return build
 

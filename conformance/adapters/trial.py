@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..errors import DeclarationError
 from .calling import Calling
+from .copying import duplicate, put_in_dtype
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 _LENGTHS: Final = ((5, 7), (6, 6))
@@ -29,18 +28,6 @@ class Answer:
     inputs: Inputs
     output: Tensor
     dtypes: tuple[str, ...]
-
-
-def duplicate(module: nn.Module) -> nn.Module:
-    """A deep copy; raises DeclarationError where the module cannot be copied."""
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:  # a module's own __deepcopy__ may raise anything
-        msg = (
-            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and an "
-            "instance is never changed: pass its class and construct="
-        )
-        raise DeclarationError(msg) from error
 
 
 @dataclass
@@ -107,7 +94,7 @@ class Trial:
             given = tuple(tokens[0] for tokens in given)
         try:
             with torch.no_grad():
-                output = self.calling(self.module.to("cpu", dtype), given, {})
+                output = self.calling(put_in_dtype(self.module.cpu(), dtype), given, {})
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             self.failure = error
             return None

@@ -17,6 +17,7 @@ from ..errors import DeclarationError, did_you_mean
 from ..promises import declare
 from . import multihead
 from .calling import AdaptedModule, Call, Calling, check_keywords, mask_parameters
+from .copying import put_in_dtype
 from .finding import Request
 from .packing import Recipe, Sizes
 
@@ -91,7 +92,7 @@ def loaded(
     weights: golden.ProjectionWeights,
 ) -> AdaptedModule:
     """A module with a problem's weights, in their dtype and on their device, under our call."""
-    fresh = fresh.to(device=weights.q.device, dtype=weights.q.dtype)
+    fresh = put_in_dtype(fresh.to(weights.q.device), weights.q.dtype)
     recipe.write(fresh, sizes, weights)
     return AdaptedModule(fresh, calling)
 

@@ -12,8 +12,8 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.calling import Calling
+from ..adapters.copying import duplicate, put_in_dtype
 from ..adapters.finding import Finding
-from ..adapters.trial import duplicate
 from ..adapters.understanding import calling_of, understand
 from ..adapters.wish import Wish
 from ..errors import DeclarationError
@@ -102,7 +102,7 @@ def module_boxes(reading: Understood) -> Iterator[Box]:
             return reading.built
         name = str(weights.q.dtype)
         if name not in copies:
-            copies[name] = duplicate(reading.built).eval().to(weights.q.dtype)
+            copies[name] = put_in_dtype(duplicate(reading.built).eval(), weights.q.dtype)
         module = duplicate(copies[name])
         recipe.write(module, sizes, weights)
         return module

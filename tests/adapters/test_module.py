@@ -29,6 +29,8 @@ from wrapped import BASE, drawn_inputs, drawn_weights, is_golden
 import conformance
 from conformance import DeclarationError, Geometry
 from conformance.candidate import Candidate
+from conformance.profile import PROFILES
+from conformance.runner import CandidateRun
 
 SPELLINGS = [
     "q_proj k_proj v_proj out_proj",
@@ -379,3 +381,40 @@ def test_raising_module_is_wrapped() -> None:
 
     candidate = conformance.module(Raising(("q", "k", "v", "o")), inputs="separate")
     assert assumed(candidate, "a trial call raised RuntimeError: no kernel")
+
+
+class WithoutOutput(nn.Module):
+    """Heads merged and returned as they are, with rotary positions kept as complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = HEADS
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.register_buffer("turn", torch.polar(torch.ones(1), torch.full((1,), 0.5)))
+        self.register_buffer("zero", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The merged heads of one input."""
+        projected = (part(x) for part in (self.query, self.key, self.value))
+        query, key, value = (heads.unflatten(-1, (self.num_heads, -1)) for heads in projected)
+        query, key = self._turned(query).transpose(1, 2), self._turned(key).transpose(1, 2)
+        scores = query @ key.mT / query.shape[-1] ** 0.5 + self.zero
+        return (scores.softmax(-1) @ value.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+    def _turned(self, heads: Tensor) -> Tensor:
+        """Query and key turned alike: their products stay."""
+        pairs = torch.view_as_complex(heads.double().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * self.turn).flatten(-2).to(heads.dtype)
+
+
+def test_module_without_an_output_is_put_in_each_dtype() -> None:
+    """Own weights, buffers beside them, and complex ones that stay complex: right in each dtype."""
+    dtypes = ["float32", "float16", "bfloat16"]
+    candidate = conformance.module(WithoutOutput(), dtypes=dtypes)
+    assert assumed(candidate, "no output projection")
+    asked = ("numerics.golden", "shape.dtype", "shape.output")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=asked)
+    results = [run.run(planned) for planned in run.planned()]
+    assert [(one.dtype, one.status) for one in results] == [
+        (dtype, "passed") for dtype in dtypes for _ in asked
+    ]
