@@ -149,6 +149,8 @@ def _structured(candidate: Candidate) -> Iterator[_Plan]:
         yield from (_Plan(sizes=sizes, causal=True) for sizes in _SHAPES)
         yield from (_Plan(sizes=_ALIKE, causal=True, extras=more) for more in extras)
         yield from _masked(candidate, [{}, *extras], causal=True)
+        for sizes in (_APART, _MORE_QUERIES):  # a form that alone is wrong needs several witnesses
+            yield from _masked(candidate, [{}], causal=True, sizes=sizes)
 
 
 def _extras(candidate: Candidate) -> list[dict[str, Any]]:
@@ -176,12 +178,18 @@ def _caches(candidate: Candidate) -> list[dict[str, Any]]:
     return [{"past": _PAST}, *({"past": _PAST, **other} for other in others)]
 
 
-def _masked(candidate: Candidate, extras: list[dict[str, Any]], *, causal: bool) -> Iterator[_Plan]:
+def _masked(
+    candidate: Candidate,
+    extras: list[dict[str, Any]],
+    *,
+    causal: bool,
+    sizes: tuple[int, ...] | None = None,
+) -> Iterator[_Plan]:
     """Every form with every argument."""
     for form in candidate.declaration.masks:
         for more in extras:
             yield _Plan(
-                sizes=_ALIKE if causal else _APART,
+                sizes=sizes or (_ALIKE if causal else _APART),
                 form=form,
                 pattern="dense",
                 finite_bias=form == "bias",

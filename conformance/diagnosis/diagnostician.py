@@ -89,7 +89,7 @@ class Diagnostician:
         search = Search(self.subject, self.observed, self.mistakes)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
-        found = search.singles() if search.gross else []
+        found = (search.singles() or search.narrowed()) if search.gross else []
         if found:
             return _explanations(found)
         pairs = [(seen.inputs, seen.output) for seen in search.observed]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -10,47 +10,21 @@ from torch import Tensor
 
 from ..calling import CandidateFailure
 from ..comparison import AXES
-from ..inputs import Inputs
 from ..subject import Subject
 from ..tolerance import model
 from .agreement import margin, wrong_elements
 from .battery import Seen, ask
+from .conditions import CONDITIONS, never_with, only_with
 
 UNKNOWN: Final = "unknown-mistake"
-# Right answers to problems with something in common, before that is said to spare them.
-FEWEST_RIGHT: Final = 3
-MANY_KEYS: Final = 64
 _SPOKEN_AXES: Final = {
     "batch": "batch items",
     "head": "heads",
     "query": "queries",
     "channel": "channels",
 }
-# What problems may have in common, and how one says it.
-_FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool]]]] = {
-    "mask": ("with a mask", lambda inputs: inputs.masked),
-    "bias": ("with an additive mask", lambda inputs: inputs.mask_form == "bias"),
-    "lengths": ("with lengths", lambda inputs: inputs.mask_form == "lengths"),
-    "keep_int": ("with an integer mask", lambda inputs: inputs.mask_form == "keep_int"),
-    "drop": ("with a mask of what to drop", lambda inputs: inputs.mask_form == "drop"),
-    "causal": ("with the causal flag", lambda inputs: inputs.causal),
-    "scale": ("with a scale of the call", lambda inputs: inputs.scale is not None),
-    "softcap": ("with a softcap", lambda inputs: inputs.softcap is not None),
-    "window": ("with a window", lambda inputs: inputs.window is not None),
-    "sinks": ("with sinks", lambda inputs: inputs.sinks is not None),
-    "cache": ("with cached keys", lambda inputs: inputs.past > 0),
-    "several heads": ("with several heads", lambda inputs: inputs.geometry.num_heads > 1),
-    "grouped heads": (
-        "where heads share keys and values",
-        lambda inputs: inputs.geometry.num_kv_heads < inputs.geometry.num_heads,
-    ),
-    "several items": ("with several batch items", lambda inputs: inputs.geometry.batch > 1),
-    "many keys": ("with more than 64 keys", lambda inputs: inputs.geometry.key_length > MANY_KEYS),
-    "unequal lengths": (
-        "with more or fewer keys than queries",
-        lambda inputs: inputs.geometry.query_length != inputs.geometry.key_length,
-    ),
-}
+# Beyond so many bounds the number says nothing more to a person.
+MOST_BOUNDS: Final = 1e6
 
 
 def unknown_entry(subject: Subject, observed: Sequence[Seen], shown: Seen | None) -> dict[str, Any]:
@@ -94,7 +68,7 @@ def _plainest(wrong: Sequence[Seen]) -> Seen | None:
     """The wrong answer to the problem with the least in it."""
 
     def features(seen: Seen) -> int:
-        return sum(holds(seen.inputs) for _, holds in _FEATURES.values())
+        return sum(one.holds(seen.inputs) for one in CONDITIONS)
 
     return min(wrong, key=features, default=None)
 
@@ -103,31 +77,15 @@ def _conditions(facts: dict[str, Any], observed: Sequence[Seen], wrong: Sequence
     """Which problems go wrong, if they have something in common that right ones lack."""
     bad = {id(seen) for seen in wrong}
     fine = [seen for seen in observed if id(seen) not in bad]
-    only = [name for name in _FEATURES if _only_with(name, wrong, fine)]
-    never = [name for name in _FEATURES if _never_with(name, wrong, fine)]
-    facts["only_with"], facts["never_with"] = only, never
+    only, never = only_with(wrong, fine), never_with(wrong, fine)
+    facts["only_with"] = [one.name for one in only]
+    facts["never_with"] = [one.name for one in never]
     text = f"{len(wrong)} of {len(observed)} problems go wrong"
     if only:
-        text += f", only those {' and '.join(_FEATURES[name][0] for name in only)}"
+        text += f", only those {' and '.join(one.words for one in only)}"
     if never:
-        text += f", none {' or '.join(_FEATURES[name][0] for name in never)}"
+        text += f", none {' or '.join(one.words for one in never)}"
     return text
-
-
-def _only_with(name: str, wrong: Sequence[Seen], fine: Sequence[Seen]) -> bool:
-    """Whether every wrong answer is to a problem with a feature, and some right one is not."""
-    holds = _FEATURES[name][1]
-    return all(holds(seen.inputs) for seen in wrong) and not all(
-        holds(seen.inputs) for seen in fine
-    )
-
-
-def _never_with(name: str, wrong: Sequence[Seen], fine: Sequence[Seen]) -> bool:
-    """Whether no problem with a feature is answered wrongly, though there are several of them."""
-    holds = _FEATURES[name][1]
-    if any(holds(seen.inputs) for seen in wrong):
-        return False
-    return sum(holds(seen.inputs) for seen in fine) >= FEWEST_RIGHT
 
 
 def _of_answer(subject: Subject, facts: dict[str, Any], seen: Seen) -> list[str]:
@@ -202,8 +160,11 @@ def _in_bounds(facts: dict[str, Any], error: Tensor, bound: Tensor) -> str:
     allowed = bound > 0.0
     if not bool(allowed.any()):
         return " where the answer must be exact"
-    facts["largest_error_in_bounds"] = float((error[allowed] / bound[allowed]).max())
-    return f", up to {facts['largest_error_in_bounds']:.3g} times what is allowed"
+    times = float((error[allowed] / bound[allowed]).max())
+    facts["largest_error_in_bounds"] = times
+    if times > MOST_BOUNDS:
+        return ", more than a million times what is allowed"
+    return f", up to {times:.3g} times what is allowed"
 
 
 def _nothing_left(left: Tensor, error: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from ..tolerance import model
 from .acting import act
 from .agreement import agrees, closeness, margin
 from .battery import Seen
+from .conditions import CONDITIONS, FEWEST_RIGHT, Condition
 
 # Clauses of what speaks of the bias of a projection rather than of an additive mask.
 _PROJECTIONS: Final = ("numerics.golden", "mask.empty-row")
@@ -59,6 +61,44 @@ class Search:
     def singles(self) -> list[Found]:
         """The mistakes that alone explain every answer."""
         return [(one,) for one in self.mistakes if self._explains_every((one,))]
+
+    def narrowed(self) -> list[Found]:
+        """The mistakes that explain every wrong answer, each made under one condition alone.
+
+        What is made with one form of mask, and not with the other forms that are promised, leaves
+        answers right that the mistake alone would not.
+        """
+        if self.wrong.bit_count() < FEWEST_RIGHT:
+            return []
+        wrong = [index for index in range(len(self.observed)) if self.wrong >> index & 1]
+        found: list[tuple[int, Found]] = []
+        for mistake in self.mistakes:
+            if all(self._explains(mistake, index) for index in wrong):
+                spared = self._spared(mistake)
+                narrow = self._under_condition(mistake, wrong, spared)
+                if narrow is not None and self._tells((narrow,)):
+                    found.append((len(spared), (narrow,)))
+        fewest = min((count for count, _ in found), default=0)
+        return [one for count, one in found if count == fewest]
+
+    def _spared(self, mistake: NamedMistake) -> list[int]:
+        """The right answers that a mistake would have spoilt."""
+        every = range(len(self.observed))
+        return [i for i in every if self.right >> i & 1 and not self._explains(mistake, i)]
+
+    def _under_condition(
+        self, mistake: NamedMistake, wrong: Sequence[int], spared: Sequence[int]
+    ) -> NamedMistake | None:
+        """The mistake where it is made alone: a condition of every wrong answer, of none spared."""
+
+        def holds(condition: Condition, index: int) -> bool:
+            return condition.holds(self.observed[index].inputs)
+
+        for condition in CONDITIONS:
+            apart = not any(holds(condition, index) for index in spared)
+            if apart and all(holds(condition, index) for index in wrong):
+                return under(mistake, condition)
+        return None
 
     def pairs(self, seconds: float) -> list[Found]:
         """The pairs that explain every answer, as far as the time lets one look."""
@@ -165,6 +205,15 @@ class Search:
             asked = (Asked(inputs=seen.inputs, semantics=self.declared) for seen in self.observed)
             self._touched[id(mistake)] = _bits(touches(mistake, one) for one in asked)
         return self._touched[id(mistake)]
+
+
+def under(mistake: NamedMistake, condition: Condition) -> NamedMistake:
+    """A mistake that is made under a condition alone, and its text says so."""
+    return dataclasses.replace(
+        mistake,
+        text=f"{mistake.text} (only {condition.words})",
+        where=lambda inputs: mistake.where(inputs) and condition.holds(inputs),
+    )
 
 
 def _speaks_of_promises(mistake: NamedMistake, declared: Declaration) -> bool:

@@ -8,6 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from .._golden import golden
+from ..declaration import mixed_in
 from ..inputs import Inputs
 from ._given import changed, has_causal, keys_ahead
 from .named import Asked, NamedMistake, Question, mistakes
@@ -44,6 +46,11 @@ def _either(asked: Asked) -> Inputs | None:
     if not inputs.causal or inputs.keep is None:
         return None
     return inputs.replace(keep=inputs.keep | (keys_ahead(asked) <= 0), causal=False)
+
+
+def _positions_count(point: golden.Semantics, alignment: str) -> bool:
+    """Whether places of tokens change heads or scores, queries aligned in one way."""
+    return mixed_in(point) is not None and point.causal_alignment == alignment
 
 
 CAUSALITY: Final[tuple[NamedMistake, ...]] = (
@@ -94,6 +101,27 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         "compare positions of tokens, not of blocks",
         *({"question": _seen(_by_blocks(size))} for size in _BLOCKS),
         special_of="causal-ignored",
+    ),
+    # Where positions are turned into queries and keys, the triangle alone may stand elsewhere.
+    *mistakes(
+        "causal-top-left",
+        "mask.causal-alignment",
+        "the causal diagonal starts at the first query and key (top-left)",
+        "align it at the last query and key (bottom-right), as declared: diagonal=Lk - Lq",
+        {
+            "question": _seen(lambda asked: keys_ahead(asked, bottom_right=False) <= 0),
+            "fits": lambda point: _positions_count(point, "bottom-right"),
+        },
+    ),
+    *mistakes(
+        "causal-bottom-right",
+        "mask.causal-alignment",
+        "the causal diagonal ends at the last query and key (bottom-right)",
+        "align it at the first query and key (top-left), as declared: diagonal=0",
+        {
+            "question": _seen(lambda asked: keys_ahead(asked, bottom_right=True) <= 0),
+            "fits": lambda point: _positions_count(point, "top-left"),
+        },
     ),
     *mistakes(
         "causal-or-mask",
