@@ -17,7 +17,7 @@ from ..results import Violation
 from ..space import Space
 from ..subject import Subject
 from ._signal import has_signal
-from ._vocabulary import identical
+from ._vocabulary import identical, same_unless_identical
 
 # Seeds that no other clause draws from: nobody has computed these answers before.
 UNSEEN = 0x5EED
@@ -121,4 +121,11 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
         wording="the answer to a question nobody has answered before is wrong",
     )
     binding = bool(known.judged.any()) and has_signal(known, question, known.bound, known.judged)
+    if agreement.violation is not None:
+        again = subject.answer(question)  # now that its golden answer lies in this frame
+        if (
+            same_unless_identical(subject, (inputs, answer), (question, again), "").violation
+            is None
+        ):
+            return Finding(binding=binding)  # as wrong as ever: other clauses say why
     return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)

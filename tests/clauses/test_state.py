@@ -42,6 +42,18 @@ def test_answer_remembered_by_storage_is_seen() -> None:
     assert try_on(core(kernel, **GIVEN), "state.no-memory", problem()).violation is not None
 
 
+def test_who_forgets_but_counts_tokens_is_not_accused_of_a_memory() -> None:
+    """A stateless core whose answer depends on the order of its tokens does not fail for memory."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        places = torch.arange(query.shape[2], dtype=query.dtype)[:, None]
+        return bare(query + 0.1 * places, key, value)
+
+    counted = core(kernel, **GIVEN)
+    assert try_on(counted, "equivariance.queries", problem(batch=1)).violation is not None
+    assert try_on(counted, "state.no-memory", problem(batch=1)).violation is None
+
+
 @pytest.mark.parametrize("candidate", [core, layer])
 def test_honest_candidates_have_no_memory(candidate: Any) -> None:
     """An honest core and an honest layer pass, and their examples bind."""

@@ -104,3 +104,12 @@ def test_torch_is_itself_after_all_that() -> None:
     assert torch.equal(one @ one.mT, torch.full((2, 2), 12.0))
     assert torch.equal(torch.matmul(one, one.mT), torch.full((2, 2), 12.0))
     assert sys.gettrace() is None
+
+
+def test_who_is_always_wrong_is_not_told_to_look_answers_up() -> None:
+    """A wrong candidate that answers alike before and after the golden exists passes here."""
+
+    def doubled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return 2.0 * bare(query, key, value)
+
+    assert run_clause(core(doubled, **GIVEN), "state.unseen").status == "passed"
