@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,7 @@ class Taped:
     """A call that was made with gradients recorded.
 
     ``leaves`` are the tensors handed over that ask for gradients, by the name of the argument.
+    ``beside`` are parameters of the candidate's own, whose gradients stay what they were.
     """
 
     inputs: Inputs
@@ -61,6 +63,7 @@ class Taped:
     leaves: dict[str, Tensor]
     answer: Answer
     weights: WeightLeaves | None = None
+    beside: tuple[Tensor, ...] = ()
 
     @property
     def returned(self) -> Tensor:
@@ -84,14 +87,19 @@ class Taped:
         return self.pull_as_given(as_returned(upstream, self), again=again)
 
     def pull_as_given(self, gradient: Tensor, *, again: bool = False) -> Gradients:
-        """The gradients for an output gradient like what was returned, handed over as it is."""
-        found = guarded(
-            torch.autograd.grad,
-            (self.returned, self.asking, gradient),
-            {"retain_graph": again, "allow_unused": True},
-            DOING,
-        )
-        return self.gather(found)
+        """The gradients for an output gradient like what was returned, handed over as it is.
+
+        Asked for as training asks: ``backward()``, and read from the leaves. A reentrant checkpoint
+        refuses to be asked for the gradients of named inputs alone.
+        """
+        with _put_aside((*self.asking, *self.beside)):
+            self.backward(gradient, again=again)
+            return self.gather(tuple(leaf.grad for leaf in self.asking))
+
+    def backward(self, gradient: Tensor, *, again: bool = False) -> None:
+        """Add the gradients for an output gradient to those of the leaves."""
+        options = {"retain_graph": again}
+        guarded(torch.autograd.backward, (self.returned, gradient), options, DOING)
 
     def connected(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
         """Gradients of ``leaves`` as those of inputs, with their own history."""
@@ -169,6 +177,19 @@ class Taped:
 
     def _batched(self, tensor: Tensor) -> Tensor:
         return tensor if self.inputs.batched else tensor.unsqueeze(0)
+
+
+@contextmanager
+def _put_aside(leaves: tuple[Tensor, ...]) -> Iterator[None]:
+    """Leaves without the gradients that they hold, which they get back."""
+    held = [(leaf, leaf.grad) for leaf in dict.fromkeys(leaves)]  # a leaf may stand for several
+    for leaf, _ in held:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, gradient in held:
+            leaf.grad = gradient
 
 
 def _plain(tensor: Tensor) -> Tensor:

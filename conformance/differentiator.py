@@ -6,7 +6,7 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .calling import Arguments, CandidateFailure, Forward, arguments
 from .differentiating import (
@@ -80,7 +80,14 @@ class Differentiator:
             raise
         finally:
             subject.candidate_seconds += time.perf_counter() - start
-        taped = Taped(inputs=inputs, given=given, leaves=asking, answer=answer, weights=leaves)
+        taped = Taped(
+            inputs=inputs,
+            given=given,
+            leaves=asking,
+            answer=answer,
+            weights=leaves,
+            beside=_parameters(forward),
+        )
         if not taped.returned.requires_grad:
             self._without_history()
         return taped
@@ -143,6 +150,11 @@ class Differentiator:
             except CandidateFailure:
                 return False
         return answer.returned is not None and answer.returned.requires_grad
+
+
+def _parameters(forward: Forward) -> tuple[Tensor, ...]:
+    """What a module learns; the gradients of it are its owner's."""
+    return tuple(forward.parameters()) if isinstance(forward, nn.Module) else ()
 
 
 def _pulled(taped: Taped, upstream: Tensor, found: Gradients) -> Pulled:

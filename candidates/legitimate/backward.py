@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from ._kit import admitted, check, core, factor, soften
+import conformance
+from conformance import Geometry, ProjectionWeights
+
+from ._kit import NAN_SPREADS, admitted, check, core, factor, heads_of, joined, soften
 
 EVERY_DTYPE = ["float32", "float64", "float16", "bfloat16"]
 BLOCK = 16
+ROLES: Final = tuple(field.name for field in dataclasses.fields(ProjectionWeights))
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, table: Tensor, scale: float) -> Tensor:
@@ -162,3 +167,72 @@ def checkpointed(
         _plain, query, key, value, table, factor(query, scale), use_reentrant=False
     )
     return answer
+
+
+@core(dtypes=EVERY_DTYPE)
+def checkpointed_reentrantly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The older checkpoint, which answers to ``backward()`` alone."""
+    check(query, key, value)
+    table = admitted(query, key, keep, causal=causal)
+    answer: Tensor = checkpoint(
+        _plain, query, key, value, table, factor(query, scale), use_reentrant=True
+    )
+    return answer
+
+
+class _CheckpointedLayer(nn.Module):
+    """A layer as it is trained with little memory: all of it is computed once more."""
+
+    def __init__(self, geometry: Geometry, weights: ProjectionWeights) -> None:
+        super().__init__()
+        self.heads = (geometry.num_heads, geometry.num_kv_heads)
+        self.roles = nn.ParameterDict(
+            {
+                field.name: nn.Parameter(getattr(weights, field.name).detach().clone())
+                for field in dataclasses.fields(weights)
+                if getattr(weights, field.name) is not None
+            }
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The layer behind a checkpoint; its parameters are no arguments of it."""
+        table = admitted(query, key, keep, causal=causal)
+        answer: Tensor = checkpoint(self._attend, query, key, value, table, use_reentrant=True)
+        return answer
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Tensor:
+        count, kv_count = self.heads
+        weights = ProjectionWeights(**{name: self.roles.get(name) for name in ROLES})
+        heads = heads_of(query, weights, "q", count)
+        keys, values = (
+            heads_of(tokens, weights, role, kv_count).repeat_interleave(count // kv_count, dim=1)
+            for role, tokens in (("k", key), ("v", value))
+        )
+        scale = heads.shape[-1] ** -0.5
+        return joined(_plain(heads, keys, values, table, scale), weights)
+
+
+layer_checkpointed_reentrantly = conformance.layer(
+    name="layer_checkpointed_reentrantly",
+    masks=["keep"],
+    causal="bottom-right",
+    empty_rows="zeros",
+    features=["grad_weights", "gqa"],
+    expected_failures=[NAN_SPREADS],
+)(_CheckpointedLayer)

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..caching import cached, no_cache, without_cache, without_key_bias
+from ..caching import cached, no_cache, query_rows, without_cache, without_key_bias
 from ..calling import Arguments, arguments
 from ..candidate import Candidate
 from ..inputs import Inputs
@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
 from ..results import Violation
-from ..space import Space
+from ..space import Space, can_cross
 from ..subject import Subject
 from ._vocabulary import (
     as_given,
@@ -53,6 +53,15 @@ def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> I
     whole = without_key_bias(subject.inputs(problem.replace(past=0)), subject.candidate)
     chosen = 1 + problem.seed % (whole.geometry.key_length - 1) if past is None else past
     return cached(whole, chosen, subject.candidate)
+
+
+def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
+    """No more queries than new keys, so that none stands before the end of the cache."""
+    sizes, pinned = inputs.geometry, subject.declaration.pins.sizes
+    new = sizes.key_length - inputs.past
+    if "query_length" in pinned or not can_cross(subject.candidate) or sizes.query_length <= new:
+        return inputs
+    return query_rows(inputs, sizes.query_length - new, sizes.query_length)
 
 
 @clause(

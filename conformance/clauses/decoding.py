@@ -19,7 +19,7 @@ from ..space import LENGTHS, Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
 from ._alone import all_of
 from ._vocabulary import one_item, relate, same_answer
-from .caches import can_cache, with_cache
+from .caches import can_cache, last_queries, with_cache
 
 # Tokens that are asked one by one at the end; what comes before them is one chunk.
 SINGLES = 4
@@ -140,8 +140,12 @@ def ragged(subject: Subject, problem: Problem) -> Finding | None:
     if can_cache(subject.candidate) or subject.declaration.position is not None or not options:
         return None
     form, shape = options[problem.seed // len(MODES) % len(options)]
-    flagless = problem.replace(mask=None, causal=problem.causal and form != "lengths")
+    # A window counts slots, of which one item alone has fewer; and a query that stands before the
+    # end of the cache would see other tokens where slots are left out.
+    flagless = problem.replace(mask=None, window=None, causal=problem.causal and form != "lengths")
     whole = with_cache(subject, flagless)
+    if whole.causal:
+        whole = last_queries(subject, whole)
     if whole.geometry.batch == 1 or (whole.causal and form == "lengths"):
         return None
     held = _held(whole, problem, by_length=form == "lengths")

@@ -7,10 +7,10 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure, Forward, arguments, guarded
+from ..calling import CandidateFailure, Forward, arguments
 from ..candidate import Candidate
 from ..declaration import PACKED
-from ..differentiating import DOING, Gradients, Taped, as_returned
+from ..differentiating import Gradients, Taped, as_returned
 from ..inputs import Inputs
 from ..layouts import LAYOUTS, STRIDED
 from ..placing import whole_storage
@@ -194,7 +194,7 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
     both = dataclasses.replace(once, weights=leaves)
     first = Asked(inputs=inputs, upstream=upstream, found=_arrived(both))
     again = subject.gradients.tape(inputs, forward=forward, given=once.given)
-    _backward(again, upstream)
+    again.backward(as_returned(upstream, again))
     second = _arrived(both)
     wording = "two backward passes do not add up to twice the gradient of {}"
     finding = same_gradients(subject, first, second, wording, factor=2.0)
@@ -205,12 +205,8 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
 def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: Tensor) -> Taped:
     """A first call with its backward pass."""
     taped = subject.gradients.tape(inputs, forward=forward)
-    _backward(taped, upstream)
+    taped.backward(as_returned(upstream, taped))
     return taped
-
-
-def _backward(taped: Taped, upstream: Tensor) -> None:
-    guarded(torch.autograd.backward, (taped.returned, as_returned(upstream, taped)), {}, DOING)
 
 
 def _arrived(taped: Taped) -> Gradients:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ..caching import query_rows
 from ..candidate import Candidate
 from ..inputs import Inputs
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
-from ..space import Space, can_cross
+from ..space import Space
 from ..subject import Subject
 from ._gradients import (
     cannot_be_judged,
@@ -19,7 +18,7 @@ from ._gradients import (
     promised_gradients,
     with_full_rows,
 )
-from .caches import can_cache, with_cache
+from .caches import can_cache, last_queries, with_cache
 from .sinks import offers_sinks, with_sinks
 
 
@@ -54,17 +53,8 @@ def cache(subject: Subject, problem: Problem) -> Finding:
     """Some of the keys cached, by the seed; behind a causal rule as many queries as new keys."""
     inputs = with_cache(subject, problem.replace(sinks=False))
     if inputs.causal:
-        inputs = _last_queries(subject, inputs)
+        inputs = last_queries(subject, inputs)
     return _judged(subject, problem, inputs)
-
-
-def _last_queries(subject: Subject, inputs: Inputs) -> Inputs:
-    """No more queries than new keys, so that none stands before the cache."""
-    sizes, pinned = inputs.geometry, subject.declaration.pins.sizes
-    new = sizes.key_length - inputs.past
-    if "query_length" in pinned or not can_cross(subject.candidate) or sizes.query_length <= new:
-        return inputs
-    return query_rows(inputs, sizes.query_length - new, sizes.query_length)
 
 
 @clause(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import conformance
 from candidates.eager import Answer, Call, EagerCore, EagerLayer
+from conformance.clauses import decoding
 from conformance.clauses.caches import with_cache
 from conformance.clauses.decoding import ragged
 from conformance.registry import all_clauses
@@ -129,6 +130,26 @@ def test_ragged_items_are_compared_with_themselves_alone() -> None:
         ]
         assert all(finding is not None and finding.violation is None for finding in found)
         assert any(finding is not None and finding.binding for finding in found)
+
+
+def test_an_item_alone_is_asked_the_same_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slots are left out, the golden answers of both calls are one.
+
+    Queries before the end of the cache would see other tokens: their distance would be allowed.
+    """
+    asked = []
+    monkeypatch.setattr(
+        decoding, "same_answer", lambda *given, **named: asked.append((given, named))
+    )
+    subject = Subject(core(**PROMISES), "float32")
+    for seed in range(12):
+        ragged(subject, problem(causal=True, window=(1, 0), seed=seed, query_length=7))
+    for (_, first, second, _), named in asked:
+        one, two = subject.golden(first), subject.golden(second)
+        assert torch.allclose(
+            named["view"](one.output), two.output, rtol=0.0, atol=float(two.bound.min())
+        )
+    assert any(first.causal for (_, first, _, _), _ in asked)
 
 
 def test_no_mask_of_items_no_ragged_caches() -> None:

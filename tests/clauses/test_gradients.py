@@ -13,7 +13,12 @@ import conformance
 from candidates.broken import MISTAKES
 from candidates.broken._backward import HandWritten, HandWrittenLayer
 from candidates.eager import EagerLayer, EagerModule
-from candidates.legitimate.backward import backward_in_blocks, checkpointed
+from candidates.legitimate.backward import (
+    backward_in_blocks,
+    checkpointed,
+    checkpointed_reentrantly,
+    layer_checkpointed_reentrantly,
+)
 from conformance.candidate import Candidate
 from conformance.profile import PROFILES
 from conformance.registry import all_clauses
@@ -53,8 +58,10 @@ def test_each_mistake_fails_its_clause(mistake: Any) -> None:
         layer(EagerModule),
         backward_in_blocks,
         checkpointed,
+        checkpointed_reentrantly,
+        layer_checkpointed_reentrantly,
     ],
-    ids=["core", "layer", "module", "blocks", "checkpointed"],
+    ids=["core", "layer", "module", "blocks", "checkpointed", "reentrant", "reentrant-layer"],
 )
 def test_correct_backward_passes_are_not_accused(candidate: Candidate, slug: str) -> None:
     """By hand, by autograd, in blocks, recomputed: nothing fails and nothing is untestable."""
@@ -162,3 +169,29 @@ def test_gradients_of_packed_parameters_are_judged() -> None:
     """torch.nn.MultiheadAttention passes, gradients of its packed weights included."""
     torchs = conformance.module(nn.MultiheadAttention)
     assert status(torchs, "gradients.golden") == "passed"
+
+
+class Learning(nn.Module):
+    """A kernel with a number that it learns, and a hook that counts when a gradient arrives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+        self.arrived = 0
+        self.factor.register_post_accumulate_grad_hook(self._count)
+
+    def _count(self, _parameter: Tensor) -> None:
+        self.arrived += 1
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The ordinary answer, times one."""
+        return bare(query, key, value) * self.factor
+
+
+def test_gradients_are_asked_for_as_training_does() -> None:
+    """Hooks on accumulated gradients run; what a parameter held before is there afterwards."""
+    module = Learning()
+    module.factor.grad = torch.tensor(3.0)
+    assert status(conformance.core(name="learning")(module), "gradients.golden") == "passed"
+    assert module.arrived > 0
+    assert float(module.factor.grad) == 3.0
