@@ -63,6 +63,9 @@ class Clause:
         Each gives the reason why the clause does not apply to a candidate, or "".
     explained
         Whether another point of the semantics may explain a failure, so that it is diagnosed.
+    of_repetition
+        Whether it asks if equal calls give equal answers: then randomness is what it finds, and
+        elsewhere an answer that differs from call to call says nothing.
     subtle
         Whether a coarse precision may hide what it speaks of: then it does not apply, where other
         clauses would be untestable. A declared ``precision`` may hide it from any clause.
@@ -81,6 +84,7 @@ class Clause:
     requirements: tuple[Applies, ...] = ()
     explained: bool = True
     subtle: bool = False
+    of_repetition: bool = False
 
     def __post_init__(self) -> None:
         reason = why_not(self)
@@ -152,6 +156,7 @@ def clause(
     applies: tuple[Applies, ...] = (),
     explained: bool = True,
     subtle: bool = False,
+    of_repetition: bool = False,
 ) -> Callable[[Check], Check]:
     """Register the decorated check as a clause of the specification.
 
@@ -178,6 +183,7 @@ def clause(
                 requirements=applies,
                 explained=explained,
                 subtle=subtle,
+                of_repetition=of_repetition,
             )
         )
         return check

@@ -23,6 +23,7 @@ from .clauses.compiled import asked_eagerly
 from .counterexample import describe
 from .devices import canonical, why_absent
 from .diagnosis import Diagnostician
+from .diagnosis.randomness import random_entry
 from .exporting.blame import Blamer
 from .memory import Memory
 from .mistakes import named_mistakes
@@ -30,6 +31,7 @@ from .pool import Pool
 from .problem import Problem, problem_from_json
 from .profile import Profile
 from .questions import Questions
+from .recording import Recording
 from .registry import Clause, all_clauses
 from .results import ClauseResult, Violation
 from .shard import WHOLE, Shard
@@ -83,6 +85,7 @@ class CandidateRun:
         self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._diagnosticians: dict[Subject, Diagnostician] = {}
+        self._random: dict[Subject, dict[str, Any] | None] = {}
         self._blamers: dict[Subject, Blamer] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
         self._mistakes = named_mistakes() if explain else ()
@@ -97,6 +100,7 @@ class CandidateRun:
         self.pool = self._pool()
         self._subjects.clear()
         self._diagnosticians.clear()
+        self._random.clear()
         self._blamers.clear()
 
     def _pool(self) -> Pool:
@@ -275,6 +279,9 @@ class CandidateRun:
         asking: Asking,
     ) -> ClauseResult:
         kind = broken.kind
+        random = self._randomness(subject, problem) if kind in DIAGNOSED else None
+        if random is not None and not clause.of_repetition:
+            return _said_of_random(clause, subject, problem, broken, result, random)
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
         tally = Tally(examples=result.examples)
 
@@ -304,10 +311,24 @@ class CandidateRun:
             violation=violation,
             counterexample=describe(clause.id, subject, smallest),
             diagnosis=(
-                self._diagnosis(subject, clause, smallest.problem) if named and in_time else []
+                [random]
+                if random is not None
+                else self._diagnosis(subject, clause, smallest.problem)
+                if named and in_time
+                else []
             ),
             blame=self._blame(subject, clause, smallest, on_example) if in_time else None,
         )
+
+    def _randomness(self, subject: Subject, problem: Problem) -> dict[str, Any] | None:
+        """What makes the candidate answer at random, looked for once; None for one that does not.
+
+        Nothing else can be said of such answers: laws that compare two of them would blame whatever
+        differs between the two calls.
+        """
+        if subject not in self._random:
+            self._random[subject] = random_entry(subject, problem)
+        return self._random[subject]
 
     def _diagnosis(
         self, subject: Subject, clause: Clause, problem: Problem
@@ -335,6 +356,32 @@ class CandidateRun:
             return known.blame(clause.id, smallest.violation, smallest.recording, alive)
         except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
             return {"step": "", "stage": "", "text": f"nobody can be blamed: {_own_fault(error)}"}
+
+
+def _said_of_random(
+    clause: Clause,
+    subject: Subject,
+    problem: Problem,
+    broken: Violation,
+    result: ClauseResult,
+    random: dict[str, Any],
+) -> ClauseResult:
+    """A failure of a candidate that answers at random: that is the reason, and nothing is reduced.
+
+    What the clause saw between two random answers is no reason.
+    """
+    told = "equal calls give different answers, which says nothing of what this clause asks"
+    violation = Violation(kind=broken.kind, message=told)
+    shown = Smallest(
+        problem=problem, violation=violation, recording=Recording(), tries=0, repeated=False
+    )
+    return result.replace(
+        status="failed",
+        reason=told,
+        violation=violation,
+        counterexample=describe(clause.id, subject, shown),
+        diagnosis=[random],
+    )
 
 
 def why_unusable(candidate: Candidate, device: str) -> str:

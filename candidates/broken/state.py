@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..eager import Answer, Call, EagerCore
 from ._kit import core
@@ -148,6 +149,22 @@ class KeysSampled(EagerCore):
     def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         sampled = torch.rand(logits.shape[-1]) < 0.5  # noqa: PLR2004 (the half of the docstring)
         return super().weights(logits, sampled if allowed is None else allowed & sampled)
+
+
+@core("state.repeatable", "state.bitwise-repeatable")
+class DropoutLeftOn(EagerCore):
+    """A tenth of the weights is dropped in every call, asked for or not."""
+
+    def attend(self, call: Call) -> Answer:
+        return super().attend(call if call.dropout else call.replace(dropout=0.1))
+
+
+@core("state.repeatable", "state.bitwise-repeatable")
+class OutputDropoutLeftOn(EagerCore):
+    """The output goes through dropout in every call, as if it were training."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return functional.dropout(super().mix(weights, value), 0.25, training=True)
 
 
 @core("state.bitwise-repeatable")

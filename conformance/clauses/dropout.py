@@ -24,6 +24,12 @@ PROBABILITIES = (0.5, 0.25, 0.1)
 ROWS_THAT_DIFFER = 30
 
 
+# Many equal keys: what is kept of a row can be counted.
+COUNTED = Space(
+    values=("tied-keys",), least=(("key_length", 8), ("query_length", 8), ("num_heads", 1))
+)
+
+
 def _offers_dropout(candidate: Candidate) -> str:
     return "" if "dropout" in candidate.declaration.features else "no dropout keyword is declared"
 
@@ -36,9 +42,7 @@ def _offers_dropout(candidate: Candidate) -> str:
         "and divides the others by one minus it."
     ),
     source="Srivastava et al. 2014; torch.nn.functional.dropout; pytorch#42929",
-    space=Space(
-        values=("tied-keys",), least=(("key_length", 8), ("query_length", 8), ("num_heads", 1))
-    ),
+    space=COUNTED,
     needs_golden=True,
     counterfactual="no dropout at all",
     applies=(_offers_dropout, order_is_free),
@@ -48,14 +52,14 @@ def _offers_dropout(candidate: Candidate) -> str:
 def dropout(subject: Subject, problem: Problem) -> Finding:
     """Equal keys and values: each row then returns (kept keys) / (keys * (1 - p)) of the value."""
     probability = PROBABILITIES[problem.seed % len(PROBABILITIES)]
-    inputs = _uniform(subject.inputs(problem)).replace(dropout=probability)
+    inputs = equal_tokens(subject.inputs(problem)).replace(dropout=probability)
     forward = subject.forward(inputs)
     with forked_random(subject.device):
         torch.manual_seed(problem.seed)
         answer = subject.call(forward, inputs).output.double()
         again = subject.call(forward, inputs).output.double()
     plain = inputs.replace(dropout=None)
-    shares, slack = _shares(subject, plain, answer)
+    shares, slack = shares_of(subject, plain, answer)
     if shares is None:
         return Finding(binding=False)
     keys = inputs.geometry.key_length
@@ -72,14 +76,14 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     return Finding(binding=seen, violation=violation)
 
 
-def _uniform(inputs: Inputs) -> Inputs:
+def equal_tokens(inputs: Inputs) -> Inputs:
     """All keys equal and all values equal: weights are uniform, and only dropout parts the rows."""
     key = inputs.key[..., :1, :].expand(inputs.key.shape).contiguous()
     value = inputs.value[..., :1, :].expand(inputs.value.shape).contiguous()
     return inputs.with_tokens(key=key, value=value)
 
 
-def _shares(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | None, Tensor]:
+def shares_of(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | None, Tensor]:
     """What each row and head returned, in units of the common value, and how exact that is.
 
     A core's channels must agree on it; a layer's are solved for through the output projection.

@@ -68,6 +68,7 @@ def _module(subject: Subject, inputs: Inputs) -> nn.Module:
     space=LAYERS,
     applies=(_is_module,),
     explained=False,
+    of_repetition=True,
 )
 def eval_deterministic(subject: Subject, problem: Problem) -> Finding:
     """Two calls under different random seeds after train() and back to eval()."""

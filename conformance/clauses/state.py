@@ -39,6 +39,7 @@ EVERYBODY = ("core", "layer", "positions")
     source="BUGS 50, 55: races, dropout left on",
     space=ANY,
     explained=False,
+    of_repetition=True,
 )
 def repeatable(subject: Subject, problem: Problem) -> Finding:
     """Two calls of one forward with equal inputs."""
@@ -57,6 +58,7 @@ def repeatable(subject: Subject, problem: Problem) -> Finding:
     source="BUGS 50: races; DESIGN: bit equality is SHOULD",
     space=ANY,
     explained=False,
+    of_repetition=True,
 )
 def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     """Two calls of one forward, compared bit for bit (NaN equal to NaN)."""

@@ -1,0 +1,107 @@
+"""Answers that torch's random numbers decide: dropout that is left on, before anything else."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..calling import CandidateFailure
+from ..clauses.dropout import COUNTED, equal_tokens, shares_of
+from ..devices import forked_random
+from ..edges import edge_problems
+from ..inputs import Inputs
+from ..problem import Problem
+from ..subject import Subject
+from ..tolerance import model
+
+DROPOUT: Final = "dropout-left-on"
+RANDOM: Final = "random-answers"
+_FIX: Final = (
+    "drop nothing unless a call asks for it: dropout_p=self.dropout if self.training else 0.0"
+)
+_SEEDS: Final = (1, 1, 2)
+
+
+def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
+    """What makes a candidate answer at random, None where torch's seed decides nothing.
+
+    It is asked the failing problem, and one of equal keys and equal values: every row of it returns
+    as many of the values as were kept, which tells dropout from other random numbers.
+    """
+    if not subject.candidate.golden_known or subject.candidate.kind == "positions":
+        return None
+    made = edge_problems(subject.candidate, COUNTED, dtype=subject.dtype, most=1)
+    counted = [equal_tokens(subject.inputs(each.replace(device=subject.device))) for each in made]
+    with subject.recorded(None):
+        for inputs in (*counted, subject.inputs(problem)):
+            answer = _decided_by_seed(subject, inputs)
+            if answer is not None:
+                told = _dropped(subject, inputs, answer) if inputs in counted else ""
+                return _entry(told)
+    return None
+
+
+def _entry(told: str) -> dict[str, Any]:
+    if told:
+        return {"name": DROPOUT, "text": told, "fix": _FIX, "confidence": 1.0}
+    text = "the answer is random: it differs with torch's seed, in calls that ask for no dropout"
+    fix = "draw no random numbers outside training; is some dropout left on?"
+    return {"name": RANDOM, "text": text, "fix": fix, "confidence": 1.0}
+
+
+def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
+    """An answer where equal seeds give the same one and others do not; None elsewhere."""
+    answers = []
+    try:
+        forward = subject.forward(inputs)
+        with forked_random(subject.device):
+            for seed in _SEEDS:
+                torch.manual_seed(seed)
+                answers.append(subject.call(forward, inputs).output)
+    except CandidateFailure:
+        return None
+    first, again, other = answers
+    known = subject.golden(inputs)
+    judged = known.judged.expand(known.bound.shape)
+    apart = ((first.double() - other.double()).abs() > known.bound) & judged
+    same = torch.equal(first.nan_to_num(), again.nan_to_num())
+    return first.double() if same and bool(apart.any()) else None
+
+
+def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
+    """What was dropped of a problem of equal tokens, with which probability; "" if nothing was."""
+    shares, slack = shares_of(subject, inputs, answer)
+    if shares is None:
+        return ""
+    if not bool(shares.isfinite().all()) or _differ(shares, slack):
+        return (
+            "dropout is left on: single elements of the answer are dropped, in a call that asks "
+            "for none"
+        )
+    keys = inputs.geometry.key_length
+    levels = shares.flatten().sort().values
+    steps = levels.diff()
+    steps = steps[steps > 2.0 * float(slack.max())]
+    if not steps.numel():
+        return ""
+    kept = 1.0 / (keys * float(steps.min()))
+    counts = shares * keys * kept
+    if bool(((counts - counts.round()).abs() > model.COUNTABLE).any()):
+        return ""
+    dropped, scaled = 1.0 - kept, True
+    if dropped <= float(slack.max()):  # what is left is not made up for
+        dropped, scaled = 1.0 - float(shares.mean()), False
+    told = f"attention weights are dropped with a probability of {dropped:.2g}"
+    return (
+        f"dropout is left on: {told}{'' if scaled else ' and not rescaled'}, in a call that asks "
+        "for none"
+    )
+
+
+def _differ(shares: Tensor, slack: Tensor) -> bool:
+    """Whether channels of one row, which only a core shows, were dropped apart."""
+    if shares.dim() != len("BHLD"):
+        return False
+    return bool(((shares - shares[..., :1]).abs() > 2.0 * slack).any())
