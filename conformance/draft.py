@@ -14,7 +14,7 @@ from .caching import draws_cache, settle_past
 from .candidate import Candidate
 from .geometry import Geometry
 from .problem import MaskPlan, Problem
-from .settling import settle, settle_causal
+from .settling import either_or, one_at_a_time, settle, settle_causal
 from .space import Often, Space
 
 SCALES = (None, 0.25, 0.3, 1.0, 1.7)
@@ -57,11 +57,15 @@ class Draft:
             **self._extras(candidate, space),
             sinks=self._has_sinks(candidate, space),
         )
+        if not space.gives_both:
+            problem = one_at_a_time(problem, candidate)
         return self._with_past(problem, candidate, space)
 
     def _mask(self, candidate: Candidate, space: Space) -> MaskPlan | None:
         options = space.options(candidate)
         if not options or not _decide(space.mask, drawn=self.masked):
+            return None
+        if space.causal == "always" and not space.gives_both and either_or(candidate):
             return None
         # The form first: one that comes in a single shape is drawn as often as the others.
         forms = list(dict.fromkeys(form for form, _ in options))

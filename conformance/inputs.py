@@ -130,16 +130,39 @@ class Inputs:
             geometry=geometry, query=query, key=key, value=value, past=past, generic=False
         )
 
+    def counted(self, semantics: golden.Semantics) -> tuple[bool, bool]:
+        """Whether causality, and whether the mask, count at a point of the semantics."""
+        return golden.counted(
+            semantics,
+            causal=self.causal,
+            masked=self.keep is not None or self.bias is not None,
+            query_length=self.geometry.query_length,
+        )
+
+    def structure(self, semantics: golden.Semantics, rows: Tensor | None = None) -> Tensor:
+        """What causality, where it counts, and window admit: bool ``[Lq, Lk]``.
+
+        With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[R, Lk]``.
+        """
+        return golden.structural_mask(
+            self.geometry.query_length,
+            self.geometry.key_length,
+            causal=self.counted(semantics)[0],
+            window=self.window,
+            semantics=semantics,
+            rows=rows,
+        )
+
     def allowed(self, semantics: golden.Semantics) -> Tensor:
         """Which key each query may attend: bool ``[B, H, Lq, Lk]``."""
-        shape = self.score_shape
-        structure = golden.structural_mask(
-            shape[2], shape[3], causal=self.causal, window=self.window, semantics=semantics
-        )
-        kept = structure if self.keep is None else structure & self.keep
+        kept = self.structure(semantics)
+        if not self.counted(semantics)[1]:
+            return kept.expand(self.score_shape)
+        if self.keep is not None:
+            kept = kept & self.keep
         if self.bias is not None:
             kept = kept & ~torch.isneginf(self.bias)
-        return kept.expand(shape)
+        return kept.expand(self.score_shape)
 
     @property
     def score_shape(self) -> tuple[int, int, int, int]:

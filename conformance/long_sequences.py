@@ -176,14 +176,7 @@ class LongGolden:
         inputs = self.inputs
         if not inputs.causal and inputs.window is None:
             return _of_rows(inputs.keep, rows)
-        structure = golden.structural_mask(
-            inputs.geometry.query_length,
-            inputs.geometry.key_length,
-            causal=inputs.causal,
-            window=inputs.window,
-            semantics=self.declaration.semantics,
-            rows=rows,
-        )
+        structure = inputs.structure(self.declaration.semantics, rows)
         keep = _of_rows(inputs.keep, rows)
         return structure[None, None] if keep is None else structure & keep
 

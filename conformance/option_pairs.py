@@ -13,7 +13,7 @@ from .caching import draws_cache, settle_past
 from .candidate import Candidate
 from .geometry import Geometry
 from .problem import MaskPlan, Problem
-from .settling import settle, settle_causal
+from .settling import one_at_a_time, settle
 from .space import Space
 
 Changes = dict[str, Any]
@@ -159,6 +159,6 @@ def _problem(
     geometry: Geometry = given["geometry"]
     kv_heads = geometry.num_kv_heads // given.pop("groups", 1)
     given["geometry"] = settle(geometry.replace(num_kv_heads=kv_heads), candidate, space)
-    given["causal"] = settle_causal(candidate, flagged=given.get("causal", False))
     problem = Problem(dtype=dtype, seed=turn, values="normal", **given)
+    problem = one_at_a_time(problem, candidate)
     return problem.replace(past=settle_past(problem, candidate))

@@ -95,6 +95,12 @@ def declare(
     if arrays != "torch":
         offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
     point = _read_semantics(semantics, causal, one_rule)
+    if always_causal and forms and point.causal_combination == "refused":
+        msg = (
+            "always_causal is True and semantics refuses a mask beside causality, which leaves no "
+            "call with a mask: declare no masks"
+        )
+        raise DeclarationError(msg)
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)

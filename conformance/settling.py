@@ -6,6 +6,7 @@ import dataclasses
 
 from .candidate import Candidate
 from .geometry import Geometry, nearest_size
+from .problem import Problem
 from .space import LENGTHS, WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
 
 # How often a geometry function is applied before what it makes is taken as it is.
@@ -30,10 +31,28 @@ def settle(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
     return built
 
 
-def settle_causal(candidate: Candidate, *, flagged: bool) -> bool:
-    """Whether a problem is causal: where it can be asked for, and wherever it always is."""
+def settle_causal(candidate: Candidate, *, flagged: bool, masked: bool = False) -> bool:
+    """Whether a problem is causal: where it can be asked for, and wherever it always is.
+
+    ``masked`` says that it has a mask beside which the flag is not given: see ``either_or``.
+    """
     declared = candidate.declaration
-    return declared.always_causal or (flagged and declared.causal is not None)
+    return declared.always_causal or (flagged and declared.causal is not None and not masked)
+
+
+def one_at_a_time(problem: Problem, candidate: Candidate) -> Problem:
+    """The problem without its flag where a mask is given and both are not asked for together."""
+    alone = problem.mask is not None and either_or(candidate)
+    causal = settle_causal(candidate, flagged=problem.causal, masked=alone)
+    return problem.replace(causal=causal)
+
+
+def either_or(candidate: Candidate) -> bool:
+    """Whether flag and mask are asked for one at a time: where not both count together.
+
+    ``mask.causal-and-mask`` alone gives both.
+    """
+    return candidate.declaration.semantics.causal_combination != "both"
 
 
 def counts_from_first_key(candidate: Candidate) -> bool:

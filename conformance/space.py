@@ -100,6 +100,11 @@ class Space:
     edges: Edges = "sizes"
     kinds: tuple[str, ...] = ("core", "layer")
 
+    @property
+    def gives_both(self) -> bool:
+        """Whether it is about the causal flag and a mask in one call."""
+        return self.causal == "always" and self.mask == "always"
+
     def options(self, candidate: Candidate) -> list[tuple[str, str]]:
         """The (form, shape) pairs that the candidate accepts and the clause allows."""
         declared = candidate.declaration

@@ -23,7 +23,7 @@ from .layer import (
     split_heads,
 )
 from .logits import modify
-from .masks import structural_mask
+from .masks import counted, structural_mask
 from .normalisation import normalise_heads, norms
 from .positions import frequencies, rotate, sinusoidal_positions
 from .rotary import (
@@ -44,6 +44,7 @@ __all__ = [
     "alibi_bias",
     "alibi_slopes",
     "attend",
+    "counted",
     "frequencies",
     "merge_heads",
     "modify",

@@ -23,7 +23,7 @@ from .checks import (
     check_window,
 )
 from .logits import Added, masked_logits, scaled_scores
-from .masks import combine, given_mask, structural_mask
+from .masks import admitted, counted, given_mask
 from .normalisation import normalise_heads
 from .rotary import rotate_heads
 from .semantics import STANDARD, Semantics, scale_value
@@ -133,11 +133,14 @@ def attend(
         floating = bias.is_floating_point()
         check_argument(floating, "bias", f"has dtype {bias.dtype}, not a floating-point one")
         bias = bias.double()
-    structure = structural_mask(
-        query_length, key_length, causal=causal, window=window, semantics=semantics
-    ).to(query.device)
+    masked = any(mask is not None for mask in (keep, lengths, bias))
+    causal, counts = counted(semantics, causal=causal, masked=masked, query_length=query_length)
+    if not counts:
+        keep = lengths = bias = None
     given = given_mask(shape, keep=keep, lengths=lengths, semantics=semantics)
-    allowed = combine(structure, given.to(query.device), semantics).expand(shape)
+    structure, allowed = admitted(
+        shape, given, causal=causal, window=window, semantics=semantics, device=query.device
+    )
     attended = allowed if bias is None else allowed & ~torch.isneginf(bias)
     sinks = None if sinks is None or semantics.softmax_axis != "key" else sinks.double()
     positions = query_positions(query_length, key_length, semantics).to(query.device)

@@ -32,6 +32,7 @@ def structural_mask(
     for name, length in (("query_length", query_length), ("key_length", key_length)):
         check_argument(length >= 0, name, f"is {length}, which is negative")
     check_window(window)
+    causal, _ = counted(semantics, causal=causal, masked=False, query_length=query_length)
     position = query_positions(query_length, key_length, semantics)
     position = position[:, None] if rows is None else position[rows, None]
     ahead = torch.arange(key_length)[None, :] - position
@@ -51,8 +52,10 @@ def given_mask(
     keep: Tensor | None,
     lengths: Tensor | None,
     semantics: Semantics,
-) -> Tensor:
-    """What mask and lengths admit together: bool, broadcastable to ``[B, H, Lq, Lk]``."""
+) -> Tensor | None:
+    """What mask and lengths admit together: bool, broadcastable to ``[B, H, Lq, Lk]``, or None."""
+    if keep is None and lengths is None:
+        return None
     admitted = torch.ones(1, 1, 1, 1, dtype=torch.bool)
     if keep is not None:
         check_broadcasts(keep, "keep", shape)
@@ -86,12 +89,41 @@ def _check_lengths(lengths: Tensor, shape: tuple[int, int, int, int]) -> None:
     check_argument(inside, "lengths", f"has entries outside 0..{key_length}")
 
 
-def combine(structure: Tensor, given: Tensor, semantics: Semantics) -> Tensor:
-    """A key is attended when causality, window and mask all admit it (or as the point says)."""
-    rules = {
-        "both": lambda: structure & given,
-        "either": lambda: structure | given,
-        "causal-only": lambda: structure.expand_as(structure & given),
-        "mask-only": lambda: given.expand_as(structure & given),
-    }
-    return rules[semantics.causal_combination]()
+def counted(
+    semantics: Semantics, *, causal: bool, masked: bool, query_length: int
+) -> tuple[bool, bool]:
+    """Whether causality, and whether the mask, count in a call that gives them.
+
+    ``masked`` says whether a mask in any form is given: boolean, additive or lengths.
+    """
+    causal = causal and (query_length != 1 or semantics.one_query_causal)
+    if not (causal and masked):
+        return causal, masked
+    rule = semantics.causal_combination
+    return rule != "mask-only", rule != "causal-only"
+
+
+def admitted(
+    shape: tuple[int, int, int, int],
+    given: Tensor | None,
+    *,
+    causal: bool,
+    window: tuple[int, int] | None,
+    semantics: Semantics,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """What causality and window admit: bool ``[Lq, Lk]``; and that with the mask: all four axes.
+
+    ``given`` is what the mask admits, None without one; all that is given counts.
+    """
+    lengths = shape[2:]
+    structure = structural_mask(*lengths, causal=causal, window=window, semantics=semantics)
+    structure = structure.to(device)
+    if given is None:
+        return structure, structure.expand(shape)
+    given = given.to(device)
+    both = structure & given
+    if causal and semantics.causal_combination == "either":
+        shown = structural_mask(*lengths, causal=False, window=window, semantics=semantics)
+        both = shown.to(device) & (structure | given)
+    return structure, both.expand(shape)

@@ -26,7 +26,7 @@ MaskOperation = Literal[
     "replace", "add", "add-to-kept", "multiply-logits", "multiply-weights", "ignore"
 ]
 Alignment = Literal["bottom-right", "top-left"]
-CausalCombination = Literal["both", "causal-only", "mask-only", "either"]
+CausalCombination = Literal["both", "causal-only", "mask-only", "either", "refused"]
 EmptyRows = Literal["zeros", "nan", "mean-of-all", "mean-of-valid"]
 BiasOrder = Literal["after-scale", "before-scale"]
 SoftcapOrder = Literal["before-mask", "after-mask"]
@@ -59,7 +59,14 @@ _ALSO_CALLED: Final = {
     **dict.fromkeys(("layernorm", "layer-norm", "layer_norm"), "layer"),
     **dict.fromkeys(("none", "false"), "none"),
 }
-_FLAGS: Final = ("query_bias", "key_bias", "value_bias", "output_bias", "alibi")
+_FLAGS: Final = (
+    "one_query_causal",
+    "query_bias",
+    "key_bias",
+    "value_bias",
+    "output_bias",
+    "alibi",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +96,14 @@ class Semantics:
         Which corner of the score matrix the causal diagonal runs through when lengths differ, and
         how many keys beyond the diagonal are seen (0; -1 hides the query's own key).
     causal_combination
-        A key is attended when the mask (with the lengths) and causality (with the window) both
-        admit it. Other points lose one of them, or ask for either. What is not given admits all.
+        What counts where causality and a mask (boolean, additive or lengths) are both given: a key
+        must be admitted by both; the flag replaces the mask ("causal-only"); the mask replaces the
+        flag ("mask-only"), as in transformers' ``sdpa_attention_forward``; either admits it; or the
+        call is "refused", as by torch's SDPA (a golden answer then is that of both). Where one of
+        them is given, it counts. A window always counts.
+    one_query_causal
+        Whether a call with a single query can be causal. Decoders that take a single query for the
+        newest token say no: it then sees every key, whatever the alignment.
     empty_rows
         What a query without any key returns, before the output projection: zeros, NaN, the mean of
         all values, or the mean of the values that causality and window admit (zeros where they
@@ -150,6 +163,7 @@ class Semantics:
     causal_alignment: Alignment = "bottom-right"
     causal_offset: int = 0
     causal_combination: CausalCombination = "both"
+    one_query_causal: bool = True
     empty_rows: EmptyRows = "zeros"
     bias_order: BiasOrder = "after-scale"
     softcap_order: SoftcapOrder = "before-mask"

@@ -25,6 +25,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "causal_alignment": get_args(choices.Alignment),
     "causal_offset": (0, -1, 1, 2),
     "causal_combination": get_args(choices.CausalCombination),
+    "one_query_causal": (True, False),
     "empty_rows": get_args(choices.EmptyRows),
     "bias_order": get_args(choices.BiasOrder),
     "softcap_order": get_args(choices.SoftcapOrder),

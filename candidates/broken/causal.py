@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from conformance import Semantics
+
 from ..eager import Answer, Call, EagerCore
 from ._kit import core
 
@@ -120,6 +122,21 @@ class MaskOrCausal(EagerCore):
         if not call.causal or allowed is None:
             return super().allowed(call)
         return allowed | (self.ahead(call) <= 0)
+
+
+@core("mask.causal-and-mask", semantics=Semantics(causal_combination="refused"))
+class RefusalForgotten(EagerCore):
+    """A flag and a mask together are declared to be refused, and both are applied."""
+
+
+@core("mask.causal-and-mask", semantics=Semantics(causal_combination="mask-only"))
+class FlagReplacesMask(EagerCore):
+    """The mask is dropped for the causal flag, where the mask is declared to replace the flag."""
+
+    def attend(self, call: Call) -> Answer:
+        if call.causal:
+            call = call.replace(keep=None, drop=None, keep_int=None, bias=None, lengths=None)
+        return super().attend(call)
 
 
 @core("mask.causal", "mask.causal-and-mask")

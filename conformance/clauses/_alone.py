@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._golden import golden
 from ..candidate import Candidate
 from ..inputs import Inputs
 from ..registry import Finding
@@ -81,14 +80,7 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
 
 def _structure(subject: Subject, inputs: Inputs) -> Tensor:
     """What flag and window admit: bool ``[Lq, Lk]``."""
-    sizes = inputs.geometry
-    return golden.structural_mask(
-        sizes.query_length,
-        sizes.key_length,
-        causal=inputs.causal,
-        window=inputs.window,
-        semantics=subject.declaration.semantics,
-    )
+    return inputs.structure(subject.declaration.semantics)
 
 
 def _cut(mask: Tensor | None, rows: slice, keys: slice) -> Tensor | None:

@@ -11,7 +11,7 @@ from ..inputs import Inputs
 from ..problem import MaskPlan, Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
-from ..settling import settle_causal
+from ..settling import one_at_a_time, settle_causal
 from ..space import Space, admits_lengths, can_cross
 from ..subject import Subject
 from ._vocabulary import same_unless_identical
@@ -77,7 +77,8 @@ def _asked(subject: Subject, problem: Problem) -> Iterator[Inputs]:
     """The problem, and others that the same built layer can be asked."""
     first = subject.inputs(problem)
     yield first
-    for other in _others(subject, problem):
+    for each in _others(subject, problem):
+        other = one_at_a_time(each, subject.candidate)
         if admits_lengths(subject.candidate, other.geometry):
             yield subject.inputs(other).replace(weights=first.weights)
 

@@ -15,6 +15,7 @@ from ..stretching import lowered_key
 from ..subject import Subject
 from ._vocabulary import logits_grow, matches_golden, narrow_range
 from .leaks import unaffected
+from .rejection import must_raise
 
 SOURCE = "Vaswani et al. 2017, section 3.2.3"
 CAUSAL_TARGETS = (8e7, 4e5)
@@ -144,7 +145,10 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "mask.causal-and-mask",
     level="MUST",
-    sentence="With the causal flag and a mask together, a key is attended only when both admit it.",
+    sentence=(
+        "With the causal flag and a mask together, a key is attended only when both admit it, or "
+        "as `causal_combination` declares: one replaces the other, or the call is refused."
+    ),
     source="pytorch#187801: causal with a mask, both given, one lost",
     space=Space(
         causal="always",
@@ -158,8 +162,20 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
     counterfactual="causality alone, or the mask alone",
 )
 def causal_and_mask(subject: Subject, problem: Problem) -> Finding:
-    """Junk in one key; the rows that causality or the mask keep from it are judged."""
+    """Junk in one key; the rows that causality or the mask keep from it are judged.
+
+    Where both are declared to act together otherwise, the answer is compared with the golden.
+    """
     inputs = subject.inputs(problem)
+    point = subject.declaration.semantics
+    if point.causal_combination == "refused":
+        return must_raise(
+            subject, inputs, inputs, "the causal flag and a mask, refused as declared"
+        )
+    if point.causal_combination != "both":
+        wording = f"flag and mask together do not act as declared ({point.causal_combination})"
+        both = point.replace(causal_combination="both")
+        return matches_golden(subject, inputs, wording, counterfactual=both)
     sizes = inputs.geometry
     generator = generator_for(problem, 4)
     chosen = torch.randint(1, sizes.key_length, (sizes.batch, 1), generator=generator)

@@ -64,7 +64,7 @@ def rejects_mismatch(subject: Subject, problem: Problem) -> Finding:
     kind = kinds[problem.seed % len(kinds)]
     inputs = subject.inputs(problem)
     wrong, told = _mismatched(inputs, kind)
-    return _must_raise(subject, inputs, wrong, told)
+    return must_raise(subject, inputs, wrong, told)
 
 
 def _mismatched(inputs: Inputs, kind: str) -> tuple[Inputs, str]:
@@ -94,7 +94,8 @@ def _other_keys(inputs: Inputs, key: torch.Tensor) -> Inputs:
     return other if expressible(other) else other.replace(value=key)
 
 
-def _must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Finding:
+def must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Finding:
+    """Nothing but an exception is right; ``told`` says what was given."""
     forward = subject.forward(inputs)
     try:
         answer = subject.call(forward, wrong)
@@ -139,7 +140,7 @@ def rejects_others(subject: Subject, problem: Problem) -> Finding:
     if not kinds:
         return Finding(binding=False)
     told, wrong = kinds[problem.seed % len(kinds)]
-    return _must_raise(subject, inputs, wrong, told)
+    return must_raise(subject, inputs, wrong, told)
 
 
 def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
@@ -196,4 +197,4 @@ def rejects_width(subject: Subject, problem: Problem) -> Finding:
     if inputs.mode == "self":
         wrong = inputs.with_tokens(key=widen(inputs.key))
     width = inputs.query.shape[-1]
-    return _must_raise(subject, forward_inputs, wrong, f"tokens of width {width + 1} for {width}")
+    return must_raise(subject, forward_inputs, wrong, f"tokens of width {width + 1} for {width}")

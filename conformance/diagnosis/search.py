@@ -272,7 +272,8 @@ def _hides(inputs: Inputs) -> bool:
 _MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
     "mask_operation": _hides,
     "mask_fill": _hides,
-    "causal_combination": _hides,
+    "causal_combination": lambda inputs: inputs.masked and inputs.causal,
+    "one_query_causal": lambda inputs: inputs.causal and inputs.geometry.query_length == 1,
     "empty_rows": _hides,
     "mask_polarity": lambda inputs: inputs.masked,
     "causal_alignment": lambda inputs: (

@@ -86,14 +86,7 @@ def rescored(scores_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
 
 def structure_of(asked: Asked) -> Tensor:
     """What causality and window admit: bool ``[Lq, Lk]``."""
-    inputs = asked.inputs
-    return golden.structural_mask(
-        inputs.geometry.query_length,
-        inputs.geometry.key_length,
-        causal=inputs.causal,
-        window=inputs.window,
-        semantics=asked.semantics,
-    )
+    return asked.inputs.structure(asked.semantics)
 
 
 def given_of(asked: Asked) -> Tensor:

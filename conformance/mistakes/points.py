@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..inputs import Inputs
 from .named import NamedMistake, Where, everywhere
 
 
@@ -12,10 +11,6 @@ def _mistake(
     name: str, clause: str, text: str, fix: str, where: Where = everywhere, **changes: Any
 ) -> NamedMistake:
     return NamedMistake(name=name, text=text, fix=fix, clause=clause, changes=changes, where=where)
-
-
-def _causal(inputs: Inputs) -> bool:
-    return inputs.causal
 
 
 POINTS: Final[tuple[NamedMistake, ...]] = (
@@ -184,30 +179,6 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         "the causal diagonal is one short: a query does not see its own position",
         "shift it by one: a query sees its own position",
         causal_offset=-1,
-    ),
-    _mistake(
-        "causal-ignored",
-        "mask.causal",
-        "the causal flag is ignored",
-        "hide the keys after each query when it is set, whether a mask is given or not",
-        causal_combination="mask-only",
-        where=_causal,
-    ),
-    _mistake(
-        "mask-lost-to-causal",
-        "mask.causal-and-mask",
-        "the mask is dropped when the causal flag is set",
-        "apply both: a key must be admitted by the mask and by causality",
-        causal_combination="causal-only",
-        where=_causal,
-    ),
-    _mistake(
-        "causal-or-mask",
-        "mask.causal-and-mask",
-        "a key is attended when causality or the mask admits it",
-        "combine the two with and, not or",
-        causal_combination="either",
-        where=_causal,
     ),
     _mistake(
         "empty-rows-zeros",

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from reference import STANDARD, Semantics, structural_mask
-from reference.masks import combine, given_mask
+from reference import STANDARD, Semantics, attend, structural_mask
+from reference.masks import counted, given_mask
 
 TOP_LEFT = STANDARD.replace(causal_alignment="top-left")
 LENGTHS = st.integers(0, 7)
@@ -110,15 +110,53 @@ def test_empty_batch_with_lengths() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "wanted"),
-    [("both", "..x."), ("either", "xxx."), ("causal-only", ".xx."), ("mask-only", "x.x.")],
+    [
+        ("both", "..x"),
+        ("refused", "..x"),
+        ("either", "xxx"),
+        ("causal-only", "xxx"),
+        ("mask-only", "..x"),
+    ],
 )
 def test_combination(rule: Any, wanted: str) -> None:
-    """Each rule of combination is its own truth table."""
-    causal = torch.tensor([[False, True, True, False]])
-    mask = torch.tensor([[[[True, False, True, False]]]])
-    table = combine(causal, mask, STANDARD.replace(causal_combination=rule))
-    assert table.shape == (1, 1, 1, 4)
-    assert rows(table[0, 0]) == [wanted]
+    """Each rule of combination is its own truth table, for the last of three queries."""
+    keep = torch.tensor([False, False, True]).reshape(1, 1, 1, 3)
+    point = STANDARD.replace(causal_combination=rule)
+    heads = torch.ones(1, 1, 3, 2)
+    allowed = attend(heads, heads, heads, keep=keep, causal=True, semantics=point).allowed
+    assert rows(allowed[0, 0])[2] == wanted
+
+
+@pytest.mark.parametrize(
+    ("rule", "together"),
+    [("both", "..."), ("either", "xxx"), ("causal-only", "xx."), ("mask-only", "..x")],
+)
+@pytest.mark.parametrize("given", ["causal", "mask", "bias", "all"])
+def test_a_rule_of_combination_speaks_of_both_only(rule: Any, together: str, given: str) -> None:
+    """Alone, the flag or a mask counts whatever the rule; a window always does."""
+    keep = torch.tensor([False, False, True, True]).reshape(1, 1, 1, 4)
+    bias = torch.where(keep, 0.0, float("-inf"))
+    point = STANDARD.replace(causal_combination=rule, causal_alignment="top-left")
+    heads = torch.ones(1, 1, 4, 2)
+    calls: dict[str, dict[str, Any]] = {
+        "causal": {"causal": True},
+        "mask": {"keep": keep},
+        "bias": {"bias": bias},
+        "all": {"causal": True, "keep": keep, "window": (1, 1)},
+    }
+    allowed = attend(heads, heads, heads, semantics=point, **calls[given]).allowed
+    # Of keys 0 to 3 query 1 sees 0 to 2 through the window.
+    alone = {"causal": "xx..", "mask": "..xx", "bias": "..xx", "all": f"{together}."}
+    assert rows(allowed[0, 0])[1] == alone[given]
+
+
+def test_a_single_query_need_not_be_causal() -> None:
+    """Where one query is never causal, it sees every key; two queries are causal as ever."""
+    point = TOP_LEFT.replace(one_query_causal=False)
+    assert rows(structure(1, 3, causal=True, semantics=TOP_LEFT)) == ["x.."]
+    assert rows(structure(1, 3, causal=True, semantics=point)) == ["xxx"]
+    assert rows(structure(2, 3, causal=True, semantics=point)) == ["x..", "xx."]
+    assert counted(point, causal=True, masked=True, query_length=1) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("head_split", "block", "head_split is 'block', not one of blocks, interleaved, reinterpret"),
     ("head_merge", "token", "head_merge is 'token', not one of blocks, interleaved, reinterpret"),
     ("group_order", "cycle", "group_order is 'cycle', not one of repeat, tile"),
+    ("one_query_causal", 0, "one_query_causal is 0, not True or False"),
     ("query_bias", 1, "query_bias is 1, not True or False"),
     ("key_bias", None, "key_bias is None, not True or False"),
     ("value_bias", "no", "value_bias is 'no', not True or False"),

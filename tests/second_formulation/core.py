@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .heads import distance_bias, position, prepared
-from .masks import admits, broadcast_entry, structure_admits
+from .masks import admits, broadcast_entry, masks_lost, structure_admits
 from .numbers import (
     MINUS_INFINITY,
     NAN,
@@ -144,18 +144,20 @@ def _score(problem: Problem, point: Any, scale: Number, place: Place) -> Number:
     query = prepared(problem.query[b][h][i], position(problem, point, i), point)
     key = prepared(problem.key[b][kv_head(problem, point, h)][j], j, point)
     product = dot(query, key)
-    bias = _bias(problem, place)
+    bias = _bias(problem, point, place)
     if point.bias_order == "before-scale" and not bias.is_minus_infinity:
         product = product + bias
     return scale * product
 
 
-def _bias(problem: Problem, place: Place) -> Number:
-    return ZERO if problem.bias is None else number(broadcast_entry(problem.bias, *place))
+def _bias(problem: Problem, point: Any, place: Place) -> Number:
+    if problem.bias is None or masks_lost(problem, point):
+        return ZERO
+    return number(broadcast_entry(problem.bias, *place))
 
 
 def _attends(problem: Problem, point: Any, place: Place) -> bool:
-    return admits(problem, point, *place) and not _bias(problem, place).is_minus_infinity
+    return admits(problem, point, *place) and not _bias(problem, point, place).is_minus_infinity
 
 
 def _logit(problem: Problem, point: Any, score: Number, place: Place) -> Number:
@@ -165,7 +167,7 @@ def _logit(problem: Problem, point: Any, score: Number, place: Place) -> Number:
         logit = point.score_mod(logit, *place)
     if point.alibi:
         logit = logit + distance_bias(problem, point, *place[1:])
-    bias = _bias(problem, place)
+    bias = _bias(problem, point, place)
     if bias.is_minus_infinity:
         logit = MINUS_INFINITY
     elif point.bias_order == "after-scale":

@@ -10,27 +10,58 @@ if TYPE_CHECKING:
 
 def admits(problem: Problem, point: Any, b: int, h: int, i: int, j: int) -> bool:
     """Whether mask, lengths, causality and window leave key j to query i (the bias not counted)."""
+    shown = window_admits(problem, point, i, j)
+    causal = causality_admits(problem, point, i, j)
+    if masks_lost(problem, point):
+        return shown and causal
     given = mask_admits(problem, point, b, h, i, j)
-    structure = structure_admits(problem, point, i, j)
-    if point.causal_combination == "causal-only":
-        return structure
-    if point.causal_combination == "mask-only":
-        return given
-    if point.causal_combination == "either":
-        return structure or given
-    return structure and given
+    whole = problem.keep is not None or problem.lengths is not None
+    if flagged(problem, point) and whole and point.causal_combination == "either":
+        return shown and (causal or given)
+    return shown and causal and given
+
+
+def flagged(problem: Problem, point: Any) -> bool:
+    """Whether a call is causal, were there no mask."""
+    return problem.causal and (problem.sizes.query_length != 1 or point.one_query_causal)
+
+
+def _masked(problem: Problem) -> bool:
+    return problem.keep is not None or problem.lengths is not None or problem.bias is not None
+
+
+def masks_lost(problem: Problem, point: Any) -> bool:
+    """Whether causality takes the place of the masks, the additive one too."""
+    return flagged(problem, point) and point.causal_combination == "causal-only"
 
 
 def structure_admits(problem: Problem, point: Any, i: int, j: int) -> bool:
     """Whether causality and window show key j to query i."""
-    position = i
+    return window_admits(problem, point, i, j) and causality_admits(problem, point, i, j)
+
+
+def causality_admits(problem: Problem, point: Any, i: int, j: int) -> bool:
+    """Whether causality, where it counts, shows key j to query i."""
+    if not flagged(problem, point):
+        return True
+    if _masked(problem) and point.causal_combination == "mask-only":
+        return True
+    return j <= _place(problem, point, i) + point.causal_offset
+
+
+def _place(problem: Problem, point: Any, i: int) -> int:
+    """The key at which query i stands."""
     if point.causal_alignment == "bottom-right":
-        position = i + problem.sizes.key_length - problem.sizes.query_length
-    if problem.causal and j > position + point.causal_offset:
-        return False
+        return i + int(problem.sizes.key_length - problem.sizes.query_length)
+    return i
+
+
+def window_admits(problem: Problem, point: Any, i: int, j: int) -> bool:
+    """Whether the window shows key j to query i."""
     if problem.window is None:
         return True
     left, right = problem.window
+    position = _place(problem, point, i)
     if left != -1 and j < position - left - point.window_offset:
         return False
     return right == -1 or j <= position + right + point.window_offset
