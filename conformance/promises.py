@@ -95,12 +95,7 @@ def declare(
     if arrays != "torch":
         offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
     point = _read_semantics(semantics, causal, one_rule)
-    if always_causal and forms and point.causal_combination == "refused":
-        msg = (
-            "always_causal is True and semantics refuses a mask beside causality, which leaves no "
-            "call with a mask: declare no masks"
-        )
-        raise DeclarationError(msg)
+    _combination(point, forms, always_causal=always_causal)
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
@@ -321,6 +316,15 @@ def _check_shape(shape: object) -> None:
         msg = (
             f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each "
             "at most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
+        )
+        raise DeclarationError(msg)
+
+
+def _combination(point: golden.Semantics, forms: tuple[str, ...], *, always_causal: bool) -> None:
+    if always_causal and forms and point.causal_combination == "refused":
+        msg = (
+            "always_causal is True and semantics refuses a mask beside causality, which leaves no "
+            "call with a mask: declare no masks"
         )
         raise DeclarationError(msg)
 
