@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
@@ -13,12 +13,15 @@ from .asking import Planned
 from .expected import ExpectedFailure
 from .judging import is_announced, judge
 from .loaded import Plan
-from .outcomes import from_exception, not_applicable
+from .outcomes import from_exception, not_applicable, outcome
 from .printable import printable
 from .pytest_plugin import STATUS
 from .reports import counterexample
 from .reports.wording import explanation, message
 from .results import ClauseResult
+
+# The slug of the test that stands for parameters nobody declared.
+UNCHECKED: Final = "declaration.unchecked"
 
 
 class ClauseCase:
@@ -127,6 +130,28 @@ class ClauseCase:
         except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
             seconds = time.perf_counter() - started
             return from_exception(self._planned, error, last, seconds=seconds)
+
+
+class UncheckedCase(ClauseCase):
+    """The test of a candidate whose parameters look like masks and are not declared.
+
+    It cannot be passed, as an untestable clause cannot: who wants it green declares them.
+    """
+
+    def __init__(self, plan: Plan, said: str) -> None:
+        planned = Planned(
+            id=UNCHECKED,
+            family=UNCHECKED.partition(".")[0],
+            level="MUST",
+            dtype=plan.planned[0].dtype,
+            device=plan.planned[0].device,
+        )
+        requirement = "A parameter that looks like a mask is declared, or said to stay unchecked."
+        super().__init__(plan, planned, requirement=requirement)
+        self._said = said
+
+    def _run(self) -> ClauseResult:
+        return outcome(self._planned, "untestable", self._said)
 
 
 def _findings(result: ClauseResult) -> list[tuple[str, object]]:

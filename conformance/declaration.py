@@ -62,6 +62,10 @@ FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "sinks": ("sinks",),
     "out": ("out",),
 }
+# Every keyword that a function may be declared to take.
+OWN_KEYWORDS: Final = frozenset(
+    {"causal", *MASK_FORMS, *(word for words in FEATURE_KEYWORDS.values() for word in words)}
+)
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
 SEQUENCES: Final = "sequences"
 SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
@@ -86,7 +90,8 @@ class Declaration:
     inputs of several dtypes, ``memory`` how its peak memory grows with the length (None: nothing
     is promised). ``assumptions`` says what an adapter took for granted;
     ``mask_pairs`` which form an adapter takes in which shape, None for any in any. Of ``features``,
-    ``declared_features`` are those that were named, not just there by default.
+    ``declared_features`` are those that were named, not just there by default. ``unchecked`` names
+    parameters that stay unchecked on purpose.
     """
 
     kind: str
@@ -118,6 +123,7 @@ class Declaration:
     mixed: str | None = None
     memory: str | None = None
     declared_features: frozenset[str] = frozenset()
+    unchecked: tuple[str, ...] = ()
     empty_rows_by: tuple[tuple[str, str], ...] = ()
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
@@ -202,6 +208,7 @@ class Declaration:
             "operator": self.operator,
             "mixed": self.mixed,
             "memory": self.memory,
+            "unchecked": list(self.unchecked),
             "semantics": {name: str(pair[1]) for name, pair in changed.items()},
             "assumptions": list(self.assumptions),
         }

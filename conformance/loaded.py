@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from ._golden import golden
@@ -17,7 +17,8 @@ from .devices import why_absent
 from .errors import DeclarationError, UsageError, did_you_mean
 from .memory import Memory
 from .messages import Loaded, RunOptions, Task
-from .preflight import check_layer
+from .parameter_names import OptionParameter
+from .preflight import check_layer, unchecked_options
 from .profile import PROFILES
 from .registry import specification_hash
 from .runner import CandidateRun
@@ -39,6 +40,7 @@ class Plan:
     run: CandidateRun
     planned: list[Planned]
     notes: tuple[str, ...] = ()
+    unchecked: tuple[OptionParameter, ...] = ()
 
     def loaded(self) -> Loaded:
         """The same as plain data."""
@@ -58,6 +60,7 @@ class Plan:
             tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
             location=whereabouts(candidate),
             notes=self.notes,
+            unchecked=self.unchecked,
         )
 
 
@@ -125,11 +128,14 @@ def plan_candidates(
         tell("compiling", "a sum, to see whether that can be done")
         candidates = compiled_variants(candidates)
     for candidate in candidates:
+        unchecked: tuple[OptionParameter, ...] = ()
         if options.preflight:
             tell("building", candidate.name)
-            check_layer(candidate)
+            forward = check_layer(candidate)
+            unchecked = unchecked_options(candidate, forward, options.unchecked)
         tell("planning", candidate.name)
-        plans.append(_plan(candidate, options, memory, notes))
+        plan = _plan(candidate, options, memory, notes)
+        plans.append(replace(plan, unchecked=unchecked))
     return plans
 
 

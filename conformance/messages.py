@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from .beside import Beside
 from .expected import ExpectedFailure
+from .parameter_names import OptionParameter
 from .shard import WHOLE, Shard
 
 PLAN_TARGETS: Final = "conformance.loaded:plan_targets"
@@ -23,7 +24,8 @@ class RunOptions:
     slugs; ``beside`` speaks of the graphs among the targets. Without ``preflight`` layers are not
     built while loading (their builder killed a worker). With ``compile`` each candidate is run
     through torch.compile, too. Of a ``shard`` only its part of the examples is asked;
-    ``databases`` name where failing problems are kept.
+    ``databases`` name where failing problems are kept, ``unchecked`` are globs of parameters that
+    may stay unchecked.
     """
 
     targets: tuple[str, ...]
@@ -39,6 +41,7 @@ class RunOptions:
     beside: Beside = field(default_factory=Beside)
     shard: Shard = WHOLE
     databases: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,8 @@ class Loaded:
     ``deviations`` are the fields in which its semantics differs from the standard, but for the
     causal alignment, which every kernel has to choose. ``gauge`` says what was not verified, and
     why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
-    sentences that belong into the record.
+    sentences that belong into the record. ``unchecked`` are parameters that look like options and
+    that no call gives.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Loaded:
     tasks: tuple[Task, ...]
     location: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    unchecked: tuple[OptionParameter, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

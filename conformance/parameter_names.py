@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 _WORDS: Final = {
@@ -19,6 +23,24 @@ _FILLERS: Final = frozenset(
 _PREFIXES: Final = ("to", "w", "b", "linear", "lin", "fc", "proj")
 _SUFFIXES: Final = ("projection", "proj", "linear", "lin", "layer")
 _FUSED_NAMES: Final = (("c", "attn"), ("in", "proj"), ("w", "pack"), ("pack",))
+# What a parameter of attention may switch or carry beside its inputs: the first that fits.
+_OPTIONS: Final[dict[str, frozenset[str]]] = {
+    "weights": frozenset(
+        "need_weights return_weights return_attn return_attention output_attentions with_weights "
+        "need_attn average_attn_weights need_head_weights".split()
+    ),
+    "cache": frozenset("past cache kvcache incremental".split()),
+    "positions": frozenset("position positions pos rotary rope freqs cos sin alibi".split()),
+    "dropout": frozenset("dropout".split()),
+    "softcap": frozenset("softcap softcapping cap".split()),
+    "window": frozenset("window".split()),
+    "causal": frozenset("causal autoregressive".split()),
+    "scale": frozenset("scale scaling temperature".split()),
+    "mask": frozenset(
+        "mask masks masking keep drop bias padding pad lengths lens len seqlens valid".split()
+    ),
+}
+_NO_MASK: Final = frozenset("max min use add".split())
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -82,3 +104,52 @@ def _read_stem(stem: str) -> str:
         return _WORDS[stem]
     letters = set(stem)
     return stem if stem and letters <= set("qkv") and len(letters) == len(stem) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionParameter:
+    """A parameter that no call of the harness gives: its name, and what that speaks of.
+
+    ``option`` is "mask", "causal", "scale" and so on. ``accepted`` says that it may stay unchecked.
+    """
+
+    name: str
+    option: str
+    accepted: bool = False
+
+
+def option_of(parameter: inspect.Parameter) -> str:
+    """The option that a parameter's name and default speak of, or ""."""
+    words = set(_split(parameter.name))
+    for option, known in _OPTIONS.items():
+        if words & known or parameter.name.lower() in known:
+            return _as_mask(words, parameter) if option == "mask" else option
+    return ""
+
+
+def _as_mask(words: set[str], parameter: inspect.Parameter) -> str:
+    """A switch called mask is the triangle; numbers and texts are no masks."""
+    if words & _NO_MASK:
+        return ""
+    if parameter.default is None or parameter.default is inspect.Parameter.empty:
+        return "mask"
+    if isinstance(parameter.default, bool):
+        return "causal" if "mask" in words else ""
+    return "dropout" if "drop" in words else ""
+
+
+def undeclared_options(
+    signature: inspect.Signature, declared: Container[str], accepted: Iterable[str] = ()
+) -> Iterator[OptionParameter]:
+    """The parameters that speak of an option and are not declared.
+
+    ``declared`` are the names that calls may give, ``accepted`` globs of those that may stay
+    unchecked.
+    """
+    accepted = tuple(accepted)
+    for parameter in signature.parameters.values():
+        option = option_of(parameter)
+        open_ended = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if option and not open_ended and parameter.name not in declared:
+            may_stay = any(fnmatchcase(parameter.name, glob) for glob in accepted)
+            yield OptionParameter(name=parameter.name, option=option, accepted=may_stay)

@@ -25,6 +25,7 @@ def options_entry(options: RunOptions) -> dict[str, Any]:
         "only": list(options.only),
         "skip": list(options.skip),
         "compile": options.compile,
+        "unchecked": list(options.unchecked),
     }
 
 

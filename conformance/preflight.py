@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ._golden import golden
+from .adapters.calling import AdaptedModule
 from .candidate import Candidate
+from .declaration import OWN_KEYWORDS
 from .declare import check_signature
-from .errors import UsageError
+from .errors import DeclarationError, UsageError, did_you_mean
 from .geometry import Geometry
+from .operators import signature_of
+from .parameter_names import OptionParameter, undeclared_options
 
 
-def check_layer(candidate: Candidate) -> None:
-    """Require that a layer's builder makes a forward of the declared signature.
+def check_layer(candidate: Candidate) -> Callable[..., Any] | None:
+    """Require that a layer's builder makes a forward of the declared signature, and return that.
 
-    A builder that raises is left to the run, which says so clause by clause. Raises UsageError (a
-    DeclarationError for a keyword or an input too few).
+    A builder that raises is left to the run, which says so: it has none, and what is no layer has
+    none either. Raises UsageError (a DeclarationError for a keyword or an input too few).
     """
     if candidate.kind != "layer":
-        return
+        return None
     _check_builder(candidate)
     try:
         forward = _build(candidate)
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 (the user's builder: the run reports what it raises)
-        return
+        return None
     if not callable(forward):
         msg = (
             f"{_shown(candidate)} made a {type(forward).__name__} instead of a forward function: "
@@ -37,6 +41,49 @@ def check_layer(candidate: Candidate) -> None:
         )
         raise UsageError(msg)
     check_signature(_callee(forward), candidate.declaration, f"the forward of {_shown(candidate)}")
+    made: Callable[..., Any] = forward
+    return made
+
+
+def unchecked_options(
+    candidate: Candidate, forward: Callable[..., Any] | None, accepted: Iterable[str] = ()
+) -> tuple[OptionParameter, ...]:
+    """The parameters that look like options and that no call will give.
+
+    ``forward`` is what a layer's builder made. ``accepted`` are globs of names that may stay
+    unchecked, beside those that the declaration names. What shows no signature has none, and who
+    declares a function of the harness' own keywords has chosen among these: they count in a module
+    only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is declared.
+    """
+    if candidate.graph is not None or candidate.kind == "positions":
+        return ()
+    declaration, given = candidate.declaration, set(candidate.declaration.keywords)
+    called = (candidate.eager or candidate).function if candidate.kind == "core" else forward
+    chosen = OWN_KEYWORDS
+    if isinstance(called, AdaptedModule):
+        given, chosen = called.given(declaration), frozenset()
+        called = called.module
+    try:
+        signature = signature_of(called) or inspect.signature(_callee(called))
+    except (TypeError, ValueError):  # nothing was built, or it is written in C
+        return ()
+    for name in declaration.unchecked:
+        _check_unchecked(candidate, signature, given, name)
+    known = given | chosen
+    return tuple(undeclared_options(signature, known, (*declaration.unchecked, *accepted)))
+
+
+def _check_unchecked(
+    candidate: Candidate, signature: inspect.Signature, given: set[str], name: str
+) -> None:
+    known = signature.parameters
+    if name in given:
+        msg = f"unchecked of {candidate.name} names {name!r}, which is declared: drop one"
+        raise DeclarationError(msg)
+    if name not in known and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        hint = did_you_mean(name, known)
+        msg = f"unchecked of {candidate.name} names {name!r}, which is no parameter{hint}"
+        raise DeclarationError(msg)
 
 
 def _shown(candidate: Candidate) -> str:
@@ -102,6 +149,6 @@ def _weights(geometry: Geometry, semantics: golden.Semantics) -> golden.Projecti
     return golden.ProjectionWeights(**tensors)
 
 
-def _callee(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _callee(forward: Any) -> Any:
     """What shows the signature: a module's ``forward``, since its ``__call__`` takes anything."""
     return forward.forward if isinstance(forward, torch.nn.Module) else forward

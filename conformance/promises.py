@@ -62,6 +62,7 @@ def declare(
     operator: str = "",
     mixed: str | None = None,
     memory: str | None = None,
+    unchecked: Iterable[str] = (),
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
@@ -131,6 +132,7 @@ def declare(
         memory=memory,
         declared_features=frozenset(named),
         empty_rows_by=tuple(rules.items()),
+        unchecked=_names("unchecked", unchecked),
     )
 
 
@@ -251,6 +253,15 @@ def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
         msg = f"{name} is {values!r}: give a list of texts"
         raise DeclarationError(msg) from None
     return texts
+
+
+def _names(name: str, values: Iterable[str]) -> tuple[str, ...]:
+    names = _texts(name, values)
+    for one in names:
+        if not isinstance(one, str) or not one.isidentifier():
+            msg = f"an entry of {name} is {one!r}: give the name of a parameter"
+            raise DeclarationError(msg)
+    return names
 
 
 def _words(name: str, values: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .cases import ClauseCase
+from .cases import ClauseCase, UncheckedCase
 from .declared_at import declared_expectations
 from .dtypes import DTYPES
 from .errors import UsageError, did_you_mean
@@ -21,6 +21,7 @@ from .outcomes import not_applicable, outcome
 from .printable import printable
 from .profile import PROFILES
 from .registry import all_clauses
+from .report import unchecked_masks
 from .selection import check_selection, selected
 from .suites import SuiteOptions
 from .targets import candidates_of, resolve_one, unique_names
@@ -113,6 +114,9 @@ def _cases(
             expected=entries,
             qualified=qualified,
         )
+    said = unchecked_masks(plan.loaded(), [planned.id for planned in plan.planned])
+    if said:
+        yield UncheckedCase(plan, said)
 
 
 def _settings(config: pytest.Config, options: SuiteOptions) -> RunOptions:
@@ -137,7 +141,14 @@ def _settings(config: pytest.Config, options: SuiteOptions) -> RunOptions:
         devices=options.devices,
         only=options.only,
         skip=options.skip,
+        unchecked=(*options.unchecked, *_unchecked(config)),
     )
+
+
+def _unchecked(config: pytest.Config) -> tuple[str, ...]:
+    """The globs of the command line, the environment or the ini file, separated by commas."""
+    given = _choice(config, "conformance_unchecked", None) or ""
+    return tuple(word.strip() for word in given.split(",") if word.strip())
 
 
 def _choice(config: pytest.Config, name: str, own: Any) -> Any:

@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("profile", "How hard to try: quick, default or thorough (quick)."),
         ("seed", "Where the generated problems start (0)."),
         ("dtype", "Judge in this dtype instead of the declared ones."),
+        ("unchecked", "Parameters (or globs) that look like a mask and may stay unchecked."),
         ("expected-failures", "TOML file with [[expected]] tables of clause and reason."),
     ):
         ini = f"conformance_{name.replace('-', '_')}"

@@ -62,6 +62,16 @@ def verdict(
     ):
         if found:
             return found
+    word, reason = _green(loaded, results)
+    unknown = unchecked_masks(loaded, [result.id for result in results])
+    if unknown:
+        return "inconclusive", f"{word}, but {unknown}"
+    left = [one.name for one in loaded.unchecked]
+    return word, f"{reason}; not checked: {', '.join(left)}" if left else reason
+
+
+def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
+    """The verdict where nothing that was asked speaks against the candidate."""
     if loaded.gauge:
         return "conforms-up-to-gauge", loaded.gauge
     expected = [result.id for result in results if result.status == "expected-failure"]
@@ -71,6 +81,24 @@ def verdict(
         declared = f"it declares another {', '.join(loaded.deviations)} than the standard"
         return "conforms-with-deviations", declared
     return "conforms", "every applicable MUST clause passed"
+
+
+def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
+    """Why parameters that look like masks leave a verdict open, in words, or "".
+
+    A run that selects no clause of masks claims nothing about them.
+    """
+    names = [one.name for one in loaded.unchecked if one.option == "mask" and not one.accepted]
+    if not names or not any(slug.startswith("mask.") for slug in slugs):
+        return ""
+    listed = " and ".join(f"`{name}`" for name in names)
+    given = ", ".join(repr(name) for name in names)
+    was = "was" if len(names) == 1 else "were"
+    return (
+        f"{listed} {was} not checked: declare what it means with masks= ('conformance identify "
+        f"{loaded.target}' finds out), or let it stay so with unchecked=[{given}] or --unchecked "
+        f"{','.join(names)}"
+    )
 
 
 def _error(results: Sequence[ClauseResult]) -> tuple[str, str] | None:
@@ -143,6 +171,7 @@ def candidate_entry(
         "verdict": word,
         "verdict_reason": reason,
         "warnings": list(warnings),
+        "unchecked": [asdict(one) for one in loaded.unchecked],
         "counts": dict(Counter(result.status for result in results)),
         "seconds": round(sum(result.seconds for result in results), 4),
         "clauses": [

@@ -34,6 +34,7 @@ class SuiteOptions:
     devices: tuple[str, ...] | None = None
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
     expected_failures: Expected | None = None
 
 
@@ -46,6 +47,7 @@ def parametrize(
     devices: Iterable[str] | None = None,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
+    unchecked: str | Iterable[str] = (),
     expected_failures: Expected | None = None,
 ) -> Callable[[Test], Test]:
     """Decorate a test function that has an argument ``clause``: one test a clause and candidate.
@@ -54,7 +56,8 @@ def parametrize(
     that never calls it fails. ``clause.check()`` returns the result instead and leaves the verdict
     to the test. ``candidates`` is a target string, a candidate, a ``torch.nn.Module``, or a list of
     these; strings are loaded when the test is collected. ``expected_failures`` is a dict of slug to
-    reason, a list of ``conformance.ExpectedFailure``, or the path of a TOML file.
+    reason, a list of ``conformance.ExpectedFailure``, or the path of a TOML file. A parameter that
+    looks like a mask and is not declared is a test that fails, unless ``unchecked`` names it.
 
     Raises UsageError for an option of the wrong type.
     """
@@ -72,6 +75,7 @@ def parametrize(
         devices=None if devices is None else _texts("devices", devices),
         only=_texts("only", only),
         skip=_texts("skip", skip),
+        unchecked=_texts("unchecked", unchecked),
         expected_failures=expected_failures,
     )
     if not options.targets:

@@ -45,6 +45,24 @@ def test_startup_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_mask_that_nobody_declared_is_a_failing_test(pytester: pytest.Pytester) -> None:
+    """It is a test of its own, which ``unchecked`` and the option take away."""
+    kernel = KERNEL.replace(
+        "my_kernel(query, key, value)", "my_kernel(query, key, value, attn_mask=None)"
+    )
+    pytester.makepyfile(attn=kernel, test_it=suite(only="['mask.golden', 'shape.output']"))
+    pytester.makepyfile(
+        test_left=suite(only="['mask.golden', 'shape.output']").replace(
+            "only=", "unchecked=['attn_mask'], only="
+        )
+    )
+    result = pytester.runpytest("-p", "no:cacheprovider", "-rf")
+    assert result.parseoutcomes() == {"passed": 2, "skipped": 2, "failed": 1}
+    result.stdout.fnmatch_lines(["*`attn_mask` was not checked*"])
+    result = pytester.runpytest("--conformance-unchecked", "attn_*,pad*", "test_it.py")
+    assert result.parseoutcomes() == {"passed": 1, "skipped": 1}
+
+
 def test_candidates_from_the_command_line(pytester: pytest.Pytester) -> None:
     """``--pyargs conformance --candidate`` runs one test a clause and candidate."""
     pytester.makepyfile(attn=KERNEL + UNSCALED)

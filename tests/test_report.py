@@ -12,6 +12,7 @@ from records import PROBLEM, READY, expected, loaded, result
 from conformance.errors import UsageError
 from conformance.expectations import Stale
 from conformance.messages import RunOptions
+from conformance.parameter_names import OptionParameter
 from conformance.report import (
     build_report,
     candidate_entry,
@@ -26,6 +27,9 @@ from conformance.results import ClauseResult
 PASSED = result()
 SHOULD_FAILED = result("failed", "mask.no-leak", "SHOULD")
 MUST_FAILED = result("failed", "shape.output")
+MASK = OptionParameter(name="attn_mask", option="mask")
+ACCEPTED = OptionParameter(name="attn_mask", option="mask", accepted=True)
+SCALE = OptionParameter(name="scale", option="scale")
 STALE = Stale(expectation=expected(), why="nothing that it covers failed")
 
 VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
@@ -36,6 +40,14 @@ VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
     "a declared deviation": ("conforms-with-deviations", [PASSED], {"deviations": ("scale",)}),
     "unknown weights": ("conforms-up-to-gauge", [PASSED], {"gauge": "its weights are unknown"}),
     "a MUST untestable": ("inconclusive", [PASSED, result("untestable")], {}),
+    "a mask unchecked": ("inconclusive", [PASSED], {"unchecked": (MASK,)}),
+    "a mask unchecked on purpose": ("conforms", [PASSED], {"unchecked": (ACCEPTED,)}),
+    "a scale unchecked": ("conforms", [PASSED], {"unchecked": (SCALE,)}),
+    "no clause of masks asked": (
+        "conforms",
+        [result(slug="shape.output")],
+        {"unchecked": (MASK,)},
+    ),
     "nothing run": ("inconclusive", [], {}),
     "nothing applicable": ("inconclusive", [result("not-applicable")], {}),
     "a MUST failed": ("fails", [PASSED, MUST_FAILED, result("untestable")], {}),
@@ -48,6 +60,19 @@ VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
 def test_verdicts(word: str, results: list[ClauseResult], more: dict[str, Any]) -> None:
     """The gravest thing that was found decides the verdict."""
     assert verdict(loaded(**more), results)[0] == word
+
+
+def test_what_was_not_checked_is_said() -> None:
+    """A mask that nobody declared is why, with what to do; other options are named."""
+    reason = verdict(loaded(unchecked=(MASK, SCALE)), [PASSED])[1]
+    assert reason == (
+        "conforms, but `attn_mask` was not checked: declare what it means with masks= "
+        "('conformance identify attn.py:mine' finds out), or let it stay so with "
+        "unchecked=['attn_mask'] or --unchecked attn_mask"
+    )
+    reason = verdict(loaded(unchecked=(ACCEPTED, SCALE)), [PASSED])[1]
+    assert reason == "every applicable MUST clause passed; not checked: attn_mask, scale"
+    assert verdict(loaded(unchecked=(MASK,)), [MUST_FAILED])[0] == "fails"
 
 
 def test_stale_expectation_fails() -> None:

@@ -59,6 +59,17 @@ class Calling:
             return tuple(parts[:2]) if len(parts) > 1 else parts[0]
         return parts[0] if parts else answer
 
+    def given(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
+        """The parameters of a module's ``forward`` that calls give.
+
+        What a function of the user's gives nobody can see: where it takes a declared mask, or
+        stands for one that is always causal, that is where the module's masks come from.
+        """
+        theirs = {self.rename.get(word, word) for word in declaration.keywords}
+        if self.function is not None and (declaration.masks or declaration.always_causal):
+            theirs.update(mask_parameters(forward))
+        return theirs
+
     def _call(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
         if self.function is not None:
             return self.function(module, *inputs, **keywords)
@@ -82,6 +93,12 @@ class AdaptedModule(nn.Module):
         self.module = module
         self.calling = calling
         self.train(module.training)
+
+    def given(self, declaration: Declaration) -> set[str]:
+        """The names of the module's parameters that calls give."""
+        if not isinstance(self.calling, Calling):
+            return set(declaration.keywords)
+        return self.calling.given(self.module.forward, declaration)
 
     def forward(self, *inputs: Tensor, **keywords: Any) -> Any:
         """Call the module; the output is a tensor, or output and weights for ``return_weights``."""

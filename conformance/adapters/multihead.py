@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..declaration import Declaration
 from ..errors import DeclarationError
 from ..geometry import Geometry
 from .calling import Calling
@@ -99,6 +100,12 @@ class MultiheadCalling(Calling):
         return module(
             query, key, value, need_weights=return_weights, average_attn_weights=False, **masks
         )
+
+    def given(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
+        """Both masks where one is declared, by its shape, and the switches of returned weights."""
+        masks = {"attn_mask", "key_padding_mask"} if declaration.masks else set()
+        switches = {"need_weights", "average_attn_weights"}
+        return super().given(forward, declaration) | masks | switches
 
     def _scores_shape(self, module: nn.Module, query: Tensor, key: Tensor) -> tuple[int, ...]:
         heads = cast("nn.MultiheadAttention", module).num_heads

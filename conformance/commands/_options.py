@@ -111,6 +111,16 @@ DEVICE: Final[Decorator] = click.option(
     metavar="DEVICE,...",
     help="Run on these devices (cpu,cuda:1) instead of the declared ones; may be repeated.",
 )
+UNCHECKED: Final[Decorator] = click.option(
+    "--unchecked",
+    multiple=True,
+    callback=separated(),
+    metavar="NAME,...",
+    help=(
+        "Parameters (or globs) that look like a mask and may stay unchecked; any other that is not "
+        "declared leaves its candidate inconclusive."
+    ),
+)
 SEED: Final[Decorator] = click.option(
     "--seed",
     type=click.IntRange(min=0),

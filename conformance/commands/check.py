@@ -17,6 +17,7 @@ from ._options import (
     ONLY,
     SKIP,
     STRICT,
+    UNCHECKED,
     expected_failures_option,
     json_option,
     profile_option,
@@ -63,6 +64,7 @@ COMPILING = 300.0
 @long_options
 @ONLY
 @SKIP
+@UNCHECKED
 @expected_failures_option(
     "TOML: [[expected]] tables with clause and reason, and kind, diagnosis, candidate, dtype, "
     "device, expires as needed."
@@ -101,6 +103,7 @@ def check_command(
     seed: int | None,
     only: tuple[str, ...],
     skip: tuple[str, ...],
+    unchecked: tuple[str, ...],
     expected_failures: Path | None,
     write_expected: Path | None,
     fail_on: str,
@@ -145,6 +148,7 @@ def check_command(
         devices=devices or None,
         only=only,
         skip=skip,
+        unchecked=unchecked,
         beside=Beside(
             source=source,
             state_dict=None if state_dict is None else str(state_dict),

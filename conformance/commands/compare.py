@@ -18,6 +18,7 @@ from ._options import (
     SEED,
     SKIP,
     STRICT,
+    UNCHECKED,
     expected_failures_option,
     json_option,
     profile_option,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 @SEED
 @ONLY
 @SKIP
+@UNCHECKED
 @expected_failures_option("TOML with the expected failures of the targets, as for check.")
 @FAIL_ON
 @STRICT
@@ -55,6 +57,7 @@ def compare_command(
     seed: int,
     only: tuple[str, ...],
     skip: tuple[str, ...],
+    unchecked: tuple[str, ...],
     expected_failures: Path | None,
     fail_on: str,
     strict: bool,
@@ -89,6 +92,7 @@ def compare_command(
             devices=devices or None,
             only=only,
             skip=skip,
+            unchecked=unchecked,
         )
         run = _run(options, expected_failures, strict=strict, timeout=timeout)
         sources = [Source(name=JUST_NOW, record=run), *sources]

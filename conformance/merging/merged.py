@@ -14,6 +14,7 @@ from ..expected import ExpectedFailure, Place
 from ..judging import judge
 from ..limits import NOT_RUN, spoken
 from ..messages import Loaded
+from ..parameter_names import OptionParameter
 from ..report import candidate_entry
 from ..results import ClauseResult, plain, result_from_json
 from ..selection import selected
@@ -97,6 +98,7 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
             expected=tuple(_expectation(one) for one in judging["expected"]),
             tasks=(),
             location=entry.get("location"),
+            unchecked=tuple(OptionParameter(**one) for one in entry.get("unchecked", ())),
         ),
         entry=entry,
         found=tuple(merged_result(one) for one in pieces),
