@@ -57,11 +57,24 @@ def arranged_tokens(inputs: Inputs) -> Tensors:
 
 
 def _shared(placed: list[Tensor], inputs: Inputs) -> Tensors:
-    """One object for what is one object in the inputs."""
+    """One object for what is one object in the inputs, and holds the same tokens of them."""
     query, key, value = placed
-    if inputs.key is inputs.query:
+    if inputs.key is inputs.query and torch.equal(
+        there(inputs, "query", inputs.query), there(inputs, "key", inputs.key)
+    ):
         key = query
     return query, key, key if inputs.value is inputs.key else value
+
+
+def with_equal_sequences(inputs: Inputs) -> Inputs:
+    """The same inputs, with as many queries in each sequence as it has keys.
+
+    They are as they were where no mask of the form "sequences" says how many there are.
+    """
+    if inputs.mask_form != SEQUENCES or inputs.keep is None:
+        return inputs
+    keys = there(inputs, "key", inputs.key)
+    return inputs.replace(keep=(keys[:, :, None] & keys[:, None, :]).unsqueeze(1))
 
 
 def _laid_out(tensor: Tensor, name: str, heads: int) -> Tensor:

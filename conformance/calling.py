@@ -189,16 +189,16 @@ def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def present_mask(inputs: Inputs) -> Tensor:
-    """The mask in its declared form and shape."""
+    """The mask in its declared form and shape: a letter is that size, whatever repeats along it."""
     keep = inputs.keep
     if keep is None:
         keep = torch.ones(1, 1, 1, inputs.geometry.key_length, dtype=torch.bool)
         keep = keep.expand(_mask_extent(inputs))
     form = inputs.mask_form
     if form == "lengths":
-        letters = inputs.mask_shape
-        lengths = keep.sum(dim=-1).reshape(_letter_sizes(letters, keep)).to(torch.int64)
-        return arrange_mask(lengths, inputs.mask_layout)
+        lengths = keep.sum(dim=-1, keepdim=True).to(torch.int64).expand(_mask_extent(inputs))
+        shaped = lengths.reshape(_letter_sizes(inputs.mask_shape, lengths))
+        return arrange_mask(shaped, inputs.mask_layout)
     if form == "bias":
         mask = torch.zeros(keep.shape, dtype=inputs.query.dtype)
         if inputs.bias is not None:

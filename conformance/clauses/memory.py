@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..arrangements import with_equal_sequences
 from ..candidate import Candidate
 from ..declaration import PACKED
 from ..layouts import CANARIES
@@ -49,6 +50,8 @@ def shared(subject: Subject, problem: Problem) -> Finding:
     if inputs.value.shape != key.shape:
         return Finding(binding=False)
     copies = inputs.with_tokens(query=query, key=key, value=key)
+    if query is key:  # sequences whose offsets differ lie in no one tensor
+        copies = with_equal_sequences(copies)
     one = copies.replace(shared=True)
     wording = f"{told} change the answer"
     answers = subject.answer(copies), subject.answer(one)

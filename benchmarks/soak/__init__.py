@@ -1,0 +1,1 @@
+"""The soak: correct candidates under many seeds, for hours if need be."""
