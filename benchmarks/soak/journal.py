@@ -54,7 +54,7 @@ class Journal:
             "examples": outcome.examples,
             "accusations": outcome.accusations,
             "margins": outcome.margins,
-            "seconds": round(outcome.seconds, 3),
+            "seconds": outcome.seconds,
             "commit": commit,
         }
         if self._path is not None:

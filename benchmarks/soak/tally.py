@@ -13,7 +13,7 @@ import torch
 
 from .tasks import Outcome, keep_larger
 
-TARGETS: Final = ("candidates", "candidates/legitimate")
+TARGETS: Final = ("candidates", "candidates/legitimate", "candidates/flex_attention.py")
 SLOW: Final = 10  # an example in float64, with its golden in twice that, counts for so many
 PAGE: Final = """\
 # Correct candidates are not accused

@@ -14,7 +14,7 @@ from conformance.judging import judge
 from conformance.profile import PROFILES
 from conformance.runner import CandidateRun
 
-# benchmarks/soak.py tries them at length; this is a sample of each clause.
+# benchmarks/soak tries them at length; this is a sample of each clause.
 PROFILE = dataclasses.replace(PROFILES["quick"], examples=4, reductions=0)
 HONEST = ("passed", "not-applicable", "expected-failure")
 LATER = {"cross", "grad_weights"}
