@@ -29,14 +29,14 @@ from torch import Generator, Tensor
 from .declaration import SEQUENCES
 from .inputs import Inputs
 from .layouts import CANARIES, LAYOUTS, MIXED, arrange_mask
+from .mask_patterns import NO_KEYS, NO_QUERIES, OF_SEQUENCES
 
 Tensors = tuple[Tensor, ...]
 # Which axis holds the heads of one input; memory layouts that speak of heads need to know.
 _HEADS: Final = {"BHSD": 1, "BSHD": 2, "packed-qkv": 3, "packed-kv": 2, "varlen": 1}
 _PACKED_HEADS: Final = 3
 _SEPARATE: Final = 3
-EMPTY_LENGTHS: Final = "empty-lengths"
-# How many of the sequences have no token at all where some rows are to be empty.
+# How many of the sequences have no token, no key or no query where some lack them.
 _EMPTY_SHARE: Final = 0.35
 
 
@@ -74,7 +74,7 @@ def with_equal_sequences(inputs: Inputs) -> Inputs:
     if inputs.mask_form != SEQUENCES or inputs.keep is None:
         return inputs
     keys = there(inputs, "key", inputs.key)
-    return inputs.replace(keep=(keys[:, :, None] & keys[:, None, :]).unsqueeze(1))
+    return inputs.replace(keep=(keys[:, :, None] & keys[:, None, :]).unsqueeze(1), present=None)
 
 
 def _laid_out(tensor: Tensor, name: str, heads: int) -> Tensor:
@@ -188,6 +188,8 @@ def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
     shape = (heads.shape[0], heads.shape[2])
     if inputs.mask_form != SEQUENCES or inputs.keep is None:
         return torch.ones(shape, dtype=torch.bool)
+    if inputs.present is not None:
+        return inputs.present[0 if name == "query" else 1]
     keep = inputs.keep.expand(inputs.geometry.batch, 1, *inputs.score_shape[2:])
     return keep.any(dim=-1 if name == "query" else -2).squeeze(1)
 
@@ -215,24 +217,40 @@ def _offsets(counts: Tensor, layout: str) -> Tensor:
 
 def sequences(
     pattern: str, sizes: tuple[int, int, int], alignment: str, generator: Generator
-) -> Tensor:
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """Which key each query of its sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
 
-    One sequence at least is as long as the batch is made for. "full" makes them equal;
-    "empty-lengths" leaves about a third of them without any token, which only a SHOULD asks for.
+    And which queries and keys there are, where that does not say. One sequence at least is as long
+    as the batch is made for. "full" makes them equal, "single" gives each one query;
+    "empty-lengths" leaves about a third of them without any token, "no-keys" without keys and
+    "no-queries" without queries: the first, the one in the middle or the last among them.
     """
     batch, query_length, key_length = sizes
     queries = _lengths(batch, query_length, generator)
     keys = _lengths(batch, key_length, generator)
     if pattern == "full":
         queries, keys = torch.full_like(queries, query_length), torch.full_like(keys, key_length)
-    if pattern == EMPTY_LENGTHS:
-        gone = torch.rand(batch, generator=generator) < _EMPTY_SHARE
-        gone &= torch.arange(batch) > 0
-        queries, keys = queries.masked_fill(gone, 0), keys.masked_fill(gone, 0)
+    if pattern == "single":
+        queries = queries.clamp(max=1)
+    if pattern in OF_SEQUENCES:
+        gone = _gone(batch, generator)
+        queries = queries if pattern == NO_KEYS else queries.masked_fill(gone, 0)
+        keys = keys if pattern == NO_QUERIES else keys.masked_fill(gone, 0)
     place = _from_the_end if alignment == "bottom-right" else _from_the_start
     rows, columns = place(queries, query_length), place(keys, key_length)
-    return (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
+    keep = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
+    return keep, (rows, columns) if pattern in (NO_KEYS, NO_QUERIES) else None
+
+
+def _gone(batch: int, generator: Generator) -> Tensor:
+    """Which sequences lack something: about a third, an end or the middle among them, not all."""
+    gone = torch.rand(batch, generator=generator) < _EMPTY_SHARE
+    if batch > 1:
+        places = sorted({0, batch // 2, batch - 1})
+        chosen = places[int(torch.randint(len(places), (1,), generator=generator))]
+        gone[chosen] = True
+        gone[(chosen + 1) % batch] = False
+    return gone if batch > 1 else torch.zeros_like(gone)
 
 
 def _lengths(batch: int, longest: int, generator: Generator) -> Tensor:

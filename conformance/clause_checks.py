@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from .declaration import KINDS, MASK_FORMS, SEQUENCES
 from .geometry import FIELDS
-from .mask_patterns import LENGTH_PATTERNS, PATTERNS
+from .mask_patterns import OF_SEQUENCES, PATTERNS
 from .recipes import RECIPES
 from .space import Often, Space
 
@@ -51,7 +51,7 @@ def _reasons_of_space(space: Any) -> Iterator[str]:
         yield from _strangers(name, [getattr(space, name)], get_args(Often))
     yield from _strangers("forms", space.forms, (*MASK_FORMS, SEQUENCES))
     yield from _strangers("values", space.values, RECIPES)
-    yield from _strangers("patterns", space.patterns, {**PATTERNS, **LENGTH_PATTERNS})
+    yield from _strangers("patterns", space.patterns, (*PATTERNS, *OF_SEQUENCES))
     yield from _strangers("kinds", space.kinds, KINDS)
     for name in ("least", "preferred"):
         yield from _strangers(name, [pair[0] for pair in getattr(space, name)], FIELDS)

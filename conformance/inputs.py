@@ -25,6 +25,9 @@ class Inputs:
     keep, bias
         The mask: bool, True attends, and additive finite values, both with four axes of size 1
         where they do not vary. ``mask_form`` and ``mask_shape`` say how they are handed over.
+    present
+        Which queries ``[B, Lq]`` and which keys ``[B, Lk]`` the sequences have, where ``keep``
+        cannot say: a sequence that has either without the other. None elsewhere.
     return_weights, dropout
         Further keywords of the call.
     generic
@@ -63,6 +66,7 @@ class Inputs:
     bias: Tensor | None = None
     mask_form: str | None = None
     mask_shape: str = ""
+    present: tuple[Tensor, Tensor] | None = None
     causal: bool = False
     scale: float | None = None
     softcap: float | None = None
@@ -97,6 +101,8 @@ class Inputs:
         """Queries that no sequence has, bool ``[B, 1, Lq]``; None where each has all of them."""
         if self.mask_form != SEQUENCES or self.keep is None:
             return None
+        if self.present is not None:
+            return ~self.present[0].unsqueeze(1)
         return ~self.keep.any(dim=-1)
 
     def replace(self, **changes: Any) -> Inputs:
@@ -105,7 +111,7 @@ class Inputs:
 
     def without_mask(self) -> Inputs:
         """The same problem with every key kept and no mask handed over."""
-        return self.replace(keep=None, bias=None, mask_form=None, mask_shape="")
+        return self.replace(keep=None, bias=None, mask_form=None, mask_shape="", present=None)
 
     def with_tokens(
         self, *, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None

@@ -19,6 +19,11 @@ Pattern = Callable[[Shape, Generator], Tensor]
 
 # How many of the rows lose all their keys, beside the one that always does.
 EMPTIED_SHARE: Final = 0.35
+# Patterns of sequences alone, which other masks do not have: see arrangements.sequences.
+NO_TOKENS: Final = "empty-lengths"
+NO_KEYS: Final = "no-keys"
+NO_QUERIES: Final = "no-queries"
+OF_SEQUENCES: Final = (NO_TOKENS, NO_KEYS, NO_QUERIES)
 
 
 def full(shape: Shape, _generator: Generator) -> Tensor:

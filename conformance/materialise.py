@@ -42,7 +42,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
     """Make the tensors of a problem for a candidate."""
     generator = generator_for(problem)
     query, key, value = _tokens(problem, candidate, generator)
-    keep, bias = _mask(problem, candidate, generator)
+    keep, bias, present = _mask(problem, candidate, generator)
     plan = problem.mask
     drawn = Inputs(
         geometry=problem.geometry,
@@ -56,6 +56,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         bias=bias,
         mask_form=None if plan is None else plan.form,
         mask_shape="" if plan is None else plan.shape,
+        present=present,
         causal=problem.causal or candidate.declaration.always_causal,
         scale=problem.scale,
         softcap=problem.softcap,
@@ -219,20 +220,22 @@ def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]
 
 def _mask(
     problem: Problem, candidate: Candidate, generator: Generator
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
+    """What is kept, the additive values, and which tokens there are where that does not say."""
     plan, geometry = problem.mask, problem.geometry
     if plan is None:
-        return None, None
+        return None, None, None
     if plan.form == SEQUENCES:
         sizes = (geometry.batch, geometry.query_length, geometry.key_length)
         alignment = candidate.declaration.semantics.causal_alignment
-        return sequences(plan.pattern, sizes, alignment, generator), None
+        keep, present = sequences(plan.pattern, sizes, alignment, generator)
+        return keep, None, present
     shape = mask_sizes(plan.shape, problem.geometry)
     keep = PATTERNS[pattern_for(plan)](shape, generator)
     if not plan.finite_bias:
-        return keep, None
+        return keep, None, None
     bias = 2.0 * normal(shape, generator)
-    return keep, bias.to(TORCH_DTYPES[problem.dtype])
+    return keep, bias.to(TORCH_DTYPES[problem.dtype]), None
 
 
 def _sinks(problem: Problem) -> Tensor | None:

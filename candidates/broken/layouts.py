@@ -208,3 +208,110 @@ class EmptySequencesShiftOthers(VarlenCore):
         plain = super().key_spans(offsets)
         some = [span for span in plain if span.start < span.stop]
         return some + [slice(0, 0)] * (len(plain) - len(some))
+
+
+@core("varlen.no-queries", **VARLEN)
+class QuerylessSequencesShiftOthers(VarlenCore):
+    """Sequences without queries are dropped, and the next ones attend their keys."""
+
+    def spans(self, offsets: Tensor) -> list[slice]:
+        plain = super().spans(offsets)
+        some = [span for span in plain if span.start < span.stop]
+        return some + [slice(0, 0)] * (len(plain) - len(some))
+
+
+@core("varlen.golden", **VARLEN)
+class SingleQueryBroadcast(VarlenCore):
+    """Where every sequence has one query, all of them attend the keys of the first sequence."""
+
+    def one(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        longest: tuple[int, int],
+        **options: Any,
+    ) -> Tensor:
+        if longest[0] == 1:
+            self.first = getattr(self, "first", (key, value))
+            key, value = self.first
+        return super().one(query, key, value, longest=longest, **options)
+
+    def __call__(self, *tensors: Tensor, **options: Any) -> Tensor:
+        self.__dict__.pop("first", None)
+        return super().__call__(*tensors, **options)
+
+
+@core("varlen.no-keys", **VARLEN)
+class RowsWithoutKeysUnwritten(VarlenCore):
+    """A block that has no keys returns at once: its rows hold what the buffer held."""
+
+    def one(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        longest: tuple[int, int],
+        **options: Any,
+    ) -> Tensor:
+        if not len(key):
+            return value.new_full((len(query), query.shape[1], value.shape[2]), 7.0)
+        return super().one(query, key, value, longest=longest, **options)
+
+
+class _GradientsUnwritten(VarlenCore):
+    """The backward pass leaves gradients of some sequences as its buffers held them."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        **options: Any,
+    ) -> Tensor:
+        counts = cu_seqlens_q.diff(), cu_seqlens_k.diff()
+        if torch.is_grad_enabled():
+            query, key = self.unwritten(query, key, *counts)
+        return super().__call__(
+            query, key, value, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **options
+        )
+
+    def unwritten(
+        self, query: Tensor, key: Tensor, queries: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Query and key that get other gradients."""
+        raise NotImplementedError
+
+
+def _left(tensor: Tensor, tokens: Tensor, junk: float) -> Tensor:
+    """The same numbers; the gradients of some tokens are junk."""
+    if not tensor.requires_grad:
+        return tensor
+    same = tensor.clone()
+    same.register_hook(lambda gradient: gradient.masked_fill(tokens[:, None, None], junk))
+    return same
+
+
+@core("varlen.no-queries-gradients", **VARLEN)
+class KeysWithoutQueriesKeepOldGradients(_GradientsUnwritten):
+    """No block writes the gradients of keys that no query attends: they hold what was there."""
+
+    def unwritten(
+        self, query: Tensor, key: Tensor, queries: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return query, _left(key, (queries == 0).repeat_interleave(keys), 3.0)
+
+
+@core("varlen.no-keys-gradients", **VARLEN)
+class QueriesWithoutKeysGetNaN(_GradientsUnwritten):
+    """Queries without keys get a gradient that is divided by a sum of nothing: NaN."""
+
+    def unwritten(
+        self, query: Tensor, key: Tensor, queries: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return _left(query, (keys == 0).repeat_interleave(queries), float("nan")), key

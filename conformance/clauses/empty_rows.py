@@ -104,7 +104,7 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
     """Only the empty rows are judged, by the declared rule."""
     inputs, rule = _under_a_rule(subject, problem, weights=False)
     wording = f"a query without any key does not return what is declared ({rule})"
-    return _follows_rule(subject, inputs, rule, wording)
+    return follows_empty_rule(subject, inputs, rule, wording)
 
 
 @clause(
@@ -123,10 +123,10 @@ def empty_row_weights(subject: Subject, problem: Problem) -> Finding:
     """The output beside the weights is judged; of the weights themselves nothing is promised."""
     inputs, rule = _under_a_rule(subject, problem, weights=True)
     wording = f"with return_weights=True a query without any key does not return {rule}"
-    return _follows_rule(subject, inputs, rule, wording)
+    return follows_empty_rule(subject, inputs, rule, wording)
 
 
-def _follows_rule(subject: Subject, inputs: Inputs, rule: str, wording: str) -> Finding:
+def follows_empty_rule(subject: Subject, inputs: Inputs, rule: str, wording: str) -> Finding:
     """Whether rows without keys, and no others, hold what a rule says."""
     if rule == "any":
         return Finding(binding=False)

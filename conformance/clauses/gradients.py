@@ -65,7 +65,7 @@ FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
 )
 def golden_gradients(subject: Subject, problem: Problem) -> Finding:
     """A random output gradient, against the golden backward pass in float64."""
-    return _golden(subject, problem)
+    return drawn_gradients_match(subject, problem)
 
 
 @clause(
@@ -90,10 +90,10 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
 )
 def golden_options(subject: Subject, problem: Problem) -> Finding:
     """Each option alone, and all of them at once with each form of mask."""
-    return _golden(subject, problem)
+    return drawn_gradients_match(subject, problem)
 
 
-def _golden(subject: Subject, problem: Problem) -> Finding:
+def drawn_gradients_match(subject: Subject, problem: Problem) -> Finding:
     """Every gradient of a problem in which each query has a key."""
     inputs = with_full_rows(subject, problem, whole=True)
     if cannot_be_judged(subject, inputs):
@@ -218,7 +218,8 @@ def keys_of(inputs: Inputs) -> tuple[str, ...]:
     )
 
 
-def _rows_are_finite(candidate: Candidate) -> str:
+def rows_are_finite(candidate: Candidate) -> str:
+    """Why rows without keys need not be finite, or ""."""
     rules = candidate.declaration.empty_rules
     if rules & set(FINITE_RULES):
         return ""
@@ -245,10 +246,15 @@ def _rows_are_finite(candidate: Candidate) -> str:
         share=0.2,
     ),
     counterfactual="a query without any key",
-    applies=(records_gradients, _rows_are_finite),
+    applies=(records_gradients, rows_are_finite),
 )
 def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""
+    return gradients_beside_empty_rows(subject, problem)
+
+
+def gradients_beside_empty_rows(subject: Subject, problem: Problem) -> Finding:
+    """Gradients through every row, those without keys among them: finite, and golden for zeros."""
     inputs = asked_inputs(subject, problem)
     empty = _empty_rows(subject, inputs)
     finite = subject.oracle.empty_rule(inputs) in FINITE_RULES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from ..candidate import Candidate
 from ..comparison import compare, moves
 from ..declaration import SEQUENCES
 from ..inputs import Inputs
+from ..mask_patterns import NO_KEYS, NO_QUERIES, NO_TOKENS
 from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
@@ -16,17 +19,20 @@ from ..registry import Finding, clause
 from ..relation import with_relation
 from ..space import Space
 from ..subject import Subject
+from ._gradients import has_golden_gradients, records_gradients
 from ._vocabulary import column, matches_golden, wide_range
+from .empty_rows import follows_empty_rule
+from .gradients import drawn_gradients_match, gradients_beside_empty_rows, rows_are_finite
 
 SOURCE = "flash_attn_varlen_func: cu_seqlens_q, cu_seqlens_k"
-RAGGED = ("random",)
+RAGGED = ("random", "single")  # lengths at random, and one query each
 # What a neighbour's values are multiplied by: a leak of a tiny weight shows, too.
 NEIGHBOURS = 1e4
 HALF_NEIGHBOURS = 1e1
 
 
 def _space(causal: str = "maybe", patterns: tuple[str, ...] = RAGGED) -> Space:
-    """Sequences of different lengths, two at least."""
+    """Sequences of different lengths, two at least; three where they fit."""
     return Space(
         mask="always",
         forms=(SEQUENCES,),
@@ -35,7 +41,7 @@ def _space(causal: str = "maybe", patterns: tuple[str, ...] = RAGGED) -> Space:
         extras="maybe",
         values=LIVELY,
         least=(("batch", 2), ("key_length", 2)),
-        preferred=(("query_length", 3), ("key_length", 3)),
+        preferred=(("query_length", 3), ("key_length", 3), ("batch", 3)),
     )
 
 
@@ -106,7 +112,7 @@ def varlen_independent(subject: Subject, problem: Problem) -> Finding:
     level="SHOULD",
     sentence="A sequence without any token is left out and disturbs none of the others.",
     source=f"{SOURCE}: two equal offsets; pytorch#188765",
-    space=_space(patterns=("empty-lengths",)),
+    space=_space(patterns=(NO_TOKENS,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
     applies=(_takes_sequences,),
@@ -123,6 +129,100 @@ def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     absent = inputs.absent
     none = absent is not None and bool(absent.flatten(1).all(dim=1).any())
     return Finding(binding=found.binding and none, margin=found.margin, violation=found.violation)
+
+
+@clause(
+    "varlen.no-queries",
+    level="MUST",
+    sentence="A sequence that has keys but no queries adds no row and disturbs no other sequence.",
+    source=f"{SOURCE}: two equal offsets of queries, as for requests that wait in a batch",
+    space=_space(patterns=(NO_QUERIES,)),
+    needs_golden=True,
+    counterfactual="every sequence as long as the longest",
+    applies=(_takes_sequences,),
+)
+def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
+    """The first, one in the middle or the last among those that have none."""
+    inputs = subject.inputs(problem)
+    wording = "beside a sequence without queries an answer is wrong"
+    found = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
+    return _where_some_lack(found, inputs, queries=True)
+
+
+@clause(
+    "varlen.no-keys",
+    level="SHOULD",
+    sentence=(
+        "The queries of a sequence without keys return what is declared for rows without keys, "
+        "and disturb no other sequence."
+    ),
+    source=f"{SOURCE}; flash-attention#1159; DESIGN: no keys at all are a SHOULD",
+    space=_space(patterns=(NO_KEYS,)),
+    needs_golden=True,
+    counterfactual="every sequence as long as the longest",
+    applies=(_takes_sequences,),
+)
+def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
+    """The other sequences against the golden, then the rows without keys against their rule."""
+    inputs = subject.inputs(problem)
+    wording = "beside a sequence without keys an answer is wrong"
+    found = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
+    rule = subject.oracle.empty_rule(inputs)
+    if rule in ("zeros", "nan"):  # there is nothing to take a mean of
+        told = f"the queries of a sequence without keys do not return what is declared ({rule})"
+        empty = follows_empty_rule(subject, inputs, rule, told)
+        margins = [margin for margin in (found.margin, empty.margin) if margin is not None]
+        found = Finding(
+            binding=found.binding,
+            margin=max(margins, default=None),
+            violation=found.violation or empty.violation,
+        )
+    return _where_some_lack(found, inputs, queries=False)
+
+
+@clause(
+    "varlen.no-queries-gradients",
+    level="MUST",
+    sentence=(
+        "Beside a sequence without queries every gradient is that of the specified attention; the "
+        "keys and values of that sequence get none."
+    ),
+    source=f"{SOURCE}; gradients that no block writes hold what was in memory",
+    space=_space(patterns=(NO_QUERIES,)),
+    needs_golden=True,
+    counterfactual="gradients of half the size",
+    applies=(_takes_sequences, has_golden_gradients),
+)
+def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
+    """A random output gradient, against the golden backward pass in float64."""
+    found = drawn_gradients_match(subject, problem)
+    return _where_some_lack(found, subject.inputs(problem), queries=True)
+
+
+@clause(
+    "varlen.no-keys-gradients",
+    level="SHOULD",
+    sentence=(
+        "A sequence without keys leaves every gradient finite; where its queries answer zeros, "
+        "they get none, and those of the other sequences are right."
+    ),
+    source=f"{SOURCE}; pytorch#41508: NaN gradients from rows without keys",
+    space=_space(patterns=(NO_KEYS,)),
+    counterfactual="a sequence without keys",
+    applies=(_takes_sequences, records_gradients, rows_are_finite),
+)
+def varlen_no_keys_gradients(subject: Subject, problem: Problem) -> Finding:
+    """Rows without keys get an output gradient like the others."""
+    found = gradients_beside_empty_rows(subject, problem)
+    return _where_some_lack(found, subject.inputs(problem), queries=False)
+
+
+def _where_some_lack(found: Finding, inputs: Inputs, *, queries: bool) -> Finding:
+    """What was found binds only where some sequence has no queries, or no keys."""
+    if inputs.present is None:
+        return dataclasses.replace(found, binding=False)
+    some = bool((~inputs.present[0 if queries else 1].any(dim=1)).any())
+    return dataclasses.replace(found, binding=found.binding and some)
 
 
 def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: Problem) -> Inputs:

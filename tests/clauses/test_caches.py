@@ -29,7 +29,11 @@ class OwnTokens(EagerLayer):
 
 
 DECODER = conformance.layer(
-    name="decoder", masks=["keep"], causal="bottom-right", features=["kv_cache"], inputs="self"
+    name="decoder",
+    masks=["keep", "lengths"],
+    causal="bottom-right",
+    features=["kv_cache"],
+    inputs="self",
 )(OwnTokens)
 
 

@@ -26,6 +26,16 @@ LAYOUTS: Final[Specific] = {
         "EmptySequencesShiftOthers",
         also("cache.decode-equals-full gradients.empty-row-finite mask.empty-row"),
     ),
+    "varlen.no-queries": (
+        "QuerylessSequencesShiftOthers",
+        also("varlen.empty-sequence varlen.no-queries-gradients"),
+    ),
+    "varlen.no-keys": (
+        "RowsWithoutKeysUnwritten",
+        also("varlen.no-keys-gradients varlen.empty-sequence"),
+    ),
+    "varlen.no-queries-gradients": ("KeysWithoutQueriesKeepOldGradients", NOTHING_ELSE),
+    "varlen.no-keys-gradients": ("QueriesWithoutKeysGetNaN", NOTHING_ELSE),
     "out.written": ("LastRowUnwritten", also("out.strided")),
     "out.bounds": ("WrittenPastTheBuffer", also("out.strided")),
     "out.strided": ("BufferTakenAsContiguous", NOTHING_ELSE),
