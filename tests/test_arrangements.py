@@ -11,6 +11,7 @@ from conformance.arrangements import (
     canonical_tokens,
     present_output,
     presented_shape,
+    with_equal_sequences,
 )
 from conformance.calling import arguments
 from conformance.declaration import LAYOUTS
@@ -43,12 +44,14 @@ def never(*_tensors: torch.Tensor, **_options: object) -> torch.Tensor:
     raise AssertionError
 
 
-def inputs_of(layout: str, *, causal: str = "bottom-right") -> Inputs:
+def inputs_of(
+    layout: str, *, causal: str = "bottom-right", mask: MaskPlan = RAGGED, seed: int = 3
+) -> Inputs:
     """Some inputs of a core with a layout; the sequences of varlen differ in length."""
     candidate = conformance.core(layout=layout, causal=causal)(never)
-    mask = RAGGED if layout == "varlen" else None
     geometry = settle(SIZES, candidate, Space())
-    problem = Problem(geometry=geometry, dtype="float32", seed=3, mask=mask)
+    plan = mask if layout == "varlen" else None
+    problem = Problem(geometry=geometry, dtype="float32", seed=seed, mask=plan)
     return Subject(candidate, "float32").inputs(problem)
 
 
@@ -90,6 +93,39 @@ def test_sequences_lie_where_their_diagonal_needs_them(causal: str) -> None:
     ends = rows[:, -1] if causal == "bottom-right" else rows[:, 0]
     assert bool(ends.all())
     assert not bool(rows.all())
+
+
+@pytest.mark.parametrize(("pattern", "letter"), [("no-keys", "k"), ("no-queries", "q")])
+def test_sequences_that_have_the_one_without_the_other(pattern: str, letter: str) -> None:
+    """Over some seeds the first, one in the middle and the last; what there is is handed over."""
+    plan = RAGGED.replace(pattern=pattern)
+    lacking = set()
+    for seed in range(8):
+        inputs = inputs_of("varlen", mask=plan, seed=seed)
+        (query, key, _), keywords = arguments(inputs)
+        counts = {name: keywords[f"cu_seqlens_{name}"].diff() for name in "qk"}
+        assert [int(counts["q"].sum()), int(counts["k"].sum())] == [len(query), len(key)]
+        assert 0 < int((counts[letter] == 0).sum()) < 3
+        assert bool((counts["q" if letter == "k" else "k"] > 0).all())
+        lacking |= set((counts[letter] == 0).nonzero().flatten().tolist())
+        output = torch.ones(presented_shape(inputs))
+        assert torch.equal(present_output(canonical_output(output, inputs), inputs), output)
+    assert lacking == {0, 1, 2}
+
+
+def test_query_and_key_are_one_object_only_where_their_offsets_are_one() -> None:
+    """What holds other tokens of the same sequences is another tensor; equal sequences share."""
+    inputs = inputs_of("varlen")
+    shared = inputs.with_tokens(query=inputs.key, value=inputs.key).replace(shared=True)
+    sizes = shared.geometry.replace(query_length=7)
+    padded = torch.zeros(3, 1, 7, 7, dtype=torch.bool)
+    padded[:, :, 2:] = shared.keep
+    apart = shared.replace(keep=padded, geometry=sizes)
+    query, key, value = arguments(apart)[0]
+    assert query.shape != key.shape
+    assert value is key
+    query, key, value = arguments(with_equal_sequences(apart))[0]
+    assert query is key is value
 
 
 def test_offsets_count_the_tokens_of_each_sequence() -> None:
