@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from ..eager import Call, EagerCore
@@ -80,3 +81,36 @@ class BiasRounded(EagerCore):
 
     def add_bias(self, scores: Tensor, bias: Tensor) -> Tensor:
         return scores + bias.bfloat16().to(scores.dtype)
+
+
+@core("mask.bias-far-below")
+class MaximumFlooredAtMinusTenThousand(EagerCore):
+    """The maximum of a row is no lower than -1e4, and its sum no smaller than 1e-6: burn#4697."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        if not logits.shape[-1]:
+            return logits
+        terms = (logits - logits.amax(dim=-1, keepdim=True).clamp_min(-1e4)).exp()
+        return terms / terms.sum(dim=-1, keepdim=True).clamp_min(1e-6)
+
+
+@core("mask.bias-far-below", masks=["bias"])
+class FarBiasTakenForMask(EagerCore):
+    """A bias of -1e4 or less counts as minus infinity: a row of such biases has no key."""
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        yield from super().tables(call)
+        if call.bias is not None:
+            yield call.bias > -1e4  # noqa: PLR2004 (the number of the docstring)
+
+
+@core("mask.bias-lowest", masks=["bias"])
+class LowestBiasOverflows(EagerCore):
+    """Logits are taken to the base 2: the lowest finite bias becomes minus infinity, and NaN."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        halves = logits * (1.0 / math.log(2.0))
+        if not logits.shape[-1]:
+            return logits
+        terms = torch.exp2(halves - halves.amax(dim=-1, keepdim=True))
+        return terms / terms.sum(dim=-1, keepdim=True)

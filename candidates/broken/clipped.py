@@ -63,3 +63,20 @@ class NanAnsweredWithZeros(EagerCore):
         if isinstance(answer, tuple):
             return answer[0].nan_to_num(), answer[1].nan_to_num()
         return answer.nan_to_num()
+
+
+@core("numerics.nan-shows", masks=["keep"])
+class NanCleanedUnderMasks(EagerCore):
+    """Under a mask, weights that are NaN become zeros, whatever made them NaN."""
+
+    def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        weights = super().weights(logits, allowed)
+        return weights if allowed is None else weights.nan_to_num(nan=0.0)
+
+
+@core("numerics.nan-shows")
+class NanValuesCleaned(EagerCore):
+    """Values that are no numbers become zeros, so that no row is lost to padding."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return super().mix(weights, value.nan_to_num(nan=0.0))

@@ -137,3 +137,12 @@ class SingleKeyNeedsNoMask(EagerCore):
 
     def allowed(self, call: Call) -> Tensor | None:
         return None if call.key_length == 1 else super().allowed(call)
+
+
+@core("shape.empty-key")
+class NoKeysUnwritten(EagerCore):
+    """Without any key nothing is computed, and the answer is what the memory held."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        output = super().mix(weights, value)
+        return output if value.shape[2] else torch.full_like(output, 7e-3)

@@ -181,3 +181,21 @@ class BiasInFloat32(EagerCore):
 
     def add_bias(self, scores: Tensor, bias: Tensor) -> Tensor:
         return super().add_bias(scores, bias.float().to(scores.dtype))
+
+
+@core("mask.int-nonzero", masks=["keep_int"])
+class OnlyOneKeeps(EagerCore):
+    """An integer mask keeps what is one; other numbers than zero hide their keys, too."""
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        keep = None if call.keep_int is None else call.keep_int == 1
+        return super().tables(call.replace(keep_int=None, keep=keep))
+
+
+@core("mask.int-nonzero", masks=["keep_int"])
+class MaskCutToBytes(EagerCore):
+    """An integer mask is cut to 8 bits before it is compared with zero."""
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        keep = None if call.keep_int is None else call.keep_int.to(torch.int8) != 0
+        return super().tables(call.replace(keep_int=None, keep=keep))

@@ -144,3 +144,20 @@ class ScaleOfTwentyBits(EagerCore):
 
     def scale(self, call: Call) -> float:
         return super().scale(call) * (1 + 2.0**-20)
+
+
+@core("numerics.odd-scale", masks=["keep"])
+class MaskedBeforeScaled(EagerCore):
+    """Minus infinity is filled in before the scale, and times zero that is NaN."""
+
+    def logits(self, call: Call, key: Tensor) -> Tensor:
+        allowed, scale = self.allowed(call), self.scale(call)
+        products = call.query @ key.transpose(-1, -2)
+        if allowed is None or scale > 0.0:
+            return products * scale
+        return products.masked_fill(~allowed, -math.inf) * scale
+
+    def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        if allowed is None or bool((logits[~allowed.expand(logits.shape)]).isfinite().all()):
+            return super().weights(logits, allowed)
+        return self.softmax(logits)

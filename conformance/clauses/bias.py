@@ -1,22 +1,44 @@
-"""mask.bias*: additive biases join the scaled logits."""
+"""mask.bias*: additive biases join the scaled logits, however far below them they lie."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from ..candidate import Candidate
+from ..headroom import representable_output
+from ..inputs import Inputs
+from ..materialise import generator_for
 from ..problem import Problem
 from ..recipes import LIVELY
 from ..registry import Finding, clause
+from ..results import Violation
 from ..space import Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
-from ._vocabulary import matches_golden, order_is_free, same_answer
+from ._vocabulary import finite_limit, matches_golden, order_is_free, read_heads, same_answer
 
 BIASED = Space(mask="always", forms=("bias",), finite_bias="always", extras="maybe")
 MOST_COPIES = 4
+# Finite biases that some take for masks: in use as fills, the first in T5, BERT and Swin.
+FAR: Final = (-4e4, -1e9, -1.2e4, -1e30)
+# Kernels that work to the base 2 multiply logits by log2(e), and by nothing else.
+ROOM: Final = math.log(2.0)
+# How many rows, and keys of other rows, lie there.
+LOWERED: Final = 0.4
+# Values that lie together show an answer of zeros in any format.
+BESIDE = Space(
+    mask="always",
+    forms=("bias",),
+    finite_bias="always",
+    patterns=("full", "dense", "random"),
+    values=("normal", "long-sums"),
+    least=(("key_length", 2),),
+    share=0.5,
+)
 
 
 @clause(
@@ -88,3 +110,103 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
         f"a bias of log {copies} does not count a key {copies} times",
         counterfactual=lambda: subject.oracle.output(inputs),
     )
+
+
+@clause(
+    "mask.bias-far-below",
+    level="MUST",
+    sentence=(
+        "A finite bias far below every score hides nothing by itself: a row that has nothing else "
+        "is the softmax over all its keys."
+    ),
+    source="burn#4697: the row maximum floored at -1e4; pytorch#109517",
+    space=BESIDE,
+    needs_golden=True,
+    counterfactual="such rows taken for rows without keys",
+    subtle=True,
+)
+def bias_far_below(subject: Subject, problem: Problem) -> Finding:
+    """Some rows have nothing but such biases, others some of them."""
+    room = ROOM * finite_limit(subject)
+    sizes = [far for far in FAR if -far <= room]
+    far = sizes[problem.seed % len(sizes)]
+    inputs, lowered = _with_far(subject.inputs(problem), problem, far)
+    wording = f"rows whose biases are all near {far:.2g} are wrong"
+    judged = _in_range(subject, inputs)
+    taken = inputs.replace(keep=_without(inputs, lowered))
+    return matches_golden(
+        subject, inputs, wording, counterfactual=taken, judged=judged, signal=False
+    )
+
+
+def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Tensor]:
+    """The biases of some rows far below all scores, and which rows: bool ``[b, h, q, 1]``.
+
+    In the other rows some of the keys lie there, never all of them.
+    """
+    if inputs.bias is None or inputs.keep is None:
+        msg = "biases were asked for, so the problem has them"
+        raise LookupError(msg)
+    generator = generator_for(problem, 41)
+    rows = torch.rand((*inputs.bias.shape[:-1], 1), generator=generator) < LOWERED
+    rows.view(-1)[problem.seed % max(rows.numel(), 1) :][:1] = True
+    some = torch.rand(inputs.bias.shape, generator=generator) < LOWERED
+    first = inputs.keep & (inputs.keep.cumsum(dim=-1) == 1)  # a kept key that stays where it is
+    lowered = rows | (some & ~first)
+    moved = inputs.bias.double() + far * lowered.double()
+    return inputs.replace(bias=moved.to(inputs.bias.dtype), generic=False), rows
+
+
+def _in_range(subject: Subject, inputs: Inputs) -> Tensor:
+    """Rows that a candidate can compute but for the size of their biases, which are no products."""
+    plain = subject.golden(inputs.replace(bias=torch.zeros_like(inputs.bias)))
+    known = subject.golden(inputs)
+    return plain.judged & representable_output(known.output, known.limit).unsqueeze(-1)
+
+
+def _without(inputs: Inputs, rows: Tensor) -> Tensor:
+    """The mask that hides every key from some rows."""
+    return ~rows if inputs.keep is None else inputs.keep & ~rows
+
+
+@clause(
+    "mask.bias-lowest",
+    level="SHOULD",
+    sentence=(
+        "A row whose biases are all the lowest finite number returns a mean of its values, and "
+        "no NaN."
+    ),
+    source="pytorch#109517: NaN for rows of -3.4028e+38; HF transformers masks with finfo.min",
+    space=dataclasses.replace(BESIDE, kinds=("core",), values=("normal",)),
+    counterfactual="an answer of zeros",
+    explained=False,
+)
+def bias_lowest(subject: Subject, problem: Problem) -> Finding:
+    """Scores are lost in such sums: any answer between the smallest and largest value will do."""
+    drawn = subject.inputs(problem)
+    if drawn.bias is None or drawn.keep is None:
+        return Finding(binding=False)
+    lowest = torch.finfo(drawn.bias.dtype).min
+    value = drawn.value.abs() + 1.0  # so that zeros lie outside
+    inputs = drawn.with_tokens(value=value).replace(bias=torch.full_like(drawn.bias, lowest))
+    rows = _in_range(subject, inputs)
+    allowed = inputs.allowed(subject.declaration.semantics).unsqueeze(-1)
+    shown = value.double()[:, read_heads(subject, inputs)].unsqueeze(2)
+    low = torch.where(allowed, shown, math.inf).amin(dim=3)
+    high = torch.where(allowed, shown, -math.inf).amax(dim=3)
+    # A mean is rounded as the golden one of equal weights is.
+    slack = subject.golden(inputs.replace(bias=torch.zeros_like(inputs.bias), scale=0.0)).bound
+    answer = subject.answer(inputs).double()
+    outside = rows & ~((answer >= low - slack) & (answer <= high + slack))
+    if not bool(outside.any()):
+        return Finding(binding=bool((rows & (low > slack)).any()))
+    index = [int(i) for i in outside.nonzero()[0]]
+    got, least, most = (float(each[tuple(index)]) for each in (answer, low, high))
+    message = (
+        f"where every bias of a row is {lowest:.4g}, the answer at {index} is {got:.9g}, no mean "
+        f"of its values in [{least:.9g}, {most:.9g}]"
+    )
+    violation = Violation(
+        kind="value", message=message, expected=[least, most], got=got, where=index
+    )
+    return Finding(violation=violation)

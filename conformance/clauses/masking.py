@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import torch
 from torch import Tensor
 
+from ..calling import arguments
 from ..candidate import Candidate
 from ..materialise import generator_for, mask_sizes
 from ..problem import Problem
@@ -23,6 +27,7 @@ from ._vocabulary import (
     permute_heads,
     permuted_heads_view,
     places_matter,
+    relate,
     same_answer,
 )
 
@@ -276,6 +281,40 @@ def forms_agree(subject: Subject, problem: Problem) -> Finding:
         second,
         f"the mask as {form} and as {other} give different answers",
         counterfactual=lambda: subject.oracle.output(first.without_mask()),
+    )
+
+
+# Numbers that are lost where an integer mask is cut to a bit, to 8 bits or to 32.
+OTHER_NUMBERS = (2, -1, 256, 2**32)
+
+
+@clause(
+    "mask.int-nonzero",
+    level="SHOULD",
+    sentence="An integer mask keeps a key by any number but zero, as by one.",
+    source="ONNX Attention-23: a mask of numbers; BUGS: masks cast to narrower integers",
+    space=dataclasses.replace(LIVELY_MASK, forms=("keep_int",), share=0.5),
+    counterfactual="no mask at all",
+)
+def int_nonzero(subject: Subject, problem: Problem) -> Finding:
+    """Each kept key is marked by another number; the answer is that of a mask of ones."""
+    inputs = subject.inputs(problem)
+    forward = subject.forward(inputs)
+    ones = subject.call(forward, inputs).output
+    positional, keywords = arguments(inputs)
+    mask = keywords["keep_int"]
+    numbers = torch.tensor(OTHER_NUMBERS).roll(problem.seed)
+    pattern = numbers.repeat(math.ceil(mask.numel() / len(OTHER_NUMBERS)))[: mask.numel()]
+    marked = mask * pattern.reshape(mask.shape).to(mask)
+    given = positional, {**keywords, "keep_int": marked}
+    answer = subject.ask(forward, given, inputs).output
+    wording = f"a mask of {', '.join(map(str, OTHER_NUMBERS))} keeps other keys than one of ones"
+    return relate(
+        subject,
+        (inputs, ones),
+        (inputs, answer),
+        wording,
+        counterfactual=lambda: subject.oracle.output(inputs.without_mask()),
     )
 
 

@@ -79,9 +79,11 @@ def _offers_scale(candidate: Candidate) -> str:
 @clause(
     "numerics.odd-scale",
     level="SHOULD",
-    sentence="A given scale of zero (equal weights) or below zero is used as it is.",
+    sentence=(
+        "A given scale of zero (equal weights) or below zero is used as it is, under masks too."
+    ),
     source="pytorch#105190; `scale or default` takes zero for unset",
-    space=Space(values=LIVELY, least=(("key_length", 2),), share=0.5),
+    space=Space(mask="maybe", causal="maybe", values=LIVELY, least=(("key_length", 2),), share=0.5),
     needs_golden=True,
     counterfactual="the scale that is used when none is given",
     applies=(_offers_scale,),

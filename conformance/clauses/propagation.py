@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
+import torch
 from torch import Tensor
 
 from ..inputs import Inputs
+from ..materialise import generator_for
 from ..problem import Problem
 from ..registry import Finding, clause
 from ..results import Violation
@@ -14,44 +17,61 @@ from ..space import Space
 from ..subject import Subject
 from ._vocabulary import knows_nan
 
+WHERE: Final = ("query", "key", "value")
+
 
 @clause(
     "numerics.nan-shows",
     level="SHOULD",
-    sentence="A query that is NaN is answered with NaN, not with a number.",
+    sentence=(
+        "What is not a number shows: a NaN in a query, or in a key or value that the query "
+        "attends, is answered with NaN, under masks too."
+    ),
     source="pytorch#141128: a NaN query answered with zeros; IEEE 754-2019, section 6.2",
-    space=Space(values=("normal",), share=0.25),
+    space=Space(mask="maybe", causal="maybe", values=("normal",), share=0.25),
     applies=(knows_nan,),
     explained=False,
 )
 def nan_shows(subject: Subject, problem: Problem) -> Finding:
-    """One token of each item is NaN; every channel of its own row is looked at."""
+    """One token of a query, a key or a value is NaN; every row that meets it is looked at."""
     inputs = subject.inputs(problem)
-    attending = inputs.allowed(subject.declaration.semantics).any(dim=-1).all(dim=(0, 1)).nonzero()
-    if len(attending) == 0:
+    role = WHERE[problem.seed % len(WHERE)]
+    known = subject.candidate.golden_known
+    allowed = inputs.allowed(subject.declaration.semantics)
+    allowed = subject.golden(inputs).core.allowed if known else allowed
+    length = inputs.geometry.query_length if role == "query" else inputs.geometry.key_length
+    chosen = int(torch.randint(max(length, 1), (1,), generator=generator_for(problem, 42)))
+    meeting = _meeting(inputs, allowed, role, chosen)
+    if not bool(meeting.any()):
         return Finding(binding=False)
-    row = int(attending[problem.seed % len(attending)])
-    answer = subject.answer(_poisoned(inputs, row)).select(-2, row)
-    hidden = ~answer.isnan()
+    answer = subject.answer(_poisoned(inputs, role, chosen))
+    hidden = ~answer.isnan() & meeting
     if not bool(hidden.any()):
         return Finding()
     index = [int(i) for i in hidden.nonzero()[0]]
     got = float(answer[tuple(index)])
-    where = [*index[:-1], row, index[-1]]
-    message = f"a query that is NaN is answered with {got:.9g} at {where}"
+    message = f"a {role} that is NaN is answered with {got:.9g} at {index}"
     return Finding(
-        violation=Violation(kind="value", message=message, expected="nan", got=got, where=where)
+        violation=Violation(kind="value", message=message, expected="nan", got=got, where=index)
     )
 
 
-def _poisoned(inputs: Inputs, row: int) -> Inputs:
-    """The same with one query of nothing but NaN; in self-attention it is a key as well."""
+def _meeting(inputs: Inputs, allowed: Tensor, role: str, chosen: int) -> Tensor:
+    """The rows of the answer that a NaN in one token must show in, broadcastable to it.
 
-    def with_nan(tokens: Tensor) -> Tensor:
-        poisoned = tokens.clone()
-        poisoned[..., row, :] = math.nan
-        return poisoned
+    A query's own row, if it has a key; the rows that attend a key or value. Where both are one
+    token, or rows of several heads make one, any of them will do.
+    """
+    attends = allowed[..., chosen] if role != "query" else torch.zeros_like(allowed[..., 0])
+    if role == "query" or inputs.mode == "self":
+        own = torch.arange(inputs.geometry.query_length) == chosen
+        attends = attends | (own & allowed.any(dim=-1))
+    return (attends.any(dim=1) if inputs.is_layer else attends).unsqueeze(-1)
 
-    if inputs.mode == "self":
-        return inputs.with_tokens(key=with_nan(inputs.key))
-    return inputs.with_tokens(query=with_nan(inputs.query))
+
+def _poisoned(inputs: Inputs, role: str, chosen: int) -> Inputs:
+    """The same with one token of nothing but NaN, in every role that it plays."""
+    token = "key" if inputs.mode == "self" or (inputs.mode, role) == ("memory", "value") else role
+    poisoned: Tensor = getattr(inputs, token).clone()
+    poisoned[..., chosen, :] = math.nan
+    return inputs.with_tokens(**{token: poisoned})

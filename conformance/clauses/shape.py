@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..calling import CandidateFailure
 from ..candidate import Candidate
 from ..layouts import STRIDED
 from ..problem import Problem
@@ -107,6 +108,50 @@ def empty_query(subject: Subject, problem: Problem) -> Finding:
         empty = inputs.with_tokens(query=query, key=key, value=value)
     subject.answer(empty)
     return Finding()
+
+
+def _keys_apart(candidate: Candidate) -> str:
+    if not can_cross(candidate):
+        return "it has as many keys as queries"
+    return _free_lengths(candidate)
+
+
+@clause(
+    "shape.empty-key",
+    level="SHOULD",
+    sentence=(
+        "Without any key a query returns zeros, the empty sum, or NaN where zeros are not promised "
+        "to rows without keys; such a call may be refused."
+    ),
+    source="flash-attention#1155, #2470: no keys, and an answer that nobody wrote, or a crash",
+    space=PLAIN,
+    needs_golden=True,
+    counterfactual="an answer that nobody wrote",
+    applies=(_keys_apart,),
+    explained=False,
+)
+def empty_key(subject: Subject, problem: Problem) -> Finding:
+    """Call with zero keys: every row of the answer is looked at."""
+    inputs = subject.inputs(problem.replace(past=0, sinks=False))
+    empty = inputs.with_tokens(key=inputs.key[..., :0, :], value=inputs.value[..., :0, :])
+    expected = subject.oracle.output(empty)
+    try:
+        answer = subject.answer(empty).double()
+    except CandidateFailure as failure:
+        if failure.violation.kind == "raised":
+            return Finding(binding=True)
+        raise
+    may_be_nan = subject.declaration.empty_rules != {"zeros"}
+    # A layer's answer is the bias of its output projection, added to zeros.
+    right = (answer == expected.to(inputs.query.dtype).double()) | (answer.isnan() & may_be_nan)
+    if bool(right.all()):
+        return Finding()
+    index = [int(i) for i in (~right).nonzero()[0]]
+    got, wanted = float(answer[tuple(index)]), float(expected[tuple(index)])
+    message = f"without any key the answer at {index} is {got:.9g}, not {wanted:.9g}"
+    return Finding(
+        violation=Violation(kind="value", message=message, expected=wanted, got=got, where=index)
+    )
 
 
 @clause(

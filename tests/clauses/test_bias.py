@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from examples import core, plan, problem, run_clause, try_on
+from examples import core, plan, problem, quickly, run_clause, try_on
 from torch import Tensor
 
-from candidates.eager import EagerCore
+from candidates.eager import Call, EagerCore
+from conformance.clauses import bias
 from conformance.clauses.bias import MOST_COPIES
 from conformance.subject import Subject
 
@@ -53,3 +56,46 @@ class Halved(EagerCore):
 def test_halved_bias_fails(slug: str) -> None:
     """A bias of half its size is seen by the golden and by the law."""
     assert run_clause(core(Halved()), slug).status == "failed"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_far_biases_hide_nothing_by_themselves(dtype: str) -> None:
+    """Rows of nothing but -4e4 are softmaxes; who takes them for rows without keys is seen."""
+    given: dict[str, Any] = {"masks": ["bias"], "causal": None, "features": [], "dtypes": [dtype]}
+
+    class Taking(EagerCore):
+        def tables(self, call: Call) -> Iterator[Tensor]:
+            yield from super().tables(call)
+            if call.bias is not None:
+                yield call.bias > -1e4
+
+    right, wrong = (
+        quickly(core(each, **given), "mask.bias-far-below", dtype)
+        for each in (EagerCore(), Taking())
+    )
+    assert (right.status, wrong.status) == ("passed", "failed")
+    assert right.binding >= 3
+
+
+def test_far_biases_leave_some_keys_of_other_rows() -> None:
+    """Rows that are not lowered altogether keep a key where it was, and stay judged."""
+    made, rows = bias._with_far(Subject(core(), "float32").inputs(BIASED), BIASED, -4e4)
+    assert made.bias is not None
+    assert made.keep is not None
+    far = made.bias < -1e4
+    assert bool((far.all(dim=-1, keepdim=True) == rows).all())
+    assert 0 < int(rows.sum()) < rows.numel()
+    assert bool((made.keep & ~far).any(dim=-1, keepdim=True)[~rows].all())
+
+
+def test_lowest_biases_give_a_mean() -> None:
+    """Any mean of the values will do where the scores are lost; NaN and zeros will not."""
+    given: dict[str, Any] = {"masks": ["bias"], "causal": None, "features": []}
+
+    class Zero(EagerCore):
+        def softmax(self, logits: Tensor) -> Tensor:
+            return super().softmax(logits).masked_fill(logits < -1e30, 0.0)
+
+    kernels = EagerCore(), Zero()
+    statuses = [run_clause(core(one, **given), "mask.bias-lowest").status for one in kernels]
+    assert statuses == ["passed", "failed"]

@@ -27,7 +27,16 @@ ANYWHERE: Final = frozenset(
 )
 
 
+# What the second asks, the first asks in another call, or of other numbers.
+TOGETHER: Final = {
+    "mask.empty-row": "mask.empty-row-weights",
+    "mask.bias": "mask.bias-far-below",
+}
+
+
 def also(slugs: str) -> frozenset[str]:
     """The other clauses that a mistake may fail too, given as words."""
     named = frozenset(slugs.split())
+    for one, other in TOGETHER.items():
+        named |= {other} if one in named else set()
     return named | ANYWHERE if named & COMPARED else named

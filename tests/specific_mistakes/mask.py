@@ -12,7 +12,10 @@ MASK: Final[Specific] = {
         "UnscaledUnderMask",
         also("mask.bias mask.causal-combined mask.golden mask.padding-is-absence shape.weights"),
     ),
-    "mask.bias": ("BiasIgnored", also("mask.bias-counts mask.causal-combined shape.weights")),
+    "mask.bias": (
+        "BiasIgnored",
+        also("mask.bias mask.bias-counts mask.causal-combined shape.weights"),
+    ),
     "mask.bias-counts": ("BiasClamped", also("mask.bias mask.causal-combined shape.weights")),
     "mask.broadcast": (
         "PaddingHidesQueriesToo",
@@ -39,7 +42,14 @@ MASK: Final[Specific] = {
         also("window.any-length window.golden window.causal numerics.options"),
     ),
     "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
-    "mask.empty-row": ("EmptyRowIsInfinite", NOTHING_ELSE),
+    "mask.empty-row": ("EmptyRowIsInfinite", also("mask.empty-row-weights")),
+    "mask.empty-row-weights": ("EmptyRowIsNanWithWeights", NOTHING_ELSE),
+    "mask.bias-far-below": (
+        "MaximumFlooredAtMinusTenThousand",
+        ANYWHERE | also("mask.single-key mask.bias-lowest numerics.large-logits"),
+    ),
+    "mask.bias-lowest": ("LowestBiasOverflows", NOTHING_ELSE),
+    "mask.int-nonzero": ("OnlyOneKeeps", NOTHING_ELSE),
     "mask.empty-row-isolated": (
         "EmptyRowEmptiesItsHead",
         also("mask.causal-alignment mask.causal-combined mask.causal-first-key shape.weights"),

@@ -10,6 +10,7 @@ SHAPE: Final[Specific] = {
     "shape.bounds": ("ReadsPastTheEnd", NOTHING_ELSE),
     "shape.dtype": ("AnswersInFloat64", also("mixed.undeclared-inputs")),
     "shape.empty-batch": ("EmptyBatchRaises", NOTHING_ELSE),
+    "shape.empty-key": ("NoKeysUnwritten", NOTHING_ELSE),
     "shape.empty-query": ("EmptyQueryRaises", NOTHING_ELSE),
     "shape.expanded": ("ExpandedInputsRefused", NOTHING_ELSE),
     # An answer of another shape fails every clause that asks for one.
