@@ -48,6 +48,10 @@ class RowWithoutKeysRefused(CandidateFailure):
     """The candidate raised where a query has no key, and it promises nothing about such rows."""
 
 
+class StridesRefused(CandidateFailure):
+    """The candidate raised for a tensor that is not contiguous, as it declares that it may."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a candidate returned, with the batch axis put back for unbatched candidates.
@@ -221,6 +225,12 @@ def _mask_extent(inputs: Inputs) -> tuple[int, ...]:
 def _letter_sizes(letters: str, mask: Tensor) -> list[int]:
     axes = dict(zip("BHQK", mask.shape, strict=True))
     return [1 if letter == "1" else axes[letter] for letter in letters]
+
+
+def is_contiguous(given: Arguments) -> bool:
+    """Whether every tensor of a call lies row after row, from the start of its storage on."""
+    tensors = [value for value in (*given[0], *given[1].values()) if isinstance(value, Tensor)]
+    return all(each.is_contiguous() and each.storage_offset() == 0 for each in tensors)
 
 
 def guarded(

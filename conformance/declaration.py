@@ -23,6 +23,7 @@ LAYOUTS: Final = ("BHSD", "BSHD", "packed-qkv", "packed-kv", "varlen")
 ARRAYS: Final = ("torch", "numpy", "jax")
 MIXED: Final = ("refuse", "promote", "query")
 MEMORY: Final = ("linear", "quadratic")
+STRIDES: Final = ("any", "contiguous")
 DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
     "core": frozenset({"gradients"}),
     "layer": frozenset({"gradients", "cross"}),
@@ -88,10 +89,10 @@ class Declaration:
     8-bit integers, "" for others. ``layout`` is how a core takes its heads, ``arrays`` whose arrays
     it takes, ``operator`` the registered torch operator behind it, ``mixed`` what it does with
     inputs of several dtypes, ``memory`` how its peak memory grows with the length (None: nothing
-    is promised). ``assumptions`` says what an adapter took for granted;
-    ``mask_pairs`` which form an adapter takes in which shape, None for any in any. Of ``features``,
-    ``declared_features`` are those that were named, not just there by default. ``unchecked`` names
-    parameters that stay unchecked on purpose.
+    is promised), ``strides`` whether it may refuse what is not contiguous. ``assumptions`` says
+    what an adapter took for granted; ``mask_pairs`` which form an adapter takes in which shape,
+    None for any in any. Of ``features``, ``declared_features`` are those that were named, not just
+    there by default. ``unchecked`` names parameters that stay unchecked on purpose.
     """
 
     kind: str
@@ -122,6 +123,7 @@ class Declaration:
     operator: str = ""
     mixed: str | None = None
     memory: str | None = None
+    strides: str = "any"
     declared_features: frozenset[str] = frozenset()
     unchecked: tuple[str, ...] = ()
     empty_rows_by: tuple[tuple[str, str], ...] = ()
@@ -208,6 +210,7 @@ class Declaration:
             "operator": self.operator,
             "mixed": self.mixed,
             "memory": self.memory,
+            "strides": self.strides,
             "unchecked": list(self.unchecked),
             "semantics": {name: str(pair[1]) for name, pair in changed.items()},
             "assumptions": list(self.assumptions),

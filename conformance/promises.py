@@ -24,6 +24,7 @@ from .declaration import (
     OF_TENSORS,
     POSITIONS,
     PRECISIONS,
+    STRIDES,
     WITH_WEIGHTS,
     Declaration,
     mixed_in,
@@ -62,6 +63,7 @@ def declare(
     operator: str = "",
     mixed: str | None = None,
     memory: str | None = None,
+    strides: str = "any",
     unchecked: Iterable[str] = (),
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
@@ -88,6 +90,7 @@ def declare(
     if position is not None:
         _choice("position", position, POSITIONS)
     _choice("arrays", arrays, ARRAYS)
+    _choice("strides", strides, STRIDES)
     _optional_choices(mixed=(mixed, MIXED), memory=(memory, MEMORY))
     offered = _read_features(kind, named, without)
     one_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
@@ -130,6 +133,7 @@ def declare(
         operator=str(operator),
         mixed=mixed,
         memory=memory,
+        strides=strides,
         declared_features=frozenset(named),
         empty_rows_by=tuple(rules.items()),
         unchecked=_names("unchecked", unchecked),

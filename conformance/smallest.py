@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .calling import CandidateFailure, RowWithoutKeysRefused
+from .calling import CandidateFailure, RowWithoutKeysRefused, StridesRefused
 from .comparison import GROSS
 from .control import Control, NoControlError
 from .differentiating import NotDifferentiable
@@ -49,6 +49,8 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
         return clause.check(subject, problem)
     except RowWithoutKeysRefused:
         return Finding(binding=False, refused=True)
+    except StridesRefused:
+        return Finding()  # loudly, which is what it declares to do
     except NotDifferentiable as told:
         return Finding(binding=False, inapplicable=str(told))
     except CandidateFailure as failure:

@@ -18,9 +18,11 @@ from .calling import (
     CandidateFailure,
     Forward,
     RowWithoutKeysRefused,
+    StridesRefused,
     arguments,
     build_forward,
     guarded,
+    is_contiguous,
     read_answer,
 )
 from .candidate import Candidate
@@ -101,14 +103,18 @@ class Subject:
     def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
         """Call with tensors that are made from some inputs; raises CandidateFailure.
 
-        Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it.
+        Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it, and
+        StridesRefused for tensors that a candidate declares that it may refuse.
         """
         answer_of = self._answered if self.recording is None else self._recorded
         try:
             return answer_of(forward, given, inputs)
         except CandidateFailure as failure:
-            if failure.violation.kind == "raised" and self._may_refuse(inputs):
-                raise RowWithoutKeysRefused(failure.violation) from failure
+            if failure.violation.kind == "raised":
+                if self._may_refuse(inputs):
+                    raise RowWithoutKeysRefused(failure.violation) from failure
+                if self.declaration.strides == "contiguous" and not is_contiguous(given):
+                    raise StridesRefused(failure.violation) from failure
             raise
 
     def _answered(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:

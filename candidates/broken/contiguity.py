@@ -64,6 +64,14 @@ class ContiguityAssumed(Rereads):
         return read(tensor, packed(tensor.shape), int(tensor.storage_offset()))
 
 
+@core("shape.strided", strides="contiguous")
+class ContiguityDeclaredNotChecked(Rereads):
+    """Only contiguous inputs are promised, but views are not refused: they are read wrongly."""
+
+    def reread(self, tensor: Tensor) -> Tensor:
+        return read(tensor, packed(tensor.shape), int(tensor.storage_offset()))
+
+
 @core("shape.strided")
 class LastStrideAssumedOne(Rereads):
     """Channels are read as neighbours in memory, which they are not in a transposed view."""

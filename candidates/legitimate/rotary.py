@@ -78,7 +78,7 @@ def as_complex(x: Tensor, place: Tensor) -> Tensor:
     return torch.cat((turned.flatten(-2).to(x.dtype), x[..., whole:]), dim=-1)
 
 
-@core(semantics=INTERLEAVED, features=["gqa", "scale"])
+@core(semantics=INTERLEAVED, features=["gqa", "scale"], strides="contiguous")
 def by_complex_numbers(
     query: Tensor,
     key: Tensor,
@@ -88,7 +88,7 @@ def by_complex_numbers(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """LLaMA's own code."""
+    """LLaMA's own code; pairs at an odd offset are no complex numbers, which torch refuses."""
     table = admitted(query, key, keep, causal=causal)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     here, there = places(query, key)

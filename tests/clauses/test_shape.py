@@ -3,8 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from examples import bare, core, layer, plan, problem, run_clause, try_on
+from examples import bare, core, failing, layer, plan, problem, run_clause, try_on
 from torch import Tensor
+
+from candidates.eager import EagerCore
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
@@ -85,3 +87,22 @@ def test_returned_weights_are_compared() -> None:
     assert ", key " in result.reason
     assert run_clause(core(uniform, **given), "shape.output").status == "passed"
     assert run_clause(layer(), "shape.weights").status == "passed"
+
+
+@pytest.mark.parametrize(
+    "slug", ["shape.strided", "shape.bounds", "shape.expanded", "mask.strided", "gradients.strided"]
+)
+def test_what_may_be_refused_is_refused_loudly(slug: str) -> None:
+    """Who promises contiguous tensors alone may raise for others; undeclared it is a failure."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        for tensor in (query, key, value, *options.values()):
+            if isinstance(tensor, Tensor) and not tensor.is_contiguous():
+                raise ValueError
+        return EagerCore()(query, key, value, **options)
+
+    given: dict[str, Any] = {"masks": ["keep"], "features": [], "causal": None}
+    declared = run_clause(core(kernel, strides="contiguous", **given), slug)
+    assert declared.status == "passed"
+    if slug not in ("shape.bounds", "gradients.strided"):  # contiguous ones; another's matter
+        assert failing(core(kernel, **given), slug)
