@@ -40,6 +40,7 @@ class Diagnostician:
     def __init__(self, subject: Subject, mistakes: Sequence[NamedMistake] | None = None) -> None:
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
+        self._said_at = ""
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
@@ -53,19 +54,26 @@ class Diagnostician:
             return []
         if clause is not None and problem is not None and clause.family == "gradients":
             wrong = self._anything_wrong  # then its gradients are a consequence
-            return self._of_answers() if wrong else self.backward.explain(clause.id, problem)
+            return self._of_answers(clause) if wrong else self.backward.explain(clause.id, problem)
         found = [one.entry for one in self.explanations if self._fits(one, clause, problem)]
         if found:
             return _shared(found)
         shown = None if problem is None else ask(self.subject, self.subject.inputs(problem))
         if clause is None and not self._anything_wrong:
             return []
-        return [unknown_entry(self.subject, self.observed, shown)]
+        return [self._unknown(clause, shown)]
 
-    def _of_answers(self) -> list[dict[str, Any]]:
+    def _unknown(self, clause: Clause | None, shown: Seen | None) -> dict[str, Any]:
+        """The entry without a name; what all wrong answers share is said at one clause alone."""
+        said_at = self._said_at
+        if clause is not None and not said_at:
+            self._said_at = clause.id
+        return unknown_entry(self.subject, self.observed, shown, said_at=said_at)
+
+    def _of_answers(self, clause: Clause) -> list[dict[str, Any]]:
         """What explains the answers of the battery, whatever has failed."""
         found = [one.entry for one in self.explanations]
-        return _shared(found) if found else [unknown_entry(self.subject, self.observed, None)]
+        return _shared(found) if found else [self._unknown(clause, None)]
 
     @cached_property
     def backward(self) -> BackwardDiagnostician:

@@ -27,13 +27,18 @@ _SPOKEN_AXES: Final = {
 MOST_BOUNDS: Final = 1e6
 
 
-def unknown_entry(subject: Subject, observed: Sequence[Seen], shown: Seen | None) -> dict[str, Any]:
+def unknown_entry(
+    subject: Subject, observed: Sequence[Seen], shown: Seen | None, *, said_at: str = ""
+) -> dict[str, Any]:
     """The report's entry for a mistake without a name, with every fact that was found.
 
-    ``shown`` is the failing problem that is to be explained, if there is one.
+    ``shown`` is the failing problem that is to be explained, if there is one. ``said_at`` is the
+    clause whose entry has said what all wrong answers have in common: it is not said again.
     """
-    facts, told = gather(subject, observed, shown)
+    facts, told = gather(subject, observed, shown, only_shown=bool(said_at))
     sentence = "no known mistake explains it"
+    if said_at:
+        sentence += f" ({said_at} says what the wrong answers have in common)"
     return {
         "name": UNKNOWN,
         "text": f"{sentence}: {'; '.join(told)}" if told else sentence,
@@ -44,9 +49,9 @@ def unknown_entry(subject: Subject, observed: Sequence[Seen], shown: Seen | None
 
 
 def gather(
-    subject: Subject, observed: Sequence[Seen], shown: Seen | None
+    subject: Subject, observed: Sequence[Seen], shown: Seen | None, *, only_shown: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """The facts as data and as sentences."""
+    """The facts as data and as sentences; with ``only_shown`` those of one problem alone."""
     wrong = [seen for seen in observed if margin(subject, seen) > 1.0]
     facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong)}
     told: list[str] = []
@@ -54,13 +59,14 @@ def gather(
     if shown is not None and margin(subject, shown) <= 1.0:
         told.append("the plain answer to this problem is right: only what the clause changes shows")
         facts["plain_answer"] = "right"
-        one = _plainest(wrong)
-    if wrong:
+        one = None if only_shown else _plainest(wrong)
+    if wrong and not only_shown:
         told.append(_conditions(facts, observed, wrong))
     if one is not None:
         told += _of_answer(subject, facts, one)
-    told += _unsteady(subject, facts, one)
-    told += _values_of_one(subject, facts, wrong)
+    if not only_shown:
+        told += _unsteady(subject, facts, one)
+        told += _values_of_one(subject, facts, wrong)
     return facts, told
 
 
