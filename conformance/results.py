@@ -26,6 +26,8 @@ STATUSES: Final[tuple[Status, ...]] = (
     "unexpected-pass",
 )
 _WHERE_GIVEN: Final = ("blame", "planned", "trail")
+# Tenths of a millisecond: nobody measures a clause more finely.
+_DECIMALS: Final = 4
 KINDS: Final = (
     "value",
     "shape",
@@ -111,9 +113,14 @@ class ClauseResult:
         """The entry of the report; numbers that are not finite become texts.
 
         It has a ``blame`` where somebody is to blame, and what speaks of a part of a run where it
-        was one.
+        was one. The tensors that were compared stand in the counterexample, where there is one.
         """
         data: dict[str, Any] = plain(dataclasses.asdict(self))
+        data["seconds"] = round(self.seconds, _DECIMALS)
+        if self.violation is not None and self.violation.compared.keys() <= set(
+            self.counterexample or ()
+        ):
+            del data["violation"]["compared"]
         for name in _WHERE_GIVEN:
             if data[name] is None:
                 del data[name]
