@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from .beside import read_beside
 from .compiled_names import names_compiled
+from .dtypes import DTYPES
 from .errors import UsageError, did_you_mean
 from .messages import Loaded, RunOptions
+from .profile import PROFILES
 from .report import SCHEMA
 from .supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
 
 JOB: Final = "conformance.replaying:replay_job"
+EARLIER_JOB: Final = "conformance.replaying:earlier_job"
+# Of a clause's examples before the failing one, so many are tried first: few make a short script.
+FEW_EARLIER: Final = (1, 2, 4)
 _FAILED: Final = ("failed", "expected-failure")
 # What every clause's entry has.
 _CLAUSE: Final = frozenset({"id", "status"})
@@ -27,10 +32,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One failed clause of a report that can be asked again."""
+    """One failed clause of a report that can be asked again; ``run`` is the report as a whole."""
 
     candidate: Record
     clause: Record
+    run: Record = field(default_factory=dict)
 
     @property
     def problem(self) -> Any:
@@ -42,12 +48,14 @@ class Case:
 class Replayed:
     """What became of a failure: ``outcome`` is "passes", "fails" or "differs".
 
-    ``clause`` is the report's entry with the violation and the counterexample of today.
+    ``clause`` is the report's entry with the violation and the counterexample of today. ``after``
+    says which earlier calls the failure needs, "" where it needs none.
     """
 
     candidate: str
     clause: Record
     outcome: str
+    after: str = ""
 
 
 def cases(reference: str, candidate: str | None = None, *, dtype: str | None = None) -> list[Case]:
@@ -60,7 +68,7 @@ def cases(reference: str, candidate: str | None = None, *, dtype: str | None = N
     path, named, slug = _split(reference)
     report = read_report(path)
     entries = _candidates(report, candidate or named, path)
-    found = [case for entry in entries for case in _failures(entry, slug)]
+    found = [case for entry in entries for case in _failures(entry, slug, report)]
     if slug:
         _check_slug(entries, slug, found)
     if dtype is not None:
@@ -147,10 +155,10 @@ def _candidates(report: Record, name: str | None, path: Path) -> list[Record]:
     return found
 
 
-def _failures(entry: Record, slug: str) -> Iterator[Case]:
+def _failures(entry: Record, slug: str, report: Record) -> Iterator[Case]:
     for clause in entry["clauses"]:
         if clause["status"] in _FAILED and slug in ("", clause["id"]):
-            yield Case(candidate=entry, clause=clause)
+            yield Case(candidate=entry, clause=clause, run=report)
 
 
 def _check_slug(entries: Sequence[Record], slug: str, found: list[Case]) -> None:
@@ -160,7 +168,9 @@ def _check_slug(entries: Sequence[Record], slug: str, found: list[Case]) -> None
         msg = f"the report has no clause {slug!r}{did_you_mean(slug, statuses)}"
         raise UsageError(msg)
     if not found:
-        failed = sorted({case.clause["id"] for entry in entries for case in _failures(entry, "")})
+        failed = sorted(
+            {case.clause["id"] for entry in entries for case in _failures(entry, "", {})}
+        )
         told = f"; failed: {', '.join(failed)}" if failed else ""
         msg = f"{slug} has not failed, it is {statuses[slug]}: nothing to replay{told}"
         raise UsageError(msg)
@@ -183,6 +193,9 @@ def replay(
 ) -> Iterator[Replayed]:
     """Ask each case again, one worker a candidate; ``target`` replaces the report's.
 
+    What passes when it is asked alone is asked once more in a fresh worker, behind all that the run
+    asked before it: an answer may depend on earlier calls.
+
     Raises UsageError for a target that does not resolve any more, HarnessError when no worker runs.
     """
     done = 0
@@ -190,18 +203,79 @@ def replay(
         own = [case for case in found if case.candidate["name"] == name]
         progress(f"loading {name}", done, len(found))
         with opened(own, target, timeout) as (supervisor, index):
+            alone = []
             for case in own:
                 progress(f"{name} {case.clause['id']}", done, len(found))
-                yield _again(supervisor, index, case)
+                alone.append((case, _again(supervisor, index, case)))
                 done += 1
+        passed = [case for case, one in alone if one.outcome == "passes"]
+        later = _after_the_run(passed, target, timeout, progress) if passed else {}
+        for case, one in alone:
+            yield later.get(id(case), one)
+
+
+def _after_the_run(
+    passed: Sequence[Case], target: str | None, timeout: float, progress: Progress
+) -> dict[int, Replayed]:
+    """What fails behind the calls that the run made before it, by the identity of the case."""
+    found: dict[int, Replayed] = {}
+    waiting = {id(case.clause): case for case in passed}
+    with opened(passed, target, timeout, whole=True) as (supervisor, index):
+        for clause in passed[0].candidate["clauses"]:
+            if not waiting:
+                break
+            progress(f"after earlier calls: {clause['id']}", 0, len(passed))
+            case = waiting.pop(id(clause), None)
+            try:
+                supervisor.perform(index, EARLIER_JOB, _earlier(clause, before_failure=bool(case)))
+            except WorkerLost:  # the run got further: this is not what it did
+                break
+            if case is not None:
+                again = _again(supervisor, index, case)
+                if again.outcome != "passes":
+                    found[id(case)] = again
+    by_identity = {id(case): case for case in passed}
+    return {
+        number: _shortened(by_identity[number], again, target, timeout)
+        for number, again in found.items()
+    }
+
+
+def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
+    """What a clause asked, or what it asked before the example that failed."""
+    count = clause.get("examples")
+    count = count if isinstance(count, int) else 0
+    return {
+        "clause": clause["id"],
+        "dtype": clause.get("dtype"),
+        "device": clause.get("device", "cpu"),
+        "count": max(count - before_failure, 0),
+    }
+
+
+def _shortened(case: Case, again: Replayed, target: str | None, timeout: float) -> Replayed:
+    """The failure behind as few earlier examples of its own clause as show it, each try afresh."""
+    every = _earlier(case.clause, before_failure=True)["count"]
+    for count in sorted({min(few, every) for few in FEW_EARLIER} | {every}):
+        with opened([case], target, timeout, whole=True) as (supervisor, index):
+            short = _again(supervisor, index, case, last=count, of=every)
+        if count and short.outcome != "passes":
+            many = "the example" if count == 1 else f"the {count} examples"
+            return replace(short, after=f"{many} of {case.clause['id']} before it")
+    return replace(again, after="everything that the run asked before it")
 
 
 @contextlib.contextmanager
 def opened(
-    own: Sequence[Case], target: str | None, timeout: float
+    own: Sequence[Case], target: str | None, timeout: float, *, whole: bool = False
 ) -> Iterator[tuple[Supervisor, int]]:
-    """A worker that has loaded the candidate of some cases, and the candidate's number there."""
+    """A worker that has loaded the candidate of some cases, and the candidate's number there.
+
+    With ``whole`` it has every clause, and the profile and the seed of the report.
+    """
     name, options = own[0].candidate["name"], _options(own, target)
+    if whole:
+        options = replace(options, only=(), **_of_run(own[0].run))
     with Supervisor(options, timeout=timeout) as supervisor:
         supervisor.start()
         found_there = _loaded(supervisor, target)
@@ -245,6 +319,20 @@ def _options(own: Sequence[Case], target: str | None) -> RunOptions:
     )
 
 
+def _of_run(run: Record) -> dict[str, Any]:
+    """What decides which problems a run asks, as far as its report says so."""
+    found: dict[str, Any] = {}
+    if run.get("profile") in PROFILES:
+        found["profile"] = run["profile"]
+    if isinstance(run.get("seed"), int):
+        found["seed"] = run["seed"]
+    options = run.get("options")
+    dtypes = options.get("dtypes") if isinstance(options, Mapping) else None
+    if isinstance(dtypes, list) and all(name in DTYPES for name in dtypes):
+        found["dtypes"] = tuple(dtypes)
+    return found
+
+
 def _index(names: list[str], name: str, target: str) -> int:
     """Which of a target's candidates is meant; raises UsageError when that is not clear."""
     if name in names:
@@ -255,10 +343,14 @@ def _index(names: list[str], name: str, target: str) -> int:
     raise UsageError(msg)
 
 
-def _again(supervisor: Supervisor, index: int, case: Case) -> Replayed:
+def _again(
+    supervisor: Supervisor, index: int, case: Case, *, last: int = 0, of: int = 0
+) -> Replayed:
+    """Ask a case, behind the ``last`` of the ``of`` examples that its clause asked before."""
     clause = case.clause
+    argument = {**argument_of(case), "earlier": {"last": last, "of": of}}
     try:
-        answer = supervisor.perform(index, JOB, argument_of(case))
+        answer = supervisor.perform(index, JOB, argument)
     except WorkerLost as lost:
         answer = _lost(lost, clause)
     today = {name: answer[name] for name in ("violation", "counterexample") if name in answer}

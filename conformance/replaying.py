@@ -15,23 +15,29 @@ from .recording import Recording
 from .registry import Clause, all_clauses
 from .results import Violation, plain
 from .runner import one_thread, why_unusable
-from .smallest import Smallest, examine_recorded, tells_the_same
+from .smallest import Smallest, examine, examine_recorded, tells_the_same
 from .subject import Subject
 
 
 def replay_job(
-    plan: Plan, argument: dict[str, Any], _tell: Callable[[str, str], None]
+    plan: Plan, argument: dict[str, Any], tell: Callable[[str, str], None]
 ) -> dict[str, Any]:
     """Examine a problem again and say what became of its failure, as plain data.
 
     ``argument`` holds ``clause``, ``dtype``, ``device``, ``problem`` and the ``violation`` of the
-    report. The answer's ``outcome`` is "passes", "fails" or "differs", for which there are the new
+    report, and which of the clause's earlier examples are asked first (``earlier``). The answer's
+    ``outcome`` is "passes", "fails" or "differs", for which there are the new
     ``violation`` and ``counterexample``. Raises UsageError for a clause or problem that this
     version cannot ask.
     """
     clause, subject, problem = asked(plan, argument)
     with one_thread(), torch_state.neutral():
-        finding, recording = examine_recorded(clause, subject, problem)
+        recording = Recording()
+        before = argument.get("earlier", {"last": 0, "of": 0})
+        for earlier in _asked_before(plan, clause, subject, before["of"], last=before["last"]):
+            tell("calling", plan.candidate.name)  # a new time limit
+            examine_recorded(clause, subject, earlier, recording)
+        finding, recording = examine_recorded(clause, subject, problem, recording)
         if finding.violation is None:
             return {"outcome": "passes"}
         shown = describe(clause.id, subject, as_smallest(problem, finding.violation, recording))
@@ -43,6 +49,33 @@ def replay_job(
         }
     )
     return found
+
+
+def earlier_job(plan: Plan, argument: dict[str, Any], tell: Callable[[str, str], None]) -> None:
+    """Ask the first ``count`` examples of a clause as the run did; what they show is not judged.
+
+    ``argument`` holds ``clause``, ``dtype``, ``device`` and ``count``.
+    """
+    clause = {clause.id: clause for clause in all_clauses()}.get(argument["clause"])
+    if clause is None or why_unusable(plan.candidate, argument["device"]):
+        return
+    if clause.not_applicable(plan.candidate.on(argument["device"])):
+        return
+    subject = plan.run.subject(argument["dtype"], argument["device"])
+    with one_thread(), torch_state.neutral():
+        for problem in _asked_before(plan, clause, subject, argument["count"]):
+            tell("calling", plan.candidate.name)  # a new time limit
+            examine(clause, subject, problem)
+
+
+def _asked_before(
+    plan: Plan, clause: Clause, subject: Subject, count: int, *, last: int | None = None
+) -> list[Problem]:
+    """The first ``count`` problems that a run asks of a clause, or the last few of these."""
+    if not count or last == 0:
+        return []
+    asked_first = plan.run.pool.problems(clause.space, subject.dtype, subject.device)[:count]
+    return asked_first if last is None else asked_first[-last:]
 
 
 def asked(plan: Plan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:

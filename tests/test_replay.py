@@ -75,6 +75,31 @@ def test_failure_is_asked_again(failed: Path, capsys: pytest.CaptureFixture[str]
     assert not err
 
 
+REMEMBERS = """
+SEEN = {}
+
+
+@conformance.core()
+def keeps_its_first_scale(query, key, value):
+    scale = SEEN.setdefault("scale", query.shape[-1] ** -0.5)
+    return (query @ key.mT * scale).softmax(-1) @ value
+"""
+
+
+def test_failure_that_needs_earlier_calls_is_asked_behind_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What passes alone, and fails once the run's earlier calls were made, is not called mended."""
+    write(folder, {"attn.py": KERNEL + REMEMBERS})
+    target = "attn.py:keeps_its_first_scale"
+    assert run(["check", target, *ONLY, "--json", "out.json"]) == 1
+    capsys.readouterr()
+    assert run(["replay", "out.json#numerics.scale"]) == 1
+    out, _ = capsys.readouterr()
+    assert "still fails, but only after" in out
+    assert "numerics.scale before it" in out
+
+
 def test_corrected_candidate_passes(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Once the file is mended nothing fails any more, and the exit code is 0."""
     mended = UNSCALED.replace("(query @ key.mT)", "(query @ key.mT * query.shape[-1] ** -0.5)")

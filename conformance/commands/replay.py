@@ -41,7 +41,9 @@ def replay_command(
     """Ask the counterexamples of a report again.
 
     All failures of REPORT.json, those of one clause (REPORT.json#CLAUSE) or of one candidate and
-    clause (REPORT.json#CANDIDATE/CLAUSE). Exit code: 1 when one still fails, 0 when none does.
+    clause (REPORT.json#CANDIDATE/CLAUSE). What passes alone is asked again behind the calls that
+    the run made before it, since a candidate may remember them. Exit code: 1 when one still fails,
+    0 when none does.
     """
     from ..replay import cases, replay  # noqa: PLC0415 (--help must not pay for it)
     from ..reports.replay import show, show_count  # noqa: PLC0415
@@ -56,7 +58,7 @@ def replay_command(
         for done in replay(found, target=target, timeout=timeout, progress=progress):
             outcomes.append(done.outcome)
             with printing():
-                show((done.candidate, done.clause, done.outcome), told)
+                show((done.candidate, done.clause, done.outcome, done.after), told)
             if script_path is not None and done.outcome != "passes":
                 source = target or found[0].candidate["target"]
                 with printing():

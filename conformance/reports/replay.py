@@ -17,8 +17,9 @@ _SAID: Final = {
     "passes": ("passes now", "green"),
 }
 
-# Candidate, the clause's entry with what was found today, and the outcome.
-Entry = tuple[str, Mapping[str, Any], str]
+# Candidate, the clause's entry with what was found today, the outcome, and which earlier calls it
+# needs.
+Entry = tuple[str, Mapping[str, Any], str, str]
 
 
 def show(entry: Entry, file: IO[str]) -> None:
@@ -27,8 +28,9 @@ def show(entry: Entry, file: IO[str]) -> None:
 
 
 def _parts(entry: Entry) -> Iterator[Any]:
-    name, clause, outcome = entry
+    name, clause, outcome, after = entry
     words, style = _SAID[outcome]
+    words += f", but only after {after}" if after else ""
     where = (
         clause["dtype"] if clause["device"] == "cpu" else f"{clause['dtype']} {clause['device']}"
     )
