@@ -124,7 +124,7 @@ def handed_over(inputs: Inputs) -> Inputs:
     if not inputs.past:
         return inputs
     key, value = (tensor[..., inputs.past :, :] for tensor in (inputs.key, inputs.value))
-    return inputs.replace(key=key, value=value)
+    return inputs.replace(key=key, value=key if inputs.value is inputs.key else value)
 
 
 def cached_heads(inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from .candidate import Candidate
+from .combinations import combinations
 from .draft import Draft
 from .geometry import FIELDS, Geometry
-from .option_pairs import option_problems, single_options
 from .problem import Problem
 from .space import Space, can_cross, stays_even
 
@@ -95,14 +95,20 @@ _FORMS: Final = 5
 
 
 def edge_problems(
-    candidate: Candidate, space: Space, *, dtype: str, most: int | None = None
+    candidate: Candidate,
+    space: Space,
+    *,
+    dtype: str,
+    most: int | None = None,
+    strength: int = 2,
 ) -> list[Problem]:
     """The edge problems of a space, each with another recipe, mask option and pattern in turn.
 
-    Only the first ``most`` are made, as fitting sizes to a candidate takes a while; None: all.
+    Only the first ``most`` are made, as fitting sizes to a candidate takes a while; None: all. Of
+    combinations so many values meet as the ``strength`` says.
     """
     found: dict[Problem, None] = {}  # in order, each once
-    for problem in _every(candidate, space, dtype=dtype):
+    for problem in _every(candidate, space, dtype=dtype, strength=strength):
         if len(found) == most:
             break
         if space.admits(problem, candidate):
@@ -110,12 +116,12 @@ def edge_problems(
     return list(found)
 
 
-def _every(candidate: Candidate, space: Space, *, dtype: str) -> Iterable[Problem]:
+def _every(
+    candidate: Candidate, space: Space, *, dtype: str, strength: int
+) -> Iterable[Problem]:
     """The same before those are left out that are not in the space, or known."""
-    if space.edges == "options":
-        return option_problems(candidate, space, dtype=dtype)
-    if space.edges == "single-options":
-        return single_options(candidate, space, dtype=dtype)
+    if space.edges == "combinations":
+        return combinations(candidate, space, dtype=dtype, strength=strength).problems
     if space.edges == "tiles":
         drafts = _tile_drafts(candidate)
     else:

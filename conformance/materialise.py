@@ -28,6 +28,8 @@ TORCH_DTYPES: Final = {
 }
 
 
+# Layouts whose items, or heads, are equal.
+REPEATED: Final = ("expanded", "expanded-heads")
 # The stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
 SINKS: Final = 40
 SINK_SPREAD: Final = 2.0
@@ -68,13 +70,20 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         point=candidate.declaration.semantics,
         device=problem.device,
         arrangement=candidate.declaration.layout,
+        layout=problem.layout,
+        mask_layout=problem.mask_layout,
+        shared=bool(problem.shared),
+        return_weights=problem.return_weights,
+        dropout=problem.dropout,
     )
-    drawn = overridden(drawn, problem)
+    drawn = _alike(overridden(drawn, problem), problem)
     return without_key_bias(drawn, candidate) if drawn.past else drawn
 
 
 def _is_generic(problem: Problem, candidate: Candidate) -> bool:
     """Whether errors may be taken for independent."""
+    if problem.shared or problem.layout in REPEATED:
+        return False
     return RECIPES[problem.values].generic and has_generic_weights(candidate)
 
 
@@ -114,6 +123,27 @@ def _tokens(
     query = recipe.query(shapes[0], generator).to(working)
     value = key if mode == "memory" else recipe.value(shapes[2], generator).to(working)
     return query, key, value
+
+
+def _alike(drawn: Inputs, problem: Problem) -> Inputs:
+    """The same inputs, equal where they are one tensor or lie in memory once for several."""
+    if not problem.shared and problem.layout not in REPEATED:
+        return drawn
+    query, key, value = drawn.query, drawn.key, drawn.value
+    # What takes one input, or key and value in one, gets one whatever the problem says.
+    all_one = problem.shared == "all" or query is key
+    key_is_value = bool(problem.shared) or key is value
+    if problem.layout in REPEATED:
+        query, key, value = (_repeated(each, problem.layout) for each in (query, key, value))
+    return drawn.replace(
+        query=key if all_one else query, key=key, value=key if key_is_value else value
+    )
+
+
+def _repeated(tensor: Tensor, layout: str) -> Tensor:
+    """The first item, or the first head, in place of each."""
+    first = tensor[:1] if layout == "expanded" else tensor[:, :1]
+    return first.expand(tensor.shape).contiguous()
 
 
 def _weights(
@@ -232,10 +262,42 @@ def _mask(
         return keep, None, present
     shape = mask_sizes(plan.shape, problem.geometry)
     keep = PATTERNS[pattern_for(plan)](shape, generator)
+    if plan.visible:
+        seen = structure(problem, candidate)
+        keep = with_visible_keys(keep, seen, lengths=plan.form == "lengths")
     if not plan.finite_bias:
         return keep, None, None
     bias = 2.0 * normal(shape, generator)
     return keep, bias.to(TORCH_DTYPES[problem.dtype]), None
+
+
+def structure(problem: Problem, candidate: Candidate) -> Tensor:
+    """Which key each query may attend by causal rule and window: bool ``[Lq, Lk]``."""
+    sizes, declared = problem.geometry, candidate.declaration
+    return golden.structural_mask(
+        sizes.query_length,
+        sizes.key_length,
+        causal=problem.causal or declared.always_causal,
+        window=problem.window,
+        semantics=declared.semantics,
+    )
+
+
+def with_visible_keys(keep: Tensor, seen: Tensor, *, lengths: bool) -> Tensor:
+    """The mask with so many more keys that each query has one among those it may see anyway.
+
+    Queries that see no key at all stay without. Lengths can only grow.
+    """
+    keep = keep.clone()
+    keys = torch.arange(keep.shape[-1])
+    for row, places in enumerate(seen):
+        every = places.nonzero().flatten()
+        if not len(every):
+            continue
+        own = keep[:, :, row if keep.shape[2] > 1 else 0]  # a view
+        more = keys <= every[0] if lengths else keys == every[row % len(every)]
+        own |= ~(own & places).any(dim=-1, keepdim=True) & more
+    return keep
 
 
 def _sinks(problem: Problem) -> Tensor | None:

@@ -55,9 +55,9 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
     "the first n keys", nor those of sequences, so what they keep stays as it is.
     """
     found = {"key": inputs.key}
-    if inputs.mode != "self":
+    if inputs.mode != "self" and inputs.query is not inputs.key:
         found["query"] = inputs.query
-    if inputs.mode == "separate":
+    if inputs.mode == "separate" and inputs.value is not inputs.key:
         found["value"] = inputs.value
     for name in MASKS:
         tensor = getattr(inputs, name)

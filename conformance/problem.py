@@ -15,12 +15,14 @@ class MaskPlan:
 
     ``pattern`` names what it hides (see :mod:`conformance.mask_patterns`), ``form`` the keyword it
     arrives in, ``shape`` its axes in letters. ``finite_bias`` adds finite values to a ``bias``.
+    Where it is ``visible``, each query keeps a key that neither causal rule nor window hides.
     """
 
     pattern: str
     form: str
     shape: str
     finite_bias: bool = False
+    visible: bool = False
 
     def replace(self, **changes: Any) -> MaskPlan:
         """The same plan with some fields changed."""
@@ -58,6 +60,11 @@ class Problem:
     generator, so a problem shrinks to tiny sizes and rebuilds anywhere. ``overrides`` are simpler
     values that a failing problem was reduced to. Of the keys, the first ``past`` are handed over as
     a cache; ``sinks`` gives each head the logit of a key without a value.
+
+    ``layout`` and ``mask_layout`` say how tensors and mask lie in memory (see
+    :mod:`conformance.layouts`; "expanded" items or heads are equal ones), ``shared`` which inputs
+    are one tensor: "key-value", or "all". ``return_weights`` and ``dropout`` are asked for in the
+    call.
     """
 
     geometry: Geometry
@@ -74,6 +81,11 @@ class Problem:
     overrides: Overrides | None = None
     past: int = 0
     sinks: bool = False
+    layout: str = "contiguous"
+    mask_layout: str = "contiguous"
+    shared: str = ""
+    return_weights: bool = False
+    dropout: float | None = None
 
     def replace(self, **changes: Any) -> Problem:
         """The same problem with some fields changed."""

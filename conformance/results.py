@@ -25,7 +25,7 @@ STATUSES: Final[tuple[Status, ...]] = (
     "expected-failure",
     "unexpected-pass",
 )
-_WHERE_GIVEN: Final = ("blame", "planned", "trail")
+_WHERE_GIVEN: Final = ("blame", "planned", "trail", "coverage")
 # Tenths of a millisecond: nobody measures a clause more finely.
 _DECIMALS: Final = 4
 KINDS: Final = (
@@ -84,7 +84,8 @@ class ClauseResult:
     which step of its export, and at which stage inside it, the answer first departs (see
     :mod:`conformance.exporting.blame`). ``planned`` says how many examples there would have been
     where the time was up before, ``trail`` what each example of a shard showed (see
-    :mod:`conformance.tally`).
+    :mod:`conformance.tally`), ``coverage`` how many of the combinations of its parameters were asked
+    by a clause about combinations (see :mod:`conformance.combinations`).
     """
 
     id: str
@@ -104,6 +105,7 @@ class ClauseResult:
     blame: dict[str, Any] | None = None
     planned: int | None = None
     trail: dict[str, Any] | None = None
+    coverage: dict[str, Any] | None = None
 
     def replace(self, **changes: Any) -> ClauseResult:
         """The same result with some fields changed."""

@@ -12,7 +12,8 @@ from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
-Edges = Literal["sizes", "options", "single-options", "lengths", "tiles"]
+Edges = Literal["sizes", "combinations", "lengths", "tiles"]
+Asks = Literal["answer", "gradients", "operator"]
 # The recipe whose projections do not round.
 EXACT = "plain-projections"
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
@@ -77,8 +78,11 @@ class Space:
     share
         The part of a profile's examples that is drawn: less where they are large.
     edges
-        The hand-picked problems: of all "sizes", of every pair of "options", of "single-options",
-        of long "lengths", or the edges of large "tiles" where gradients are judged.
+        The hand-picked problems: of all "sizes", "combinations" of all that a candidate declares,
+        long "lengths", or the edges of large "tiles" where gradients are judged.
+    asks
+        What combinations are asked for, on which it depends which there are: the "answer",
+        "gradients", or what an "operator" does with each option.
     kinds
         The kinds of candidates that it speaks of.
     """
@@ -98,6 +102,7 @@ class Space:
     preferred: tuple[tuple[str, int], ...] = ()
     share: float = 1.0
     edges: Edges = "sizes"
+    asks: Asks = "answer"
     kinds: tuple[str, ...] = ("core", "layer")
 
     @property

@@ -19,9 +19,8 @@ TOGETHER = Space(
     extras="maybe",
     values=("normal",),
     patterns=("random", "dense", "padding", "mixed"),
-    least=(("key_length", 2),),
     share=0.25,
-    edges="options",
+    edges="combinations",
 )
 
 

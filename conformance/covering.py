@@ -1,0 +1,390 @@
+"""Covering arrays: few rows in which every two, or every three, values of parameters meet.
+
+What must never meet is said beforehand, by rules, so that no row is thrown away afterwards and what
+cannot be covered is known with its reason. The rows grow parameter by parameter (IPOG: Lei, Kacker,
+Kuhn, Okun & Lawrence 2007); sets of values are integers whose bits are values, so that the triples
+of twenty parameters take a second or two in plain Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+# Of each side of a rule its values and all values of their parameter, as bits.
+Masks = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A name and its values; the first one is the plainest."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Values that never meet, one of each of some parameters, and why."""
+
+    reason: str
+    sides: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Parameters, and what of them never meets."""
+
+    parameters: tuple[Parameter, ...]
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Covering:
+    """The rows of a model, and what they cover.
+
+    ``fresh`` says for each row how many combinations it is the first to cover; ``combinations`` are
+    all that can be, ``impossible`` counts the others by the reason why.
+    """
+
+    rows: tuple[tuple[str, ...], ...]
+    fresh: tuple[int, ...]
+    combinations: int
+    impossible: Mapping[str, int]
+
+
+@lru_cache(maxsize=64)
+def cover(model: Model, strength: int) -> Covering:
+    """Rows in which any ``strength`` (2 or 3) values that can meet do, the plainest row first.
+
+    Of a model with fewer parameters all rows there are. The same model gives the same rows.
+    """
+    values = _Values(model)
+    strength = min(strength, len(model.parameters))
+    rows = _Growth(values, strength).rows()
+    possible, impossible = values.counted(strength)
+    return Covering(
+        rows=tuple(values.spelled(row) for row in rows),
+        fresh=tuple(_fresh(rows, values, strength)),
+        combinations=possible,
+        impossible=impossible,
+    )
+
+
+class _Values:
+    """The values of a model as bits, and which of them can meet."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.of: list[list[int]] = []
+        self._bit: dict[tuple[str, str], int] = {}
+        for parameter in model.parameters:
+            bits = [1 << len(self._bit) + place for place in range(len(parameter.values))]
+            self.of.append(bits)
+            self._bit |= {
+                (parameter.name, value): bit
+                for value, bit in zip(parameter.values, bits, strict=True)
+            }
+        self.whole = [sum(bits) for bits in self.of]
+        self._rules = [(self._masks(rule), rule.reason) for rule in model.rules]
+        # The rules that may break when a value comes in.
+        self._of_value: dict[int, list[Masks]] = {bit: [] for bits in self.of for bit in bits}
+        self._ruled = 0
+        for masks, _ in self._rules:
+            for mask, whole in masks:
+                self._ruled |= whole
+                for bit in self._of_value:
+                    if bit & mask:
+                        self._of_value[bit].append(masks)
+        self._ruled_wholes = [whole for whole in self.whole if whole & self._ruled]
+        # Values, and a whole row (of what rules speak of) that holds them.
+        self._known: dict[int, int | None] = {}
+
+    def _masks(self, rule: Rule) -> Masks:
+        masks = [sum(self._bit[name, value] for value in values) for name, values in rule.sides]
+        return [(mask, self._whole_of(mask)) for mask in masks]
+
+    def _whole_of(self, mask: int) -> int:
+        return next(whole for whole in self.whole if whole & mask)
+
+    def spelled(self, row: int) -> tuple[str, ...]:
+        """The values of a whole row, in the order of the parameters."""
+        return tuple(
+            next(value for value, bit in zip(parameter.values, bits, strict=True) if row & bit)
+            for parameter, bits in zip(self.model.parameters, self.of, strict=True)
+        )
+
+    def can_meet(self, bits: int) -> bool:
+        """Whether some whole row holds these values."""
+        return self.can_hold(0, bits)
+
+    def can_hold(self, row: int, wanted: int) -> bool:
+        """Whether a row that can be can have further values, which are tried one by one."""
+        wanted &= ~row
+        while wanted:
+            bit = _lowest(wanted)
+            if not self.can_join(row, bit):
+                return False
+            row, wanted = row | bit, wanted & ~bit
+        return True
+
+    def can_join(self, row: int, value: int) -> bool:
+        """The same for a row that can be and one more value: mostly it joins a known whole row."""
+        row, value = row & self._ruled, value & self._ruled
+        known = self._known.get(row)
+        if value and known and row | value not in self._known:
+            swapped = known & ~self._whole_of(value)
+            if not self._breaks(swapped, value):
+                self._known[row | value] = swapped | value
+                return True
+        return self._completed(row | value) is not None
+
+    def completed(self, bits: int) -> int | None:
+        """The same with a value of each parameter that a rule speaks of, None if there is none."""
+        found = self._completed(bits & self._ruled)
+        return None if found is None else found | bits
+
+    def _completed(self, bits: int) -> int | None:
+        if bits not in self._known:
+            self._known[bits] = self._search(bits, [masks for masks, _ in self._rules])
+        return self._known[bits]
+
+    def _search(self, bits: int, rules: list[Masks]) -> int | None:
+        """A whole row of what the rules speak of, as plain as can be; None if there is none.
+
+        Only rules that may still break are looked at. Those that leave a parameter a single value
+        decide it, and where nothing is decided the parameter with the fewest values is tried.
+        """
+        left: dict[int, int] = {}
+        active = []
+        for masks in rules:
+            missing = [(mask, whole) for mask, whole in masks if not bits & whole]
+            if not all(bits & mask for mask, whole in masks if bits & whole):
+                continue
+            if not missing:
+                return None
+            active.append(masks)
+            if len(missing) == 1:
+                mask, whole = missing[0]
+                left[whole] = left.get(whole, whole) & ~mask
+        if not all(left.values()):
+            return None
+        plain = bits + sum(
+            _lowest(left.get(whole, whole)) for whole in self._ruled_wholes if not bits & whole
+        )
+        if not any(all(plain & mask for mask, _ in masks) for masks in active):
+            return plain
+        open_wholes = {whole for masks in active for _, whole in masks if not bits & whole}
+        whole = min(open_wholes, key=lambda one: (left.get(one, one).bit_count(), one))
+        values = left.get(whole, whole)
+        while values:
+            bit = _lowest(values)
+            found = self._search(bits | bit, active)
+            if found is not None:
+                return found
+            values &= ~bit
+        return None
+
+    def _breaks(self, bits: int, bit: int) -> bool:
+        """Whether one more value breaks a rule that was not broken before."""
+        bits |= bit
+        return any(all(bits & mask for mask, _ in masks) for masks in self._of_value[bit])
+
+    def _broken(self, bits: int) -> str:
+        """The reason of a rule that is broken, or ""."""
+        for masks, reason in self._rules:
+            for mask, _ in masks:
+                if not bits & mask:
+                    break
+            else:
+                return reason
+        return ""
+
+    def _why(self, bits: int) -> str:
+        """Why values cannot meet: the rule they break, or those that every whole row breaks."""
+        direct = self._broken(bits)
+        if direct:
+            return direct
+        met: dict[str, None] = {}
+        for own in self.of:
+            if bits & sum(own):
+                continue
+            told = [self._broken(bits | bit) for bit in own]
+            if all(told):
+                met |= dict.fromkeys(told)
+        return "; ".join(sorted(met)) or "no value of the other parameters goes with them"
+
+    def counted(self, strength: int) -> tuple[int, dict[str, int]]:
+        """How many combinations can meet, and how many cannot, by the reason."""
+        possible, reasons = 0, Counter[str]()
+        for places in itertools.combinations(range(len(self.of)), strength):
+            for bits in itertools.product(*(self.of[place] for place in places)):
+                together = sum(bits)
+                if self.can_meet(together):
+                    possible += 1
+                else:
+                    reasons[self._why(together)] += 1
+        return possible, dict(reasons.most_common())
+
+
+class _Growth:
+    """Rows that grow by one parameter after the other, those with the most values first."""
+
+    def __init__(self, values: _Values, strength: int) -> None:
+        self.values = values
+        self.strength = strength
+        self.order = sorted(range(len(values.of)), key=lambda place: -len(values.of[place]))
+        self._rows: list[int] = []
+        # Of each value of the parameter that is added: with which two values (or which one beside
+        # nothing, at strength 2) it has yet to meet.
+        self._needed: dict[int, dict[int, int]] = {}
+
+    def rows(self) -> list[int]:
+        """All rows, whole, the plainest first."""
+        if self.strength == 1:
+            return self._each_once()
+        first = self._plainest()
+        started = self.order[: self.strength]
+        mask = sum(self.values.whole[place] for place in started)
+        self._rows = [first & mask]
+        for bits in itertools.product(*(self.values.of[place] for place in started)):
+            row = sum(bits)
+            if row != self._rows[0] and self.values.can_meet(row):
+                self._rows.append(row)
+        for number in range(self.strength, len(self.order)):
+            self._add(self.order[number], self.order[:number], first)
+        return list(dict.fromkeys(self._whole(row) for row in self._rows))
+
+    def _each_once(self) -> list[int]:
+        """So few rows that each value is in one of them."""
+        rows: list[int] = []
+        left = sum(bit for bits in self.values.of for bit in bits if self.values.can_meet(bit))
+        while left:
+            row = 0
+            for bits in self.values.of:
+                fresh = (bit for bit in bits if bit & left and self.values.can_join(row, bit))
+                row |= next(fresh, 0)
+            rows.append(self._whole(row))
+            left &= ~rows[-1]
+        return rows
+
+    def _plainest(self) -> int:
+        row = self.values.completed(0) or 0
+        for bits, whole in zip(self.values.of, self.values.whole, strict=True):
+            row |= 0 if row & whole else bits[0]
+        return row
+
+    def _add(self, place: int, before: list[int], first: int) -> None:
+        """Give each row a value of one more parameter; new rows for what is left."""
+        values = self.values.of[place]
+        self._needed = {value: self._combinations(value, before) for value in values}
+        used = Counter[int]()
+        for number, row in enumerate(self._rows):
+            allowed = [value for value in values if self.values.can_join(row, value)]
+            if number == 0:
+                allowed = [first & self.values.whole[place]]
+            best = max(allowed, key=lambda value: (self._gain(row, value), -used[value]))
+            if number and not self._gain(row, best):
+                continue  # any value will do: what is needed later decides
+            used[best] += 1
+            self._meet(number, best)
+        self._fill(place)
+
+    def _combinations(self, value: int, before: list[int]) -> dict[int, int]:
+        """What a value has to meet: for each value (or none) the other values, as bits."""
+        found: dict[int, int] = {}
+        others = [bit for place in before for bit in self.values.of[place]]
+        if self.strength <= 2:  # noqa: PLR2004 (pairs)
+            return {0: sum(bit for bit in others if self.values.can_meet(value | bit))}
+        for one, two in itertools.combinations(others, 2):
+            apart = not any(whole & one and whole & two for whole in self.values.whole)
+            if apart and self.values.can_meet(value | one | two):
+                found[one] = found.get(one, 0) | two
+                found[two] = found.get(two, 0) | one
+        return found
+
+    def _gain(self, row: int, value: int) -> int:
+        needed = self._needed[value]
+        if self.strength <= 2:  # noqa: PLR2004 (pairs)
+            return (needed[0] & row).bit_count()
+        return sum((others & row).bit_count() for one, others in needed.items() if one & row)
+
+    def _meet(self, number: int, value: int) -> None:
+        """Give a row a value, and strike out what it meets there."""
+        row = self._rows[number]
+        needed = self._needed[value]
+        for one in list(needed):
+            if one & row or not one:
+                needed[one] &= ~row
+                if not needed[one]:
+                    del needed[one]
+        if self.strength <= 2:  # noqa: PLR2004 (pairs)
+            needed.setdefault(0, 0)
+        self._rows[number] = row | value
+
+    def _fill(self, place: int) -> None:
+        """Put what is left into gaps of rows, or into rows of its own."""
+        for value in self.values.of[place]:
+            needed = self._needed[value]
+            while left := next(((one, others) for one, others in needed.items() if others), None):
+                one, others = left
+                self._place(place, value, one | _lowest(others))
+
+    def _place(self, place: int, value: int, others: int) -> None:
+        wanted = others | value
+        for number, row in enumerate(self._rows):
+            if number and self._has_room(row, wanted) and self.values.can_hold(row, wanted):
+                break
+        else:
+            number = len(self._rows)
+            self._rows.append(0)
+        self._rows[number] |= others
+        if not self._rows[number] & self.values.whole[place]:
+            self._meet(number, value)
+        else:
+            self._meet_more(number, value)
+
+    def _meet_more(self, number: int, value: int) -> None:
+        row = self._rows[number]
+        self._rows[number] = row & ~value
+        self._meet(number, value)
+
+    def _has_room(self, row: int, wanted: int) -> bool:
+        """Whether a row has these values, or none of their parameters."""
+        return all(
+            not row & whole or row & whole == wanted & whole
+            for whole in self.values.whole
+            if wanted & whole
+        )
+
+    def _whole(self, row: int) -> int:
+        """A row with a value of every parameter: those that few rows have had, if they can meet."""
+        for bits, whole in zip(self.values.of, self.values.whole, strict=True):
+            if row & whole:
+                continue
+            turn = row.bit_count() + row % len(bits)
+            turned = bits[turn % len(bits) :] + bits[: turn % len(bits)]
+            row |= next(bit for bit in turned if self.values.can_join(row, bit))
+        return row
+
+
+def _lowest(bits: int) -> int:
+    return bits & -bits
+
+
+def _fresh(rows: Iterable[int], values: _Values, strength: int) -> Iterator[int]:
+    """How many combinations each row is the first to cover."""
+    seen: dict[int, int] = {}
+    for row in rows:
+        own = [row & whole for whole in values.whole]
+        new = 0
+        for some in itertools.combinations(own[: len(own)], strength - 1):
+            key = sum(some)
+            later = row & ~(2 * some[-1] - 1) if some else row
+            known = seen.get(key, 0)
+            new += (later & ~known).bit_count()
+            seen[key] = known | later
+        yield new
