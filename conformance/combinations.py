@@ -8,19 +8,21 @@ covering array of them (:mod:`conformance.covering`) gives the rows, each of whi
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Final
 
 from .caching import draws_cache
 from .candidate import Candidate
-from .covering import Covering, Model, Parameter, Rule, cover
+from .covering import Covering, Model, Parameter, Rule, alone, cover
 from .declaration import PACKED, SEQUENCES
-from .geometry import FIELDS, Geometry
+from .geometry import Geometry
 from .materialise import structure
 from .problem import MaskPlan, Problem
-from .settling import settle, settle_causal
+from .settling import either_or, settle, settle_causal
 from .space import Space, can_cross
 
 Fields = dict[str, Any]
@@ -76,10 +78,10 @@ MEMORY: Final = (
 MASK_MEMORY: Final = ("contiguous", "every-other", "channels-first", "expanded")
 APART, KEY_IS_VALUE, ALL_ONE = "three", "key is value", "one"
 # A probability so small that no weight is dropped, and none changes by what makes up for it.
-HARDLY: Final = 2.0**-40
+HARDLY: Final = 2.0**-60
 FINITE_BIAS: Final = "finite bias"
-# What parts the seeds of two turns.
-TURN: Final = 1_000_003
+# What rows without keys are in candidates whose gradients stay finite.
+FINITE_RULES: Final = ("zeros", "mean-of-all", "mean-of-valid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +125,29 @@ def combinations(
         made.problem(dict(zip(names, row, strict=True)), dtype=dtype, seed=seed)
         for seed, row in enumerate(covering.rows)
     )
-    return Combinations(
-        problems=problems, model=made.model, covering=covering, strength=strength
+    return Combinations(problems=problems, model=made.model, covering=covering, strength=strength)
+
+
+def drawn_anew(problem: Problem, seed: int) -> Problem:
+    """The same combination with other values, and another scale and cap where any is given."""
+    draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
+    return problem.replace(
+        seed=draw.randrange(2**31),
+        scale=None if problem.scale is None else round(draw.uniform(0.05, 2.0), 3),
+        softcap=None if problem.softcap is None else round(draw.uniform(0.5, 40.0), 3),
     )
+
+
+def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
+    """Each option alone at plain sizes, then so few problems that each is given with others."""
+    space = dataclasses.replace(space, asks="operator")
+    made = _Parameters(candidate, space)
+    names = [parameter.name for parameter in made.model.parameters]
+    rows = [dict(zip(names, row, strict=True)) for row in alone(made.model)]
+    plain = rows[0] if rows else {}
+    options = [row for row in rows if all(row[n] == plain[n] for n in names if n in SIZES)]
+    problems = [made.problem(row, dtype=dtype, seed=seed) for seed, row in enumerate(options)]
+    return [*problems, *combinations(candidate, space, dtype=dtype).problems]
 
 
 class _Parameters:
@@ -151,7 +173,7 @@ class _Parameters:
         yield from self._options()
         for name in SIZES:
             yield name, self._sizes(name)
-        if self.space.asks != "operator":
+        if self.space.asks != "operator" and self.declared.strides != "contiguous":
             yield from self._memory()
 
     # -- values ------------------------------------------------------------------------------
@@ -173,13 +195,15 @@ class _Parameters:
         forms = {form for form, _ in offered}
         told = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}
         some = {name for form in forms for name in told.get(form, PATTERNS)}
-        if not self._judges_empty_rows():
+        ways = itertools.product(forms, (False, True), (False, True))
+        if not any(self._judges(form, causal=flag, weights=too) for form, flag, too in ways):
             some.discard(EMPTY)
         return [name for name in PATTERNS if name in some]
 
-    def _judges_empty_rows(self) -> bool:
-        rule = self.declared.empty_rows
-        return rule == "zeros" if self.space.asks == "gradients" else rule != "any"
+    def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:
+        """Whether it is known what a row without keys does in such a call."""
+        rule = self.declared.empty_rule(form=form, causal=causal, weights=weights)
+        return rule in FINITE_RULES if self.space.asks == "gradients" else rule != "any"
 
     def _options(self) -> Iterator[tuple[str, dict[str, Any]]]:
         declared, features = self.declared, self.declared.features
@@ -225,7 +249,9 @@ class _Parameters:
 
     def _memory(self) -> Iterator[tuple[str, dict[str, Any]]]:
         declared, layer = self.declared, self.candidate.kind != "core"
-        some = [name for name in MEMORY if not (layer and name in ("tokens-first", "expanded-heads"))]
+        some = [
+            name for name in MEMORY if not (layer and name in ("tokens-first", "expanded-heads"))
+        ]
         if declared.layout == "varlen":
             some.remove("expanded")  # no axis holds the items
         yield "memory", {name: name for name in some}
@@ -276,11 +302,18 @@ class _Parameters:
                 continue
             own = {shape for form, shape in self.space.options(self.candidate) if form == value[0]}
             others = self._values("mask shape", but=(NONE, *own))
-            yield Rule("each form of mask has shapes of its own", (("mask", (label,)), ("mask shape", others)))
+            yield Rule(
+                "each form of mask has shapes of its own",
+                (("mask", (label,)), ("mask shape", others)),
+            )
             can = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}.get(value[0], PATTERNS)
             cannot = self._values("mask pattern", but=(NONE, *can))
             told = "lengths only say how many of the first keys there are"
             yield Rule(told, (("mask", (label,)), ("mask pattern", cannot)))
+        if either_or(self.candidate):
+            told = "flag and mask are asked for one at a time where not both count"
+            masks = self._values("mask", but=(NONE,))
+            yield Rule(told, (("mask", masks), ("causal", ("yes",))))
 
     def _rules_of_sizes(self) -> Iterator[Rule]:
         """Sizes that a declaration does not leave together."""
@@ -308,19 +341,43 @@ class _Parameters:
             yield Rule(told, (("cache", cached), ("window", self._values("window", but=(NONE,)))))
 
     def _rules_of_empty_rows(self) -> Iterator[Rule]:
-        """Rows that causal rule or window leave without a key, where nothing is said of those."""
-        if self._judges_empty_rows():
-            return
-        told = "it would leave queries without keys, of which nothing is known"
-        flags = self._values("causal") or ("",)
-        windows = self._values("window") or ("",)
-        lengths = itertools.product(self._values("queries") or ("",), self._values("keys") or ("",))
-        for (queries, keys), causal, window in itertools.product(list(lengths), flags, windows):
-            row = {"queries": queries, "keys": keys, "causal": causal, "window": window}
-            row = {name: value for name, value in row.items() if value}
-            seen = structure(self.problem(row, dtype="float32", seed=0), self.candidate)
-            if not bool(seen.any(dim=-1).all()):
-                yield Rule(told, tuple((name, (value,)) for name, value in row.items()))
+        """Rows that mask, causal rule or window leave without a key, where nothing is said of them.
+
+        A parameter that there is not has one value, which is not spoken of.
+        """
+        told = "nothing is known of the queries that would have no key"
+        flags, returned = (self._values(name) or ("",) for name in ("causal", "weights returned"))
+        for flag, too in itertools.product(flags, returned):
+            causal, weights = flag == "yes" or self.declared.always_causal, too == "yes"
+            unknown = [
+                label
+                for label, form in self.meant.get("mask", {NONE: None}).items()
+                if not self._judges(form and form[0], causal=causal, weights=weights)
+            ]
+            if not unknown:
+                continue
+            call: list[tuple[str, tuple[str, ...]]] = [
+                (name, values)
+                for name, values in (
+                    ("causal", (flag,)),
+                    ("weights returned", (too,)),
+                    ("mask", tuple(unknown)),
+                )
+                if name in self.meant
+            ]
+            yield Rule(told, (*call, ("mask pattern", (EMPTY,))))
+            for sizes in self._leaving_none(flag):
+                yield Rule(told, (*call, *sizes))
+
+    def _leaving_none(self, flag: str) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
+        """Lengths and windows with which some query sees no key, whatever the mask."""
+        names = [name for name in ("queries", "keys", "window") if name in self.meant]
+        for values in itertools.product(*(self.meant[name] for name in names)):
+            row = dict(zip(names, values, strict=True))
+            flagged = {"causal": flag} if "causal" in self.meant else {}
+            problem = self.problem({**row, **flagged}, dtype="float32", seed=0)
+            if not bool(structure(problem, self.candidate).any(dim=-1).all()):
+                yield tuple((name, (value,)) for name, value in row.items())
 
     def _rules_of_memory(self) -> Iterator[Rule]:
         one_item = [value for value, own in self._known("batch") if own["batch"] == 1]
@@ -338,7 +395,9 @@ class _Parameters:
         if not layer:
             grouped = [value for value, own in self._known("heads") if len(set(own.values())) > 1]
             yield Rule(told, (("tensors", all_one), ("heads", tuple(grouped))))
-        for (queries, one), (keys, two) in itertools.product(self._known("queries"), self._known("keys")):
+        for (queries, one), (keys, two) in itertools.product(
+            self._known("queries"), self._known("keys")
+        ):
             if one["query_length"] != two["key_length"]:
                 yield Rule(told, (("tensors", all_one), ("queries", (queries,)), ("keys", (keys,))))
         cached = self._values("cache", but=(NONE,))
@@ -366,7 +425,9 @@ class _Parameters:
                 form=mask[0],
                 shape=given["mask shape"],
                 finite_bias=mask[1],
-                visible=(causal or window is not None) and mask[0] != SEQUENCES and given["mask pattern"] != EMPTY,
+                visible=(causal or window is not None)
+                and mask[0] != SEQUENCES
+                and given["mask pattern"] != EMPTY,
             )
         return Problem(
             geometry=geometry,
@@ -395,4 +456,10 @@ def _past(cache: str, keys: int) -> int:
 
 
 def _spelled(value: Any) -> str:
-    return NONE if value is None else " to ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
+    return (
+        NONE
+        if value is None
+        else " to ".join(map(str, value))
+        if isinstance(value, tuple)
+        else f"{value:g}"
+    )

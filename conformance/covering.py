@@ -74,6 +74,13 @@ def cover(model: Model, strength: int) -> Covering:
     )
 
 
+def alone(model: Model) -> list[tuple[str, ...]]:
+    """For each value that can be, the plainest row that has it, each row once."""
+    values = _Values(model)
+    each = (bit for bits in values.of for bit in bits if values.can_meet(bit))
+    return [values.spelled(row) for row in dict.fromkeys(map(values.plainest, each))]
+
+
 class _Values:
     """The values of a model as bits, and which of them can meet."""
 
@@ -146,6 +153,13 @@ class _Values:
         """The same with a value of each parameter that a rule speaks of, None if there is none."""
         found = self._completed(bits & self._ruled)
         return None if found is None else found | bits
+
+    def plainest(self, bits: int = 0) -> int:
+        """The plainest whole row with values that can meet."""
+        row = self.completed(bits) or bits
+        for own, whole in zip(self.of, self.whole, strict=True):
+            row |= 0 if row & whole else own[0]
+        return row
 
     def _completed(self, bits: int) -> int | None:
         if bits not in self._known:
@@ -246,7 +260,7 @@ class _Growth:
         """All rows, whole, the plainest first."""
         if self.strength == 1:
             return self._each_once()
-        first = self._plainest()
+        first = self.values.plainest()
         started = self.order[: self.strength]
         mask = sum(self.values.whole[place] for place in started)
         self._rows = [first & mask]
@@ -270,12 +284,6 @@ class _Growth:
             rows.append(self._whole(row))
             left &= ~rows[-1]
         return rows
-
-    def _plainest(self) -> int:
-        row = self.values.completed(0) or 0
-        for bits, whole in zip(self.values.of, self.values.whole, strict=True):
-            row |= 0 if row & whole else bits[0]
-        return row
 
     def _add(self, place: int, before: list[int], first: int) -> None:
         """Give each row a value of one more parameter; new rows for what is left."""

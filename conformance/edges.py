@@ -116,9 +116,7 @@ def edge_problems(
     return list(found)
 
 
-def _every(
-    candidate: Candidate, space: Space, *, dtype: str, strength: int
-) -> Iterable[Problem]:
+def _every(candidate: Candidate, space: Space, *, dtype: str, strength: int) -> Iterable[Problem]:
     """The same before those are left out that are not in the space, or known."""
     if space.edges == "combinations":
         return combinations(candidate, space, dtype=dtype, strength=strength).problems

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from .candidate import Candidate
+from .combinations import combinations, drawn_anew
 from .edges import edge_problems
 from .problem import Problem
 from .profile import Profile
@@ -75,9 +77,32 @@ class Pool:
         )
         return [problem.replace(device=device) for problem in found]
 
+    def coverage(self, space: Space, dtype: str, numbers: Iterable[int]) -> dict[str, Any] | None:
+        """How many combinations the problems of a space with some numbers cover, None of others."""
+        if space.edges != "combinations":
+            return None
+        self.problems(space, dtype)
+        made = combinations(self._candidate, space, dtype=dtype, strength=self._strength(dtype))
+        return made.told([number for number in numbers if number < len(made.problems)])
+
+    def _strength(self, dtype: str) -> int:
+        """Full in the leading dtype: most interactions show in every dtype."""
+        return self._profile.strength if dtype == self._leading else min(2, self._profile.strength)
+
     def _wanted(self, space: Space, dtype: str) -> int:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES
         return round(self._profile.examples * space.share * part)
+
+    def _turned(self, space: Space, dtype: str) -> list[Problem]:
+        """The combinations again with drawn values, as often as the profile says."""
+        if space.edges != "combinations" or self._profile.turns == 1 or dtype != self._leading:
+            return []
+        made = combinations(self._candidate, space, dtype=dtype, strength=self._strength(dtype))
+        return [
+            drawn_anew(problem, self._seed + turn * TURN)
+            for turn in range(1, self._profile.turns)
+            for problem in made.problems
+        ]
 
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
         wanted = self._wanted(space, dtype)
@@ -85,7 +110,10 @@ class Pool:
         if space.share < 1.0 and space.edges == "sizes":
             # A part of each: edges alone are the same in every run.
             most = wanted // 2 if most is None else min(most, wanted // 2)
-        edges = edge_problems(self._candidate, space, dtype=dtype, most=most)
+        edges = edge_problems(
+            self._candidate, space, dtype=dtype, most=most, strength=self._strength(dtype)
+        )
+        edges += self._turned(space, dtype)
         drawn = draw_problems(
             self._candidate,
             space,

@@ -11,10 +11,10 @@ class Profile:
     """``examples`` problems a clause, of lengths up to ``longest``.
 
     ``reductions`` limits how often a failing problem is tried smaller, over the whole candidate,
-    and ``edges`` how many hand-picked problems there are (None: all). Clauses about combinations ask
-    for any ``strength`` values of different parameters together, ``turns`` times: from the second
-    time on with drawn sizes and values. A profile that ``explores`` goes on with freshly drawn
-    problems, round after round, for as long as the run may take.
+    and ``edges`` how many hand-picked problems there are (None: all). Clauses about combinations
+    ask for any ``strength`` values of different parameters together, ``turns`` times: from the
+    second time on with drawn sizes and values. A profile that ``explores`` goes on with freshly
+    drawn problems, round after round, for as long as the run may take.
     """
 
     name: str

@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
+from typing import Any, Final
 
 from .caching import settle_past
 from .candidate import Candidate
 from .geometry import FIELDS, Geometry
 from .problem import Problem
-from .settling import settle
+from .settling import settle, settle_shared
 from .space import WIDTHS, Space
 
 StillFails = Callable[[Problem], bool]
@@ -138,6 +139,7 @@ class _Search:
         geometry = settle(proposal.geometry, self.candidate, self.space)
         settled = proposal.replace(geometry=geometry)
         settled = settled.replace(past=settle_past(settled, self.candidate))
+        settled = settled.replace(shared=settle_shared(settled, self.candidate))
         kind = self.candidate.kind
         if settled in self._seen or not self.space.admits(settled, self.candidate):
             return None
@@ -198,7 +200,15 @@ def _simpler(problem: Problem, space: Space, candidate: Candidate) -> Iterator[P
     yield from _plainer_mask(problem, space, candidate)
 
 
-_NO_SINKS = ("sinks", False)
+# What is asked for in a call, and how its tensors lie, as it is where nobody says anything.
+_UNASKED: Final[dict[str, Any]] = {
+    "sinks": False,
+    "layout": "contiguous",
+    "mask_layout": "contiguous",
+    "shared": "",
+    "return_weights": False,
+    "dropout": None,
+}
 
 
 def _smaller_sizes(have: int) -> list[int]:
@@ -216,7 +226,8 @@ def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
 
     What a space always offers may be what its clause is about, so it stays.
     """
-    for name, none in (*dict.fromkeys(("scale", "softcap", "window", "mask")).items(), _NO_SINKS):
+    options = dict.fromkeys(("scale", "softcap", "window", "mask"))
+    for name, none in (*options.items(), *_UNASKED.items()):
         kept = name == "mask" and space.mask != "maybe"
         if getattr(problem, name) != none and not kept:
             yield problem.replace(**{name: none})

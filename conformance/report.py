@@ -176,9 +176,32 @@ def candidate_entry(
         "unchecked": [asdict(one) for one in loaded.unchecked],
         "counts": dict(Counter(result.status for result in results)),
         "seconds": round(sum(result.seconds for result in results), 4),
+        **_coverage(results),
         "clauses": [
             {**result.as_json(), "requirement": sentences.get(result.id, "")} for result in results
         ],
+    }
+
+
+def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
+    """What share of the combinations of its parameters all clauses about them have asked."""
+    told = [result.coverage for result in results if result.coverage]
+    if not told:
+        return {}
+    impossible = Counter[str]()
+    for one in told:
+        for entry in one["impossible"]:
+            impossible[str(entry["reason"])] += int(entry["combinations"])
+    return {
+        "coverage": {
+            "strength": max(int(one["strength"]) for one in told),
+            "combinations": sum(int(one["combinations"]) for one in told),
+            "covered": sum(int(one["covered"]) for one in told),
+            "impossible": [
+                {"reason": reason, "combinations": count}
+                for reason, count in impossible.most_common()
+            ],
+        }
     }
 
 

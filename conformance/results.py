@@ -84,8 +84,8 @@ class ClauseResult:
     which step of its export, and at which stage inside it, the answer first departs (see
     :mod:`conformance.exporting.blame`). ``planned`` says how many examples there would have been
     where the time was up before, ``trail`` what each example of a shard showed (see
-    :mod:`conformance.tally`), ``coverage`` how many of the combinations of its parameters were asked
-    by a clause about combinations (see :mod:`conformance.combinations`).
+    :mod:`conformance.tally`), ``coverage`` how many combinations of its parameters a clause about
+    combinations has asked (see :mod:`conformance.combinations`).
     """
 
     id: str

@@ -204,7 +204,7 @@ class CandidateRun:
         asked = Questions(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
         for problem in asked.of_round(asking.round):
             if asking.is_over:
-                return self._counted(result, tally).replace(
+                return self._counted(clause, result, tally, asking).replace(
                     status="untestable", planned=max(tally.planned, tally.examples + 1)
                 )
             asking.on_example(problem.as_json(), tally)
@@ -212,11 +212,11 @@ class CandidateRun:
             tally.add(finding)
             if finding.violation is not None:
                 tally.failed = True
-                counted = self._counted(result, tally)
+                counted = self._counted(clause, result, tally, asking)
                 return self._failed(clause, subject, problem, finding.violation, counted, asking)
             asked.passed(problem)
         status, reason = tally.outcome()
-        return self._counted(result, tally).replace(status=status, reason=reason)
+        return self._counted(clause, result, tally, asking).replace(status=status, reason=reason)
 
     def _terms(self, clause: Clause) -> Terms:
         return Terms(
@@ -225,8 +225,12 @@ class CandidateRun:
             excused=clause.subtle or bool(self.candidate.declaration.precision),
         )
 
-    def _counted(self, result: ClauseResult, tally: Tally) -> ClauseResult:
+    def _counted(
+        self, clause: Clause, result: ClauseResult, tally: Tally, asking: Asking
+    ) -> ClauseResult:
+        numbers = () if asking.round else tally.asked
         return result.replace(
+            coverage=self.pool.coverage(clause.space, result.dtype, numbers),
             examples=tally.examples,
             binding=tally.binding,
             margin=tally.margin,

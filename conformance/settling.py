@@ -55,6 +55,21 @@ def either_or(candidate: Candidate) -> bool:
     return candidate.declaration.semantics.causal_combination != "both"
 
 
+def settle_shared(problem: Problem, candidate: Candidate) -> str:
+    """Which inputs of a problem can be one tensor: those of one shape, as many as are to be."""
+    sizes = problem.geometry
+    if candidate.kind == "core":
+        values = sizes.head_size == sizes.value_head_size
+        queries = sizes.num_heads == sizes.num_kv_heads
+    else:
+        values = sizes.key_size == sizes.value_size
+        queries = sizes.query_size == sizes.key_size
+    if not problem.shared or not values:
+        return ""
+    whole = queries and sizes.query_length == sizes.key_length and not problem.past
+    return problem.shared if whole else "key-value"
+
+
 def counts_from_first_key(candidate: Candidate) -> bool:
     """Whether queries are never drawn where they would stand before the first key."""
     point = candidate.declaration.semantics

@@ -98,6 +98,13 @@ class Tally:
         """Whether one of the further examples has shown it: only a binding one does."""
         return self.binding > 0
 
+    @property
+    def asked(self) -> list[int]:
+        """The numbers of those that one machine would ask and that were asked here."""
+        count = max(0, self.examples - self.remembered)
+        numbers = (self.shard.position(number) for number in range(count))
+        return [number for number in numbers if number < self.main]
+
     def outcome(self) -> tuple[Status, str]:
         """Status and reason of a clause none of whose examples failed."""
         if self.refused and self.refused == self.examples:

@@ -24,9 +24,9 @@ import conformance
 from candidates.eager import EagerCore
 from conformance.calling import keyword_arguments
 from conformance.candidate import Candidate
+from conformance.combinations import combinations
 from conformance.errors import DeclarationError
 from conformance.materialise import materialise
-from conformance.option_pairs import option_problems
 from conformance.results import ClauseResult
 from conformance.runner import CandidateRun
 from conformance.space import Space
@@ -137,8 +137,8 @@ def test_every_space_gets_causal_problems() -> None:
     for space in (clause.space for clause in CLAUSES.values()):
         if "core" in space.kinds:
             assert not space.admits(problem(causal=False), candidate)
-    pairs = option_problems(candidate, Space(mask="maybe", extras="maybe"), dtype="float32")
-    assert all(one.causal for one in pairs)
+    space = Space(mask="maybe", extras="maybe", edges="combinations")
+    assert all(one.causal for one in combinations(candidate, space, dtype="float32").problems)
 
 
 def test_a_signature_without_the_flag_is_enough() -> None:

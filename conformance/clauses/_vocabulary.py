@@ -43,11 +43,31 @@ def matches_golden(
     ``counterfactual`` is what the example must be able to tell apart: other inputs or another
     point. With ``signal`` answers that are no attention must be clearly wrong, too.
     """
+    return is_golden(
+        subject,
+        inputs,
+        subject.answer(inputs),
+        wording,
+        counterfactual=counterfactual,
+        judged=judged,
+        signal=signal,
+    )
+
+
+def is_golden(
+    subject: Subject,
+    inputs: Inputs,
+    answer: Tensor,
+    wording: str,
+    *,
+    counterfactual: Inputs | golden.Semantics | None = None,
+    judged: Tensor | None = None,
+    signal: bool = True,
+) -> Finding:
+    """The same of an answer that is there already."""
     known = subject.golden(inputs)
     judged = known.judged if judged is None else judged
-    agreement = compare(
-        subject.answer(inputs), known.output, known.bound, judged=judged, wording=wording
-    )
+    agreement = compare(answer, known.output, known.bound, judged=judged, wording=wording)
     binding = bool(judged.any())
     if binding and counterfactual is not None:
         other = golden_at(subject, inputs, counterfactual)
@@ -330,6 +350,11 @@ def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
     values is the bound of the weights.
     """
     answer = subject.call(subject.forward(inputs), inputs)
+    return are_golden_weights(subject, inputs, answer)
+
+
+def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Finding:
+    """The same of weights that were returned already."""
     known = subject.golden(inputs)
     bound = subject.oracle.weights_bound(inputs)
     if answer.weights is None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from ..candidate import Candidate
 from ..comparison import compare, moves
@@ -104,7 +105,7 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
     """Only the empty rows are judged, by the declared rule."""
     inputs, rule = _under_a_rule(subject, problem, weights=False)
     wording = f"a query without any key does not return what is declared ({rule})"
-    return follows_empty_rule(subject, inputs, rule, wording)
+    return follows_empty_rule(subject, inputs, subject.answer(inputs), rule, wording)
 
 
 @clause(
@@ -123,16 +124,17 @@ def empty_row_weights(subject: Subject, problem: Problem) -> Finding:
     """The output beside the weights is judged; of the weights themselves nothing is promised."""
     inputs, rule = _under_a_rule(subject, problem, weights=True)
     wording = f"with return_weights=True a query without any key does not return {rule}"
-    return follows_empty_rule(subject, inputs, rule, wording)
+    return follows_empty_rule(subject, inputs, subject.answer(inputs), rule, wording)
 
 
-def follows_empty_rule(subject: Subject, inputs: Inputs, rule: str, wording: str) -> Finding:
-    """Whether rows without keys, and no others, hold what a rule says."""
+def follows_empty_rule(
+    subject: Subject, inputs: Inputs, answer: Tensor, rule: str, wording: str
+) -> Finding:
+    """Whether rows without keys hold what a rule says; no others are looked at."""
     if rule == "any":
         return Finding(binding=False)
     known = subject.golden(inputs)
     rows = known.empty_rows & known.representable
-    answer = subject.answer(inputs)
     expected_nan = rows.expand(answer.shape) & torch.isnan(known.output)
     wrong = expected_nan & ~torch.isnan(answer)
     if bool(wrong.any()):

@@ -32,8 +32,9 @@ from ._gradients import (
     with_full_rows,
 )
 from ._same_gradients import Asked, same_gradients
-from ._vocabulary import read_heads
+from ._vocabulary import is_golden, read_heads
 from .leaks import rows_apart
+from .options import unless_refused_alone
 
 BACKWARD = "Dao et al. 2022, appendix B.2"
 # Patterns that hide keys from some rows.
@@ -71,7 +72,10 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "gradients.options",
     level="MUST",
-    sentence="The gradients are those of the specified attention under every option that is given.",
+    sentence=(
+        "The gradients are those of the specified attention whatever is given together: options, "
+        "masks, sizes, places in memory and what is returned."
+    ),
     source="flash-attention: softcap and window in the backward pass; numerics.options",
     space=Space(
         mask="maybe",
@@ -89,8 +93,24 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def golden_options(subject: Subject, problem: Problem) -> Finding:
-    """Each option alone, and all of them at once with each form of mask."""
-    return drawn_gradients_match(subject, problem)
+    """Systematically what is declared, together; queries without keys get no output gradient."""
+    return unless_refused_alone(subject, problem, lambda placed: _beside_answer(subject, placed))
+
+
+def _beside_answer(subject: Subject, problem: Problem) -> Finding:
+    """The gradients, and the answer that they come from."""
+    inputs = asked_inputs(subject, problem, whole=True)
+    if has_short_heads(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
+    judged = matches_golden_gradients(subject, inputs, upstream, found)
+    answered = is_golden(subject, inputs, found.output, "recorded, the answer is another")
+    return Finding(
+        binding=judged.binding,
+        margin=judged.margin,
+        violation=judged.violation or answered.violation,
+    )
 
 
 def drawn_gradients_match(subject: Subject, problem: Problem) -> Finding:

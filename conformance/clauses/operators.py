@@ -48,7 +48,14 @@ def _is_operator(candidate: Candidate) -> str:
     ),
     source="torch.library.opcheck and the custom operators manual",
     # Each check traces the operator anew, which takes half a second.
-    space=Space(mask="maybe", causal="maybe", extras="maybe", share=0.01, edges="combinations", asks="operator"),
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        extras="maybe",
+        share=0.01,
+        edges="combinations",
+        asks="operator",
+    ),
     applies=(_is_operator,),
     explained=False,
 )

@@ -1,16 +1,24 @@
-"""numerics.options: options that are given together leave each other alone."""
+"""numerics.options: what is given together in one call leaves each other alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from ..caching import without_cache
+from ..calling import Answer, CandidateFailure, RowWithoutKeysRefused
 from ..candidate import Candidate
 from ..inputs import Inputs
 from ..problem import Problem
 from ..registry import Finding, clause
+from ..settling import settle_causal
 from ..space import Space
 from ..subject import Subject
-from ._vocabulary import matches_golden
+from ._alone import all_of
+from ._vocabulary import are_golden_weights, is_golden
+from .empty_rows import follows_empty_rule
 
+IN_A_ROW: Final = "contiguous"
 OPTIONS = ("bias", "scale", "softcap", "window")
 TOGETHER = Space(
     mask="maybe",
@@ -36,10 +44,10 @@ def _some_option(candidate: Candidate) -> str:
     "numerics.options",
     level="MUST",
     sentence=(
-        "Whatever is given in one call acts: every two of scale, cap, window, causal flag, grouped "
-        "heads and any form and shape of mask, and all of them at once."
+        "Whatever is given in one call acts, whatever else is: options, forms and shapes of masks, "
+        "sizes, places in memory and what is returned, every two or three of them."
     ),
-    source="pytorch#187801: both given, one lost; Kuhn, Wallace & Gallo 2004 on pairs",
+    source="pytorch#187801: both given, one lost; Kuhn, Wallace & Gallo 2004 on pairs and triples",
     space=TOGETHER,
     needs_golden=True,
     counterfactual="one of them lost",
@@ -47,12 +55,77 @@ def _some_option(candidate: Candidate) -> str:
     subtle=True,
 )
 def options(subject: Subject, problem: Problem) -> Finding:
-    """All pairs of what is declared, systematically; what is lost in turn must be able to show."""
-    inputs = subject.inputs(problem)
+    """Systematically what is declared, together; what is lost in turn must be able to show."""
+
+    def answer(placed: Problem) -> Finding:
+        inputs = subject.inputs(placed)
+        answer = subject.call(subject.forward(inputs), inputs)
+        return answers_rightly(subject, placed, inputs, answer)
+
+    return unless_refused_alone(subject, problem, answer)
+
+
+def unless_refused_alone(
+    subject: Subject, problem: Problem, judge: Callable[[Problem], Finding]
+) -> Finding:
+    """What a check finds; of a place in memory that is refused by itself, what it finds elsewhere.
+
+    Which places a candidate takes is for the clauses about memory: here is what comes of a place
+    beside something else.
+    """
+    try:
+        return judge(problem)
+    except RowWithoutKeysRefused:
+        raise
+    except CandidateFailure as failure:
+        if failure.violation.kind != "raised" or not _refuses_place(subject, problem):
+            raise
+        return judge(problem.replace(layout=IN_A_ROW, mask_layout=IN_A_ROW, shared=""))
+
+
+def _refuses_place(subject: Subject, problem: Problem) -> bool:
+    """Whether the tensors, or the mask, are refused where they lie without any option."""
+    plain = Problem(
+        geometry=problem.geometry,
+        dtype=problem.dtype,
+        seed=problem.seed,
+        causal=settle_causal(subject.candidate, flagged=False),
+        device=problem.device,
+        layout=problem.layout,
+        shared=problem.shared,
+    )
+    masked = plain.replace(
+        layout=IN_A_ROW, shared="", mask=problem.mask, mask_layout=problem.mask_layout
+    )
+    for asked in (plain, masked):
+        apart = asked.replace(layout=IN_A_ROW, mask_layout=IN_A_ROW, shared="")
+        if asked != apart and _raises(subject, asked) and not _raises(subject, apart):
+            return True
+    return False
+
+
+def _raises(subject: Subject, problem: Problem) -> bool:
+    with subject.recorded(None):
+        try:
+            subject.answer(subject.inputs(problem))
+        except CandidateFailure:
+            return True
+    return False
+
+
+def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: Answer) -> Finding:
+    """Every row of an answer, those without keys by their rule, and the weights beside it."""
     lost = _losses(inputs)
-    wording = "an answer forgets one of the options that are given together"
     other = lost[problem.seed % len(lost)] if lost else None
-    return matches_golden(subject, inputs, wording, counterfactual=other)
+    wording = "an answer forgets one of the options that are given together"
+    found = [is_golden(subject, inputs, answer.output, wording, counterfactual=other)]
+    if bool(subject.golden(inputs).empty_rows.any()):
+        rule = subject.oracle.empty_rule(inputs)
+        wording = f"a query without any key does not return what is declared ({rule})"
+        found.append(follows_empty_rule(subject, inputs, answer.output, rule, wording))
+    if inputs.return_weights:
+        found.append(are_golden_weights(subject, inputs, answer))
+    return all_of(found)
 
 
 def _losses(inputs: Inputs) -> list[Inputs]:

@@ -170,7 +170,7 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     rule = subject.oracle.empty_rule(inputs)
     if rule in ("zeros", "nan"):  # there is nothing to take a mean of
         told = f"the queries of a sequence without keys do not return what is declared ({rule})"
-        empty = follows_empty_rule(subject, inputs, rule, told)
+        empty = follows_empty_rule(subject, inputs, subject.answer(inputs), rule, told)
         margins = [margin for margin in (found.margin, empty.margin) if margin is not None]
         found = Finding(
             binding=found.binding,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..calling import CandidateFailure
 from ..clauses._gradients import has_empty_rows, output_gradient, with_full_rows
+from ..combinations import options_alone
 from ..differentiating import Gradients, NotDifferentiable
 from ..edges import edge_problems
 from ..gradient_oracle import GoldenGradients, why_unknown
@@ -20,7 +21,6 @@ from ..mistakes import NotExpressible
 from ..mistakes.backward import BACKWARD
 from ..mistakes.backward_calls import BESIDE, OF_CALLS
 from ..mistakes.backward_steps import WrongBackward, give_back
-from ..option_pairs import single_options
 from ..problem import Problem
 from ..space import Space
 from ..subject import Subject
@@ -99,7 +99,7 @@ class BackwardDiagnostician:
     def _battery(self) -> Iterator[Problem]:
         candidate, dtype = self.subject.candidate, self.subject.dtype
         problems = edge_problems(candidate, _SPACE, dtype=dtype)[:SIZES]
-        problems += single_options(candidate, _SPACE, dtype=dtype)
+        problems += options_alone(candidate, _SPACE, dtype=dtype)
         if candidate.declaration.causal is not None:
             problems += edge_problems(candidate, _ROWS, dtype=dtype)[:SIZES]
         yield from dict.fromkeys(problems)

@@ -80,8 +80,18 @@ class Piece:
 def merged_result(pieces: Sequence[Piece]) -> ClauseResult:
     """The result of a clause, from what every shard says of it."""
     seconds = sum(piece.result.seconds for piece in pieces)
-    merged = _merged(pieces).replace(seconds=seconds, trail=None, planned=None)
+    merged = _merged(pieces).replace(
+        seconds=seconds, trail=None, planned=None, coverage=_covered(pieces)
+    )
     return merged if merged.status in _FAILED else merged.replace(violation=None)
+
+
+def _covered(pieces: Sequence[Piece]) -> dict[str, Any] | None:
+    """The combinations that all shards covered: each counts those it is the first to cover."""
+    told = [piece.result.coverage for piece in pieces if piece.result.coverage]
+    if not told:
+        return None
+    return {**told[0], "covered": sum(int(one["covered"]) for one in told)}
 
 
 def _merged(pieces: Sequence[Piece]) -> ClauseResult:

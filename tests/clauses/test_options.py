@@ -5,12 +5,7 @@ from typing import Any
 from examples import core, plan, problem, try_on
 from torch import Tensor
 
-from candidates.eager import Call, EagerCore
-from conformance.edges import edge_problems
-from conformance.option_pairs import option_problems
-from conformance.registry import all_clauses
-
-SPACE = next(clause.space for clause in all_clauses() if clause.id == "numerics.options")
+from candidates.eager import Answer, Call, EagerCore
 
 
 class WindowDroppedWithLengths(EagerCore):
@@ -21,26 +16,6 @@ class WindowDroppedWithLengths(EagerCore):
         return super().within_window(call, (-1, -1) if call.lengths is not None else window)
 
 
-def test_every_two_options_meet() -> None:
-    """Each pair of options is given in some problem, each form of mask with each of them."""
-    found = option_problems(core(), SPACE, dtype="float32")
-    forms = {one.mask.form for one in found if one.mask}
-    assert forms == {"keep", "drop", "keep_int", "bias", "lengths"}
-    given = ("scale", "softcap", "window")
-    for form in forms:
-        for name in given:
-            assert any(p.mask and p.mask.form == form and getattr(p, name) for p in found)
-    assert any(p.window and p.scale and p.mask is None for p in found)
-    assert any(p.causal and p.softcap for p in found)
-    assert any(p.mask and p.mask.finite_bias and p.causal for p in found)
-
-
-def test_pairs_are_the_edges_of_the_space() -> None:
-    """A space that asks for options gets the pairs as its edges, all of them once."""
-    edges = edge_problems(core(), SPACE, dtype="float32")
-    assert edges == list(dict.fromkeys(option_problems(core(), SPACE, dtype="float32")))
-
-
 def test_option_lost_under_another_is_seen() -> None:
     """A window that is forgotten only where lengths are given fails, and only there."""
     candidate = core(WindowDroppedWithLengths())
@@ -48,3 +23,31 @@ def test_option_lost_under_another_is_seen() -> None:
     assert try_on(candidate, "numerics.options", problem(**both)).violation is not None
     assert try_on(candidate, "numerics.options", problem(window=(1, 1))).violation is None
     assert try_on(core(), "numerics.options", problem(**both)).violation is None
+
+
+class RefusesSlices(EagerCore):
+    """Queries whose last axis is not dense are refused, as many kernels do."""
+
+    def attend(self, call: Call) -> Answer:
+        """Raise for them."""
+        if call.query.stride(-1) != 1 and call.query.shape[-1] > 1:
+            msg = "the last axis must be dense"
+            raise RuntimeError(msg)
+        return super().attend(call)
+
+
+def test_place_that_is_refused_by_itself_is_no_matter_of_combinations() -> None:
+    """What raises for strides alone does so for every option: the clauses of strides tell it."""
+    candidate = core(RefusesSlices())
+    asked = problem(layout="every-other", scale=0.9)
+    assert try_on(candidate, "numerics.options", asked).violation is None
+    refusing = core(RefusesSlicesUnderScale())
+    assert try_on(refusing, "numerics.options", asked).violation is not None
+
+
+class RefusesSlicesUnderScale(RefusesSlices):
+    """They are refused only where a scale is given."""
+
+    def attend(self, call: Call) -> Answer:
+        """Ask for dense ones then."""
+        return super().attend(call) if call.scale is not None else EagerCore.attend(self, call)
