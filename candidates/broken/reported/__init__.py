@@ -9,4 +9,30 @@ from __future__ import annotations
 
 from typing import Final
 
+from . import (  # importing a file declares its mistakes
+    decoding,
+    distances,
+    layer_shapes,
+    loops,
+    mask_reads,
+    packed,
+    paths,
+    rotations,
+    sink_logits,
+    training,
+)
+
 __conformance__: Final[tuple[str, ...]] = ()
+
+__all__ = [
+    "decoding",
+    "distances",
+    "layer_shapes",
+    "loops",
+    "mask_reads",
+    "packed",
+    "paths",
+    "rotations",
+    "sink_logits",
+    "training",
+]
