@@ -134,8 +134,10 @@ class MapsHeads(EagerCore):
         return super().attend(self.mapped(self.join_cache(call)))
 
     def mapped(self, call: Call) -> Call:
-        """The call with what is read instead."""
+        """The call with what is read instead; heads that do not divide are for others to refuse."""
         heads = torch.arange(call.query.shape[1])
+        if len(heads) % call.key.shape[1]:
+            return call
         read = self.read(call, heads)
         return call.replace(key=call.key[:, read], value=call.value[:, read])
 
@@ -146,12 +148,17 @@ class MapsHeads(EagerCore):
 
 @core("numerics.golden")
 class HeadTileCrossesGroup(MapsHeads):
-    """A single query's heads go in tiles (here of 2), whose first head decides on the group."""
+    """A single query's heads go in tiles (here of 2), whose first head decides on the group.
+
+    So where a group is larger than a tile and no multiple of it.
+    """
 
     link = "https://github.com/FlashML-org/FreeToken/pull/177"
 
     def read(self, call: Call, heads: Tensor) -> Tensor:
-        return super().read(call, heads // 2 * 2 if call.query_length == 1 else heads)
+        group = len(heads) // call.key.shape[1]
+        crosses = call.query_length == 1 and group > 2 and group % 2  # noqa: PLR2004 (a tile)
+        return super().read(call, heads // 2 * 2 if crosses else heads)
 
 
 @core("numerics.golden")
