@@ -120,7 +120,8 @@ class ValuesDriftWhereNarrower(Forgets):
 
     def lose(self, call: Call) -> Call:
         wide, narrow = call.key.shape[-1], call.value.shape[-1]
-        if call.query_length != 1 or narrow >= wide:
+        fits = call.value.shape[2] == call.key_length
+        if call.query_length != 1 or narrow >= wide or not fits:
             return call
         keys = torch.arange(call.key_length)
         return call.replace(value=call.value[:, :, keys // wide * narrow + keys % wide])
