@@ -47,7 +47,7 @@ def cut(call: Call, length: int) -> Call:
     return call.replace(**{f: m[..., :length] for f, m in masks.items() if m is not None})
 
 
-@core("numerics.golden", **CACHED)
+@core("cache.golden", "cache.decode-equals-full", **CACHED)
 class StepIsCausalFromTheFirstKey(Decoder):
     """The causal flag still holds in a step with a cache, whose one query counts as the first."""
 
@@ -60,7 +60,7 @@ class StepIsCausalFromTheFirstKey(Decoder):
             yield torch.arange(call.key_length) <= 0
 
 
-@core("numerics.golden", **CACHED)
+@core("window.golden", "mask.golden", **CACHED)
 class WindowCountedAmongNewTokens(Decoder):
     """The near side of a window is counted from a query's place among the new tokens."""
 
@@ -76,7 +76,7 @@ class WindowCountedAmongNewTokens(Decoder):
         return within & (torch.arange(call.key_length) - queries[:, None] >= -left)
 
 
-@core("numerics.golden", **CACHED)
+@core("cache.golden", **CACHED)
 class OldestKeyLostWhenWindowFills(Decoder):
     """The step that fills a cache as long as the window rolls it already.
 
@@ -100,7 +100,7 @@ class OldestKeyLostWhenWindowFills(Decoder):
         return torch.cat([cached[:, :, 1:-1], empty, cached[:, :, -1:]], dim=2)
 
 
-@core("numerics.golden", **CACHED)
+@core("cache.golden", "mask.golden", **CACHED)
 class CacheUnusedAndMaskCut(EagerCore):
     """The cache is not used; a mask for more keys than there are is silently cut to fit."""
 
@@ -113,7 +113,7 @@ class CacheUnusedAndMaskCut(EagerCore):
         return super().attend(cut(alone, call.key_length))
 
 
-@core("numerics.golden", **KEY_MASKS)
+@core("numerics.options", "mask.golden", **KEY_MASKS)
 class WindowShiftsPadding(Decoder):
     """With more keys than the window the padding mask is cut to its last columns, the keys not.
 
@@ -131,7 +131,7 @@ class WindowShiftsPadding(Decoder):
         return super().attend(call.replace(keep=torch.cat([call.keep[..., -width:], rest], -1)))
 
 
-@core("numerics.golden", **CACHED)
+@core("cache.golden", "numerics.options", **CACHED)
 class EqualLengthsTakenForCache(EagerCore):
     """Cached keys as many as the new ones are taken for those keys, computed before."""
 

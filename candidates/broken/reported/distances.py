@@ -46,7 +46,7 @@ class Linear(Decoder):
         return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
 
 
-@core("numerics.golden", **LINEAR)
+@core("bias.alibi", "numerics.golden", **LINEAR)
 class BiasRowsFromTheStart(Linear):
     """With a cache the first rows of the table of biases are taken, not the last ones."""
 
@@ -59,7 +59,7 @@ class BiasRowsFromTheStart(Linear):
         return (keys - queries[:, None]).abs()
 
 
-@core("numerics.golden", **LINEAR)
+@core("cache.golden", "cache.decode-equals-full", **LINEAR)
 class BiasOfLoneQueryIsZero(Linear):
     """In a step with a cache the bias is built for the new tokens, and for one that is zero."""
 
@@ -71,7 +71,7 @@ class BiasOfLoneQueryIsZero(Linear):
         return torch.zeros_like(distances) if step else distances
 
 
-@core("numerics.golden", **{**LINEAR, "dtypes": ["bfloat16"]}, scores="fused")
+@core("bias.alibi", **{**LINEAR, "dtypes": ["bfloat16"]}, scores="fused")
 class BiasesInHalfPrecision(Linear):
     """The table of biases is made and kept in bfloat16; all else is in float32."""
 
@@ -91,7 +91,7 @@ class BiasesInHalfPrecision(Linear):
         return super().distances(call).bfloat16()
 
 
-@core("numerics.golden", **{**LINEAR, "dtypes": ["float32", "float16"]})
+@core("bias.alibi", "mask.golden", **{**LINEAR, "dtypes": ["float32", "float16"]})
 class SlopesMisplacedInHalf(Linear):
     """The slopes beyond a power of two are written as far on as numbers of four bytes would be.
 
@@ -107,7 +107,7 @@ class SlopesMisplacedInHalf(Linear):
         return slopes
 
 
-@core("numerics.golden", **LINEAR)
+@core("bias.alibi", "mask.golden", **LINEAR)
 class DistanceFavoursFarKeys(Linear):
     """The distance is counted from the key: what should be taken off is added."""
 

@@ -10,7 +10,7 @@ from ...eager import Answer, EagerLayer
 from .._kit import layer
 
 
-@layer("numerics.golden", masks=["keep"])
+@layer("mask.golden", "mask.per-item", masks=["keep"])
 class BatchAndHeadsMixedOnMerge(EagerLayer):
     """Folded heads come first, yet are taken for the batch when they are put side by side."""
 
@@ -22,7 +22,7 @@ class BatchAndHeadsMixedOnMerge(EagerLayer):
         return first.view(batch, length, count * size)
 
 
-@layer("numerics.golden", masks=[], causal=None)
+@layer("equivariance.tokens", "numerics.golden", masks=[], causal=None)
 class HeadsAreStretchesOfTokens(EagerLayer):
     """The heads are folded into the batch without a transpose: each is a stretch of the tokens."""
 
@@ -37,7 +37,13 @@ class HeadsAreStretchesOfTokens(EagerLayer):
         return heads.reshape(batch, length, count * size)
 
 
-@layer("numerics.golden", masks=["keep"], mask_shapes=["B1QK", "B11K"], features=["weights"])
+@layer(
+    "mask.per-item",
+    "mask.golden",
+    masks=["keep"],
+    mask_shapes=["B1QK", "B11K"],
+    features=["weights"],
+)
 class HeadsFoldedFirstMasksRepeatedInPlace(EagerLayer):
     """Heads are folded before items, but the mask of an item is repeated next to itself."""
 

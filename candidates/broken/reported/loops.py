@@ -15,7 +15,7 @@ from .mask_reads import Rereads
 from .paths import masked
 
 
-@core("numerics.golden")
+@core("numerics.any-length", "mask.golden")
 class HalfOfEachStepSkipped(EagerCore):
     """The loop steps by 32 keys but reads 16 of them, where there is more than one query."""
 
@@ -27,7 +27,7 @@ class HalfOfEachStepSkipped(EagerCore):
             yield torch.arange(call.key_length) % 32 < 16  # noqa: PLR2004 (half a step)
 
 
-@core("numerics.golden", masks=["keep", "bias"])
+@core("mask.golden", "mask.no-leak", masks=["keep", "bias"])
 class MaskOfFirstRowOfChunk(Rereads):
     """Queries go in chunks of 128, and all of a chunk take the row of its first query."""
 
@@ -38,7 +38,7 @@ class MaskOfFirstRowOfChunk(Rereads):
         return mask if mask.shape[2] == 1 else mask[:, :, first]
 
 
-@core("numerics.golden")
+@core("mask.golden")
 class LastSliceForgotten(EagerCore):
     """Items and heads go in slices of two; the number of slices is rounded down."""
 
@@ -50,7 +50,7 @@ class LastSliceForgotten(EagerCore):
         return mixed * done.view(*mixed.shape[:2], 1, 1)
 
 
-@core("numerics.golden", causal="top-left")
+@core("mask.causal-alignment", "numerics.any-length", causal="top-left")
 class CausalLoopEndsEarly(EagerCore):
     """A causal tile of queries reads keys up to its first query's tile alone.
 
@@ -70,7 +70,7 @@ class CausalLoopEndsEarly(EagerCore):
             yield torch.arange(call.key_length) < ends[:, None]
 
 
-@core("numerics.golden")
+@core("mask.golden", "numerics.golden")
 class KeysEndWithQueries(EagerCore):
     """The loop over tiles of 16 keys ends where the queries do, in calls that are not causal."""
 
@@ -82,7 +82,7 @@ class KeysEndWithQueries(EagerCore):
             yield torch.arange(call.key_length) < math.ceil(call.query_length / 16) * 16
 
 
-@core("numerics.golden")
+@core("mask.golden")
 class SplitsPastThirtyTwoDropped(EagerCore):
     """For a single query the keys go to 33 splits in turn; whole sets of 32 splits are added."""
 
@@ -94,7 +94,7 @@ class SplitsPastThirtyTwoDropped(EagerCore):
             yield torch.arange(call.key_length) % 33 < 32  # noqa: PLR2004 (the splits that count)
 
 
-@core("numerics.golden", features=["scale", "gqa"])
+@core("mask.golden", features=["scale", "gqa"])
 class NormalisedEveryStep(EagerCore):
     """The sum so far is divided by the denominator after every 16 keys, not once at the end."""
 
@@ -109,7 +109,7 @@ class NormalisedEveryStep(EagerCore):
         return mixed
 
 
-@core("numerics.golden", features=["scale", "gqa"])
+@core("mask.golden", features=["scale", "gqa"])
 class ValuesDriftWhereNarrower(Forgets):
     """A single query reads keys in steps of their size, values in steps of theirs.
 
@@ -147,7 +147,7 @@ class MapsHeads(EagerCore):
         return heads // max(len(heads) // call.key.shape[1], 1)
 
 
-@core("numerics.golden")
+@core("groups.golden")
 class HeadTileCrossesGroup(MapsHeads):
     """A single query's heads go in tiles (here of 2), whose first head decides on the group.
 
@@ -162,7 +162,7 @@ class HeadTileCrossesGroup(MapsHeads):
         return super().read(call, heads // 2 * 2 if crosses else heads)
 
 
-@core("numerics.golden")
+@core("numerics.golden", "shape.output")
 class GroupFoundByWrongDivisor(MapsHeads):
     """A group's first head is divided by the number of groups instead of their size."""
 
@@ -173,7 +173,7 @@ class GroupFoundByWrongDivisor(MapsHeads):
         return (heads // size * size) // call.key.shape[1]
 
 
-@core("numerics.golden")
+@core("groups.golden")
 class FirstItemsKeysForAll(MapsHeads):
     """The kernel for one query with groups and many keys (here 32) forgets the item's offset.
 
@@ -191,7 +191,7 @@ class FirstItemsKeysForAll(MapsHeads):
         )
 
 
-@core("numerics.golden")
+@core("mask.golden")
 class SoftmaxOverHeadsAndKeys(EagerCore):
     """The logits are flattened from the head axis on: all heads share one softmax."""
 

@@ -36,7 +36,7 @@ def in_groups(call: Call) -> bool:
     return call.key.shape[1] != call.query.shape[1]
 
 
-@core("numerics.golden", **ADDED)
+@core("mask.per-item", "mask.golden", **ADDED)
 class MaskOfFirstItem(Rereads):
     """The batch axis of a mask is not used: the first item's holds for all."""
 
@@ -47,7 +47,7 @@ class MaskOfFirstItem(Rereads):
         return mask[:1]
 
 
-@core("numerics.golden", masks=["keep", "bias"])
+@core("mask.per-head", "mask.golden", masks=["keep", "bias"])
 class MaskOfFirstHead(Rereads):
     """Masks are taken to be the same for all heads: the first head's is read."""
 
@@ -58,7 +58,7 @@ class MaskOfFirstHead(Rereads):
         return mask[:, :1]
 
 
-@core("numerics.golden", masks=["bias"], mask_shapes=["BHQK", "B11K"])
+@core("mask.golden", masks=["bias"], mask_shapes=["BHQK", "B11K"])
 class KeyMaskReadAlongQueries(Rereads):
     """A mask by key, the same for all queries, is transposed: where sizes allow, it hides rows."""
 
@@ -69,7 +69,7 @@ class KeyMaskReadAlongQueries(Rereads):
         return mask.mT if by_key else mask
 
 
-@core("numerics.golden", masks=["keep", "bias"])
+@core("mask.per-item", "mask.golden", masks=["keep", "bias"])
 class MaskItemsReadAsGroups(Rereads):
     """Scores of groups have five axes, and the batch axis of a mask meets key/value heads."""
 
@@ -82,7 +82,7 @@ class MaskItemsReadAsGroups(Rereads):
         return mask.transpose(0, 1).repeat_interleave(call.query.shape[1] // kv_heads, dim=1)
 
 
-@core("numerics.golden", **ADDED)
+@core("mask.golden", **ADDED)
 class ItemOffsetCountsHeads(Rereads):
     """The offset of an item counts heads, though the bias has one for all of them.
 
@@ -100,7 +100,7 @@ class ItemOffsetCountsHeads(Rereads):
         return read[(torch.arange(items) * heads).clamp(max=items)]
 
 
-@core("numerics.golden", **ADDED)
+@core("mask.golden", **ADDED)
 class UnbroadcastBiasClamped(Rereads):
     """A bias is indexed as if it had all items and heads; past its end its last number is read."""
 
@@ -114,7 +114,7 @@ class UnbroadcastBiasClamped(Rereads):
         return mask.flatten()[places].view(shape)
 
 
-@core("numerics.golden", masks=["bias"], mask_shapes=["BHQK", "11QK"])
+@core("mask.golden", masks=["bias"], mask_shapes=["BHQK", "11QK"])
 class SharedMaskReadPastItsEnd(Rereads):
     """With one query the offset of an item wraps by the batch of the keys, not of the mask.
 
@@ -130,7 +130,7 @@ class SharedMaskReadPastItsEnd(Rereads):
         return torch.cat([mask, torch.zeros_like(mask).expand(items - 1, -1, -1, -1)])
 
 
-@core("numerics.golden", masks=["keep_int"], mask_shapes=["B11K"])
+@core("mask.golden", masks=["keep_int"], mask_shapes=["B11K"])
 class MaskCountedIntoLength(Rereads):
     """A mask by key is counted into a length, as if padding were always on the right."""
 
@@ -141,7 +141,7 @@ class MaskCountedIntoLength(Rereads):
         return (torch.arange(call.key_length) < count).to(mask.dtype)
 
 
-@core("numerics.golden", masks=["keep"], mask_shapes=["B11K"], **OPTIONS)
+@core("mask.golden", "numerics.options", masks=["keep"], mask_shapes=["B11K"], **OPTIONS)
 class LeadingKeysReadAsLength(Decoder):
     """With a cache a boolean mask is turned into a length: that of its first run of True."""
 
@@ -154,7 +154,7 @@ class LeadingKeysReadAsLength(Decoder):
         return super().attend(call)
 
 
-@core("numerics.golden")
+@core("mask.golden")
 class MaskFilledAfterSoftmax(EagerCore):
     """The weights, not the logits, of hidden keys become minus infinity."""
 
@@ -165,7 +165,7 @@ class MaskFilledAfterSoftmax(EagerCore):
         return weights if allowed is None else self.mask(weights, allowed)
 
 
-@core("numerics.golden")
+@core("numerics.golden", "mask.causal-combined")
 class CancellingKeysTakenForPadding(EagerCore):
     """Padding is found in the keys: one whose channels add up to zero is hidden."""
 
@@ -176,7 +176,7 @@ class CancellingKeysTakenForPadding(EagerCore):
         return super().scores(call, key).masked_fill(padding[:, :, None], -(2.0**32))
 
 
-@core("numerics.golden", masks=["keep_int"])
+@core("state.inputs-unchanged", masks=["keep_int"])
 class IntegerMaskRewritten(EagerCore):
     """The zeros of an integer mask are replaced in place, so that a later layer sees none."""
 
@@ -189,7 +189,7 @@ class IntegerMaskRewritten(EagerCore):
         return answer
 
 
-@core("numerics.golden", masks=["keep"], mask_shapes=["BHQK"])
+@core("mask.per-head", "mask.golden", masks=["keep"], mask_shapes=["BHQK"])
 class MaskMappedOverQueries(Rereads):
     """Heads are taken from a mask along its query axis, where heads and queries are as many."""
 
@@ -216,7 +216,7 @@ class Shifted(EagerCore):
         return grown.sum(dim=-1, keepdim=True)
 
 
-@core("numerics.golden")
+@core("mask.single-key", "numerics.large-logits")
 class MaximumFloored(Shifted):
     """Rows without keys are mended by floors: the maximum is at least -1e4, the sum 1e-6.
 
@@ -232,7 +232,7 @@ class MaximumFloored(Shifted):
         return super().total(grown).clamp(min=1e-6)
 
 
-@core("numerics.golden", empty_rows="any")
+@core("numerics.large-logits", empty_rows="any")
 class ConstantForMaximum(Shifted):
     """A fixed number, 10, is taken off the logits instead of their maximum."""
 
@@ -242,7 +242,7 @@ class ConstantForMaximum(Shifted):
         return torch.full_like(logits[..., :1], 10.0)
 
 
-@core("numerics.golden", masks=["bias"], **OPTIONS)
+@core("mask.golden", "mask.all-keep", masks=["bias"], **OPTIONS)
 class MaskPaddingAdmitsKeys(EagerCore):
     """The last tile of a mask is padded with zeros, which admit the padding of the keys."""
 

@@ -62,7 +62,7 @@ class Varlen:
         return causal
 
 
-@core("numerics.golden", **VARLEN)
+@core("equivariance.tokens", "equivariance.keys", **VARLEN)
 class PackedFallbackIsCausal(Varlen):
     """The path for packed sequences builds causal blocks, whatever was asked for."""
 
@@ -73,7 +73,7 @@ class PackedFallbackIsCausal(Varlen):
         return True
 
 
-@core("numerics.golden", **VARLEN)
+@core("mask.causal-alignment", **VARLEN)
 class OnlyFirstBoundarySplits(Varlen):
     """The first boundary is used, and all that follow are ignored."""
 
@@ -83,7 +83,7 @@ class OnlyFirstBoundarySplits(Varlen):
         return [*given[:2], given[-1]]
 
 
-@core("numerics.golden", **VARLEN)
+@core("mask.causal-alignment", **VARLEN)
 class BoundariesUnused(Varlen):
     """The offsets are taken and not used: all tokens attend each other."""
 

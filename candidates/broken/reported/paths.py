@@ -25,7 +25,7 @@ def masked(call: Call) -> bool:
     return any(getattr(call, form) is not None for form in MASK_FORMS)
 
 
-@core("numerics.golden", **OPTIONS)
+@core("cache.golden", **OPTIONS)
 class WindowLostInDecodeStep(Forgets):
     """A single query with a cache takes a path without any mask, and so without the window."""
 
@@ -36,7 +36,7 @@ class WindowLostInDecodeStep(Forgets):
         return call.replace(window=None, causal=False) if step else call
 
 
-@core("numerics.golden", features=["scale", "gqa", "dropout"])
+@core("state.dropout", features=["scale", "gqa", "dropout"])
 class CausalLostUnderDropout(Forgets):
     """Without a mask causality is left to the fused kernel; dropout goes by the other path."""
 
@@ -46,7 +46,7 @@ class CausalLostUnderDropout(Forgets):
         return call if masked(call) or not call.dropout else call.replace(causal=False)
 
 
-@core("numerics.golden", features=["scale", "gqa", "weights"])
+@core("shape.weights", features=["scale", "gqa", "weights"])
 class CausalLeftToKernelNotCalled(Forgets):
     """Without a mask causality is left to the fused kernel, but weights need the eager path."""
 
@@ -56,7 +56,7 @@ class CausalLeftToKernelNotCalled(Forgets):
         return call if masked(call) or not call.return_weights else call.replace(causal=False)
 
 
-@core("numerics.golden", **OPTIONS)
+@core("window.golden", "numerics.options", **OPTIONS)
 class WindowLostWithoutOtherMask(Forgets):
     """Masking is skipped where neither a mask nor a flag is given, and the window with it."""
 
@@ -66,7 +66,7 @@ class WindowLostWithoutOtherMask(Forgets):
         return call if masked(call) or call.causal else call.replace(window=None)
 
 
-@core("numerics.golden", **OPTIONS)
+@core("window.golden", "numerics.options", **OPTIONS)
 class WindowOnManualPathOnly(Forgets):
     """The window is added behind the branch of the fused kernel, which takes no cap or dropout."""
 
@@ -77,7 +77,7 @@ class WindowOnManualPathOnly(Forgets):
         return call if manual else call.replace(window=None)
 
 
-@core("numerics.golden", **OPTIONS)
+@core("window.causal", "numerics.options", **OPTIONS)
 class WindowLostInCausalShortcut(Forgets):
     """A causal call without a mask is given to a causal kernel, which knows of no window."""
 
@@ -88,7 +88,7 @@ class WindowLostInCausalShortcut(Forgets):
         return call.replace(window=None) if shortcut else call
 
 
-@core("numerics.golden", causal=None)
+@core("mask.all-keep", causal=None)
 class CausalByDefaultWithoutMask(EagerCore):
     """A layer that does not say whether it is causal is taken to be, where no mask is given."""
 
@@ -100,7 +100,7 @@ class CausalByDefaultWithoutMask(EagerCore):
             yield torch.ones(call.query_length, call.key_length, dtype=torch.bool).tril()
 
 
-@core("numerics.golden", masks=["keep", "bias"], **OPTIONS)
+@core("mask.golden", masks=["keep", "bias"], **OPTIONS)
 class BiasIgnoredForOneQuery(Forgets):
     """The kernel for a single query knows boolean masks alone, and gets additive ones, too."""
 
@@ -110,7 +110,7 @@ class BiasIgnoredForOneQuery(Forgets):
         return call.replace(bias=None) if call.query_length == 1 else call
 
 
-@core("numerics.golden", causal="top-left")
+@core("mask.causal-alignment", causal="top-left")
 class OneQuerySeesAllKeys(Forgets):
     """A causal call with one query attends every key, though the diagonal begins at the first."""
 
@@ -123,7 +123,7 @@ class OneQuerySeesAllKeys(Forgets):
         return call.replace(causal=False) if call.query_length == 1 else call
 
 
-@core("numerics.golden")
+@core("numerics.scale", "mask.golden")
 class KernelKeepsDefaultScale(Forgets):
     """A kernel compiled without a scale of its own is found again for calls that give one."""
 
@@ -140,7 +140,7 @@ class KernelKeepsDefaultScale(Forgets):
         return call.replace(scale=None) if key in self.compiled else call
 
 
-@core("numerics.golden")
+@core("numerics.scale", "mask.golden")
 class KernelScalesAgain(EagerCore):
     """The queries are scaled before they reach a kernel that divides by the root as well."""
 
@@ -150,7 +150,7 @@ class KernelScalesAgain(EagerCore):
         return super().scale(call) / math.sqrt(call.query.shape[-1])
 
 
-@core("numerics.golden")
+@core("numerics.golden", "mask.golden")
 class ScaleOfPaddedHeads(EagerCore):
     """Heads are padded to a size that the kernel knows; it takes the default scale from that."""
 
@@ -163,7 +163,7 @@ class ScaleOfPaddedHeads(EagerCore):
         return 1 / math.sqrt(max(padded, 1)) if call.scale is None else call.scale
 
 
-@core("numerics.golden", **OPTIONS)
+@core("numerics.options", "numerics.golden", **OPTIONS)
 class CapRevivesPaddedKeys(EagerCore):
     """The last tile is padded with minus infinity before the cap, which makes that minus the cap.
 

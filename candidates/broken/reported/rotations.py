@@ -25,7 +25,7 @@ class Halves(Prepared):
     pairing = "halves"
 
 
-@core("numerics.golden", **TURNED)
+@core("numerics.golden", "mask.golden", **TURNED)
 class TurnedByHead(Halves):
     """The angles go along the axis of the heads: a head is turned by its number."""
 
@@ -37,7 +37,7 @@ class TurnedByHead(Halves):
         return super().turn(heads.transpose(1, 2), numbers).transpose(1, 2)
 
 
-@core("numerics.golden", **{**TURNED, "features": ["scale"]})
+@core("numerics.golden", "mask.golden", **{**TURNED, "features": ["scale"]})
 class QueryAndKeyHalvesCrossed(Halves):
     """The second half of the query is turned out of the key, the first of the key out of the query.
 
@@ -59,7 +59,7 @@ class QueryAndKeyHalvesCrossed(Halves):
         )
 
 
-@core("numerics.golden", **TURNED)
+@core("numerics.golden", "mask.golden", **TURNED)
 class HalvesWithInterleavedAngles(Halves):
     """Channels are paired as halves, but each angle is that of two neighbours."""
 
@@ -75,7 +75,11 @@ class HalvesWithInterleavedAngles(Halves):
         return torch.cat((turned, rest), dim=-1)
 
 
-@core("numerics.golden", **{**TURNED, "semantics": Semantics(rotary="halves", rotary_fraction=0.5)})
+@core(
+    "numerics.golden",
+    "mask.golden",
+    **{**TURNED, "semantics": Semantics(rotary="halves", rotary_fraction=0.5)},
+)
 class PartialTurnOverWholeHead(Halves):
     """Where a part of the channels is turned, pairs and angles are those of the whole head."""
 
@@ -93,7 +97,7 @@ class PartialTurnOverWholeHead(Halves):
         return torch.cat((*turned, rest), dim=-1)
 
 
-@core("numerics.golden", **{**TURNED, "dtypes": ["bfloat16"]}, scores="fused")
+@core("numerics.any-length", **{**TURNED, "dtypes": ["bfloat16"]}, scores="fused")
 class PlacesInHalfPrecision(Halves):
     """Places are numbers in bfloat16, which past 256 are not all whole; all else is in float32."""
 

@@ -99,7 +99,7 @@ class Differentiated(SinkCore):
         return terms.sum(dim=(0, 2))[:, None]
 
 
-@core("numerics.golden", dtypes=["bfloat16"], scores="fused", **SINKS)
+@core("gradients.sinks", dtypes=["bfloat16"], scores="fused", **SINKS)
 class SinkGradientRoundedBeforeSum(Differentiated):
     """The terms of the sinks' gradients, which nearly cancel, are rounded before they are added.
 
@@ -125,7 +125,7 @@ class SinkGradientRoundedBeforeSum(Differentiated):
         return of_logits, self.of_sinks(-rounded)
 
 
-@core("numerics.golden", **SINKS)
+@core("gradients.sinks", "gradients.golden", **SINKS)
 class BackwardForgetsSink(Differentiated):
     """The backward pass computes the weights again without the sink, whose gradient is zero."""
 
@@ -137,7 +137,7 @@ class BackwardForgetsSink(Differentiated):
         return weights * (gradient - row), self.of_sinks(torch.zeros_like(every[..., -1:]))
 
 
-@core("numerics.golden", **SINKS)
+@core("sinks.golden", **SINKS)
 class SinkAgainAfterEmptySplit(SinkCore):
     """A first split (of 16 keys) without admitted keys brings the sink, and the next one again."""
 
@@ -151,7 +151,7 @@ class SinkAgainAfterEmptySplit(SinkCore):
         return given + torch.where(empty, math.log(2.0), 0.0)[..., None].to(given)
 
 
-@core("numerics.golden", **SINKS)
+@core("sinks.golden", "mask.golden", **SINKS)
 class SinkScaledUnderCap(SinkCore):
     """Under a cap the sink enters at the scale of the scores."""
 

@@ -16,7 +16,7 @@ from .._kit import core
 DROPPING: Final[dict[str, Any]] = {"features": ["scale", "gqa", "dropout"]}
 
 
-@core("numerics.golden", masks=["bias"])
+@core("gradients.bias", masks=["bias"])
 class BiasGradientIsZero(HandWritten):
     """The backward pass answers zeros for a mask that asks for a gradient."""
 
@@ -80,7 +80,7 @@ class Dropping(EagerCore):
         return weights * (gradient - (weights * gradient).sum(-1, keepdim=True))
 
 
-@core("numerics.golden", **DROPPING)
+@core("gradients.golden", **DROPPING)
 class DroppedWeightsInSoftmaxGradient(Dropping):
     """The softmax is differentiated at the weights that dropout left."""
 
@@ -93,7 +93,7 @@ class DroppedWeightsInSoftmaxGradient(Dropping):
         return self.through_softmax(weights * kept, (gradient @ value.mT) * kept), of_value
 
 
-@core("numerics.golden", **DROPPING)
+@core("gradients.golden", **DROPPING)
 class WeightGradientNotDropped(Dropping):
     """The gradient of dropped weights goes on to query and key all the same."""
 
@@ -106,7 +106,7 @@ class WeightGradientNotDropped(Dropping):
         return self.through_softmax(weights, gradient @ value.mT), of_value
 
 
-@core("numerics.golden", **DROPPING)
+@core("gradients.golden", **DROPPING)
 class RecomputedDropoutDiffers(Dropping):
     """The backward pass drops anew: other weights than those of the answer."""
 
@@ -119,7 +119,7 @@ class RecomputedDropoutDiffers(Dropping):
         return super().backward(weights, value, again, gradient, rate)
 
 
-@core("numerics.golden", **DROPPING)
+@core("state.dropout", **DROPPING)
 class DropoutBeforeNormalising(EagerCore):
     """The denominator is added up after dropout: the weights that are left sum to one again."""
 
@@ -130,7 +130,7 @@ class DropoutBeforeNormalising(EagerCore):
         return left / left.sum(-1, keepdim=True) if rate else left
 
 
-@core("numerics.golden", **DROPPING)
+@core("state.dropout", **DROPPING)
 class DropoutNeverApplied(EagerCore):
     """Dropout is taken and not applied."""
 
@@ -141,7 +141,7 @@ class DropoutNeverApplied(EagerCore):
         return weights
 
 
-@core("numerics.golden")
+@core("gradients.golden")
 class EmptyRowNanInSoftmaxGradient(EagerCore):
     """Rows without keys are answered with zeros; their gradients are NaN, and so all become."""
 
