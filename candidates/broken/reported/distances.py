@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conformance import Semantics
 
-from ...eager import Answer, Call
+from ...eager import Call
 from .._kit import core
 from .decoding import Decoder
 
@@ -69,26 +69,6 @@ class BiasOfLoneQueryIsZero(Linear):
         distances = super().distances(call)
         step = self.past(call) > 0 and call.query_length == 1
         return torch.zeros_like(distances) if step else distances
-
-
-@core("bias.alibi", **{**LINEAR, "dtypes": ["bfloat16"]}, scores="fused")
-class BiasesInHalfPrecision(Linear):
-    """The table of biases is made and kept in bfloat16; all else is in float32."""
-
-    link = "https://github.com/HabanaAI/vllm-fork/pull/503"
-
-    def attend(self, call: Call) -> Answer:
-        wide = {n: getattr(call, n) for n in ("query", "key", "value", "past_key", "past_value")}
-        wide = {name: None if heads is None else heads.float() for name, heads in wide.items()}
-        answer = super().attend(call.replace(**wide))
-        output = answer if isinstance(answer, Tensor) else answer[0]
-        return output.to(call.query.dtype)
-
-    def slopes(self, call: Call) -> Tensor:
-        return super().slopes(call).bfloat16().double()
-
-    def distances(self, call: Call) -> Tensor:
-        return super().distances(call).bfloat16()
 
 
 @core("bias.alibi", "mask.golden", **{**LINEAR, "dtypes": ["float32", "float16"]})

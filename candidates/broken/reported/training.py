@@ -141,7 +141,7 @@ class DropoutNeverApplied(EagerCore):
         return weights
 
 
-@core("gradients.golden")
+@core("gradients.empty-row-finite")
 class EmptyRowNanInSoftmaxGradient(EagerCore):
     """Rows without keys are answered with zeros; their gradients are NaN, and so all become."""
 
@@ -150,7 +150,8 @@ class EmptyRowNanInSoftmaxGradient(EagerCore):
     def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         if allowed is None:
             return self.softmax(logits)
-        hidden = self.mask(logits, allowed)
+        # Added, not filled in: a fill would let no gradient through, NaN or not.
+        hidden = logits + self.mask(torch.zeros_like(logits), allowed)
         largest = hidden.detach().amax(-1, keepdim=True) if hidden.shape[-1] else 0.0
         grown = (hidden - largest).exp()
         weights = grown / grown.sum(-1, keepdim=True)
