@@ -77,8 +77,9 @@ def _recorder(
 
 
 def _sentence(made: type) -> str:
-    """The class's own docstring as one line (an inherited one would describe what is correct)."""
-    return " ".join(inspect.cleandoc(made.__dict__.get("__doc__") or "").split())
+    """The first paragraph of the class's own docstring (an inherited one says what is correct)."""
+    first, *_more = inspect.cleandoc(made.__dict__.get("__doc__") or "").split("\n\n")
+    return " ".join(first.split())
 
 
 class InexactCore(EagerCore):

@@ -34,7 +34,7 @@ def test_no_two_mistakes_say_the_same() -> None:
 
 @each_mistake
 def test_mistake_is_said_in_one_sentence(mistake: Mistake) -> None:
-    """The docstring is one sentence that fits a line of a report."""
+    """The docstring begins with one sentence that fits a line of a report."""
     assert re.fullmatch(r"[A-Z].{20,110}\.", mistake.sentence)
     assert ". " not in mistake.sentence
 
@@ -59,7 +59,8 @@ def test_candidate_can_be_found_under_its_name(mistake: Mistake) -> None:
         assert made[0].graph is not None
         return
     assert mistake.candidate.name == mistake.name
-    homes = [getattr(broken, file) for file in broken.__all__ if file.islower()]
+    packages = (broken, broken.reported)
+    homes = [getattr(home, file) for home in packages for file in home.__all__ if file.islower()]
     assert any(getattr(home, mistake.name, None) is mistake.candidate for home in homes)
 
 
