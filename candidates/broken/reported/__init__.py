@@ -10,29 +10,43 @@ from __future__ import annotations
 from typing import Final
 
 from . import (  # importing a file declares its mistakes
+    backward,
+    caches,
     decoding,
     distances,
     layer_shapes,
     loops,
     mask_reads,
+    masks,
+    merging,
     packed,
     paths,
     rotations,
+    sequences,
+    single_queries,
     sink_logits,
     training,
+    turned,
 )
 
 __conformance__: Final[tuple[str, ...]] = ()
 
 __all__ = [
+    "backward",
+    "caches",
     "decoding",
     "distances",
     "layer_shapes",
     "loops",
     "mask_reads",
+    "masks",
+    "merging",
     "packed",
     "paths",
     "rotations",
+    "sequences",
+    "single_queries",
     "sink_logits",
     "training",
+    "turned",
 ]
