@@ -21,7 +21,7 @@ def test_every_mechanism_was_tried_the_first_time() -> None:
 
 
 def test_what_catches_a_mechanism_is_measured() -> None:
-    """A mistake that every causal call shows is caught, and called by its name."""
-    failed, named = mechanisms.measured("SequencesCausalFromTheTop")
-    assert "unknown-mistake" not in named
+    """A cap that one path loses is caught, and called by its name."""
+    failed, named = mechanisms.measured("SequencesLoseTheCap")
+    assert named == ("softcap-ignored",)
     assert failed
