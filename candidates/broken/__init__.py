@@ -1,8 +1,8 @@
 """Attentions with one mistake each, to see that the clauses catch it.
 
-``MISTAKES`` is the catalogue. These candidates are not checked with the others: name a file, or one
-of its classes, to check them. Every file here is about one concept; every class says its mistake in
-one sentence.
+``MISTAKES`` is the catalogue; ``ESCAPES`` are reported ones that the profile quick does not catch.
+These candidates are not checked with the others: name a file, or one of its classes, to check them.
+Every file here is about one concept; every class says its mistake in one sentence.
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ from . import (  # importing a file declares its mistakes
     weight_gradients,
     windows,
 )
-from ._kit import CORRECT, DECLARED
+from ._kit import CORRECT, DECLARED, ESCAPED
 
 MISTAKES: Final[tuple[Mistake, ...]] = tuple(sorted(DECLARED, key=lambda mistake: mistake.name))
+ESCAPES: Final[tuple[Mistake, ...]] = tuple(sorted(ESCAPED, key=lambda mistake: mistake.name))
 
 __conformance__: Final[tuple[str, ...]] = ()
 
 __all__ = [
     "CORRECT",
+    "ESCAPES",
     "MISTAKES",
     "Mistake",
     "accepted",

@@ -26,7 +26,7 @@ def totals(core: EagerCore, steps: Steps) -> Tensor:
     return logits.logsumexp(dim=-1, keepdim=True)
 
 
-@core("numerics.golden", **FUSED)
+@core("gradients.golden", **FUSED)
 class PaddedKeysOverflowBackwards(HandWritten):
     """The weights of keys that fill up the last tile of 64 are recomputed and not masked.
 
@@ -44,7 +44,7 @@ class PaddedKeysOverflowBackwards(HandWritten):
         return gradient + padded * torch.zeros_like(gradient)
 
 
-@core("numerics.golden", **FUSED)
+@core("gradients.golden", "gradients.options", **FUSED)
 class BackwardAlwaysCausal(HandWritten):
     """The backward pass ignores the causal flag and is always causal."""
 
@@ -54,7 +54,7 @@ class BackwardAlwaysCausal(HandWritten):
         return super().backward_allowed(call.replace(causal=True))
 
 
-@core("numerics.golden", **BIASED)
+@core("gradients.strided", **BIASED)
 class IncomingGradientReadAsContiguous(HandWritten):
     """The backward pass reads the memory of the incoming gradient as if it were contiguous."""
 
@@ -69,7 +69,7 @@ class IncomingGradientReadAsContiguous(HandWritten):
         return super().backward(call, output, gradient)
 
 
-@core("numerics.golden", **BIASED)
+@core("gradients.strided", **BIASED)
 class StridedIncomingGradientRefused(HandWritten):
     """The backward pass takes a view of the incoming gradient, which must be contiguous for it."""
 
@@ -80,11 +80,12 @@ class StridedIncomingGradientRefused(HandWritten):
         return super().backward(call, output, flat.reshape(gradient.shape))
 
 
-@core("numerics.golden", **FUSED)
+@core("gradients.strided", **FUSED)
 class StatisticsReadInAnotherLayout(HandWritten):
     """The log-sum-exps lie as the queries do; the backward pass reads them heads before tokens."""
 
     link = "https://github.com/NVIDIA/cudnn-frontend/pull/304"
+    escapes = "gradients are not asked of transposed inputs"
 
     def recomputed(self, steps: Steps) -> Tensor:
         query = steps.call.query
@@ -98,7 +99,12 @@ class StatisticsReadInAnotherLayout(HandWritten):
         return (logits - read).exp()
 
 
-@core("numerics.golden", geometry={"head_size": 128, "value_head_size": 96}, **FUSED)
+@core(
+    "gradients.golden",
+    "gradients.options",
+    geometry={"head_size": 128, "value_head_size": 96},
+    **FUSED,
+)
 class ValueGradientColumnsShifted(HandWritten):
     """Gradients of values are stored in steps that fit the head size of keys.
 
@@ -117,7 +123,7 @@ class ValueGradientColumnsShifted(HandWritten):
         return torch.cat(halves, dim=-1)
 
 
-@core("numerics.golden", masks=["keep"], empty_rows="mean-of-all", features=["scale", "gqa"])
+@core("gradients.golden", masks=["keep"], empty_rows="mean-of-all", features=["scale", "gqa"])
 class MaskRecoveredFromZeroWeights(HandWritten):
     """Which keys were masked is read off the weights, where they are zero.
 
@@ -125,6 +131,7 @@ class MaskRecoveredFromZeroWeights(HandWritten):
     """
 
     link = "https://github.com/NVIDIA/apex/pull/1444"
+    escapes = "gradients are not asked of rows that average all values"
 
     def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         weights = super().weights(logits, allowed)
@@ -155,7 +162,7 @@ class _Refused(Function):
         raise RuntimeError(msg)
 
 
-@core("numerics.golden", **BIASED)
+@core("gradients.golden", **BIASED)
 class GradientOfBiasAloneRefused(EagerCore):
     """Statistics for the backward pass are kept only where query, key or value want a gradient.
 
@@ -163,6 +170,7 @@ class GradientOfBiasAloneRefused(EagerCore):
     """
 
     link = "https://github.com/pytorch/pytorch/pull/188302"
+    escapes = "no bias alone wants a gradient"
 
     def add_bias(self, scores: Tensor, bias: Tensor) -> Tensor:
         if bias.requires_grad and not scores.requires_grad:
@@ -170,11 +178,12 @@ class GradientOfBiasAloneRefused(EagerCore):
         return super().add_bias(scores, bias)
 
 
-@core("numerics.golden", **BIASED)
+@core("gradients.golden", **BIASED)
 class BiasBesideMaskGradientNaN(HandWritten):
     """Beyond 128 queries, a bias and a mask together give NaN for the rest of the last block."""
 
     link = "https://github.com/pytorch/pytorch/issues/153799"
+    escapes = "quick asks for no gradients beyond 128 queries"
 
     def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
         gradient = super().query_gradient(steps, scores)
@@ -204,11 +213,12 @@ class _SoftmaxInPlace(Function):
         return gradient.copy_(weights * (gradient - row))
 
 
-@core("numerics.golden", masks=["bias"], empty_rows="any", features=["scale", "weights"])
+@core("gradients.golden", masks=["bias"], empty_rows="any", features=["scale", "weights"])
 class IncomingGradientOverwritten(EagerCore):
     """The backward pass of the softmax writes over the gradient of the weights it is given."""
 
     link = "https://github.com/NVIDIA/apex/issues/1587"
+    escapes = "nobody looks whether the incoming gradient stays"
 
     def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         if allowed is not None:
@@ -256,11 +266,12 @@ class _Dropped(Function):
         return None, ctx.core.passed(gradients[0], weights, kept, ctx.rate), None, None
 
 
-@core("numerics.golden", **DROPPING)
+@core("gradients.golden", **DROPPING)
 class DroppedWeightsInTheSoftmaxGradient(Dropping):
     """The softmax is differentiated at the weights after dropout."""
 
     link = "https://github.com/aws-neuron/nki-samples/pull/81"
+    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         # The softmax behind multiplies by ``weights * (passed - row)``: what it should have been.
@@ -270,33 +281,36 @@ class DroppedWeightsInTheSoftmaxGradient(Dropping):
         return wrong / weights.masked_fill(weights == 0, 1.0)
 
 
-@core("numerics.golden", **DROPPING)
+@core("gradients.golden", **DROPPING)
 class GradientPassesDroppedWeights(Dropping):
     """Dropout is left out of the gradients that reach the softmax."""
 
     link = "https://github.com/aws-neuron/nki-samples/pull/81"
+    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         del weights, kept, rate
         return gradient
 
 
-@core("numerics.golden", **DROPPING)
+@core("gradients.golden", **DROPPING)
 class DropoutGradientTimesTheRate(Dropping):
     """Going backwards, what dropout keeps is multiplied by the rate, not by 1 / (1 - rate)."""
 
     link = "https://github.com/NVIDIA/apex/pull/816"
+    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         del weights
         return gradient * kept * rate
 
 
-@core("numerics.golden", **DROPPING)
+@core("gradients.golden", **DROPPING)
 class DropoutDrawnAnewBackwards(Dropping):
     """The backward pass draws the dropout anew: other weights are dropped than in the answer."""
 
     link = "https://github.com/pytorch/pytorch/issues/190717"
+    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         other = (torch.rand_like(kept) >= rate).to(kept.dtype)

@@ -17,7 +17,7 @@ Window = tuple[int, int]
 MASKED: Final[dict[str, Any]] = {**WINDOWED, "masks": ["drop"], "features": ["scale", "window"]}
 
 
-@core("numerics.golden", **SERVING)
+@core("mask.causal-combined", "numerics.options", **SERVING)
 class CachedKeysSkipped(Caching):
     """The loop over the keys starts at the first query's own: causal calls see no cached key."""
 
@@ -41,7 +41,7 @@ class Rewindows(Caching):
         raise NotImplementedError
 
 
-@core("numerics.golden", features=["scale", "gqa", "window"])
+@core("window.edge", "window.golden", features=["scale", "gqa", "window"])
 class LeftEdgeOfWindowExcluded(Rewindows):
     """The key at the left edge of a window is shut out, as cuDNN counts."""
 
@@ -52,7 +52,7 @@ class LeftEdgeOfWindowExcluded(Rewindows):
         return left - 1
 
 
-@core("numerics.golden", **WINDOWED)
+@core("cache.golden", **WINDOWED)
 class WindowShortWhileDecoding(Rewindows):
     """The buffer of a decoding step has no room for the query's own key: the oldest is dropped."""
 
@@ -62,7 +62,7 @@ class WindowShortWhileDecoding(Rewindows):
         return left - 1 if one_query(call) and past(call) else left
 
 
-@core("numerics.golden", **WINDOWED)
+@core("mask.golden", "numerics.options", **WINDOWED)
 class WindowWideWhileExtending(Rewindows):
     """Several queries after a cache attend one key more than the window shows."""
 
@@ -72,11 +72,12 @@ class WindowWideWhileExtending(Rewindows):
         return left if one_query(call) or not past(call) else left + 1
 
 
-@core("numerics.golden", **WINDOWED)
+@core("cache.golden", **WINDOWED)
 class WindowLostWhileDecoding(Caching):
     """One query after a cache attends all of it: the window is not handed on."""
 
     link = "https://github.com/karpathy/nanochat/issues/452"
+    escapes = "a window, a cache and one query do not meet"
 
     def within_window(self, call: Call, window: Window) -> Tensor:
         if one_query(call) and past(call):
@@ -84,7 +85,7 @@ class WindowLostWhileDecoding(Caching):
         return super().within_window(call, window)
 
 
-@core("numerics.golden", **MASKED)
+@core("mask.golden", "numerics.options", **MASKED)
 class WindowInsteadOfMask(Caching):
     """A window builds its own mask and discards the one that is given."""
 
@@ -94,7 +95,7 @@ class WindowInsteadOfMask(Caching):
         yield from super().tables(call if call.window is None else call.replace(drop=None))
 
 
-@core("numerics.golden", **{**WINDOWED, "masks": ["keep"]})
+@core("numerics.options", "mask.empty-row", **{**WINDOWED, "masks": ["keep"]})
 class MaskCountsRowsFromTheChunk(Caching):
     """With a mask, the causal rule counts queries from the first of the chunk, not of all keys."""
 
@@ -108,7 +109,7 @@ class MaskCountsRowsFromTheChunk(Caching):
         yield torch.ones(call.query_length, call.key_length, dtype=torch.bool).tril()
 
 
-@core("numerics.golden", **{**WINDOWED, "masks": ["keep"]})
+@core("numerics.options", "mask.golden", **{**WINDOWED, "masks": ["keep"]})
 class MaskLosesTheWindow(Caching):
     """With a mask, it alone decides beside causality: the window is no longer enforced."""
 
@@ -118,7 +119,7 @@ class MaskLosesTheWindow(Caching):
         yield from super().tables(call if call.keep is None else call.replace(window=None))
 
 
-@core("numerics.golden", **{**SERVING, "masks": []})
+@core("cache.golden", **{**SERVING, "masks": []})
 class UnwrittenCacheAttended(Caching):
     """A step of decoding attends the whole buffer of the cache, its unwritten zeros too."""
 

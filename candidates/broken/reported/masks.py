@@ -17,7 +17,11 @@ from .single_queries import TORCH, TopLeft
 PLAIN: Final[dict[str, Any]] = {"features": ["scale", "gqa"]}
 
 
-@core("numerics.golden", **{**PLAIN, "masks": ["lengths"], "without": ["gradients"]})
+@core(
+    "mask.padding-is-absence",
+    "mask.golden",
+    **{**PLAIN, "masks": ["lengths"], "without": ["gradients"]},
+)
 class LengthsEndWithTheTile(EagerCore):
     """Where a tile is as large as a page, 16 keys, those behind the length are not masked."""
 
@@ -27,7 +31,7 @@ class LengthsEndWithTheTile(EagerCore):
         return super().within_lengths(call, (lengths + 15) // 16 * 16)
 
 
-@core("numerics.golden", **{**PLAIN, "masks": ["bias"]})
+@core("numerics.any-length", **{**PLAIN, "masks": ["bias"]})
 class CausalLostOnWholeTiles(EagerCore):
     """The causal mask is not recognised where tiles of 32 divide both lengths, and dropped."""
 
@@ -39,7 +43,7 @@ class CausalLostOnWholeTiles(EagerCore):
 
 
 @core(
-    "numerics.golden",
+    "mask.causal-alignment",
     masks=[],
     features=["scale"],
     without=["gradients"],
@@ -58,19 +62,20 @@ class ChannelsBeyondSixtyFourLost(EagerCore):
         return super().attend(call.replace(**heads, value=value, scale=scale))
 
 
-@core("numerics.golden", masks=["keep", "bias"], features=["scale"])
+@core("mask.golden", "mask.padding-is-absence", masks=["keep", "bias"], features=["scale"])
 class MaskDroppedInInference(EagerCore):
     """The kernel for inference gets an empty tensor in place of the mask."""
 
     link = "https://github.com/deepspeedai/DeepSpeed/issues/1912"
 
     def attend(self, call: Call) -> Answer:
+        self.check(call)
         if call.query.requires_grad:
             return super().attend(call)
         return super().attend(call.replace(keep=None, bias=None))
 
 
-@core("numerics.golden", masks=["keep", "bias"], features=["scale", "gqa"])
+@core("numerics.scale", "numerics.golden", masks=["keep", "bias"], features=["scale", "gqa"])
 class DefaultScaleWhereFused(EagerCore):
     """Plain attention without a mask is replaced by a fused one, with the default scale."""
 
@@ -81,11 +86,12 @@ class DefaultScaleWhereFused(EagerCore):
         return super().scale(call.replace(scale=None) if plain else call)
 
 
-@core("numerics.golden", masks=["drop", "lengths"], features=["scale"], empty_rows="any")
+@core("mask.golden", masks=["drop", "lengths"], features=["scale"], empty_rows="any")
 class PaddedQueriesMaskedToo(EagerCore):
     """A mask for each query, merged with lengths, loses the queries behind the length as well."""
 
     link = "https://github.com/pytorch/pytorch/issues/63271"
+    escapes = "a mask and lengths are not given together"
 
     def tables(self, call: Call) -> Iterator[Tensor]:
         yield from super().tables(call)
@@ -94,7 +100,7 @@ class PaddedQueriesMaskedToo(EagerCore):
         yield self.within_lengths(call, call.lengths).mT
 
 
-@core("numerics.golden", features=["scale", "weights", "dropout"])
+@core("mask.empty-row-weights", features=["scale", "weights", "dropout"])
 class AskedWeightsOfEmptyRowsNaN(EagerCore):
     """The path that returns weights has no safe softmax: a row without keys is NaN there alone."""
 
@@ -110,7 +116,7 @@ class AskedWeightsOfEmptyRowsNaN(EagerCore):
         return output, weights
 
 
-@core("numerics.golden", **{**PLAIN, "masks": ["lengths"], "causal": None})
+@core("mask.padding-is-absence", "mask.golden", **{**PLAIN, "masks": ["lengths"], "causal": None})
 class MaskStartsAtTheQueries(EagerCore):
     """Queries are taken to stand at the end of the keys, in cross-attention, too.
 
@@ -124,7 +130,7 @@ class MaskStartsAtTheQueries(EagerCore):
         return super().within_lengths(call, lengths) | (torch.arange(call.key_length) < start)
 
 
-@core("numerics.golden", **{**TORCH, "mask_shapes": ["BHQK", "B1QK", "11QK", "QK"]})
+@core("mask.per-item", "mask.golden", **{**TORCH, "mask_shapes": ["BHQK", "B1QK", "11QK", "QK"]})
 class MaskOfTheFirstItem(TopLeft):
     """For few queries, a mask that all heads share is read at the offset of the first item."""
 
@@ -141,7 +147,14 @@ class MaskOfTheFirstItem(TopLeft):
         return super().attend(call.replace(**first))
 
 
-@layer("numerics.golden", masks=["drop"], mask_shapes=["B11K"], empty_rows="any", features=[])
+@layer(
+    "mask.golden",
+    "mask.single-key",
+    masks=["drop"],
+    mask_shapes=["B11K"],
+    empty_rows="any",
+    features=[],
+)
 class PaddingTakenForLengths(EagerLayer):
     """Padded tokens become sequences by counting those that are kept.
 
@@ -151,13 +164,14 @@ class PaddingTakenForLengths(EagerLayer):
     link = "https://github.com/pytorch/pytorch/pull/79927"
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
-        drop = options.pop("drop", None)
-        if drop is not None:
+        drop = options.get("drop")
+        if drop is not None and drop.shape[-1] == key.shape[1]:
+            options.pop("drop")
             options["lengths"] = (~drop[:, 0, 0]).sum(dim=-1)
         return super().__call__(query, key, value, **options)
 
 
-@layer("numerics.golden", masks=["drop"], empty_rows="any", features=["weights"])
+@layer("shape.strided", "shape.expanded", masks=["drop"], empty_rows="any", features=["weights"])
 class OddHeadSizesNaN(EagerLayer):
     """The kernel for inference reads heads eight channels at a time: other sizes give NaN."""
 
@@ -181,7 +195,7 @@ class _ScaleOf(EagerCore):
         return float(self.size**-0.5) if call.scale is None else call.scale
 
 
-@layer("numerics.golden", features=["gqa"])
+@layer("mask.golden", features=["gqa"])
 class ScaleFromWidthByHeads(EagerLayer):
     """The scale comes from the width of the model over its heads, not from the size of a head."""
 

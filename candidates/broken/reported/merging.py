@@ -28,7 +28,7 @@ class CacheApart(Split):
         return [slice(0, call.past), slice(call.past, None)]
 
 
-@core("numerics.golden", **SERVING)
+@core("mask.golden", "mask.causal-combined", **SERVING)
 class PartialsMergedInAnotherBase(CacheApart):
     """Log-sum-exps of base two are merged as if they were natural ones."""
 
@@ -38,11 +38,12 @@ class PartialsMergedInAnotherBase(CacheApart):
         return super().shares(call, totals / math.log(2))
 
 
-@core("numerics.golden", **SERVING)
+@core("mask.empty-row", **SERVING)
 class MergedEmptyPartialsNaN(CacheApart):
     """Merging two partial answers that saw no key subtracts minus infinity from itself: NaN."""
 
     link = "https://github.com/flashinfer-ai/flashinfer/issues/4051"
+    escapes = "a cache and rows without keys do not meet"
 
     def shares(self, call: Joined, totals: Tensor) -> Tensor:
         if totals.shape[-1] == 1:
@@ -52,7 +53,7 @@ class MergedEmptyPartialsNaN(CacheApart):
         ).exp().sum(dim=-1, keepdim=True)
 
 
-@core("numerics.golden", **WINDOWED)
+@core("window.golden", **WINDOWED)
 class UnusedSplitsMergedAsZero(Split):
     """Splits that the window leaves without a key are merged with what the scratch holds: zeros.
 
@@ -81,7 +82,7 @@ class TwoSplits(Split):
         return [slice(0, middle), slice(middle, None)]
 
 
-@core("numerics.golden", **SINKING)
+@core("sinks.golden", "mask.golden", **SINKING)
 class SinkCountedInTwoSplits(TwoSplits):
     """Where the first split sees no key, both it and the next one count the sink."""
 
@@ -92,7 +93,7 @@ class SinkCountedInTwoSplits(TwoSplits):
         return 1.0 + (first & rest.any(dim=-1, keepdim=True)).to(totals.dtype)
 
 
-@core("numerics.golden", **SINKING)
+@core("sinks.golden", "sinks.large", **SINKING)
 class SplitSinkScaledLikeScores(TwoSplits):
     """When one query is decoded in splits, the sink is multiplied by the scale of the scores."""
 
@@ -102,7 +103,7 @@ class SplitSinkScaledLikeScores(TwoSplits):
         return sinks * self.scale(call) if one_query(call) else sinks
 
 
-@core("numerics.golden", **{**SINKING, "features": [*SINKING["features"], "softcap"]})
+@core("sinks.golden", "mask.golden", **{**SINKING, "features": [*SINKING["features"], "softcap"]})
 class SinkScaledUnderSoftcap(TwoSplits):
     """With a softcap, the sink is put into the softmax in the units of uncapped products."""
 
@@ -112,7 +113,7 @@ class SinkScaledUnderSoftcap(TwoSplits):
         return sinks if call.softcap is None else sinks * self.scale(call)
 
 
-@core("numerics.golden", **SINKING)
+@core("sinks.golden", "mask.golden", **SINKING)
 class SinkDroppedWithCache(Split):
     """The kernel that reads a cache has no pointer to the sinks and leaves them out."""
 
@@ -124,7 +125,11 @@ class SinkDroppedWithCache(Split):
         return super().shares(call, totals)
 
 
-@core("numerics.golden", **{**SINKING, "without": [], "features": ["scale", "gqa", "sinks"]})
+@core(
+    "gradients.sinks",
+    "gradients.golden",
+    **{**SINKING, "without": [], "features": ["scale", "gqa", "sinks"]},
+)
 class SinkWithoutGradient(Split):
     """The backward pass knows nothing of learned sinks: their gradient is zero."""
 
@@ -135,7 +140,7 @@ class SinkWithoutGradient(Split):
         return sinks.detach() + 0.0 * sinks
 
 
-@core("numerics.golden", masks=["keep"], features=["scale", "gqa"], without=["gradients"])
+@core("numerics.any-length", masks=["keep"], features=["scale", "gqa"], without=["gradients"])
 class MaximumStuckAtZero(Split):
     """Where the first tile hides all keys of a row, its running maximum becomes zero, and stays so.
 
@@ -170,7 +175,7 @@ class MaximumStuckAtZero(Split):
         return output / total.masked_fill(total == 0, 1.0)
 
 
-@core("numerics.golden", **SERVING)
+@core("numerics.large-logits", "mask.single-key", **SERVING)
 class SentinelAboveTheLogits(EagerCore):
     """The running maximum starts at a finite number, -50000: a row of smaller logits is zeros."""
 
@@ -186,7 +191,8 @@ class SentinelAboveTheLogits(EagerCore):
 
 
 @core(
-    "numerics.golden",
+    "mask.single-key",
+    "mask.causal-first-key",
     masks=["keep", "bias"],
     features=["scale", "gqa"],
     without=["gradients"],
@@ -218,7 +224,7 @@ class PartialSumsInHalfPrecision(Split):
         return output, anchor.float() + total.float().log()
 
 
-@core("numerics.golden", **SERVING)
+@core("mask.golden", "mask.single-key", **SERVING)
 class ValueTilesInOnePlace(EagerCore):
     """Values are mixed in tiles of 64 channels, and each is written to the place of the first."""
 
@@ -233,7 +239,7 @@ class ValueTilesInOnePlace(EagerCore):
         return output
 
 
-@core("numerics.golden", masks=["keep"], features=["scale", "gqa", "softcap"])
+@core("numerics.scale", "mask.golden", masks=["keep"], features=["scale", "gqa", "softcap"])
 class GivenScaleInAnotherBase(EagerCore):
     """Powers of two want logits times log2(e), which only the default scale contains."""
 
@@ -243,7 +249,7 @@ class GivenScaleInAnotherBase(EagerCore):
         return super().scale(call) * (1.0 if call.scale is None else math.log(2))
 
 
-@core("numerics.golden", masks=["bias"], features=["scale"], causal=None)
+@core("mask.bias", "numerics.options", masks=["bias"], features=["scale"], causal=None)
 class BiasInAnotherBase(EagerCore):
     """The scores are multiplied by log2(e) for a softmax of powers of two, the bias is not."""
 

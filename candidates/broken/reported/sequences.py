@@ -37,7 +37,7 @@ def poisoned(tensor: Tensor, rows: Tensor) -> Tensor:
     return same
 
 
-@core("numerics.golden", **CAUSAL)
+@core("varlen.golden", **CAUSAL)
 class LoneQueriesRefuseEmptySequences(VarlenCore):
     """Where no sequence has more than one query, groups become rows as if each had exactly one.
 
@@ -45,6 +45,7 @@ class LoneQueriesRefuseEmptySequences(VarlenCore):
     """
 
     link = "https://github.com/Dao-AILab/flash-attention/issues/1537"
+    escapes = "groups, lone queries and sequences without any do not meet"
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         batch = len(options["cu_seqlens_q"]) - 1
@@ -53,7 +54,7 @@ class LoneQueriesRefuseEmptySequences(VarlenCore):
         return super().__call__(query, key, value, **options)
 
 
-@core("numerics.golden", **CAUSAL)
+@core("shape.output", **CAUSAL)
 class LoneTokenSqueezed(VarlenCore):
     """The answer of a batch that holds one token loses the axis of tokens."""
 
@@ -63,7 +64,7 @@ class LoneTokenSqueezed(VarlenCore):
         return super().__call__(query, key, value, **options).squeeze(0)
 
 
-@core("numerics.golden", **CAUSAL)
+@core("equivariance.batch-independent", "numerics.golden", **CAUSAL)
 class SequencesAttendEachOther(VarlenCore):
     """Without a mask, the tokens of all sequences attend each other."""
 
@@ -76,7 +77,7 @@ class SequencesAttendEachOther(VarlenCore):
         return super().__call__(query, key, value, **options)
 
 
-@core("numerics.golden", **{**CAUSAL, "empty_rows": "zeros"})
+@core("varlen.no-keys", **{**CAUSAL, "empty_rows": "zeros"})
 class SequenceWithoutKeysNaN(VarlenCore):
     """Queries of a sequence without keys are divided by a sum of zero: NaN."""
 
@@ -87,7 +88,7 @@ class SequenceWithoutKeysNaN(VarlenCore):
         return answer if len(key) else torch.full_like(answer, torch.nan)
 
 
-@core("numerics.golden", **{**CAUSAL, "empty_rows": "zeros", "without": ["gradients"]})
+@core("varlen.no-keys", **{**CAUSAL, "empty_rows": "zeros", "without": ["gradients"]})
 class SequenceWithoutKeysUnwritten(VarlenCore):
     """A sequence without keys is skipped: its rows of the answer stay what the buffer held."""
 
@@ -98,7 +99,7 @@ class SequenceWithoutKeysUnwritten(VarlenCore):
         return answer if len(key) else torch.ones_like(answer)
 
 
-@core("numerics.golden", **CAUSAL)
+@core("varlen.no-queries-gradients", **CAUSAL)
 class SequenceWithoutQueriesGradientNaN(VarlenCore):
     """Keys and values of a sequence without queries have NaN for a gradient."""
 
@@ -112,7 +113,7 @@ class SequenceWithoutQueriesGradientNaN(VarlenCore):
         return super().__call__(query, poisoned(key, rows), poisoned(value, rows), **options)
 
 
-@core("numerics.golden", **{**CAUSAL, "causal": "top-left"})
+@core("gradients.golden", "gradients.strided", **{**CAUSAL, "causal": "top-left"})
 class QueriesPastTheKeysGradientNaN(VarlenCore):
     """In causal calls, queries beyond the number of keys of their sequence have a NaN gradient."""
 
@@ -125,7 +126,7 @@ class QueriesPastTheKeysGradientNaN(VarlenCore):
         return super().one(query, key, value, **options)
 
 
-@core("numerics.golden", **CAUSAL)
+@core("varlen.golden", "mask.causal-alignment", **CAUSAL)
 class SequencesCausalFromTheTop(VarlenCore):
     """Causality starts at the first query and key of a sequence instead of ending at the last."""
 
@@ -133,7 +134,7 @@ class SequencesCausalFromTheTop(VarlenCore):
     attention = EagerCore(causal="top-left")
 
 
-@core("numerics.golden", **{**CAUSAL, "features": ["scale", "gqa", "window"]})
+@core("varlen.golden", "numerics.golden", **{**CAUSAL, "features": ["scale", "gqa", "window"]})
 class SequencesLoseTheWindow(VarlenCore):
     """The path for sequences is planned without the window and runs without it."""
 
@@ -144,7 +145,7 @@ class SequencesLoseTheWindow(VarlenCore):
         return super().one(query, key, value, **options)
 
 
-@core("numerics.golden", **{**CAUSAL, "features": ["scale", "gqa", "softcap"]})
+@core("varlen.golden", "numerics.golden", **{**CAUSAL, "features": ["scale", "gqa", "softcap"]})
 class SequencesLoseTheCap(VarlenCore):
     """The cap is given to the call, but the kernel was planned without one."""
 

@@ -29,7 +29,9 @@ class TopLeft(EagerCore):
         super().__init__(causal="top-left")
 
 
-@core("numerics.golden", geometry={"head_size": 64, "value_head_size": 64}, **TORCH)
+@core(
+    "numerics.golden", "mask.all-keep", geometry={"head_size": 64, "value_head_size": 64}, **TORCH
+)
 class FewQueriesReadPastTheKeys(TopLeft):
     """The kernel for up to eight queries reads keys in blocks of 32, beyond the last one, too."""
 
@@ -45,7 +47,7 @@ class FewQueriesReadPastTheKeys(TopLeft):
         return super().attend(call)
 
 
-@core("numerics.golden", **TORCH)
+@core("mask.causal-alignment", "groups.golden", **TORCH)
 class OneQueryCausalByTile(TopLeft):
     """Heads of one query become rows of a kernel that bounds causal keys by its tile of 64."""
 
@@ -59,7 +61,7 @@ class OneQueryCausalByTile(TopLeft):
         yield torch.arange(call.key_length) < 64  # noqa: PLR2004 (the tile)
 
 
-@core("numerics.golden", **{**TORCH, "causal": "bottom-right"})
+@core("mask.per-head", "mask.golden", **{**TORCH, "causal": "bottom-right"})
 class OneQueryGroupsMisread(EagerCore):
     """For one query, the heads of a group become rows in the sizes, but not in the tensors.
 
@@ -86,7 +88,7 @@ class OneQueryGroupsMisread(EagerCore):
         return output
 
 
-@core("numerics.golden", **GROUPED)
+@core("mask.bias", **GROUPED)
 class OneQueryGroupSharesMask(EagerCore):
     """For one query, the heads of a group become its rows, and all follow the first one's mask."""
 
@@ -104,7 +106,7 @@ class OneQueryGroupSharesMask(EagerCore):
         return super().attend(call.replace(**shared))
 
 
-@core("numerics.golden", **GROUPED)
+@core("mask.golden", "mask.all-keep", **GROUPED)
 class GroupsRefuseMasksOfHeads(EagerCore):
     """Shared key/value heads together with a mask for each head do not compile."""
 
@@ -118,7 +120,7 @@ class GroupsRefuseMasksOfHeads(EagerCore):
         return super().attend(call)
 
 
-@core("numerics.golden", **GROUPED)
+@core("groups.multi-query", "numerics.typical-error", **GROUPED)
 class ShortGroupsRefused(EagerCore):
     """Few queries times the heads of a group are refused where they exceed a block of 128 rows."""
 
@@ -133,7 +135,7 @@ class ShortGroupsRefused(EagerCore):
         return super().attend(call)
 
 
-@core("numerics.golden", **{**GROUPED, "features": ["scale", "gqa", "window"]})
+@core("mask.causal-alignment", "mask.golden", **{**GROUPED, "features": ["scale", "gqa", "window"]})
 class RowsDividedByGroup(EagerCore):
     """Rows are taken for packed groups: each sees the keys of its number over the heads of one."""
 
@@ -146,7 +148,11 @@ class RowsDividedByGroup(EagerCore):
         return ahead + (rows - packed)[:, None]
 
 
-@core("numerics.golden", **{**SERVING, "features": ["scale", "gqa", "kv_cache", "softcap"]})
+@core(
+    "softcap.golden",
+    "softcap.large",
+    **{**SERVING, "features": ["scale", "gqa", "kv_cache", "softcap"]},
+)
 class DecodingCapsAfterMask(EagerCore):
     """The kernel for one query caps the logits after the mask: hidden keys weigh exp(-cap)."""
 
@@ -166,11 +172,12 @@ class DecodingCapsAfterMask(EagerCore):
         return self.mix(self.softmax(logits), self.share(call.value, num_heads))
 
 
-@core("numerics.golden", **{**TORCH, "causal": "bottom-right", "masks": ["keep"]})
+@core("shape.expanded", **{**TORCH, "causal": "bottom-right", "masks": ["keep"]})
 class LoneKeyOfExpandedHeadsLost(EagerCore):
     """Under a mask, a last key alone in its tile of 32 is lost where heads are expanded."""
 
     link = "https://github.com/pytorch/pytorch/issues/191937"
+    escapes = "expanded heads, a mask and 33 keys do not meet"
 
     def tables(self, call: Call) -> Iterator[Tensor]:
         yield from super().tables(call)
@@ -179,7 +186,7 @@ class LoneKeyOfExpandedHeadsLost(EagerCore):
             yield torch.arange(call.key_length) < call.key_length - 1
 
 
-@core("numerics.golden", masks=[], causal="bottom-right", features=["scale"])
+@core("shape.strided", masks=[], causal="bottom-right", features=["scale"])
 class HeadsFoundByStrides(EagerCore):
     """A head is found by dividing strides, which makes every head of transposed tokens head 0."""
 

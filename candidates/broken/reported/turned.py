@@ -27,7 +27,7 @@ class Turning(Prepared):
     pairing = "halves"
 
 
-@core("numerics.golden", **{**HALVES, "features": ["scale", "gqa", "kv_cache"]})
+@core("position.rotary", "mask.golden", **{**HALVES, "features": ["scale", "gqa", "kv_cache"]})
 class NewKeysNotTurned(Caching):
     """New keys are turned on their way into the cache; the call itself attends them unturned."""
 
@@ -45,7 +45,7 @@ class NewKeysNotTurned(Caching):
         return super().attend(Joined(**{**vars(joined), "query": query, "key": key}))
 
 
-@core("numerics.golden", **HALVES)
+@core("position.rotary", "mask.golden", **HALVES)
 class SinesReadFromThePadding(Turning):
     """Sines follow the cosines in a row, but are looked for behind a power of two of channels."""
 
@@ -62,7 +62,8 @@ class SinesReadFromThePadding(Turning):
 
 
 @core(
-    "numerics.golden",
+    "position.rotary",
+    "mask.golden",
     **{**HALVES, "semantics": conformance.Semantics(rotary="halves", rotary_fraction=0.5)},
 )
 class EveryChannelTurned(Turning):
@@ -71,7 +72,7 @@ class EveryChannelTurned(Turning):
     link = "https://github.com/vllm-project/vllm/pull/43676"
 
 
-@core("numerics.golden", **HALVES)
+@core("position.rotary", "mask.golden", **HALVES)
 class AnglesKeptByLength(Turning):
     """Angles are kept from call to call by the number of tokens, whatever the offset was."""
 
@@ -85,7 +86,8 @@ class AnglesKeptByLength(Turning):
 
 
 @core(
-    "numerics.golden",
+    "bias.alibi",
+    "mask.golden",
     masks=["keep"],
     features=["scale"],
     semantics=conformance.Semantics(alibi=True),
