@@ -13,7 +13,7 @@ from ._golden import golden
 from .inputs import Inputs
 from .oracle import Golden, Oracle, known_weights
 from .tolerance import Contract
-from .tolerance.fit import Fit, fit
+from .tolerance.fit import Fit, fit, sharp_fit
 from .tolerance.model import MOST_SATURATED
 from .tolerance.statistical import Statistics, core_statistics, layer_statistics, supports
 
@@ -49,6 +49,12 @@ class Yardstick:
         if self.statistics is None or not bool(torch.isfinite(answer).all()):
             return None
         return fit(self.error(answer), self.statistics, self.judged)
+
+    def sharp_fit(self, answer: Tensor) -> tuple[Fit, float] | None:
+        """The same by the deviations of roundings, and what it may leave."""
+        if self.statistics is None or not bool(torch.isfinite(answer).all()):
+            return None
+        return sharp_fit(self.error(answer), self.statistics, self.judged)
 
 
 def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:

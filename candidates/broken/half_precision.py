@@ -133,3 +133,57 @@ class HalfFillInBfloat16(EagerCore):
 
     def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         return self.softmax(logits if allowed is None else logits.masked_fill(~allowed, -65504.0))
+
+
+@core("numerics.lifted-logits", features=["scale"], scores="fused", dtypes=HALVES)
+class LogSumExpsInHalfPrecision(EagerCore):
+    """Two halves of the keys are merged by log-sum-exps that were kept in the inputs' dtype."""
+
+    def attend(self, call: Call) -> Answer:
+        made = computed_in(call, torch.float32)
+        logits = self.logits(made, self.share(made.key, made.query.shape[1]))
+        allowed = self.allowed(made)
+        if allowed is not None or logits.shape[-1] == 1:
+            return converted(super().attend(made), call.query.dtype)
+        value = self.share(made.value, made.query.shape[1])
+        middle = logits.shape[-1] // 2
+        outputs, sizes = [], []
+        for keys in (slice(0, middle), slice(middle, None)):
+            part = logits[..., keys]
+            outputs.append(part.softmax(dim=-1) @ value[..., keys, :])
+            kept = part.logsumexp(dim=-1, keepdim=True).to(call.query.dtype)
+            sizes.append(kept.float())
+        share = (sizes[0] - sizes[1]).sigmoid()
+        return (share * outputs[0] + (1.0 - share) * outputs[1]).to(call.query.dtype)
+
+
+class CappedCore(FusedCore):
+    """A core in float32 whose softcap is a step of its own."""
+
+    def logits(self, call: Call, key: Tensor) -> Tensor:
+        """The capped scores plus the bias."""
+        if call.softcap is None:
+            return super().logits(call, key)
+        scores = self.scores(call, key) / call.softcap
+        capped = call.softcap * self.bend(scores)
+        return capped if call.bias is None else self.add_bias(capped, call.bias)
+
+    def bend(self, scores: Tensor) -> Tensor:
+        """The hyperbolic tangent."""
+        return scores.tanh()
+
+
+@core("numerics.lifted-logits", features=["softcap"], scores="fused", dtypes=HALVES)
+class CapApproximated(CappedCore):
+    """The tanh of the softcap errs by up to 2^-11, as hardware's approximation does."""
+
+    def bend(self, scores: Tensor) -> Tensor:
+        return scores.tanh() * (1.0 + 2.0**-11 * torch.sin(97.0 * scores))
+
+
+@core("numerics.lifted-logits", features=["softcap"], scores="fused", dtypes=HALVES)
+class CapInHalfPrecision(CappedCore):
+    """The softcap is computed in float32, but its tanh is kept in bfloat16."""
+
+    def bend(self, scores: Tensor) -> Tensor:
+        return scores.tanh().to(torch.bfloat16).float()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from conformance import ExpectedFailure
 
-from ._kit import NAN_SPREADS, admitted, core, factor, soften
+from ._kit import NAN_SPREADS, admitted, check, core, factor, soften
 
 HALVES = ["float16", "bfloat16"]
 OVERFLOWS = ExpectedFailure(
@@ -136,3 +138,56 @@ def operands_cut_to_tensor_float_32(
 def _cut(operand: Tensor) -> Tensor:
     bits = operand.contiguous().view(torch.int32)
     return (bits & -(2**13)).view(torch.float32)
+
+
+@core(
+    masks=[],
+    causal=None,
+    dtypes=HALVES,
+    scores="fused",
+    features=["scale", "softcap"],
+    empty_rows="any",
+    expected_failures=[],
+)
+def capped_in_the_accumulator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Four parts of the keys, capped and merged by log-sum-exps in single precision alone."""
+    check(query, key, value)
+    logits = query.float() @ key.float().mT * factor(query, scale)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    parts = zip(logits.chunk(4, dim=-1), value.chunk(4, dim=-2), strict=True)
+    answers, sizes = [], []
+    for part, values in parts:
+        size = part.logsumexp(dim=-1, keepdim=True)
+        weights = (part - size).exp().to(value.dtype)
+        answers.append((weights.float() @ values.float()).to(value.dtype).float())
+        sizes.append(size)
+    shares = torch.stack(sizes).softmax(dim=0)
+    return (torch.stack(answers) * shares).sum(dim=0).to(value.dtype)
+
+
+@core(
+    masks=[],
+    causal=None,
+    dtypes=HALVES,
+    scores="fused",
+    empty_rows="any",
+    expected_failures=[],
+)
+def folded_into_a_rounded_query(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
+) -> Tensor:
+    """Scale and log2(e) are multiplied into the query, which is rounded to half precision again."""
+    check(query, key, value)
+    folded = query * (factor(query, scale) * math.log2(math.e))
+    logits = folded.float() @ key.float().mT
+    weights = torch.exp2(logits - logits.amax(dim=-1, keepdim=True))
+    answer = weights.to(value.dtype).float() @ value.float()
+    return (answer / weights.sum(dim=-1, keepdim=True)).to(value.dtype)

@@ -1,8 +1,10 @@
-"""numerics.scale-error, .typical-error, .near-ties: what only many elements together can show."""
+"""numerics.scale-error, .typical-error, .lifted-logits, .near-ties: what many elements show."""
 
 from __future__ import annotations
 
 import math
+
+from torch import Tensor
 
 from ..candidate import Candidate
 from ..genericity import has_generic_weights
@@ -16,7 +18,7 @@ from ..tolerance.fit import Fit
 from ..tolerance.model import FEWEST_ROWS, NARROWEST
 from ..tolerance.statistical import supports
 from ._measuring import measure, measures_golden
-from ._vocabulary import finite_limit
+from ._vocabulary import finite_limit, logits_grow
 from .numerics import HEADROOM, largest_product
 
 NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
@@ -50,6 +52,26 @@ NEARLY_TIED = Space(
     preferred=(("key_length", 5), ("head_size", 16)),
     share=0.25,
 )
+
+
+# What is added to every channel of queries and keys: with heads of 256, whose scale is exact and so
+# leaves few roundings that would hide others, all logits grow by 144 and vary by three.
+LIFT = 3.0
+# A cap of that many times the logits bends them, but leaves them apart.
+CAPPED = 1.25
+LIFTED = Space(
+    kinds=("core",),
+    values=("normal",),
+    least=(("query_length", FEWEST_ROWS), ("key_length", 2)),
+    preferred=(
+        ("query_length", 64),
+        ("key_length", 129),
+        ("head_size", 256),
+        ("value_head_size", NARROWEST),
+    ),
+    share=0.1,
+)
+WIDER = "wider formats show it in every answer"
 
 
 def _independent(candidate: Candidate) -> str:
@@ -142,6 +164,85 @@ def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation |
     if found.kind == "finite":
         return None, found.violation
     return known.fit(answer), None
+
+
+def _keeps_scores(candidate: Candidate) -> str:
+    """Why a candidate may round its scores as coarsely as what is looked for, or ""."""
+    declared = candidate.declaration
+    if declared.scores != "fused":
+        return "it declares stored scores, whose rounding hides that of a log-sum-exp or of tanh"
+    if declared.position == "rotary":
+        return "its positions turn what all tokens have in common"
+    halves = {"float16", "bfloat16"} & set(declared.dtypes)
+    return logits_grow(candidate) if halves else WIDER
+
+
+@clause(
+    "numerics.lifted-logits",
+    level="MUST",
+    sentence=(
+        "Where scores stay in the accumulator, logits that are all far from zero cost no accuracy: "
+        "what a row has in common is rounded nowhere in half precision."
+    ),
+    source=f"{NUMERICS}; flash-decoding: log-sum-exps of parts in float32; PTX tanh.approx: 2^-11",
+    space=LIFTED,
+    needs_golden=True,
+    counterfactual="log-sum-exps of two halves of the keys, rounded to the dtype",
+    applies=(_keeps_scores, _independent),
+    subtle=True,
+)
+def lifted_logits(subject: Subject, problem: Problem) -> Finding:
+    """A number added to all channels of queries and keys; every other time under a softcap."""
+    if subject.dtype not in ("float16", "bfloat16"):
+        return Finding(binding=False, inapplicable=WIDER)
+    if subject.declaration.accumulate not in (None, "float32", "float64"):
+        return Finding(binding=False, inapplicable="it declares to add up in half precision")
+    inputs = _lifted(subject, problem)
+    known, answer = subject.yardstick(inputs), subject.answer(inputs)
+    found = measure(known, answer, "the answer to lifted logits is wrong")
+    if found.kind == "finite":
+        return Finding(violation=found.violation)
+    fitted, coarse = known.sharp_fit(answer), known.sharp_fit(_coarsely_merged(subject, inputs))
+    if fitted is None or coarse is None:
+        return Finding(binding=False)
+    (left, allowed), binding = fitted, coarse[0].unexplained > coarse[1]
+    if left.unexplained <= allowed:
+        return Finding(binding=binding, margin=left.unexplained / allowed)
+    message = (
+        f"where all logits are lifted, the errors are {left.unexplained:.3g} times as large as "
+        f"roundings explain (allowed {allowed:.3g}), over {left.counted} elements together: is a "
+        "log-sum-exp kept in half precision, or a tanh approximated?"
+    )
+    measured = {"rms": left.rms, "unexplained": left.unexplained, "allowed": allowed}
+    violation = Violation(
+        kind="value", message=message, expected=allowed, got=left.unexplained, measured=measured
+    )
+    return Finding(binding=binding, margin=left.unexplained / allowed, violation=violation)
+
+
+def _lifted(subject: Subject, problem: Problem) -> Inputs:
+    """Queries and keys with something in common; up or down in turn, and capped where offered."""
+    inputs = subject.inputs(problem)
+    sign = -1.0 if problem.seed // 2 % 2 else 1.0
+    lifted = inputs.with_tokens(query=inputs.query + LIFT, key=inputs.key + sign * LIFT)
+    if "softcap" in subject.declaration.features and problem.seed % 2:
+        common = LIFT**2 * inputs.geometry.head_size * abs(subject.golden(lifted).core.scale)
+        lifted = lifted.replace(softcap=CAPPED * common)
+    # Values stay independent, and what is in common is a number of the accumulator.
+    return lifted.replace(generic=True)
+
+
+def _coarsely_merged(subject: Subject, inputs: Inputs) -> Tensor:
+    """What two halves of the keys give whose log-sum-exps are rounded to the dtype."""
+    core = subject.golden(inputs).core
+    middle = core.logits.shape[-1] // 2
+    outputs, sizes = [], []
+    for keys in (slice(0, middle), slice(middle, None)):
+        logits = core.logits[..., keys]
+        outputs.append(logits.softmax(dim=-1) @ core.value[..., keys, :])
+        sizes.append(logits.logsumexp(dim=-1, keepdim=True).to(inputs.query.dtype).double())
+    share = (sizes[0] - sizes[1]).sigmoid()
+    return share * outputs[0] + (1.0 - share) * outputs[1]
 
 
 @clause(

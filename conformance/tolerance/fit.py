@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,22 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
         deviations=model.FIT_DEVIATIONS * statistics.deviations,
         counted=int(counts.sum()),
     )
+
+
+def sharp_fit(error: Tensor, statistics: Statistics, judged: Tensor) -> tuple[Fit, float] | None:
+    """The same in units of the deviation of each error, and how large the rest may then be.
+
+    The mean square of evenly distributed roundings is 1 then, with noise. Errors of one row may go
+    together (a rounded weight moves all its channels), those of two rows do not: so many numbers
+    are averaged as there are rows.
+    """
+    found = fit(error, dataclasses.replace(statistics, scale=statistics.deviation), judged)
+    if found is None:
+        return None
+    shape = (*error.shape[:-1], 1)
+    rows = int(judged.expand(shape).index_select(-2, statistics.rows).sum())
+    noise = statistics.deviations * model.UNIFORM_SQUARES / math.sqrt(max(rows, 1))
+    return found, math.sqrt(1.0 + noise)
 
 
 def fit_along(

@@ -325,3 +325,10 @@ SMALLEST_NORMALISED: Final = 1e-6
 # Every intermediate of the golden stays below this part of the largest finite number: beyond it a
 # correct implementation may overflow, by the order in which it adds up.
 HEADROOM: Final = 1.0 / 16.0
+
+# Roundings as random numbers ---------------------------------------------------------------------
+
+# A number that is evenly distributed within its bounds has a third of the square of these as its
+# variance, and its square deviates from that by sqrt(4/5) of it: (1/5 - 1/9) / (1/9) = 4/5.
+UNIFORM: Final = 3.0
+UNIFORM_SQUARES: Final = 0.8**0.5

@@ -40,6 +40,11 @@ class Spread:
         squares = torch.addcmul(self.variance, self.last, self.last)
         return squares.addcmul_(self.linear, self.linear).sqrt_()
 
+    def deviation(self) -> Tensor:
+        """The same where every rounding falls evenly within its bounds: a third of its square."""
+        squares = torch.addcmul(self.variance, self.last, self.last).div_(model.UNIFORM)
+        return squares.addcmul_(self.linear, self.linear).sqrt_()
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Variances:

@@ -36,6 +36,8 @@ class Statistics:
         ``[B, R, Eo]`` for the layer.
     scale
         The typical size of each error, of that shape.
+    deviation
+        The same of roundings that fall evenly within their bounds, where formats are coarse.
     result
         The exact results, without a bias that is added last, of that shape.
     slope
@@ -52,6 +54,7 @@ class Statistics:
     rows: Tensor
     bound: Tensor
     scale: Tensor
+    deviation: Tensor
     result: Tensor
     slope: Tensor
     scale_rounding: float
@@ -152,6 +155,7 @@ def _statistics(
         rows=rows,
         bound=spread.bound(deviations).mul_(sides),
         scale=spread.scale().mul_(sides),
+        deviation=spread.deviation().mul_(sides),
         result=result,
         slope=spread.slope,
         scale_rounding=rounding * sides,
@@ -167,6 +171,7 @@ def _exact(rows: Tensor, output: Tensor, deviations: float) -> Statistics:
         rows=rows,
         bound=zeros,
         scale=zeros,
+        deviation=zeros,
         result=zeros,
         slope=zeros,
         scale_rounding=0.0,

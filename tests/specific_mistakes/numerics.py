@@ -7,6 +7,7 @@ from typing import Final
 from .consequences import NOTHING_ELSE, Specific, also
 
 NUMERICS: Final[Specific] = {
+    "numerics.lifted-logits": ("CapApproximated", NOTHING_ELSE),
     "numerics.accumulation": ("AccumulatorInHalfPrecision", NOTHING_ELSE),
     "numerics.overflow-half": ("ProductOverflowsHalf", NOTHING_ELSE),
     "numerics.subnormal": ("SmallQueriesTakenForZero", also("numerics.golden")),
