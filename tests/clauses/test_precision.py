@@ -14,10 +14,12 @@ import conformance
 from candidates.broken import MISTAKES
 from candidates.broken.half_precision import FusedCore
 from conformance.candidate import Candidate
-from conformance.clauses.precision import AVERAGED, NEARLY_TIED
+from conformance.clauses.precision import AVERAGED, LIFTED, NEARLY_TIED, lifted_logits
 from conformance.edges import edge_problems
+from conformance.problem import Problem
 from conformance.registry import Finding
 from conformance.results import ClauseResult
+from conformance.subject import Subject
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}
@@ -262,3 +264,26 @@ def test_narrow_values_have_no_statistics() -> None:
         result = ran(narrow, slug)
         assert result.status == "not-applicable"
         assert result.reason == "its geometry pins value_head_size below 16"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_lifted_logits_show_what_is_kept_in_half_precision(dtype: str) -> None:
+    """Log-sum-exps, and a tanh, that half precision keeps; scores that are stored hide them."""
+    for name in ("LogSumExpsInHalfPrecision", "CapInHalfPrecision", "CapApproximated"):
+        subject = Subject(BY_NAME[name], dtype)
+        found = [lifted_logits(subject, each) for each in _lifted_problems(BY_NAME[name], dtype)]
+        assert all(finding.binding for finding in found)
+        assert any(finding.violation is not None for finding in found)
+    given = {**GIVEN, "dtypes": [dtype], "features": ["scale", "softcap"]}
+    fused = core(FusedCore(), scores="fused", **given)
+    found = [lifted_logits(Subject(fused, dtype), each) for each in _lifted_problems(fused, dtype)]
+    assert all(finding.violation is None and (finding.margin or 2.0) < 0.5 for finding in found)
+    stored = run_clause(core(FusedCore(), **given), "numerics.lifted-logits", dtype=dtype)
+    assert stored.status == "not-applicable"
+    assert "declares stored scores" in stored.reason
+
+
+def _lifted_problems(candidate: Candidate, dtype: str) -> list[Problem]:
+    """With and without a cap."""
+    (made,) = edge_problems(candidate, LIFTED, dtype=dtype, most=1)
+    return [made.replace(seed=seed) for seed in (4, 5)]
