@@ -19,6 +19,7 @@ from .memory import Memory
 from .messages import Loaded, RunOptions, Task
 from .parameter_names import OptionParameter
 from .preflight import check_layer, unchecked_options
+from .mistakes import mistaken_conventions
 from .profile import PROFILES
 from .registry import specification_hash
 from .runner import CandidateRun
@@ -61,6 +62,10 @@ class Plan:
             location=whereabouts(candidate),
             notes=self.notes,
             unchecked=self.unchecked,
+            mistaken=tuple(
+                f"{one.text} ({one.name})"
+                for one in mistaken_conventions(candidate.declaration.semantics)
+            ),
         )
 
 

@@ -61,7 +61,8 @@ class Loaded:
     """A candidate as the report needs it, with its plan.
 
     ``deviations`` are the fields in which its semantics differs from the standard, but for the
-    causal alignment, which every kernel has to choose. ``gauge`` says what was not verified, and
+    causal alignment, which every kernel has to choose. ``mistaken`` says in words which of them
+    nobody chooses on purpose. ``gauge`` says what was not verified, and
     why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
     sentences that belong into the record. ``unchecked`` are parameters that look like options and
     that no call gives.
@@ -78,6 +79,7 @@ class Loaded:
     location: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     unchecked: tuple[OptionParameter, ...] = ()
+    mistaken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

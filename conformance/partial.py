@@ -43,6 +43,7 @@ def judging_entry(loaded: Loaded) -> dict[str, Any]:
     return {
         "gauge": loaded.gauge,
         "deviations": list(loaded.deviations),
+        "mistaken": list(loaded.mistaken),
         "expected": [entry.as_json() for entry in loaded.expected],
     }
 

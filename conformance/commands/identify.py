@@ -20,9 +20,26 @@ from ._output import printing, progress_bar
     metavar="FILE",
     help="Write the declaration there.",
 )
+@click.option(
+    "--as-observed",
+    is_flag=True,
+    help="Promise what was found even where it is probably a mistake.",
+)
+@click.option(
+    "--check/--no-check",
+    "checked",
+    default=True,
+    help="Check the declaration that --output writes, in quick, and note in it what fails.",
+)
 @json_option("Write the facts and the declaration there as JSON.")
 def identify_command(
-    *, target: str, timeout: float, output: Path | None, json_path: Path | None
+    *,
+    target: str,
+    timeout: float,
+    output: Path | None,
+    as_observed: bool,
+    checked: bool,
+    json_path: Path | None,
 ) -> int:
     """Say what TARGET computes, and write a declaration that can be pasted.
 
@@ -31,7 +48,7 @@ def identify_command(
     arguments that returns one of these, or a declared candidate. It needs no declaration; one that
     is there is compared with what is found.
     """
-    from ..identification.session import identify  # noqa: PLC0415 (--help must not pay for it)
+    from ..identification.session import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
     from ..report import EXIT_OK, EXIT_RED, check_writable, write_report  # noqa: PLC0415
     from ..reports.identification import show  # noqa: PLC0415
 
@@ -39,12 +56,16 @@ def identify_command(
         if path is not None:
             check_writable(path, option)
     with progress_bar() as progress:
-        record = identify(target, timeout=timeout, progress=progress)
+        record = identify(target, as_observed=as_observed, timeout=timeout, progress=progress)
     try:
+        if output is not None and record["declaration"]:
+            if checked:
+                with progress_bar() as progress:
+                    write_checked(record, output, timeout=timeout, progress=progress)
+            else:
+                output.write_text(record["declaration"], encoding="utf-8")
         if json_path is not None:
             write_report(record, json_path)
-        if output is not None and record["declaration"]:
-            output.write_text(record["declaration"], encoding="utf-8")
     finally:  # what was found is not lost because a disk is full
         with printing():
             show(record, sys.stdout)

@@ -55,6 +55,10 @@ class Judge:
             return torch.inf
         return _margin(known, one)
 
+    def bound(self, point: golden.Semantics, inputs: Inputs) -> Tensor:
+        """How far a right answer may be from that of a point."""
+        return self.oracle.at(self.read(inputs), point).bound
+
     def fits(self, point: golden.Semantics, observed: Iterable[Seen]) -> bool:
         """Whether a point's answers are within bound on every observation."""
         return all(self.margin(point, one) <= 1.0 for one in observed)

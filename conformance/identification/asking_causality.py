@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from .._golden import golden
 from . import empty_rows
-from .causality import Causality, find_causality, find_combination
+from .causality import Causality, find_causality, find_combination, find_single_query
 from .record import LIKELY
 from .signature import Parameter
 from .switches import is_flag
@@ -24,7 +25,7 @@ _COMBINATIONS: Final = {
     "causal-only": "the mask is dropped when the flag is set",
     "mask-only": "the flag is dropped when a mask is given",
     "either": "a key admitted by either is attended",
-    "refused": "refused: the adapter puts both into one mask",
+    "refused": "refused",
 }
 
 
@@ -93,31 +94,48 @@ def _take(case: Case, found: Causality) -> None:
         causal_alignment=found.alignment, causal_offset=first.causal_offset
     )
     case.promises["causal"] = found.alignment
-    case.box = case.box.under(
-        causal=found.parameter.name, causal_gives=found.gives, alignment=found.alignment
-    )
+    case.box = case.box.under(causal=found.parameter.name, causal_gives=found.gives)
     _combine(case)
 
 
 def _combine(case: Case) -> None:
+    """How flag and mask act together; the flag is left out where no declaration can say it."""
+    single = find_single_query(case.box, case.point, case.judge)
+    if single is not None:
+        case.point = single
+        case.found.add(
+            "causal, one query",
+            "a single query is never causal: it sees every key",
+            "the flag with one query on six keys",
+            {"one_query_causal": False},
+        )
     words = {}
     for use in {use.form: use for use in reversed(case.box.convention.masks)}.values():
-        combination = find_combination(case.box, use, case.point, case.judge)
-        words[use.form] = combination
+        words[use.form] = find_combination(case.box, use, case.point, case.judge)
     if not words:
         return
-    values = set(words.values())
-    if "refused" in values:
-        case.box = case.box.under(merges_causal=True)
-    elif len(values) == 1 and None not in values:
-        case.point = case.point.replace(causal_combination=values.pop())
     text = {form: _COMBINATIONS.get(str(one), "in no known way") for form, one in words.items()}
-    same = len(set(text.values())) == 1
+    same = len(set(words.values())) == 1
     case.found.add(
         "causal and mask",
         next(iter(text.values())) if same else "; ".join(f"{f}: {t}" for f, t in text.items()),
         f"both at once ({', '.join(words)})",
         next(iter(words.values())) if same else words,
+    )
+    one = next(iter(words.values()))
+    if same and one is not None:
+        case.point = case.point.replace(causal_combination=one)  # type: ignore[arg-type]  # a rule
+        return
+    case.found.add(
+        "flags left out",
+        str(case.box.convention.causal),
+        "a declaration has one rule for the flag beside a mask of any form",
+        [case.box.convention.causal],
+    )
+    case.box = case.box.under(causal=None)
+    case.promises.pop("causal", None)
+    case.point = case.point.replace(
+        causal_alignment=golden.STANDARD.causal_alignment, causal_offset=0, one_query_causal=True
     )
 
 
@@ -135,7 +153,7 @@ def _settle_empty_rows(case: Case) -> None:
                 "more queries than keys",
                 by_flag[0],
             )
-        if convention.masks:
+        if convention.masks and case.point.causal_combination == "both":
             both = empty_rows.by_both(case.box, convention.masks[0], case.point, case.judge)
             rules.append(both)
     if not rules:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from ..mistakes.points import filled_mistake
 from . import empty_rows
 from .convention import MaskUse
+from .deviations import Deviation
 from .leaks import MUST_UP_TO, Leak, Tight, find_leak
 from .masks import MaskFound, chosen_uses, find_masks
 from .wording import empty_words, placed
@@ -34,13 +36,25 @@ def ask(case: Case) -> None:
     """Find the masks, then what empty rows return and how far hidden keys leak."""
     parameters = case.parameters.meaning("mask")
     found = find_masks(case.box, parameters, case.point, case.judge)
+    if case.judge.always_causal and not any(isinstance(one, MaskFound) for one in found):
+        replaced = case.point.replace(causal_combination="mask-only")
+        again = find_masks(case.box, parameters, replaced, case.judge)
+        if any(isinstance(one, MaskFound) for one in again):
+            found, case.point = again, replaced
+            case.found.add(
+                "causal and mask",
+                "causality is dropped when a mask is given",
+                "masked calls are golden without the triangle",
+                "mask-only",
+            )
     for one in found:
         name = f"mask {one.parameter.name} ({one.kind})"
         if isinstance(one, MaskFound):
             shapes = ", ".join(dict.fromkeys(use.native for use in one.uses))
             case.found.add(
                 name,
-                f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}",
+                f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}"
+                + _ambiguous(one),
                 f"golden within bound in {len(one.uses)} shapes, and not with the other polarity",
                 {
                     "parameter": one.parameter.name,
@@ -49,7 +63,7 @@ def ask(case: Case) -> None:
                     "operation": one.point.mask_operation,
                 },
             )
-        else:
+        elif not one.parameter.guessed:
             case.found.add(
                 name,
                 f"{placed(one.parameter)}: {one.why}",
@@ -61,6 +75,12 @@ def ask(case: Case) -> None:
         case.found.add("mask", "none", "no parameter sounds like one", None)
     elif not case.box.convention.masks:
         case.found.add("mask", "none that works", "calls with each mask-like parameter", None)
+
+
+def _ambiguous(one: MaskFound) -> str:
+    if not one.ambiguous:
+        return ""
+    return f"; not {', '.join(one.ambiguous)}, taken for another shape where sizes are equal"
 
 
 def _polarity(one: MaskFound) -> str:
@@ -214,4 +234,16 @@ def _expect(case: Case, leak: Leak) -> None:
     if leak.fill is not None and abs(leak.fill) < _ORDINARY:
         case.point = case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill)
         return
-    case.expected.append(("mask.single-key", f"hidden keys {_leak_words(leak)}"))
+    words = f"hidden keys {_leak_words(leak)}"
+    filled = filled_mistake(
+        case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill or -leak.threshold)
+    )
+    case.observed.append(
+        Deviation(
+            observed=words,
+            text=words if leak.fill is None else filled.text,
+            fix=filled.fix,
+            mistaken=True,
+            clause=filled.clause,
+        )
+    )

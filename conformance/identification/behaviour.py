@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -80,10 +81,15 @@ def find_weights(
     box: Box, parameters: Parameters, point: golden.Semantics, judge: Judge
 ) -> WeightsFound | None:
     """Attention weights returned beside the output, by default or when asked."""
-    ask = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.by_keyword]
+    ask = [
+        (entry.name, "True")
+        for entry in parameters.meaning("weights")
+        if entry.by_keyword and not entry.guessed
+    ]
+    guessed = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.guessed]
     average = [(entry.name, "False") for entry in parameters.meaning("average")]
     inputs = box.draw(seed=12).replace(return_weights=True)
-    for options in (tuple(ask[:1] + average), tuple(average), ()):
+    for options in (tuple(ask[:1] + average), tuple(average), (), tuple(guessed[:1])):
         answer = box.under(weights=options).ask(inputs)
         returned = answer.returned if isinstance(answer, Observation) else None
         if not isinstance(returned, tuple) or len(returned) < 2:  # noqa: PLR2004 (a pair)
@@ -184,16 +190,14 @@ def empty_batch(box: Box) -> str | None:
     return "answers" if shape == inputs.output_shape else f"returns the shape {list(shape)}"
 
 
-def order_matters(box: Box) -> bool | None:
+def order_matters(box: Box, bound_of: Callable[[Inputs], Tensor] | None = None) -> bool | None:
     """Whether the order of the keys changes the answer beyond rounding; None when unknown.
 
-    In self-attention all tokens change places, and rows of the answer with them.
+    In self-attention all tokens change places, and rows of the answer with them. ``bound_of`` gives
+    the bound of an answer in float32; without one, what half of the digits say is rounding.
     """
-    inputs = box.draw(seed=15, dtype="float64")
+    inputs = box.draw(seed=15)
     answer = box.answers(inputs)
-    if answer is None:
-        inputs = box.draw(seed=15)
-        answer = box.answers(inputs)
     if answer is None:
         return None
     order = torch.arange(inputs.geometry.key_length - 1, -1, -1)
@@ -201,6 +205,14 @@ def order_matters(box: Box) -> bool | None:
     other = box.answers(moved)
     if other is None:
         return None
-    expected = answer.output[..., order, :] if inputs.mode == "self" else answer.output
-    spread = (other.output - expected).abs().max()
-    return bool(spread > answer.output.abs().max() * torch.finfo(inputs.query.dtype).eps ** 0.5)
+    apart = _in_order(answer.output, order, inputs) - other.output
+    if bound_of is None:
+        digits = torch.finfo(inputs.query.dtype).eps ** 0.5
+        return bool(apart.abs().max() > answer.output.abs().max() * digits)
+    bound = _in_order(bound_of(inputs), order, inputs) + bound_of(moved)
+    return not bool((apart.abs() <= bound).all())
+
+
+def _in_order(rows: Tensor, order: Tensor, inputs: Inputs) -> Tensor:
+    """Rows of an answer, moved with the tokens where these are queries, too."""
+    return rows[..., order, :] if inputs.mode == "self" else rows

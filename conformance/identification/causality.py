@@ -17,7 +17,8 @@ from .signature import Parameter
 # Where nothing tells them apart, the specification's own is taken.
 _ALIGNMENTS: Final = ("bottom-right", "top-left")
 _OFFSETS: Final = (0, -1, 1)
-_COMBINATIONS: Final = ("both", "causal-only", "mask-only", "either")
+_COMBINATIONS: Final = ("both", "mask-only", "causal-only", "either")
+_ONE_QUERY: Final = {"query_length": 1, "key_length": 6}
 LONG_KEYS: Final = {"query_length": 4, "key_length": 6}
 LONG_QUERIES: Final = {"query_length": 6, "key_length": 4}
 # A flag that was turned off for plain calls is turned on by its other value.
@@ -30,8 +31,7 @@ class Causality:
     """What the flag does.
 
     ``gives`` is its value that is causal, as source. ``readings`` are the points that fit, several
-    where no lengths tell them apart. ``merges`` says that a mask beside it is refused.
-    ``combination`` is how both act together, None when unknown.
+    where no lengths tell them apart.
     """
 
     parameter: Parameter
@@ -39,8 +39,6 @@ class Causality:
     readings: tuple[golden.Semantics, ...]
     why: str = ""
     evidence: str = ""
-    merges: bool = False
-    combination: str | None = None
 
     @property
     def works(self) -> bool:
@@ -143,3 +141,17 @@ def find_combination(box: Box, use: MaskUse, point: golden.Semantics, judge: Jud
         if judge.fits(reading, [seen]):
             return combination
     return None
+
+
+def find_single_query(box: Box, point: golden.Semantics, judge: Judge) -> golden.Semantics | None:
+    """The point at which a single query is never causal, where that alone explains the answer.
+
+    Only an alignment at the first key can tell, with more keys than the one.
+    """
+    answer = _ask(box, _ONE_QUERY)
+    if isinstance(answer, Refusal) or answer.inputs.geometry.query_length != 1:
+        return None
+    seen = Seen(answer.inputs, answer.output, rows_with_keys(answer.inputs, point))
+    free = point.replace(one_query_causal=False)
+    whole = Seen(answer.inputs, answer.output)
+    return free if judge.fits(free, [whole]) and not judge.fits(point, [seen]) else None

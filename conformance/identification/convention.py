@@ -115,12 +115,8 @@ class Convention:
         Their parameters (for weights "" means: returned anyway), None where there is none.
     causal_gives
         The value of the flag that is causal, as source.
-    merges_causal
-        They refuse a mask beside the flag, so that both are put into one mask.
     output, returned_weights
         Expressions of ``answer``.
-    alignment
-        Where the merged triangle begins.
     """
 
     kind: str
@@ -131,8 +127,6 @@ class Convention:
     masks: tuple[MaskUse, ...] = ()
     causal: str | None = None
     causal_gives: str = "True"
-    merges_causal: bool = False
-    alignment: str = "top-left"
     scale: tuple[str, str] | None = None
     softcap: str | None = None
     window: str | None = None
@@ -199,7 +193,6 @@ def header(name: str, convention: Convention, first: str = "") -> str:
 def adapter_body(convention: Convention, callee: str) -> list[str]:
     """The adapter's lines, indented once."""
     lines = _options(convention)
-    lines += _merged_causal(convention) if convention.merges_causal else []
     for form in convention.forms:
         lines += _mask_lines(convention, form)
     if convention.causal:
@@ -268,32 +261,6 @@ def _shape_test(shape: str, form: str, query: str) -> str:
     if shape == "11QK":
         return f"{form}.dim() == 4 and {form}.shape[0] == {form}.shape[1] == 1"
     return f"{form}.dim() == {len(shape)}"
-
-
-def _merged_causal(convention: Convention) -> list[str]:
-    """Put causality into the mask, where both cannot be given."""
-    query, key = (
-        convention.inputs_names[0],
-        convention.inputs_names[min(1, len(convention.inputs_names) - 1)],
-    )
-    axis = -2
-    shift = "" if convention.alignment == "top-left" else f"{key}.shape[-2] - {query}.shape[-2]"
-    given = " or ".join(f"{form} is not None" for form in convention.forms)
-    lines = [
-        f"if causal and ({given}):",
-        f"    shape = ({query}.shape[{axis}], {key}.shape[{axis}])",
-        f"    seen = torch.ones(shape, dtype=torch.bool, device={query}.device).tril({shift})",
-        "    causal = False",
-    ]
-    joined = {
-        "keep": "keep & seen",
-        "drop": "drop | ~seen",
-        "keep_int": "keep_int * seen",
-        "bias": 'torch.where(seen, bias, float("-inf"))',
-    }
-    for form in convention.forms:
-        lines += [f"    if {form} is not None:", f"        {form} = {joined[form]}"]
-    return lines
 
 
 def _call_lines(convention: Convention, callee: str) -> list[str]:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from torch import Tensor
+
 from .._golden import golden
+from ..inputs import Inputs
 from . import asking_causality, asking_masks, asking_switches
 from .agreement import Judge
 from .behaviour import (
@@ -19,6 +22,7 @@ from .behaviour import (
     repeats,
 )
 from .box import Box
+from .deviations import Deviation
 from .keywords import find_groups, find_scale, find_softcap, find_window
 from .plain import Plain
 from .record import LIKELY, Findings
@@ -45,7 +49,8 @@ class Case:
 
     ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
     under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
-    left out of the declaration do to a hidden key.
+    left out of the declaration do to a hidden key. ``observed`` are deviations that no field of
+    ``point`` holds; ``as_observed`` asks for a declaration that promises probable mistakes, too.
     """
 
     box: Box
@@ -58,6 +63,8 @@ class Case:
     expected: list[tuple[str, str]] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)
     other_readings: list[golden.Semantics] = field(default_factory=list)
+    observed: list[Deviation] = field(default_factory=list)
+    as_observed: bool = False
 
 
 def investigate(case: Case, plain: Plain, tell: Tell) -> None:
@@ -183,6 +190,8 @@ def _numbers(case: Case) -> None:
         if number.give:
             case.box = case.box.under(scale=(parameter.name, number.give))
             case.features.append("scale")
+        if parameter.guessed and not number.give:
+            continue
         case.found.add(
             "scale keyword",
             f"{placed(parameter)}: {number.words}",
@@ -194,6 +203,8 @@ def _numbers(case: Case) -> None:
         if number.give:
             case.box = case.box.under(softcap=parameter.name)
             case.features.append("softcap")
+        if parameter.guessed and not number.give:
+            continue
         case.found.add(
             "softcap",
             f"{placed(parameter)}: {number.words}",
@@ -206,6 +217,8 @@ def _numbers(case: Case) -> None:
             case.box = case.box.under(window=parameter.name)
             case.point = reading
             case.features.append("window")
+        if parameter.guessed and not number.give and number.words.startswith("acts"):
+            continue
         case.found.add(
             "window",
             f"{placed(parameter)}: {number.words}",
@@ -274,7 +287,7 @@ def _dtypes(case: Case) -> None:
 
 def _behaviour(case: Case) -> None:
     box, found = case.box, case.found
-    behave(box, found)
+    behave(box, found, lambda inputs: case.judge.bound(case.point, inputs))
     _dropout(case, same=bool(found.value("deterministic")))
     changed = changed_inputs(box)
     words = f"changes {', '.join(changed)} in place" if changed else "left as they are"
@@ -285,9 +298,9 @@ def _behaviour(case: Case) -> None:
         found.add("empty batch", batch, "a batch of 0", batch == "answers")
 
 
-def behave(box: Box, found: Findings) -> None:
+def behave(box: Box, found: Findings, bound_of: Callable[[Inputs], Tensor] | None = None) -> None:
     """Whether the order of tokens matters, and whether a call repeats: both need no golden."""
-    order = order_matters(box)
+    order = order_matters(box, bound_of)
     if order is None:
         found.undetermined("position", "a call with the tokens in another order failed")
     else:
@@ -323,6 +336,8 @@ def _dropout(case: Case, *, same: bool) -> None:
     for parameter in parameters:
         if parameter.by_keyword:
             dropped = _drops(case, parameter)
+            if parameter.guessed and not dropped:
+                continue
             words = "drops weights at random" if dropped else "changes nothing"
             case.found.add(
                 "dropout", f"{placed(parameter)}: {words}", f"{parameter.name}=0.5, twice", dropped

@@ -13,6 +13,7 @@ from .agreement import Judge
 from .box import Box, Observation, Refusal
 from .capping import capped
 from .contradictions import contradictions
+from .deviations import deviations
 from .investigation import Case, behave, investigate
 from .plain import Plain, observe, plain
 from .positions import find_positions
@@ -32,8 +33,11 @@ _MOST_CAPPED: Final = 3
 Tell = Callable[[str, str], None]
 
 
-def identify(thing: Thing, _argument: Any, tell: Tell) -> dict[str, Any]:
-    """The record of one thing; each stage is told, so that it has a time limit of its own."""
+def identify(thing: Thing, as_observed: Any, tell: Tell) -> dict[str, Any]:
+    """The record of one thing; each stage is told, so that it has a time limit of its own.
+
+    ``as_observed`` is true where the declaration is to promise probable mistakes, too.
+    """
     started = time.perf_counter()
     tell("probing", "how it is called")
     record: dict[str, Any] = {
@@ -47,7 +51,7 @@ def identify(thing: Thing, _argument: Any, tell: Tell) -> dict[str, Any]:
     }
     found = Findings()
     try:
-        reason = _identify(thing, found, record, tell)
+        reason = _identify(thing, found, record, tell, as_observed=bool(as_observed))
     except UsageError as error:
         reason = str(error)
     record["facts"] = found.as_json()
@@ -58,7 +62,9 @@ def identify(thing: Thing, _argument: Any, tell: Tell) -> dict[str, Any]:
     return result
 
 
-def _identify(thing: Thing, found: Findings, record: dict[str, Any], tell: Tell) -> str:
+def _identify(
+    thing: Thing, found: Findings, record: dict[str, Any], tell: Tell, *, as_observed: bool
+) -> str:
     """Fill findings and record; returns why nothing could be identified, or ""."""
     if _takes_one(thing):
         return _positions(thing, found, record)
@@ -70,10 +76,18 @@ def _identify(thing: Thing, found: Findings, record: dict[str, Any], tell: Tell)
         return opened
     box, read = opened
     judge = Judge(box.kind, "float32", always_causal=read.always is not None, cap=read.cap)
-    case = Case(box=box, parameters=_parameters(box), judge=judge, point=read.point, found=found)
+    case = Case(
+        box=box,
+        parameters=_parameters(box),
+        judge=judge,
+        point=read.point,
+        found=found,
+        as_observed=as_observed,
+    )
     investigate(case, read, lambda what: tell("probing", what))
     tell("probing", "the declaration")
     record["semantics"] = {name: pair[1] for name, pair in opening_differences(case).items()}
+    record["deviations"] = [one.as_json() for one in deviations(case)]
     if not case.beyond:
         record["declaration"] = declaration_text(thing, case)
     record["beyond"] = case.beyond

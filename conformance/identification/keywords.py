@@ -37,7 +37,7 @@ def find_scale(box: Box, parameter: Parameter, point: golden.Semantics, judge: J
         (f"scale * {first}.shape[-1] ** 0.5", "it comes on top of 1/sqrt(head size)"),
     ):
         answer = box.under(scale=(parameter.name, give)).answers(inputs)
-        if answer is not None and judge.fits(point, [Seen(inputs, answer.output)]):
+        if answer is not None and _fits_and_acts(judge, point, inputs, answer, scale=None):
             return Number(parameter, give, words)
     return Number(parameter, "", _unread(box, inputs.replace(scale=None)))
 
@@ -47,11 +47,25 @@ def _unread(box: Box, plain: Inputs) -> str:
     return "calls fail" if refused else "a number given there acts in no way that is known"
 
 
+def _fits_and_acts(
+    judge: Judge,
+    point: golden.Semantics,
+    inputs: Inputs,
+    answer: Observation,
+    **absent: None,
+) -> bool:
+    """Whether an answer is that of an option, and is not as well the answer without it."""
+    plain = inputs.replace(**absent)
+    return judge.fits(point, [_judged(inputs, answer, point)]) and not judge.fits(
+        point, [_judged(plain, answer, point)]
+    )
+
+
 def find_softcap(box: Box, parameter: Parameter, point: golden.Semantics, judge: Judge) -> Number:
     """Whether the number caps the logits: c * tanh(logits / c)."""
     inputs = box.draw(seed=8).replace(softcap=_SOFTCAP)
     answer = box.under(softcap=parameter.name).answers(inputs)
-    if answer is not None and judge.fits(point, [Seen(inputs, answer.output)]):
+    if answer is not None and _fits_and_acts(judge, point, inputs, answer, softcap=None):
         return Number(parameter, "softcap", "logits become c * tanh(logits / c)")
     return Number(parameter, "", "a number given there acts in no way that is known")
 
@@ -64,7 +78,7 @@ def find_window(
     answer = box.under(window=parameter.name).answers(inputs)
     for alignment in (point.causal_alignment, "bottom-right", "top-left"):
         reading = point.replace(causal_alignment=alignment)
-        if answer is not None and judge.fits(reading, [_judged(inputs, answer, reading)]):
+        if answer is not None and _fits_and_acts(judge, reading, inputs, answer, window=None):
             words = f"(left, right) keys around a query's own position, aligned {alignment}"
             return Number(parameter, "window", words), reading
     width = (parameter.name, str(_WIDTH))

@@ -20,6 +20,8 @@ from .drawing import masked, random_keep
 _DECADES: Final = tuple(10.0**power for power in range(1, 13))
 MUST_UP_TO: Final = 1e8
 _BISECTIONS: Final = 8
+# What masks are filled with: round numbers and the lowest ones of half precision.
+_USUAL: Final = (1e2, 1e3, 1e4, 32767.0, 32768.0, 65504.0, 1e5, 1e6, 1e7, 1e8, 1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Tight:
 def find_leak(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | Tight:
     """The smallest magnitude at which a hidden key shows; how far it does not, where none does."""
     called = box.under(masks=(use,))
+    if _mixes_rows(point):
+        return _usual_fill(called, use, point, judge)
     asked = []
     for operation, low in (("replace", True), ("add", False)):
         held = 1.0
@@ -57,6 +61,24 @@ def find_leak(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> 
             held = target
         asked.append(held)
     return Tight(up_to=min(asked))
+
+
+def _mixes_rows(point: golden.Semantics) -> bool:
+    """Whether rows of the answer hold more than one query, so that none can be judged alone."""
+    moved = point.head_merge in ("reinterpret", "tokens") or point.head_split == "reinterpret"
+    return moved or point.softmax_axis != "key"
+
+
+def _usual_fill(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | Tight:
+    """The fill that explains whole answers where nothing else does; 1 where none of the usual."""
+    for fill in _USUAL:
+        seen = _observe(box, use, point, 10.0 * fill, low=True)
+        if seen is None:
+            continue
+        whole = Seen(seen.inputs, seen.output)
+        if judge.fits(point.replace(mask_fill=-fill), [whole]) and not judge.fits(point, [whole]):
+            return Leak(operation="replace", threshold=fill, fill=-fill)
+    return Tight(up_to=1.0)
 
 
 def _observe(

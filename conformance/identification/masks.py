@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -55,7 +56,8 @@ LENGTHS: Final = "lengths"
 class MaskFound:
     """A parameter in one form: how it is handed over, and what it does to the logits.
 
-    ``kind`` is what is handed over: bool, int, 0/1 float, additive float, lengths.
+    ``kind`` is what is handed over: bool, int, 0/1 float, additive float, lengths. ``ambiguous``
+    are shapes that are taken for others where sizes are equal, and so are no part of ``uses``.
     """
 
     parameter: Parameter
@@ -64,6 +66,7 @@ class MaskFound:
     uses: tuple[MaskUse, ...]
     point: golden.Semantics
     margin: float
+    ambiguous: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -90,8 +93,39 @@ def find_masks(
     found: list[Found] = []
     for parameter in parameters:
         if parameter.by_keyword:
-            found.extend(_of_parameter(box, parameter, point, judge))
+            every = _of_parameter(box, parameter, point, judge)
+            found.extend(
+                _told_by_size(box, one, judge) if isinstance(one, MaskFound) else one
+                for one in every
+            )
     return found
+
+
+def _told_by_size(box: Box, found: MaskFound, judge: Judge) -> Found:
+    """Without the shapes that are another one's where sizes are equal: ``[B, Lk]`` of B = Lq."""
+    ambiguous = [
+        use for use in found.uses if not all(_holds(box, use, found, judge, n) for n in (0, 1))
+    ]
+    kept = tuple(use for use in found.uses if use not in ambiguous)
+    natives = tuple(use.native for use in ambiguous)
+    if not kept:
+        why = f"{', '.join(natives)} is taken for another shape where sizes are equal"
+        return MaskUnread(parameter=found.parameter, kind=found.kind, why=why)
+    return dataclasses.replace(found, uses=kept, ambiguous=natives) if ambiguous else found
+
+
+def _holds(box: Box, use: MaskUse, found: MaskFound, judge: Judge, more_keys: int) -> bool:
+    """Whether a mask is read the same where batch, heads and queries are as many."""
+    count = box.draw().geometry.num_heads
+    sizes = {"batch": count, "query_length": count, "key_length": count + more_keys}
+    if box.convention.inputs == "self":
+        sizes["query_length"] = sizes["key_length"]
+        sizes["batch"] = sizes["key_length"]
+    inputs = box.draw(sizes, seed=4)
+    make = prefix_keep if found.form == LENGTHS else random_keep
+    inputs = masked(inputs, found.form, use.shape, make(use.shape, inputs.geometry, seed=4))
+    answer = _ask(box, use, inputs)
+    return answer is not None and judge.fits(found.point, [Seen(inputs, answer.output)])
 
 
 def _of_parameter(
@@ -105,9 +139,10 @@ def _of_parameter(
             continue  # numbers are told from a mask of two values only where that is not taken
         one = _boolean(box, parameter, point, judge, kind)
         if isinstance(one, MaskFound):
-            if additive is not None and one.point.mask_operation == "add-to-kept":
+            added = additive is not None and one.point.mask_operation == "add-to-kept"
+            if added and kind is not _KINDS[0]:
                 continue  # a bias of 0 and 1
-            understood = True
+            understood = not added
         elif one is not None and (additive is not None or lengths is not None or understood):
             continue  # another form is what the parameter is for
         if one is not None:

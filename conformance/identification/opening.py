@@ -75,6 +75,13 @@ def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
 
 def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...] | None]:
     """Which inputs are taken, and their keywords where the order is another than ours."""
+    tables = [one.name for one in parameters.meaning("positions") if one.required]
+    if tables:
+        msg = (
+            f"{shown} needs {' and '.join(tables)}, tables of positions, which identify does not "
+            "make: wrap it in a function or module that fills them in"
+        )
+        raise UsageError(msg)
     roles = {entry.meaning: entry.name for entry in parameters.entries if entry.meaning in "qkv"}
     roles.pop("", None)
     if len(roles) == SEPARATE:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..report import GREEN
 from ..results import plain
 
+# What a written declaration is checked with.
+CHECK_PROFILE: Final = "quick"
+_MOST_FAILURES: Final = 8
+_LONGEST: Final = 140
 CERTAIN: Final = "certain"
 LIKELY: Final = "likely"
 UNDETERMINED: Final = "undetermined"
@@ -66,3 +71,41 @@ class Findings:
     def as_json(self) -> list[dict[str, Any]]:
         """All facts as plain data."""
         return [fact.as_json() for fact in self.facts.values()]
+
+
+def deviations_words(count: int) -> str:
+    """How many probable mistakes there are."""
+    if count == 1:
+        return "1 deviation from the standard, probably a mistake"
+    return f"{count} deviations from the standard, probably mistakes"
+
+
+def check_lines(record: dict[str, Any]) -> list[str]:
+    """What ``check`` says of the declaration, line by line; nothing where it was not asked."""
+    checked = record.get("check")
+    if checked is None:
+        return []
+    head = f"conformance check --profile {CHECK_PROFILE} says of this: {checked['verdict']}"
+    if checked["verdict"] in GREEN:
+        return [f"{head}, {checked['reason']}"]
+    mistaken = any(one["mistaken"] for one in record.get("deviations", ()))
+    why = (
+        "as the deviations above let expect, since the standard is promised"
+        if mistaken and not record.get("as_observed")
+        else "so this is what it does wrong, or what identify does not know of it"
+    )
+    lines = [f"{head} ({why})."]
+    shown = checked["failed"][:_MOST_FAILURES]
+    lines += [f"- {one['clause']}: {shortened(one['message'])}" for one in shown]
+    more = len(checked["failed"]) - _MOST_FAILURES
+    if more > 0:
+        lines.append(f"- and {more} more")
+    if not checked["failed"]:
+        lines.append(f"- {shortened(checked['reason'])}")
+    return lines
+
+
+def shortened(message: str) -> str:
+    """A message as one line that fits."""
+    line = " ".join(message.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
+from ..checking import check
 from ..environment import package_version
+from ..errors import UsageError
 from ..messages import RunOptions
+from ..report import GREEN
 from ..supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
+from .record import CHECK_PROFILE, check_lines
 
 SCHEMA: Final = 1
 _LOADER: Final = "conformance.identification.thing:things_of"
@@ -18,10 +23,14 @@ Progress = Callable[[str, int, int], None]
 def identify(
     target: str,
     *,
+    as_observed: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     progress: Progress = lambda _doing, _done, _total: None,
 ) -> dict[str, Any]:
     """The record of one target.
+
+    ``as_observed`` makes the declaration promise what was found even where it is probably a
+    mistake, in place of the standard.
 
     A thing that hangs or dies is said in the record's ``reason``. Raises UsageError for a target
     that cannot be loaded, HarnessError when no worker can run.
@@ -40,7 +49,7 @@ def identify(
         progress("loading", 0, 0)
         loaded = supervisor.load()[0]
         try:
-            found = supervisor.perform(0, _JOB, None, hear)
+            found = supervisor.perform(0, _JOB, as_observed, hear)
         except WorkerLost as lost:
             found = {
                 "target": target,
@@ -59,4 +68,50 @@ def identify(
         },
         "environment": ready.environment,
     }
-    return {**head, **found}
+    return {**head, **found, "as_observed": as_observed}
+
+
+def write_checked(
+    record: dict[str, Any],
+    path: Path,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> None:
+    """Write the record's declaration, then in quick what ``check`` says of it, as comments.
+
+    The record's ``check`` holds verdict, reason and the MUST clauses that failed or could not be
+    tested. Raises OSError when the file cannot be written.
+    """
+    text: str = record["declaration"]
+    path.write_text(text, encoding="utf-8")
+    options = RunOptions(targets=(str(path),), profile=CHECK_PROFILE)
+    try:
+        entry = check(options, timeout=timeout, progress=progress)["candidates"][0]
+    except UsageError as error:
+        record["check"] = {"verdict": "error", "reason": str(error), "failed": []}
+    else:
+        record["check"] = {
+            "verdict": entry["verdict"],
+            "reason": entry["verdict_reason"],
+            "failed": _failures(entry["clauses"]),
+        }
+    if record["check"]["verdict"] in GREEN:
+        return
+    lines = text.split("\n")
+    code = next(n for n, line in enumerate(lines) if line.startswith(("import ", "from ")))
+    noted = [f"# {line}" for line in check_lines(record)]
+    record["declaration"] = "\n".join([*lines[:code], *noted, "", *lines[code:]])
+    path.write_text(record["declaration"], encoding="utf-8")
+
+
+def _failures(clauses: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Each MUST clause that is not green, once, with what its first dtype said."""
+    found: dict[str, dict[str, str]] = {}
+    for one in clauses:
+        if one["level"] == "MUST" and one["status"] in ("failed", "untestable", "error"):
+            message = (one.get("violation") or {}).get("message") or one["reason"]
+            found.setdefault(
+                one["id"], {"clause": one["id"], "status": one["status"], "message": message}
+            )
+    return list(found.values())

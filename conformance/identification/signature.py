@@ -38,6 +38,8 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "scale": ("softmax_scale", "sm_scale", "scale", "scaling", "temperature"),
     "mask": ("mask", "bias", "len", "padding", "keep", "drop", "seqlens"),
 }
+# Tables of rotary positions are inputs of no attention that is known here.
+_ROTARY: Final = ("cos", "sin", "freqs", "rope", "rotary", "position_embed", "pos_emb")
 # What a function of **keywords may take.
 GUESSED: Final = (
     "keep",
@@ -59,7 +61,11 @@ GUESSED: Final = (
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its name, place, whether it must be given, and what its name speaks of."""
+    """One parameter: its name, place, whether it must be given, and what its name speaks of.
+
+    ``guessed`` is one that further keywords may hold, or swallow: only what it does shows that it
+    is there.
+    """
 
     name: str
     position: int
@@ -67,6 +73,7 @@ class Parameter:
     by_keyword: bool
     meaning: str
     default: str = ""
+    guessed: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,14 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
     if open_ended:
         known = {entry.name for entry in entries}
         entries += [
-            Parameter(name, -1, False, True, _meaning(name, None))  # noqa: FBT003 (fields in order)
+            Parameter(
+                name=name,
+                position=-1,
+                required=False,
+                by_keyword=True,
+                meaning=_meaning(name, None),
+                guessed=True,
+            )
             for name in GUESSED
             if name not in known
         ]
@@ -166,8 +180,9 @@ def _meaning(name: str, default: object) -> str:
             break
         if lowered in words:
             return meaning
-    if any(word in lowered for word in _WORDS["dropout"]):
-        return "dropout"
+    for meaning, words in (("positions", _ROTARY), ("dropout", _WORDS["dropout"])):
+        if any(word in lowered for word in words):
+            return meaning
     # A mask that is only switched on is the triangle.
     is_triangle = "mask" in lowered and isinstance(default, bool)
     if is_triangle or ("causal" in lowered and isinstance(default, (bool, type(None), str))):

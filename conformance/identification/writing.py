@@ -10,8 +10,10 @@ import torch
 from .._golden import golden
 from ..declaration import DEFAULT_FEATURES
 from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
+from .deviations import deviations, expected, promised
 from .investigation import Case
 from .modules import is_torch_multihead
+from .record import deviations_words
 from .thing import Thing
 
 Ties = tuple[tuple[str, str], ...]
@@ -60,12 +62,25 @@ def positions_text(thing: Thing, longest: int) -> str:
 def _top(thing: Thing, case: Case, lines: list[str]) -> list[str]:
     uses_torch = any("torch." in line for line in lines)
     top = [f'"""Found by: conformance identify {thing.target}"""'.replace("\\", "/"), ""]
+    top += _noted(case)
     if case.beyond:
         top += [f"# Beyond a declaration: {sentence}." for sentence in case.beyond] + [""]
     imports = list(thing.imports)
     if uses_torch:
         imports.append("import torch")
     return [*top, *imports, "", "import conformance"]
+
+
+def _noted(case: Case) -> list[str]:
+    """What deviates, as comments: a mistake that is not promised is not lost, either."""
+    mistaken = [one for one in deviations(case) if one.mistaken]
+    if not mistaken:
+        return []
+    end = "they are promised, as asked for" if case.as_observed else "the standard is promised"
+    lines = [f"# {deviations_words(len(mistaken))}; {end}."]
+    for one in mistaken:
+        lines += [f"# - {one.text}.", f"#   Fix: {one.fix}.", f"#   Observed: {one.observed}"]
+    return [*lines, ""]
 
 
 def promises_of(case: Case) -> dict[str, str]:
@@ -90,11 +105,12 @@ def promises_of(case: Case) -> dict[str, str]:
         found["features"] = repr(features)
     if promises.get("dtypes", ["float32"]) != ["float32"]:
         found["dtypes"] = repr(promises["dtypes"])
-    semantics = _semantics(case.point)
+    semantics = _semantics(promised(case))
     if semantics:
         found["semantics"] = semantics
-    if case.expected:
-        found["expected_failures"] = _expected(case.expected)
+    failures = expected(case)
+    if failures:
+        found["expected_failures"] = _expected(failures)
     return found
 
 
@@ -110,10 +126,10 @@ def _number(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else repr(value)
 
 
-def _expected(expected: list[tuple[str, str]]) -> str:
+def _expected(failures: list[tuple[str, str]]) -> str:
     entries = [
         f"conformance.ExpectedFailure(clause={clause!r}, reason={reason!r})"
-        for clause, reason in expected
+        for clause, reason in failures
     ]
     return f"[{', '.join(entries)}]"
 

@@ -95,6 +95,7 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
             declaration=entry["declaration"],
             gauge=judging["gauge"],
             deviations=tuple(judging["deviations"]),
+            mistaken=tuple(judging.get("mistaken", ())),
             expected=tuple(_expectation(one) for one in judging["expected"]),
             tasks=(),
             location=entry.get("location"),

@@ -19,7 +19,7 @@ from .lengths import LENGTHS
 from .lost_options import LOST_OPTIONS
 from .masking import MASKING
 from .named import Asked, NamedMistake, NotExpressible, everywhere, mistakes
-from .points import POINTS
+from .points import POINTS, mistaken_conventions
 from .positions import POSITIONS
 from .prepared import PREPARED
 from .projections import PROJECTIONS
@@ -70,6 +70,7 @@ __all__ = [
     "NamedMistake",
     "NotExpressible",
     "everywhere",
+    "mistaken_conventions",
     "mistakes",
     "named_mistakes",
     "registered_mistakes",

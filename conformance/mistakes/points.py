@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
+from .._golden import golden
 from .named import NamedMistake, Where, everywhere
 
 
@@ -272,3 +274,69 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         output_bias=False,
     ),
 )
+
+# Points that are chosen on purpose, so that a declaration of one says nothing wrong: T5 trains
+# without a scale; alignments, rules for empty rows, orders of bias and of groups differ.
+_CHOSEN: Final = frozenset(
+    {
+        "scale-missing",
+        "causal-top-left",
+        "causal-bottom-right",
+        "empty-rows-zeros",
+        "empty-rows-nan",
+        "empty-rows-mean",
+        "bias-before-scale",
+        "groups-tiled",
+        "query-bias-missing",
+        "value-bias-missing",
+        "output-bias-missing",
+    }
+)
+_INTERLEAVED: Final = ("heads-split-interleaved", "heads-merged-interleaved")
+_EITHER: Final = _mistake(
+    "causal-or-mask",
+    "mask.causal-and-mask",
+    "a key is attended when causality or the mask admits it",
+    "combine the two with and, not or",
+    causal_combination="either",
+)
+
+
+def mistaken_conventions(point: golden.Semantics) -> list[NamedMistake]:
+    """What of a point nobody chooses on purpose, each as the mistake that it is.
+
+    A missing scale, alignments, rules for empty rows and the like are conventions. So are heads of
+    interleaved channels where they are split and merged alike.
+    """
+    changed = golden.STANDARD.differences(point)
+    found = [
+        one
+        for one in (*POINTS, _EITHER)
+        if one.name not in _CHOSEN
+        and "mask_fill" not in one.changes
+        and all(name in changed and changed[name][1] == v for name, v in one.changes.items())
+    ]
+    if {one.name for one in found} >= set(_INTERLEAVED):
+        found = [one for one in found if one.name not in _INTERLEAVED]
+    return [*found, *([filled_mistake(point)] if point.mask_fill > -math.inf else [])]
+
+
+def filled_mistake(point: golden.Semantics) -> NamedMistake:
+    """The mistake of a finite number where minus infinity is meant."""
+    fill = f"{point.mask_fill:g}".replace("e+0", "e").replace("e+", "e")
+    if point.mask_operation == "add":
+        return _mistake(
+            "mask-adds-finite",
+            "mask.single-key",
+            f"{fill} is added to hidden logits instead of minus infinity: high ones stay visible",
+            "add minus infinity, or fill with it",
+            mask_operation="add",
+            mask_fill=point.mask_fill,
+        )
+    return _mistake(
+        "mask-fill-finite",
+        "mask.single-key",
+        f"hidden logits are filled with {fill} instead of minus infinity: they win over lower ones",
+        "fill them with minus infinity",
+        mask_fill=point.mask_fill,
+    )

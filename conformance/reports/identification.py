@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 from rich.table import Table
 from rich.text import Text
 
+from ..identification.record import check_lines, deviations_words
 from ..printable import printable_record
 from .printing import Fitting, indented, write
 
@@ -27,6 +28,7 @@ def show(record: Record, file: IO[str]) -> None:
 
 def _parts(record: Record) -> Iterator[Any]:
     yield Text.assemble((record["name"], "bold"), f" ({record['form']}, {record['target']})")
+    yield from _deviations(record.get("deviations") or ())
     if record["facts"]:
         yield _table(record["facts"])
     for sentence in record.get("contradictions") or ():
@@ -35,9 +37,29 @@ def _parts(record: Record) -> Iterator[Any]:
         yield Text(f"\nno declaration is written: {sentence}", style="yellow")
     if not record["identified"]:
         yield Text(f"nothing could be identified: {record['reason']}", style="bold red")
+    for number, line in enumerate(check_lines(record)):
+        yield Text(line if number else f"\n{line}", style="bold" if number == 0 else "")
     if record["declaration"]:
         yield Text("\nA declaration to paste:\n", style="bold")
         yield from _code(record["declaration"])
+
+
+def _deviations(found: Sequence[Record]) -> Iterator[Text]:
+    """What differs from the standard, the probable mistakes first."""
+    mistaken = [one for one in found if one["mistaken"]]
+    chosen = [one for one in found if not one["mistaken"]]
+    if mistaken:
+        yield Text(f"\n{deviations_words(len(mistaken))}:", style="bold red")
+        for one in mistaken:
+            yield Text(f"  {one['text']} ({one['observed']})")
+            yield Text(f"    fix: {one['fix']}")
+        yield Text("")
+    if chosen:
+        yield Text("deviations from the standard that are choices of a convention, or mistakes:")
+        for one in chosen:
+            fix = f"; if that is not meant: {one['fix']}" if one["fix"] else ""
+            yield Text(f"  {one['text']} ({one['observed']}){fix}")
+        yield Text("")
 
 
 def _code(text: str) -> Iterator[Text]:
