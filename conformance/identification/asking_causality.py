@@ -35,7 +35,9 @@ def ask(case: Case) -> None:
     points = [case.point, *case.other_readings]
     tried = [find_causality(case.box, one, points, case.judge) for one in parameters]
     working = next((one for one in tried if one.works), None)
-    tried = [one for one in tried if one.parameter.meaning == "causal"]
+    tried = [
+        one for one in tried if one.parameter.meaning == "causal" and not one.parameter.guessed
+    ]
     if working is None:
         words = "; ".join(f"{placed(one.parameter)}: {one.why}" for one in tried)
         case.found.add(

@@ -26,7 +26,7 @@ _POLARITY: Final = {
 _OPERATIONS: Final = {
     "multiply-weights": "the weights are multiplied after the softmax, rows no longer sum to one",
     "multiply-logits": "the logits are multiplied by it: a hidden key keeps a logit of 0",
-    "add-to-kept": "it is added to the logits: kept keys gain 1, hidden ones stay",
+    "add-to-kept": "where a mask is meant, hand over an additive float",
 }
 # Below this, finite fills show in ordinary problems, not only where one logit is driven far down.
 _ORDINARY: Final = 1e5
@@ -85,6 +85,8 @@ def _ambiguous(one: MaskFound) -> str:
 
 def _polarity(one: MaskFound) -> str:
     """Which value ignores a key."""
+    if one.point.mask_operation == "add-to-kept":
+        return "True is added as 1, and nothing is hidden"
     if one.kind in ("int", "0/1 float"):
         return "1 ignores" if one.form == "drop" else "0 ignores"
     return _POLARITY[one.form]
