@@ -31,6 +31,10 @@ NAMES = (
     "causal_unless_told",
     "normalised",
     "capped_by_default",
+    "mistaken",
+    "replaced_by_mask",
+    "rounded_to_float32",
+    "shape_decides",
 )
 
 

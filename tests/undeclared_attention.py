@@ -302,3 +302,68 @@ language_model = CausalLanguageAttention(12, 3)
 def factory() -> nn.Module:
     """A function without arguments that makes a module."""
     return MaskedAttention(12, 3)
+
+
+class MistakenLayer(nn.Module):
+    """Three mistakes: no root in the scale, a finite fill, heads merged without the transpose."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``[B, L, E]`` to the same shape; True attends."""
+        q, k, v = (
+            linear(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        scores = q @ k.mT / q.shape[-1]
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -1e4)
+        output: Tensor = self.out_proj((scores.softmax(-1) @ v).reshape(x.shape))
+        return output
+
+
+mistaken = MistakenLayer(12, 3)
+
+
+def replaced_by_mask(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attention_mask: Tensor | None = None,
+    is_causal: bool = True,  # noqa: FBT001, FBT002 (as people write it)
+    **kwargs: object,
+) -> Tensor:
+    """As transformers calls torch's kernel: causal unless masked or of one query; all else lost."""
+    del kwargs
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    elif is_causal and q.shape[2] > 1:
+        hidden = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def rounded_to_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The softmax runs in float32 whatever comes in, as in many models."""
+    logits = (q @ k.mT / q.shape[-1] ** 0.5).float()
+    return logits.softmax(-1).to(v.dtype) @ v
+
+
+def shape_decides(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A table of two axes is one of padding where it has as many rows as the batch."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        if mask.dim() == len("BK") and mask.shape[0] == q.shape[0]:
+            mask = mask[:, None, None]
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def with_tables(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Needs rotary tables, which are neither keys nor values."""
+    return x * cos + x.flip(-1) * sin

@@ -217,7 +217,7 @@ def _numbers(case: Case) -> None:
             case.box = case.box.under(window=parameter.name)
             case.point = reading
             case.features.append("window")
-        if parameter.guessed and not number.give and number.words.startswith("acts"):
+        if parameter.guessed and not number.give:
             continue
         case.found.add(
             "window",
@@ -256,7 +256,8 @@ def _groups(case: Case) -> None:
 def _weights(case: Case) -> None:
     weights = find_weights(case.box, case.parameters, case.point, case.judge)
     if weights is None:
-        asked = [entry.name for entry in case.parameters.meaning("weights")]
+        named = case.parameters.meaning("weights")
+        asked = [entry.name for entry in named if not entry.guessed]
         why = f"none that are attention's ({', '.join(asked)} tried)" if asked else "none"
         case.found.add("weights", why, "a call that asks for them", None)
         return

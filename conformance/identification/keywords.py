@@ -55,7 +55,7 @@ def _fits_and_acts(
     **absent: None,
 ) -> bool:
     """Whether an answer is that of an option, and is not as well the answer without it."""
-    plain = inputs.replace(**absent)
+    plain = inputs.replace(causal=False, **absent)
     return judge.fits(point, [_judged(inputs, answer, point)]) and not judge.fits(
         point, [_judged(plain, answer, point)]
     )
@@ -89,7 +89,7 @@ def find_window(
             read = plain.replace(window=(left, right), causal=causal)
             for alignment in ("bottom-right", "top-left"):
                 reading = point.replace(causal_alignment=alignment)
-                if judge.fits(reading, [_judged(read, one, reading)]):
+                if _fits_and_acts(judge, reading, read, one, window=None):
                     words = (
                         f"an integer: {_WIDTH} shows {left} keys before and {right} after a "
                         f"query's own, aligned {alignment}; no pair is taken, so it is not declared"

@@ -9,7 +9,7 @@ from _paths import CHECKOUT
 from identified import NAMES, record
 
 from conformance.checking import check
-from conformance.identification.session import identify
+from conformance.identification.session import identify, write_checked
 from conformance.messages import RunOptions
 from conformance.targets import resolve
 
@@ -41,8 +41,8 @@ def test_text_is_python(name: str) -> None:
     ids=lambda target: target.rpartition(":")[2],
 )
 def test_pasted_declaration_conforms(target: str, workspace: Path) -> None:
-    """Pasted into a file of another folder, the declaration is green under ``check``."""
-    found = identify(target)
+    """Pasted into a file of another folder, what was observed is green under ``check``."""
+    found = identify(target, as_observed=True)
     assert found["identified"], found["reason"]
     (workspace / "pasted.py").write_text(found["declaration"], encoding="utf-8")
     (candidate,) = resolve(["pasted.py"])
@@ -52,3 +52,17 @@ def test_pasted_declaration_conforms(target: str, workspace: Path) -> None:
     (entry,) = check(options)["candidates"]
     assert entry["verdict"].startswith("conforms"), entry["verdict_reason"]
     assert entry["warnings"] == []
+
+
+def test_what_is_written_is_checked_first(workspace: Path) -> None:
+    """A layer of mistakes fails under its declaration, too, and the file says so."""
+    found = identify(f"{UNDECLARED}:mistaken")
+    write_checked(found, workspace / "pasted.py")
+    text = (workspace / "pasted.py").read_text(encoding="utf-8")
+    assert found["check"]["verdict"] == "fails"
+    assert {"numerics.scale", "mask.single-key"} <= {
+        one["clause"] for one in found["check"]["failed"]
+    }
+    assert text == found["declaration"]
+    assert "# conformance check --profile quick says of this: fails" in text
+    compile(text, "pasted.py", "exec")

@@ -145,3 +145,63 @@ def test_a_factory_is_called() -> None:
     """What a function without arguments returns is what is identified."""
     assert value("factory", "kind")["kind"] == "layer"
     assert "factory()" in record("factory")["declaration"]
+
+
+def test_mistakes_are_said_and_the_standard_is_declared() -> None:
+    """What only mistakes do is named with its fix and kept in comments, but not promised."""
+    found = record("mistaken")
+    said = {one["observed"]: one for one in found["deviations"]}
+    wanted = ["scale='inverse-head-size'", "head_merge='reinterpret'", "mask_fill=-10000"]
+    assert sorted(said) == sorted(wanted)
+    assert all(one["mistaken"] and one["fix"] for one in said.values())
+    promised = found["declaration"].partition("import conformance")[2]
+    assert "semantics=" not in promised
+    assert "expected_failures=" not in promised
+    assert all(f"#   Observed: {one}" in found["declaration"] for one in wanted)
+
+
+def test_a_convention_is_declared_as_it_is() -> None:
+    """What others choose on purpose, such as no scale, stays a promise and is called no mistake."""
+    found = record("one_head")
+    assert [one["mistaken"] for one in found["deviations"]] == [False]
+    assert "scale='none'" in found["declaration"]
+
+
+def test_a_mask_may_replace_the_flag() -> None:
+    """Dropped flags and single queries are found, and nothing that further keywords swallow."""
+    assert value("replaced_by_mask", "causal and mask") == "mask-only"
+    text = record("replaced_by_mask")["declaration"]
+    assert "causal_combination='mask-only'" in text
+    assert "one_query_causal=False" in text
+    facts = {one["fact"] for one in record("replaced_by_mask")["facts"]}
+    assert not {"window", "softcap", "scale keyword"} & facts
+    assert not any(name.startswith(("mask keep", "mask drop", "mask lengths")) for name in facts)
+
+
+def test_a_boolean_mask_that_is_added_is_told() -> None:
+    """Where a mask is added to the scores, a boolean one adds 1 and hides nothing: that is said."""
+    fact = next(
+        one
+        for one in record("replaced_by_mask")["facts"]
+        if one["fact"] == "mask attention_mask (bool)"
+    )
+    assert "True is added as 1, and nothing is hidden" in fact["found"]
+
+
+def test_rounding_is_no_order_of_tokens() -> None:
+    """Float32 inside does not make the order of the keys matter."""
+    assert value("rounded_to_float32", "position") is False
+
+
+def test_shapes_are_told_where_sizes_are_equal() -> None:
+    """``[Lq, Lk]`` is not promised where it is taken for ``[B, Lk]`` as soon as B = Lq."""
+    shapes = value("shape_decides", "mask mask (bool)")["shapes"]
+    assert "BK" in shapes
+    assert "QK" not in shapes
+
+
+def test_tables_of_positions_are_no_keys() -> None:
+    """A function that needs cosines and sines is not called with keys and values in their place."""
+    found = record("with_tables")
+    assert not found["identified"]
+    assert "needs cos and sin, tables of positions" in found["reason"]
