@@ -17,9 +17,9 @@ from .devices import why_absent
 from .errors import DeclarationError, UsageError, did_you_mean
 from .memory import Memory
 from .messages import Loaded, RunOptions, Task
+from .mistakes import mistaken_conventions
 from .parameter_names import OptionParameter
 from .preflight import check_layer, unchecked_options
-from .mistakes import mistaken_conventions
 from .profile import PROFILES
 from .registry import specification_hash
 from .runner import CandidateRun

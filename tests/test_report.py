@@ -73,6 +73,8 @@ def test_what_was_not_checked_is_said() -> None:
     reason = verdict(loaded(unchecked=(ACCEPTED, SCALE)), [PASSED])[1]
     assert reason == "every applicable MUST clause passed; not checked: attn_mask, scale"
     assert verdict(loaded(unchecked=(MASK,)), [MUST_FAILED])[0] == "fails"
+
+
 def test_a_declared_mistake_is_said_in_words() -> None:
     """A convention that only mistakes have is never a quiet deviation, not behind others either."""
     more = {"deviations": ("head_merge",), "mistaken": ("the heads are mixed (heads-merged)",)}
