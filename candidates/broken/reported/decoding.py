@@ -84,6 +84,7 @@ class OldestKeyLostWhenWindowFills(Decoder):
     """
 
     link = "https://github.com/huggingface/transformers/issues/37574"
+    escapes = "no step fills a cache up to just the window"
 
     def attend(self, call: Call) -> Answer:
         call = self.join_cache(call)

@@ -155,6 +155,7 @@ class HeadTileCrossesGroup(MapsHeads):
     """
 
     link = "https://github.com/FlashML-org/FreeToken/pull/177"
+    escapes = "a single query and groups of three heads do not meet"
 
     def read(self, call: Call, heads: Tensor) -> Tensor:
         group = len(heads) // call.key.shape[1]
@@ -181,6 +182,7 @@ class FirstItemsKeysForAll(MapsHeads):
     """
 
     link = "https://github.com/ml-explore/mlx/pull/4431"
+    escapes = "several items, groups, one query and 32 keys do not meet"
 
     def mapped(self, call: Call) -> Call:
         groups = call.key.shape[1] != call.query.shape[1]

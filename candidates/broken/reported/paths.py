@@ -25,7 +25,7 @@ def masked(call: Call) -> bool:
     return any(getattr(call, form) is not None for form in MASK_FORMS)
 
 
-@core("cache.golden", **OPTIONS)
+@core("numerics.options", **OPTIONS)
 class WindowLostInDecodeStep(Forgets):
     """A single query with a cache takes a path without any mask, and so without the window."""
 
@@ -36,7 +36,7 @@ class WindowLostInDecodeStep(Forgets):
         return call.replace(window=None, causal=False) if step else call
 
 
-@core("state.dropout", features=["scale", "gqa", "dropout"])
+@core("numerics.options", features=["scale", "gqa", "dropout"])
 class CausalLostUnderDropout(Forgets):
     """Without a mask causality is left to the fused kernel; dropout goes by the other path."""
 
@@ -163,7 +163,7 @@ class ScaleOfPaddedHeads(EagerCore):
         return 1 / math.sqrt(max(padded, 1)) if call.scale is None else call.scale
 
 
-@core("numerics.options", "numerics.golden", **OPTIONS)
+@core("numerics.golden", **OPTIONS)
 class CapRevivesPaddedKeys(EagerCore):
     """The last tile is padded with minus infinity before the cap, which makes that minus the cap.
 

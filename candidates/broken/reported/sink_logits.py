@@ -107,6 +107,7 @@ class SinkGradientRoundedBeforeSum(Differentiated):
     """
 
     link = "https://github.com/jax-ml/jax/issues/40128"
+    escapes = "terms that nearly cancel lie within the bound of their sum"
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None = None, **use: Any
@@ -137,7 +138,7 @@ class BackwardForgetsSink(Differentiated):
         return weights * (gradient - row), self.of_sinks(torch.zeros_like(every[..., -1:]))
 
 
-@core("sinks.golden", **SINKS)
+@core("numerics.options", **SINKS)
 class SinkAgainAfterEmptySplit(SinkCore):
     """A first split (of 16 keys) without admitted keys brings the sink, and the next one again."""
 

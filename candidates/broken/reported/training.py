@@ -85,6 +85,7 @@ class DroppedWeightsInSoftmaxGradient(Dropping):
     """The softmax is differentiated at the weights that dropout left."""
 
     link = "https://github.com/uxlfoundation/oneDNN/pull/5018"
+    escapes = "gradients are not asked under dropout"
 
     def backward(
         self, weights: Tensor, value: Tensor, kept: Tensor, gradient: Tensor, rate: float
@@ -98,6 +99,7 @@ class WeightGradientNotDropped(Dropping):
     """The gradient of dropped weights goes on to query and key all the same."""
 
     link = "https://github.com/aws-neuron/nki-samples/pull/81"
+    escapes = "gradients are not asked under dropout"
 
     def backward(
         self, weights: Tensor, value: Tensor, kept: Tensor, gradient: Tensor, rate: float
@@ -111,6 +113,7 @@ class RecomputedDropoutDiffers(Dropping):
     """The backward pass drops anew: other weights than those of the answer."""
 
     link = "https://github.com/microsoft/onnxruntime/pull/19715"
+    escapes = "gradients are not asked under dropout"
 
     def backward(
         self, weights: Tensor, value: Tensor, kept: Tensor, gradient: Tensor, rate: float
