@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from .errors import UsageError
+from .errors import RAISED_AT, UsageError
 from .printable import printable
 
 EXIT_USAGE = 2
@@ -102,9 +102,12 @@ def _tolerate_encodings() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _say(sentence: str, code: int) -> int:
+def _say(text: str, code: int) -> int:
+    """Write a sentence in one line, and below it the calls that led to an exception, if any."""
+    sentence, mark, way = text.partition(RAISED_AT)
+    way = f"{mark}{way}".rstrip()
     with contextlib.suppress(OSError):  # nobody may be left to read it
-        sys.stderr.write(f"conformance: {printable(' '.join(sentence.split()))}\n")
+        sys.stderr.write(f"conformance: {printable(' '.join(sentence.split()) + way)}\n")
         sys.stderr.flush()
     return code
 

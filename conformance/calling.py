@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -29,11 +27,11 @@ from .layouts import LAYOUTS, MIXED, arrange_mask
 from .placing import module_in_dtype, module_on, placed, taken, weights_on
 from .plain_tensor import is_tensor, plainly
 from .printable import printable
+from .raised import raised_text, traceback_text
 from .results import Violation
 
 Forward = Callable[..., Any]
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
-_HERE = str(Path(__file__).resolve().parent)
 
 
 class CandidateFailure(Exception):  # noqa: N818 (it is the candidate that fails, not the harness)
@@ -253,9 +251,7 @@ def guarded(
     except GraphRefused as refused:
         raise CandidateFailure(_refused_graph(str(refused), doing)) from refused
     except BaseException as error:  # a candidate may raise anything, SystemExit included
-        raise CandidateFailure(
-            Violation(kind="raised", message=describe_error(error, doing), got=type(error).__name__)
-        ) from error
+        raise CandidateFailure(raised(error, doing)) from error
 
 
 def _refused_graph(told: str, doing: str) -> Violation:
@@ -264,23 +260,14 @@ def _refused_graph(told: str, doing: str) -> Violation:
     return Violation(kind="raised", message=message, got=told.partition(":")[0])
 
 
-def describe_error(error: BaseException, doing: str = "") -> str:
-    """One line: what was raised, its first line, and the candidate's own file and line."""
-    lines = _text(error).strip().splitlines() or [""]
-    text = f"raised {type(error).__name__}: {lines[0]}".rstrip(": ")
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)
-    ]
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return printable(f"{text}{where}") + (f" while {doing}" if doing else "")
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 (an exception of the candidate's own may not even print)
-        return ""
+def raised(error: BaseException, doing: str = "") -> Violation:
+    """What an exception of the candidate means: its whole message, and the way to the line."""
+    return Violation(
+        kind="raised",
+        message=raised_text(error) + (f" while {doing}" if doing else ""),
+        got=type(error).__name__,
+        traceback=traceback_text(error),
+    )
 
 
 def read_answer(returned: Any, inputs: Inputs) -> Answer:
@@ -336,10 +323,8 @@ def _fetched(value: Tensor) -> Tensor:
     try:
         return taken(value)
     except RuntimeError as error:  # what a kernel did wrong is told when it is waited for
-        message = describe_error(error, f"its answer was fetched from {value.device}")
-        raise CandidateFailure(
-            Violation(kind="raised", message=message, got=type(error).__name__)
-        ) from error
+        told = raised(error, f"its answer was fetched from {value.device}")
+        raise CandidateFailure(told) from error
 
 
 def _misplaced(tensor: Tensor, device: str) -> str:

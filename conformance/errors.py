@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+# Begins, in the text of an error, the lines that show the way to an exception of the user's code.
+RAISED_AT: Final = "\n  raised at "
 
 
 class UsageError(Exception):
@@ -12,6 +16,14 @@ class UsageError(Exception):
 
 class DeclarationError(UsageError, ValueError):
     """A candidate's declaration is wrong or contradicts itself."""
+
+
+class ConstructionError(DeclarationError):
+    """No instance of a class can be made; ``why`` says why, without what to do about it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}: pass an instance, or construct=lambda geometry: …")
+        self.why = why
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

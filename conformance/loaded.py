@@ -8,6 +8,7 @@ from typing import Final
 
 from ._golden import golden
 from .adapters.compiled import compiled_variants
+from .answering import is_silent, silences, without_repetition
 from .asking import Planned
 from .beside import NOTHING, Beside
 from .candidate import Candidate
@@ -127,7 +128,8 @@ def plan_candidates(
     tell: Callable[[str, str], None] = lambda _what, _name: None,
 ) -> list[Plan]:
     """Plan the clauses of candidates that are already there."""
-    plans = []
+    plans: list[Plan] = []
+    silent: list[str] = []
     memory, notes = _memory(options, tell)
     if options.compile:
         tell("compiling", "a sum, to see whether that can be done")
@@ -139,9 +141,26 @@ def plan_candidates(
             forward = check_layer(candidate)
             unchecked = unchecked_options(candidate, forward, options.unchecked)
         tell("planning", candidate.name)
-        plan = _plan(candidate, options, memory, notes)
-        plans.append(replace(plan, unchecked=unchecked))
+        plan = replace(_plan(candidate, options, memory, notes), unchecked=unchecked)
+        if options.preflight:
+            tell("trying", candidate.name)
+            plan, silent = _tried(plan, silent)
+        plans.append(plan)
+    if plans and len(silent) == len(plans):
+        raise UsageError(silent[0])
     return plans
+
+
+def _tried(plan: Plan, silent: list[str]) -> tuple[Plan, list[str]]:
+    """The plan without what would fail for one reason, and the sentences on who never answers.
+
+    A graph that is refused is judged all the same: its file has clauses of its own.
+    """
+    found = silences(plan.run, plan.planned)
+    if is_silent(found, plan.planned) and plan.candidate.graph is None:
+        where = f" ({plan.candidate.target})" if plan.candidate.target else ""
+        silent = [*silent, found[0].sentence(f"{plan.candidate.name}{where}")]
+    return replace(plan, planned=without_repetition(plan.planned, found)), silent
 
 
 def _plan(

@@ -64,6 +64,8 @@ class Violation:
         The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
         ``judged`` as tables (see :mod:`conformance.tables`); ``relation`` says how expected and got
         are made of the candidate's answers (see :mod:`conformance.relation`).
+    traceback
+        Of an exception the calls that led to it, outermost first, a line each.
     """
 
     kind: str
@@ -73,6 +75,7 @@ class Violation:
     where: list[int] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
     compared: dict[str, Any] = field(default_factory=dict)
+    traceback: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,8 @@ class ClauseResult:
         for name in _WHERE_GIVEN:
             if data[name] is None:
                 del data[name]
+        if data["violation"] is not None and not data["violation"]["traceback"]:
+            del data["violation"]["traceback"]
         return data
 
 

@@ -130,11 +130,11 @@ class Supervisor:
                         raise HarnessError(payload)
                     step, name = tag, payload
             except WorkerLost as lost:
-                if step != "building":
+                if step not in ("building", "trying"):
                     hint = "; --timeout sets the limit" if lost.kind == "hung" else ""
                     msg = f"{step} {name} {lost}{hint}"
                     raise UsageError(msg) from None
-                # A builder that kills its process is a verdict: load again without building.
+                # What kills its process is a verdict: load again without building or trying.
                 self._options = dataclasses.replace(self._options, preflight=False)
                 self.start()
 

@@ -15,7 +15,7 @@ import torch
 from .beside import NOTHING, Beside
 from .candidate import Candidate
 from .declare import renamed
-from .errors import UsageError
+from .errors import ConstructionError, DeclarationError, UsageError
 from .loading import (
     attribute,
     closest,
@@ -318,8 +318,29 @@ def _is_module(value: Any) -> bool:
 def _wrapped(value: Any, target: str) -> Candidate:
     from .adapters.module import module  # noqa: PLC0415 (only bare modules need the adapter)
 
-    wrapped: Candidate = guarded(f"{target} cannot be taken as a layer", lambda: module(value))
+    def wrap() -> Candidate:
+        try:
+            return module(value)
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error)) from error
+        except DeclarationError as error:
+            name = value.__name__ if isinstance(value, type) else type(value).__name__
+            msg = (
+                f"{error}; what to pass is said in a file of yours, where 'layer = "
+                f"conformance.module({name}, …)' is the candidate FILE.py:layer"
+            )
+            raise UsageError(msg) from error
+
+    wrapped: Candidate = guarded(f"{target} cannot be taken as a layer", wrap)
     return wrapped
+
+
+def how_to_make(error: ConstructionError) -> str:
+    """Why a class that a target names cannot be constructed, and how to name an instance."""
+    return (
+        f"{error.why}: write a function without arguments that returns an instance in a file of "
+        "yours, and name it as FILE.py:function"
+    )
 
 
 def _called(value: Any, target: str) -> Any:

@@ -155,7 +155,7 @@ class Unprintable(Exception):  # noqa: N818
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (ValueError("no such head\nand more"), "raised ValueError: no such head"),
+        (ValueError("no such head\nand  more"), "raised ValueError: no such head and more"),
         (ValueError(), "raised ValueError"),
         (RuntimeError("size mismatch:"), "raised RuntimeError: size mismatch"),
         (SystemExit(3), "raised SystemExit: 3"),

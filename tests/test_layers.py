@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "parameter_names",
             "printable",
             "profile",
+            "raised",
             "results",
             "shard",
             "tables",
@@ -101,6 +102,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "runner",
         (
+            "answering",
             "applicability",
             "asking",
             "attention_told",

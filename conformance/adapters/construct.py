@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from torch import nn
 
-from ..errors import DeclarationError
+from ..errors import ConstructionError
+from ..raised import raised_text
 from .heads import HEAD_NAMES, KV_HEAD_NAMES
 
 WIDTH: Final = 24
@@ -49,7 +50,7 @@ _POSITIONAL_OR_NAMED: Final = (
 
 
 def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
-    """An instance, and how it was constructed; DeclarationError with what to pass instead."""
+    """An instance, and how it was constructed; ConstructionError where that cannot be done."""
     required = [
         parameter.name
         for parameter in inspect.signature(kind).parameters.values()
@@ -57,21 +58,16 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
     ]
     unknown = [name for name in required if name.lower() not in _VALUES]
     if unknown:
-        msg = (
-            f"{kind.__name__} needs {', '.join(unknown)} to be constructed, and those names say no "
-            "size: pass an instance, or construct=lambda geometry: …"
-        )
-        raise DeclarationError(msg)
+        named = ", ".join(unknown)
+        why = f"{kind.__name__} needs {named} to be constructed, and those names say no size"
+        raise ConstructionError(why)
     arguments = {name: _value(name.lower(), num_heads) for name in required}
     text = f"{kind.__name__}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
     try:
         return kind(**arguments), f"constructed as {text}"
     except Exception as error:  # a user's constructor may raise anything
-        msg = (
-            f"{text} raised {type(error).__name__}: {error}: pass an instance, or "
-            "construct=lambda geometry: …"
-        )
-        raise DeclarationError(msg) from error
+        why = f"{text} {raised_text(error)}"
+        raise ConstructionError(why) from error
 
 
 def _value(name: str, num_heads: int | None) -> Any:

@@ -13,6 +13,7 @@ from ..candidate import Candidate
 from ..declare import layer
 from ..errors import DeclarationError
 from ..geometry import Geometry, read_pins
+from ..raised import raised_text
 from . import multihead
 from .calling import AdaptedModule
 from .packing import Sizes
@@ -94,7 +95,7 @@ def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Modul
         built = construct(geometry)
     except Exception as error:  # a user's function may raise anything
         msg = (
-            f"construct raised {type(error).__name__}: {error} (for {geometry}): pin the sizes "
+            f"construct {raised_text(error)} (for {geometry}): pin the sizes "
             f"that {shown} cannot have with geometry="
         )
         raise DeclarationError(msg) from error

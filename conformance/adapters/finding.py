@@ -13,6 +13,7 @@ from torch import nn
 
 from .._golden import golden
 from ..errors import DeclarationError
+from ..raised import raised_text
 from .agreement import agrees, distance, evaluate
 from .calling import Calling
 from .heads import HEAD_NAMES, KV_HEAD_NAMES, known_number, possible_sizes
@@ -264,7 +265,7 @@ def _unknown_roles(search: Search) -> str:
 def _because(trial: Trial) -> str:
     if trial.failure is None or trial.answered:
         return ""
-    return f" (a trial call raised {type(trial.failure).__name__}: {trial.failure})"
+    return f" (a trial call {raised_text(trial.failure)})"
 
 
 def _unfit(search: Search) -> str:
@@ -314,6 +315,6 @@ def _leftovers(possible: Options, recipe: Recipe) -> Iterator[str]:
 def trial_notes(trial: Trial) -> Iterator[str]:
     """What a trial call showed."""
     if not trial.answered and trial.failure is not None:
-        yield f"a trial call raised {type(trial.failure).__name__}: {trial.failure}"
+        yield f"a trial call {raised_text(trial.failure)}"
     elif trial.returned is not None and issubclass(trial.returned, (tuple, list)):
         yield "it returns several things: the first is the output"

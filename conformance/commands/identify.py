@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+import sysconfig
 from pathlib import Path
 
 import click
 
+from ..errors import UsageError
 from ._options import json_option, timeout_option
 from ._output import printing, progress_bar
 
@@ -55,6 +58,8 @@ def identify_command(
     for path, option in ((output, "--output"), (json_path, "--json")):
         if path is not None:
             check_writable(path, option)
+    if output is not None:
+        _refuse_hiding(output, target)
     with progress_bar() as progress:
         record = identify(target, as_observed=as_observed, timeout=timeout, progress=progress)
     try:
@@ -70,3 +75,35 @@ def identify_command(
         with printing():
             show(record, sys.stdout)
     return EXIT_OK if record["identified"] else EXIT_RED
+
+
+def _refuse_hiding(output: Path, target: str) -> None:
+    """Require a name that hides nothing: the folder of a declaration comes first on the path."""
+    where = target.rpartition(":")[0] or target
+    is_path = "/" in where or where.endswith(".py")
+    read = Path(where).stem if is_path else where.partition(".")[0]
+    if is_path and Path(where).resolve() == output.resolve():
+        msg = f"--output {output} is what is read: give another name"
+        raise UsageError(msg)
+    name = output.stem
+    if output.suffix == ".py" and (name == read or _is_installed(name)):
+        msg = (
+            f"--output {output} would hide the module {name} from what is written there: give "
+            f"another name, such as {output.with_stem(f'declared_{name}')}"
+        )
+        raise UsageError(msg)
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a name is that of an installed module or of one of the standard library."""
+    if name in sys.stdlib_module_names:
+        return True
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # its own parent is broken, or it has no specification
+        return False
+    if found is None:
+        return False
+    folders = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    places = [found.origin, *(found.submodule_search_locations or ())]
+    return any(place is not None and place.startswith(folders) for place in places)

@@ -12,9 +12,9 @@ from torch import nn
 
 from ..adapters.construct import instance_of
 from ..candidate import Candidate
-from ..errors import UsageError
+from ..errors import ConstructionError, UsageError
 from ..loading import guarded, put_on_path
-from ..targets import is_path, object_of, split_target
+from ..targets import how_to_make, is_path, object_of, split_target
 
 _ACCEPTED: Final = (
     "a torch.nn.Module: an instance, a class that can be constructed, or a function without "
@@ -57,7 +57,10 @@ def _built(value: Any, target: str) -> Any:
         msg = f"{target} is a declared candidate, which holds no module to export: name {_ACCEPTED}"
         raise UsageError(msg)
     if isinstance(value, type) and issubclass(value, nn.Module):
-        return instance_of(value, None)[0]
+        try:
+            return instance_of(value, None)[0]
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error)) from error
     if isinstance(value, nn.Module) or not callable(value):
         return value
     try:

@@ -14,10 +14,10 @@ import torch
 
 from ..adapters.construct import instance_of
 from ..candidate import Candidate
-from ..errors import UsageError
+from ..errors import ConstructionError, UsageError
 from ..loading import attribute, guarded, import_dotted, import_path, put_on_path
 from ..messages import Loaded, RunOptions
-from ..targets import ENTRY_POINTS, is_path, split_target
+from ..targets import ENTRY_POINTS, how_to_make, is_path, split_target
 from .signature import Parameters, read_parameters
 
 LOADER: Final = "conformance.identification.thing:things_of"
@@ -130,7 +130,10 @@ def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
 def _built(value: Any, expression: str) -> tuple[torch.nn.Module, str]:
     """An instance in eval mode, and the expression for it; DeclarationError for a class unmade."""
     if isinstance(value, type):
-        value, how = instance_of(value, None)
+        try:
+            value, how = instance_of(value, None)
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error)) from error
         expression += how[how.index("(") :]
     built: torch.nn.Module = value
     return built.eval(), expression

@@ -95,6 +95,8 @@ def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, str]]:
     yield "requires", _cut(clause["requirement"])
     said = str(violation.get("message") or "")
     yield "found", _cut(said)
+    for label, text in wording.raised_at(violation):
+        yield label, _cut(text)
     if clause["reason"] != said:
         yield _REASONS.get(clause["status"], "reason"), _cut(clause["reason"])
     for label, text in wording.diagnosis(clause["diagnosis"]):

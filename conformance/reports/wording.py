@@ -16,6 +16,8 @@ _SIZES: Final = {
     "head_size": "head size",
     "value_head_size": "value head size",
 }
+# How many calls are shown of the way to an exception.
+_FRAMES: Final = 4
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks")
 
 
@@ -90,11 +92,22 @@ def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = [
         ("requires", str(clause.get("requirement") or "")),
         ("found", message(clause)),
+        *raised_at(clause.get("violation") or {}),
         ("on", counterexample(clause["counterexample"]) if clause.get("counterexample") else ""),
         *diagnosis(clause.get("diagnosis") or ()),
         ("blame", _blame(clause)),
     ]
     return [(label, printable(text)) for label, text in pairs if text]
+
+
+def raised_at(violation: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where an exception was raised and what called that, innermost first, as label and text.
+
+    The record has the whole way.
+    """
+    lines = str(violation.get("traceback") or "").splitlines()
+    shown = list(reversed(lines[-_FRAMES:]))
+    return [("called at" if number else "raised at", line) for number, line in enumerate(shown)]
 
 
 def _blame(clause: Mapping[str, Any]) -> str:

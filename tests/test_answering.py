@@ -1,0 +1,106 @@
+"""Candidates that never answer, that answer in one dtype only, and that refuse some sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import conformance
+from conformance.answering import is_silent
+from conformance.candidate import Candidate
+from conformance.errors import UsageError
+from conformance.loaded import Plan, plan_candidates
+from conformance.messages import RunOptions
+
+OPTIONS = RunOptions(targets=(), profile="quick", only=("shape.*", "numerics.golden"))
+
+
+def silent(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    msg = f"unhashable\n{query.shape}, {key.shape}, {value.shape}"
+    raise TypeError(msg)
+
+
+def not_in_half(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if query.dtype == torch.float16:
+        msg = "not implemented for 'Half'"
+        raise RuntimeError(msg)
+    return scaled_dot_product_attention(query, key, value)
+
+
+def of_some_sizes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if query.shape[-1] % 8:
+        msg = "the head size must be a multiple of 8"
+        raise ValueError(msg)
+    return scaled_dot_product_attention(query, key, value)
+
+
+def asked(plan: Plan) -> list[tuple[str, str]]:
+    """What is asked, clause and dtype."""
+    return [(one.id, one.dtype) for one in plan.planned if not one.reason]
+
+
+def core(function: Any, **promises: Any) -> Candidate:
+    """A declared core."""
+    return conformance.core(function, **promises)  # type: ignore[no-any-return,call-overload]
+
+
+def test_a_candidate_that_never_answers_is_bad_input() -> None:
+    """One sentence with the exception, and the way to it in lines of its own."""
+    with pytest.raises(UsageError) as found:
+        plan_candidates([core(silent, dtypes=["float32", "float16"])], OPTIONS)
+    sentence, *way = str(found.value).splitlines()
+    assert sentence.startswith("no call of silent succeeds: each of ")
+    assert "the first TypeError: unhashable torch.Size(" in sentence
+    assert [line.split(":")[0] for line in way] == ["  raised at test_answering.py"]
+
+
+def test_a_builder_that_always_raises_is_bad_input() -> None:
+    """A layer that can never be built answers no call."""
+
+    @conformance.layer()
+    def build(geometry: Any, weights: Any) -> Any:
+        msg = f"no {geometry}, no {weights}"
+        raise RuntimeError(msg)
+
+    with pytest.raises(UsageError, match=r"RuntimeError: no Geometry.* while building the layer"):
+        plan_candidates([build], OPTIONS)
+
+
+def test_one_clause_tells_of_a_dtype_without_answers() -> None:
+    """The others are not asked in it, and other dtypes are judged as ever."""
+    (plan,) = plan_candidates([core(not_in_half, dtypes=["float32", "float16"])], OPTIONS)
+    half = [one for one in asked(plan) if one[1] == "float16"]
+    assert half == [("shape.output", "float16")]
+    assert len(asked(plan)) > 5
+    reasons = {one.reason for one in plan.planned if one.id == "numerics.golden"}
+    assert reasons == {"", "not asked: every call in float16 raises, as shape.output tells"}
+    result = plan.run.run(next(one for one in plan.planned if one.dtype == "float16"))
+    assert (result.status, result.violation and result.violation.kind) == ("failed", "raised")
+
+
+def test_a_candidate_that_refuses_some_sizes_is_judged() -> None:
+    """One answer is enough, and one silent candidate among others reddens itself alone."""
+    refusing, dead = plan_candidates([core(of_some_sizes), core(silent)], OPTIONS)
+    assert {one.reason for one in refusing.planned if one.id == "numerics.golden"} == {""}
+    assert asked(dead) == [("shape.output", "float32")]
+
+
+def test_what_may_be_refused_is_no_silence() -> None:
+    """Selecting only what may be refused does not make a candidate one that never answers."""
+
+    def no_empty_rows(
+        query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None
+    ) -> Tensor:
+        if keep is not None and not keep.any(-1).all():
+            msg = "a row without keys"
+            raise ValueError(msg)
+        return scaled_dot_product_attention(query, key, value, keep)
+
+    options = RunOptions(targets=(), profile="quick", only=("mask.empty-row*",))
+    (plan,) = plan_candidates([core(no_empty_rows, masks=["keep"], empty_rows="zeros")], options)
+    assert asked(plan)
+    assert not is_silent([], plan.planned)
