@@ -41,6 +41,8 @@ _PROBLEMS: Final = {
     "expired": "expired expected failures",
     "different": "not the expected failures",
 }
+# Clauses that fail with an exception from one line before that is told of them together.
+_MANY: Final = 3
 _RAN: Final = ("passed", "failed", "expected-failure", "unexpected-pass")
 
 
@@ -105,6 +107,22 @@ def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
     )
 
 
+def _one_exception(results: Sequence[ClauseResult]) -> list[str]:
+    """A sentence on each line that made many clauses fail: they have one reason, not many."""
+    by_place: dict[str, list[ClauseResult]] = {}
+    for result in results:
+        raised = result.violation is not None and result.violation.kind == "raised"
+        if raised and result.violation is not None and result.status == "failed":
+            place = result.violation.message.rpartition(" (")[2]
+            by_place.setdefault(place, []).append(result)
+    return [
+        f"{len({one.id for one in found})} clauses failed with one exception, such as: "
+        f"{found[0].reason}; mend it, or pin with geometry= what can be taken"
+        for found in by_place.values()
+        if len({one.id for one in found}) >= _MANY
+    ]
+
+
 def _error(results: Sequence[ClauseResult]) -> tuple[str, str] | None:
     broken = [result.id for result in results if result.status == "error"]
     return ("error", f"the harness failed in {_some(broken)}") if broken else None
@@ -162,6 +180,8 @@ def candidate_entry(
 ) -> dict[str, Any]:
     """The entry for one candidate; ``warnings`` say where its declaration is contradicted.
 
+    Before them stands what exception many clauses failed with.
+
     ``beside`` is what was given for graphs, so that a replay can open the same again.
     """
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
@@ -174,7 +194,7 @@ def candidate_entry(
         **({"beside": asdict(beside)} if loaded.kind == "graph" else {}),
         "verdict": word,
         "verdict_reason": reason,
-        "warnings": list(warnings),
+        "warnings": [*_one_exception(results), *warnings],
         "unchecked": [asdict(one) for one in loaded.unchecked],
         "counts": dict(Counter(result.status for result in results)),
         "seconds": round(sum(result.seconds for result in results), 4),

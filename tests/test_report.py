@@ -22,7 +22,7 @@ from conformance.report import (
     verdict,
     write_report,
 )
-from conformance.results import ClauseResult
+from conformance.results import ClauseResult, Violation
 
 PASSED = result()
 SHOULD_FAILED = result("failed", "mask.no-leak", "SHOULD")
@@ -82,6 +82,24 @@ def test_a_declared_mistake_is_said_in_words() -> None:
         word, reason = verdict(loaded(**more), results)
         assert word == "conforms-with-deviations"
         assert "only mistakes do: the heads are mixed" in reason
+
+
+def test_one_exception_of_many_clauses_is_told_once() -> None:
+    """Three clauses that fail with an exception from one line have one reason."""
+    lines = ("kernel.py:3", "kernel.py:3", "kernel.py:3", "kernel.py:9")
+    raised = [
+        result(
+            "failed",
+            slug,
+            reason=f"raised ValueError: {slug} ({line})",
+            violation=Violation(kind="raised", message=f"raised ValueError: {slug} ({line})"),
+        )
+        for slug, line in zip(("a.b", "a.c", "a.d", "a.e"), lines, strict=True)
+    ]
+    told = "raised ValueError: a.b (kernel.py:3); mend it, or pin with geometry= what can be taken"
+    warnings = candidate_entry(loaded(), raised, {})["warnings"]
+    assert warnings == [f"3 clauses failed with one exception, such as: {told}"]
+    assert candidate_entry(loaded(), raised[1:], {})["warnings"] == []
 
 
 def test_stale_expectation_fails() -> None:
