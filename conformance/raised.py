@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -41,8 +42,12 @@ def raised_text(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The calls that led to an error, outermost first, a line each; the last 4 KB of them."""
-    lines = [_line(frame) for frame in _frames(error)]
+    """The calls that led to an error, outermost first, a line each; the last 4 KB of them.
+
+    A recursion is told once, with how often.
+    """
+    repeated = [(line, len(list(same))) for line, same in groupby(map(_line, _frames(error)))]
+    lines = [line if often == 1 else f"{line} ({often} times)" for line, often in repeated]
     while len(lines) > 1 and sum(len(line) + 1 for line in lines) > LONGEST:
         del lines[0]
     return printable("\n".join(lines)[:LONGEST])

@@ -80,5 +80,17 @@ def test_long_ways_end_with_the_last_calls() -> None:
         deeper(left - 1)
 
     way = traceback_text(caught(lambda: deeper(400)))
-    assert len(way) <= LONGEST
     assert way.splitlines()[-1].endswith("in deeper: raise ValueError")
+    assert way.splitlines()[-2].endswith("in deeper: deeper(left - 1) (400 times)")
+
+    def one(left: int) -> None:
+        if left == 0:
+            raise ValueError
+        other(left - 1)
+
+    def other(left: int) -> None:
+        one(left)
+
+    way = traceback_text(caught(lambda: one(200)))
+    assert len(way) <= LONGEST
+    assert way.splitlines()[-1].endswith("in one: raise ValueError")

@@ -188,7 +188,9 @@ def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """The parameters whose names say query, key or value."""
     found: dict[str, str] = {}
-    for parameter in _positional(parameters):
+    for parameter in parameters:
+        if parameter.kind not in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY):
+            continue
         role, clear = role_of(parameter.name)
         if clear and role in ("q", "k", "v"):
             found.setdefault(role, parameter.name)

@@ -260,6 +260,17 @@ def test_call_as_a_function() -> None:
     assert is_golden(conformance.module(RawParameters(), call=swapped))
 
 
+def test_inputs_by_keyword_alone() -> None:
+    """Query, key and value that are taken by keyword only are found by their names."""
+
+    class ByKeyword(Named):
+        def forward(self, *, value: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            """The same under keywords."""
+            return super().forward(query, key, value)
+
+    assert is_golden(conformance.module(ByKeyword(("q", "k", "v", "o"))))
+
+
 def test_roles_told_by_the_user() -> None:
     """``projections=`` and ``num_heads=`` say what a module without names and agreement cannot."""
     roles = {"q": "c", "k": "a", "v": "d", "o": "b"}
