@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from typing import Final
 
 from . import torch_state
@@ -98,6 +99,10 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
             try:
                 inputs = subject.inputs(problem)
                 subject.call(subject.forward(inputs), inputs)
+            except KeyboardInterrupt:
+                if parent_process() is None:
+                    raise
+                return None  # a worker hears no Ctrl-C: the candidate raised it, as the run tells
             except RowWithoutKeysRefused:
                 continue
             except CandidateFailure as failure:

@@ -120,7 +120,8 @@ class Supervisor:
             try:
                 self._send("load", self._options)
                 while True:
-                    tag, payload = self._event(self._timeout * _LOADING_FACTOR)
+                    factor = 1.0 if step == "trying" else _LOADING_FACTOR
+                    tag, payload = self._event(self._timeout * factor)
                     if tag == "loaded":
                         self._loaded = payload
                         return self._loaded

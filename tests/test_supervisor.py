@@ -88,7 +88,7 @@ def test_a_hang_is_a_verdict(folder: Path) -> None:
     write(folder, {"attn.py": kernel("time.sleep(600)")})
     started = time.monotonic()
     (hung,) = results("attn.py", timeout=2.0, only=("shape.output",))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 120  # of the 600 that it would sleep
     assert hung[0].violation is not None
     assert hung[0].violation.kind == "hung"
     assert hung[0].violation.message == "the candidate gave no answer within 2 s and was stopped"
