@@ -167,7 +167,7 @@ def capped_in_the_accumulator(
     for part, values in parts:
         size = part.logsumexp(dim=-1, keepdim=True)
         weights = (part - size).exp().to(value.dtype)
-        answers.append((weights.float() @ values.float()).to(value.dtype).float())
+        answers.append(weights.float() @ values.float())
         sizes.append(size)
     shares = torch.stack(sizes).softmax(dim=0)
     return (torch.stack(answers) * shares).sum(dim=0).to(value.dtype)
