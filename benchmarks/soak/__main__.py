@@ -26,7 +26,9 @@ import multiprocessing
 import os
 import random
 import secrets
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -126,7 +128,12 @@ def soak_in_full(
     shard: Shard = WHOLE,
     minutes: float | None = None,
 ) -> Tally:
-    """Run the tasks of a shard that the journal does not know, until all are or the time is up."""
+    """Run the tasks of a shard that the journal does not know, until all are or the time is up.
+
+    A SIGTERM ends it when the tasks in hand are done, and leaves no process behind.
+    """
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     every = chain.from_iterable(rounds)
     tasks = [task for number, task in enumerate(every) if shard.owns(number)]
     tally, commit = Tally(planned=len(tasks)), this_commit()
@@ -148,7 +155,7 @@ def soak_in_full(
                 tally.commits.add(commit)
                 for line in outcome.accusations:
                     print(line, flush=True)
-            if end is None or time.monotonic() < end:
+            if not stopped.is_set() and (end is None or time.monotonic() < end):
                 running |= {pool.submit(perform, task) for task in islice(waiting, len(done))}
             print(f"{tally.runs} of {tally.planned} tasks", file=sys.stderr, flush=True)
     return tally
