@@ -102,3 +102,21 @@ def test_a_pipe_has_no_wide_lines() -> None:
     assert text.count("evidence") == 31
     assert text.count("words") == 40
     assert max(map(len, text.splitlines())) <= 160
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("torch.py", "--output torch.py would hide the module torch from what is written there: "),
+        ("types.py", "--output types.py would hide the module types from what is written there: "),
+        ("attn.py", "--output attn.py is what is read: give another name"),
+    ],
+)
+def test_a_declaration_hides_no_module(
+    output: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name under which what is declared could not import what it needs is refused at once."""
+    write(folder, {"attn.py": KERNEL})
+    assert run(["identify", "attn.py:my_kernel", "--output", output]) == 2
+    assert capsys.readouterr().err.startswith(f"conformance: {said}")
+    assert (folder / "attn.py").read_text(encoding="utf-8") == KERNEL
