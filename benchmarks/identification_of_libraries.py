@@ -64,7 +64,7 @@ def row(name: str, record: dict[str, Any]) -> str:
         said = f"{values['inputs']}, {values['axes']}"
         masks = sorted(
             {
-                f"{value['parameter']} ({value['form']})"
+                f"{value['parameter']} ({_does(value)})"
                 for fact, value in values.items()
                 if fact.startswith("mask ") and isinstance(value, dict) and value["form"]
             }
@@ -79,6 +79,12 @@ def row(name: str, record: dict[str, Any]) -> str:
     why = "; ".join(f"`{one['clause']}`" for one in checked["failed"])
     cells = [name, record["library"], said, deviations, checked["verdict"], why]
     return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"
+
+
+def _does(value: dict[str, Any]) -> str:
+    """The form of a mask, or that it is none."""
+    added = value.get("operation") == "add-to-kept"
+    return "bool: added as 1, hides nothing" if added else str(value["form"])
 
 
 def table(folder: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -80,7 +81,7 @@ def deviations_words(count: int) -> str:
     return f"{count} deviations from the standard, probably mistakes"
 
 
-def check_lines(record: dict[str, Any]) -> list[str]:
+def check_lines(record: Mapping[str, Any]) -> list[str]:
     """What ``check`` says of the declaration, line by line; nothing where it was not asked."""
     checked = record.get("check")
     if checked is None:
