@@ -56,12 +56,13 @@ class Answer:
 
     ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
     storage; ``returned`` is the output itself as the candidate gave it, None where nobody did, and
-    ``kept`` a copy of it in the same axes.
+    ``kept`` a copy of it in the same axes. ``returned_weights`` are the weights themselves.
     """
 
     output: Tensor
     weights: Tensor | None = None
     returned: Tensor | None = None
+    returned_weights: Tensor | None = None
     kept: Tensor | None = None
 
 
@@ -272,7 +273,7 @@ def raised(error: BaseException, doing: str = "") -> Violation:
 
 def read_answer(returned: Any, inputs: Inputs) -> Answer:
     """Check type and shape of what was returned; raises CandidateFailure."""
-    weights = None
+    weights = returned_weights = None
     if inputs.return_weights:
         if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004 (a pair)
             _refuse(
@@ -280,11 +281,18 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
                 f"returned {_describe(returned)} for return_weights=True, not a pair "
                 "(output, weights)",
             )
-        returned, weights = returned
-        weights = _tensor(weights, "weights", inputs.score_shape, inputs)
+        returned, given = returned
+        weights = _tensor(given, "weights", inputs.score_shape, inputs)
+        returned_weights = plainly(given)
     kept = _tensor(returned, "output", presented_shape(inputs), inputs)
     output = canonical_output(kept, inputs)
-    return Answer(output=output, returned=plainly(returned), weights=weights, kept=kept)
+    return Answer(
+        output=output,
+        weights=weights,
+        returned=plainly(returned),
+        returned_weights=returned_weights,
+        kept=kept,
+    )
 
 
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:

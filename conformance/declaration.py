@@ -37,6 +37,7 @@ FEATURES: Final = frozenset(
         "double_backward",
         "dropout",
         "gqa",
+        "grad_bias",
         "grad_weights",
         "gradients",
         "graph_capture",
@@ -51,7 +52,7 @@ FEATURES: Final = frozenset(
 )
 # What only torch's own tensors can show.
 OF_TENSORS: Final = frozenset(
-    {"autocast", "double_backward", "grad_weights", "gradients", "graph_capture"}
+    {"autocast", "double_backward", "grad_bias", "grad_weights", "gradients", "graph_capture"}
 )
 FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "scale": ("scale",),

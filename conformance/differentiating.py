@@ -79,27 +79,48 @@ class Taped:
         more = () if self.weights is None else self.weights.tensors
         return (*self.leaves.values(), *more)
 
-    def pull(self, upstream: Tensor, *, again: bool = False) -> Gradients:
+    def pull(
+        self, upstream: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
+    ) -> Gradients:
         """The gradients for an output gradient in the axes of the answer proper.
 
-        ``again`` keeps the history for another time. Raises CandidateFailure.
+        ``of_weights`` is that of the returned weights ``[B, H, Lq, Lk]``; each of both may be None,
+        where nobody uses that part of the answer. ``again`` keeps the history for another time.
+        Raises CandidateFailure.
         """
-        return self.pull_as_given(as_returned(upstream, self), again=again)
+        gradient = None if upstream is None else as_returned(upstream, self)
+        return self.pull_as_given(gradient, of_weights=of_weights, again=again)
 
-    def pull_as_given(self, gradient: Tensor, *, again: bool = False) -> Gradients:
+    def pull_as_given(
+        self,
+        gradient: Tensor | None,
+        *,
+        of_weights: Tensor | None = None,
+        again: bool = False,
+    ) -> Gradients:
         """The gradients for an output gradient like what was returned, handed over as it is.
 
         Asked for as training asks: ``backward()``, and read from the leaves. A reentrant checkpoint
         refuses to be asked for the gradients of named inputs alone.
         """
         with _put_aside((*self.asking, *self.beside)):
-            self.backward(gradient, again=again)
+            self.backward(gradient, of_weights=of_weights, again=again)
             return self.gather(tuple(leaf.grad for leaf in self.asking))
 
-    def backward(self, gradient: Tensor, *, again: bool = False) -> None:
+    def backward(
+        self,
+        gradient: Tensor | None,
+        *,
+        of_weights: Tensor | None = None,
+        again: bool = False,
+    ) -> None:
         """Add the gradients for an output gradient to those of the leaves."""
+        used = [] if gradient is None else [(self.returned, gradient)]
+        weights = self.answer.returned_weights
+        if of_weights is not None and weights is not None:
+            used.append((weights, of_weights.reshape(weights.shape).to(weights)))
         options = {"retain_graph": again}
-        guarded(torch.autograd.backward, (self.returned, gradient), options, DOING)
+        guarded(torch.autograd.backward, tuple(zip(*used, strict=True)), options, DOING)
 
     def connected(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
         """Gradients of ``leaves`` as those of inputs, with their own history."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ from .differentiating import CACHED_NAMES, INPUT_NAMES
 from .gradient_headroom import core_fits, found_fits, layer_fits
 from .inputs import Inputs
 from .oracle import Oracle, evaluate, known_weights
-from .tolerance import Gradient, add_gradients, core_gradients, layer_gradients
+from .tolerance import Gradient, add_gradients, core_gradients, layer_gradients, stack_gradients
 from .tolerance.gradients import supports
 
 # Points whose gradients have no bound; each field with what it is elsewhere.
@@ -91,7 +92,83 @@ class GradientOracle:
         remembered.append((upstream, found))
         return found
 
-    def _answer(self, inputs: Inputs, upstream: Tensor) -> GoldenGradients:
+    def beside_weights(
+        self, inputs: Inputs, upstream: Tensor, of_weights: Tensor
+    ) -> GoldenGradients:
+        """The gradients of a core whose weights are returned and used, too.
+
+        ``of_weights [B, H, Lq, Lk]`` is the gradient of the returned weights. They are the answer
+        for values that are unit vectors: these are further channels of the values here. A candidate
+        adds what both give each weight, and may store one part and the sum.
+        """
+        length, width = inputs.geometry.key_length, inputs.geometry.value_head_size
+        units = torch.eye(length, dtype=inputs.value.dtype)
+        units = units.expand(*inputs.value.shape[:-2], length, length)
+        extended = inputs.replace(
+            value=torch.cat([inputs.value, units], dim=-1),
+            geometry=inputs.geometry.replace(value_head_size=width + length),
+            return_weights=False,
+        )
+        values = inputs.value.double()
+        heads = inputs.read_heads(self._oracle.point(inputs))
+        of_answer = upstream.double() @ values[:, heads].mT
+        unit = torch.finfo(inputs.query.dtype).eps / 2.0
+        stored = unit * (of_answer.abs() + of_weights.double().abs())
+        known = self._answer(
+            extended,
+            torch.cat([upstream, of_weights], dim=-1),
+            torch.cat([torch.zeros_like(upstream.double()), stored], dim=-1),
+        )
+        found = dict(known.gradients)
+        found["value"] = found["value"].of_channels(slice(0, width))
+        return dataclasses.replace(known, gradients=found)
+
+    def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GoldenGradients:
+        """The gradients of a core whose weights are multiplied by some factors.
+
+        ``factors [B, H, Lq, Lk]`` must be zeros and powers of two, which round nothing. Each query
+        becomes an item of its own, whose values have its factors in them; keys and values add up
+        what each query and head gives them.
+        """
+        sizes, point = inputs.geometry, self._oracle.point(inputs)
+        heads, count = inputs.read_heads(point), sizes.query_length
+        apart = _each_query_alone(inputs, point, factors, heads)
+        rows = upstream.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+        known = self._answer(apart, rows)
+        contract = self._oracle.contract(self._oracle.answer(apart).core.scale)
+
+        def of_query(part: Tensor) -> Tensor:
+            return part.squeeze(2).unflatten(0, (sizes.batch, count)).transpose(1, 2)
+
+        def of_pair(part: Tensor, row: int, head: int) -> Tensor:
+            return part.unflatten(0, (sizes.batch, count))[:, row, head]
+
+        def added(gradient: Gradient) -> Gradient:
+            """Over the queries, and the heads that read a key/value head."""
+            by_head = []
+            for kv_head in range(sizes.num_kv_heads):
+                readers = (heads == kv_head).nonzero().flatten().tolist()
+                parts = [
+                    gradient.seen(lambda part, row=row, head=head: of_pair(part, row, head))  # type: ignore[misc]  # bound at once
+                    for row in range(count)
+                    for head in readers
+                ]
+                by_head.append(add_gradients(parts, contract))
+            return stack_gradients(by_head, dim=1)
+
+        own = factors.transpose(1, 2).flatten(0, 1).unsqueeze(-1)
+        return dataclasses.replace(
+            known,
+            gradients={
+                "query": known.gradients["query"].seen(of_query),
+                "key": added(known.gradients["key"]),
+                "value": added(known.gradients["value"].seen(lambda part: part * own)),
+            },
+        )
+
+    def _answer(
+        self, inputs: Inputs, upstream: Tensor, carried: Tensor | None = None
+    ) -> GoldenGradients:
         oracle, point = self._oracle, self._oracle.point(inputs)
         known = oracle.answer(inputs)
         evaluation = known.evaluation
@@ -102,7 +179,9 @@ class GradientOracle:
         with torch.no_grad():
             if isinstance(evaluation, golden.Attention):
                 kv_heads = inputs.geometry.num_kv_heads
-                found = core_gradients(evaluation, upstream, contract, num_kv_heads=kv_heads)
+                found = core_gradients(
+                    evaluation, upstream, contract, num_kv_heads=kv_heads, carried=carried
+                )
                 fits = core_fits(evaluation, upstream, known.limit)
                 fits = fits and found_fits(found, known.limit)
                 wild = any(not bool(each.worst.isfinite().all()) for each in found.values())
@@ -131,6 +210,35 @@ class GradientOracle:
             else:
                 added = by_input
         return GoldenGradients(gradients={**added, **found}, representable=fits)
+
+
+def _each_query_alone(
+    inputs: Inputs, point: golden.Semantics, factors: Tensor, heads: Tensor
+) -> Inputs:
+    """Each query of a core as an item ``[B * Lq, H, 1, D]``; its factors are in its values."""
+    sizes = inputs.geometry
+    count, items = sizes.query_length, sizes.batch * sizes.query_length
+
+    def rows(pairs: Tensor) -> Tensor:
+        """What is known of pairs ``[B, H, Lq, Lk]``, by item ``[B * Lq, H, 1, Lk]``."""
+        return pairs.expand(inputs.score_shape).transpose(1, 2).flatten(0, 1).unsqueeze(2)
+
+    def by_head(tensor: Tensor) -> Tensor:
+        return tensor[:, heads].repeat_interleave(count, dim=0)
+
+    scaled = by_head(inputs.value).double() * rows(factors).squeeze(2).unsqueeze(-1)
+    return inputs.replace(
+        geometry=sizes.replace(batch=items, query_length=1, num_kv_heads=sizes.num_heads),
+        query=inputs.query.transpose(1, 2).flatten(0, 1).unsqueeze(2),
+        key=by_head(inputs.key),
+        value=scaled.to(inputs.value.dtype),
+        keep=rows(inputs.allowed(point)),
+        bias=None if inputs.bias is None else rows(inputs.bias),
+        causal=False,
+        window=None,
+        dropout=None,
+        generic=False,
+    )
 
 
 def second_gradients(

@@ -170,6 +170,14 @@ class Inputs:
             kept = kept & ~torch.isneginf(self.bias)
         return kept.expand(self.score_shape)
 
+    def read_heads(self, semantics: golden.Semantics) -> Tensor:
+        """Which key/value head each query head reads, ``[H]``."""
+        heads, kv_heads = self.geometry.num_heads, self.geometry.num_kv_heads
+        every = torch.arange(heads)
+        if semantics.group_order == "tile":
+            return every % kv_heads
+        return every // (heads // kv_heads)
+
     @property
     def score_shape(self) -> tuple[int, int, int, int]:
         """``[B, H, Lq, Lk]``."""

@@ -92,7 +92,7 @@ def declare(
     _choice("arrays", arrays, ARRAYS)
     _choice("strides", strides, STRIDES)
     _optional_choices(mixed=(mixed, MIXED), memory=(memory, MEMORY))
-    offered = _read_features(kind, named, without)
+    offered = _read_features(kind, named, without, forms)
     one_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (one_rule, *rules.values()):
         check_company(layout, offered, rule)
@@ -297,9 +297,15 @@ def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
     return values
 
 
-def _read_features(kind: str, named: Iterable[str], removed: Iterable[str]) -> frozenset[str]:
+def _read_features(
+    kind: str, named: Iterable[str], removed: Iterable[str], forms: tuple[str, ...]
+) -> frozenset[str]:
     fewer = _words("without", removed, FEATURES)
-    return (DEFAULT_FEATURES[kind] | set(named)) - set(fewer)
+    offered = (DEFAULT_FEATURES[kind] | set(named)) - set(fewer)
+    if "grad_bias" in offered and (kind != "core" or "bias" not in forms):
+        msg = "features has 'grad_bias', which is for a core whose masks have 'bias'"
+        raise DeclarationError(msg)
+    return offered
 
 
 def _read_shapes(

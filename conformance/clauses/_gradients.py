@@ -11,7 +11,7 @@ from .._golden import golden
 from ..candidate import Candidate
 from ..comparison import Comparison, compare, moves
 from ..differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
-from ..gradient_oracle import as_given, why_unknown
+from ..gradient_oracle import GoldenGradients, as_given, why_unknown
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
@@ -159,6 +159,13 @@ def matches_golden_gradients(
     gradients of half the size.
     """
     known = subject.gradients.oracle.answer(inputs, upstream)
+    return matches_known_gradients(subject, inputs, known, found)
+
+
+def matches_known_gradients(
+    subject: Subject, inputs: Inputs, known: GoldenGradients, found: Gradients
+) -> Finding:
+    """Every gradient that was found is a known one within its bound, in the same way."""
     if not known.representable:
         told = "its score_mod has no finite slope that torch can find" * known.without_slope
         return Finding(binding=False, inapplicable=told)

@@ -271,11 +271,7 @@ def heads_stay(candidate: Candidate) -> str:
 
 def read_heads(subject: Subject, inputs: Inputs) -> Tensor:
     """Which key/value head each query head reads, at the declared order of groups."""
-    heads, kv_heads = inputs.geometry.num_heads, inputs.geometry.num_kv_heads
-    every = torch.arange(heads)
-    if subject.declaration.semantics.group_order == "tile":
-        return every % kv_heads
-    return every // (heads // kv_heads)
+    return inputs.read_heads(subject.declaration.semantics)
 
 
 def permute_heads(

@@ -1,4 +1,4 @@
-"""gradients.strided, .alone, .interleaved, .repeated, .accumulate, .inputs-unchanged: the calls."""
+"""gradients.strided, .shared, .alone, .interleaved, .repeated and others: ways to call and ask."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from ..calling import CandidateFailure, Forward, arguments
 from ..candidate import Candidate
+from ..comparison import compare, moves
 from ..declaration import PACKED
-from ..differentiating import Gradients, Taped, as_returned
+from ..differentiating import INPUT_NAMES, Gradients, Taped, as_returned
 from ..inputs import Inputs
 from ..layouts import LAYOUTS, STRIDED
+from ..materialise import generator_for
 from ..placing import whole_storage
 from ..problem import Problem
 from ..recipes import LIVELY
@@ -21,19 +23,27 @@ from ..results import Violation
 from ..space import Space
 from ..subject import Subject
 from ..weight_leaves import build_with_leaves
+from ._alone import all_of
 from ._gradients import (
+    asked_inputs,
+    axes_of,
     cannot_be_judged,
     output_gradient,
     records_gradients,
+    spoken,
     with_full_rows,
 )
-from ._same_gradients import Asked, same_gradients
+from ._same_gradients import Asked, gradient_bounds, largest_everywhere, same_gradients
 from ._vocabulary import identical
+from .memory import ONE_SHAPE, separate_inputs
+from .shape import without_batch, without_items, without_length, without_queries
 
 PLAIN = Space(mask="maybe", causal="maybe", values=LIVELY, share=0.15)
 # What a sum, a transpose or a slice behind the answer hands back.
 RETURNED = ("of a sum", *STRIDED)
-GIVEN = (*STRIDED, "mixed")
+GIVEN = (*STRIDED, "mixed", "expanded")
+# So many of them are asked of each problem.
+LAYOUTS_ASKED = 3
 
 
 @clause(
@@ -43,7 +53,7 @@ GIVEN = (*STRIDED, "mixed")
         "Inputs, and a gradient of the answer, that lie in memory in another way (slices of a "
         "fused projection, transposes, one number expanded) give the same gradients."
     ),
-    source="flash-attention#1046; xformers: grad_out of a sum has strides of zero",
+    source="flash-attention#1046, pytorch#133671; xformers: grad_out of a sum has strides of zero",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.25),
     applies=(records_gradients,),
 )
@@ -52,25 +62,43 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
-    returned = RETURNED[problem.seed % len(RETURNED)]
-    layout = GIVEN[problem.seed // len(RETURNED) % len(GIVEN)]
+    drawn = torch.randint(len(RETURNED) * len(GIVEN), (1,), generator=generator_for(problem, 38))
+    start, chosen = divmod(int(drawn), len(RETURNED))
+    returned = RETURNED[chosen]
     upstream = output_gradient(subject, problem, inputs)
     if returned == "of a sum":
         upstream = torch.ones_like(upstream)
     first = _asked(subject, inputs, upstream)
     taped = subject.gradients.tape(inputs)
     told = f"a gradient of the answer that is not contiguous ({returned}) changes that of {{}}"
-    backwards = same_gradients(subject, first, _pulled(taped, upstream, returned), told)
-    if backwards.violation is not None:
-        return backwards
-    # A mask is one tensor, which cannot lie in several ways at once.
-    of_mask = STRIDED[0] if layout == "mixed" else layout
-    laid_out = inputs.replace(layout=layout, mask_layout=of_mask)
-    if _refuses(subject, laid_out):
-        return backwards  # another clause's matter
-    other = subject.gradients.tape(laid_out)
-    told = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
-    return same_gradients(subject, first, other.pull(upstream), told)
+    findings = [same_gradients(subject, first, _pulled(taped, upstream, returned), told)]
+    apart = not inputs.batched or inputs.arrangement != "BHSD"  # no axis holds the items alone
+    layouts = [layout for layout in GIVEN if layout != "expanded" or not apart]
+    for number in range(start, start + LAYOUTS_ASKED):
+        layout = layouts[number % len(layouts)]
+        asked = _of_equal_items(subject, first) if layout == "expanded" else first
+        # A mask is one tensor, which cannot lie in several ways at once.
+        of_mask = STRIDED[0] if layout in ("mixed", "expanded") else layout
+        laid_out = asked.inputs.replace(layout=layout, mask_layout=of_mask)
+        if _refuses(subject, laid_out):
+            continue  # another clause's matter
+        other = subject.gradients.tape(laid_out)
+        told = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
+        findings.append(same_gradients(subject, asked, other.pull(upstream), told))
+    return all_of(findings)
+
+
+def _of_equal_items(subject: Subject, asked: Asked) -> Asked:
+    """The same with the tokens of the first item in all, which a stride of zero can hold."""
+    inputs = asked.inputs
+
+    def repeated(tensor: Tensor) -> Tensor:
+        return tensor[:1].expand(tensor.shape).contiguous()
+
+    equal = inputs.with_tokens(
+        query=repeated(inputs.query), key=repeated(inputs.key), value=repeated(inputs.value)
+    )
+    return _asked(subject, equal, asked.upstream)
 
 
 def _refuses(subject: Subject, inputs: Inputs) -> bool:
@@ -96,6 +124,54 @@ def _pulled(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
     if plain.dim() < len("LE") or plain.device.type != "cpu":
         return taped.pull_as_given(plain.mT.contiguous().mT)
     return taped.pull_as_given(LAYOUTS[layout](plain))
+
+
+@clause(
+    "gradients.shared",
+    level="MUST",
+    sentence=(
+        "One tensor that is key and value, or query, key and value, gets the sum of their "
+        "gradients."
+    ),
+    source="torch.autograd: gradients of one tensor are added up; xformers#456: storage in common",
+    space=Space(mask="maybe", causal="maybe", values=LIVELY, equal=ONE_SHAPE, share=0.15),
+    counterfactual="a gradient of the key that is lost",
+    applies=(records_gradients, separate_inputs),
+)
+def shared(subject: Subject, problem: Problem) -> Finding:
+    """The gradient of one object, against those of equal copies added up."""
+    inputs = with_full_rows(subject, problem)
+    key, query = inputs.key, inputs.query
+    if inputs.value.shape != key.shape or cannot_be_judged(subject, inputs):
+        return Finding(binding=False)
+    if query.shape == key.shape and problem.seed % 2 == 0:
+        query = key
+    copies = inputs.with_tokens(query=query, key=key, value=key)
+    taped = subject.gradients.tape(copies.replace(shared=True))
+    given = zip(INPUT_NAMES["separate"], taped.given[0], strict=True)
+    names = [name for name, tensor in given if tensor is taped.given[0][-1]]
+    if len(names) == 1:  # another view of each is handed over
+        return Finding(binding=False, inapplicable="its inputs cannot be one object")
+    upstream = output_gradient(subject, problem, copies)
+    apart = _asked(subject, copies, upstream)
+    bounds = gradient_bounds(subject, apart)
+    if not bounds:
+        return Finding(binding=False)
+    arrived = taped.pull(upstream).found["value"]
+    parts = [apart.found.found[name].double() for name in names]
+    sizes = sum(part.abs() for part in parts)
+    rounding = len(parts) * torch.finfo(key.dtype).eps * sizes
+    allowed = 2.0 * sum(bounds[name] for name in names) + rounding
+    agreement = compare(
+        arrived,
+        sum(parts),
+        largest_everywhere(allowed),
+        wording=f"one tensor that is {' and '.join(names)} does not get the sum of their gradients",
+        both_answers=True,
+        axes=axes_of("key", copies),
+    )
+    told = moves(sum(parts), sum(parts) - apart.found.found["key"].double(), allowed)
+    return Finding(binding=told, margin=agreement.margin, violation=agreement.violation)
 
 
 def _several_inputs(candidate: Candidate) -> str:
@@ -241,3 +317,49 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
         return Finding()
     message = f"the backward pass changed the {' and the '.join(changed)} in place"
     return Finding(violation=Violation(kind="mutated", message=message, got=changed))
+
+
+def _sizes_are_free(candidate: Candidate) -> str:
+    """Why there can be neither a batch of nothing nor no query, or ""."""
+    return without_batch(candidate) and without_length(candidate)
+
+
+@clause(
+    "gradients.no-queries",
+    level={"core": "MUST", "layer": "SHOULD"},
+    sentence=(
+        "Where there are no queries, or no items, the backward pass runs, and gives zeros to keys, "
+        "values and weights."
+    ),
+    source="flash-attention#2776, #2421, pytorch#195813: crashes, and memory that nobody wrote to",
+    space=Space(share=0.1),
+    applies=(records_gradients, _sizes_are_free),
+)
+def no_queries(subject: Subject, problem: Problem) -> Finding:
+    """No queries (no tokens at all where query and key are one), or an empty batch."""
+    drawn = asked_inputs(subject, problem)
+    by_batch = bool(without_length(subject.candidate)) or (
+        problem.seed % 2 == 1 and not without_batch(subject.candidate)
+    )
+    inputs = without_items(drawn) if by_batch else without_queries(subject.candidate, drawn)
+    if _refuses(subject, inputs):
+        told = "it does not answer without queries"  # whether it must is another clause's matter
+        return Finding(binding=False, inapplicable=told)
+    nothing = torch.zeros(inputs.output_shape, dtype=inputs.query.dtype)
+    try:
+        found = subject.gradients.of(inputs, nothing)
+    except CandidateFailure as failure:
+        if failure.violation.kind == "type":
+            return Finding()  # an answer without elements need have no history
+        raise
+    for name, tensor in found.found.items():
+        agreement = compare(
+            tensor,
+            torch.zeros_like(tensor),
+            torch.zeros(tensor.shape, dtype=torch.float64),
+            wording=f"without queries {spoken(name)} gets a gradient",
+            axes=axes_of(name, inputs),
+        )
+        if agreement.violation is not None:
+            return Finding(violation=agreement.violation)
+    return Finding()

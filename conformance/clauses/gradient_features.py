@@ -1,25 +1,47 @@
-"""gradients.cache, .sinks, .any-length: what flows back to caches and sinks, and at any length."""
+"""gradients.cache, .sinks, .weights, .dropout, .any-length: what flows back beside each feature."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..caching import first_keys, query_rows
 from ..candidate import Candidate
+from ..comparison import moves
+from ..devices import forked_random
+from ..gradient_oracle import GoldenGradients
 from ..inputs import Inputs
+from ..materialise import generator_for
 from ..problem import Problem
-from ..recipes import LIVELY
+from ..recipes import LIVELY, normal
 from ..registry import Finding, clause
-from ..space import Space
+from ..space import Space, admits_lengths, can_cross
 from ..subject import Subject
 from ._gradients import (
     cannot_be_judged,
     has_empty_rows,
     has_golden_gradients,
+    judged_rows,
     matches_golden_gradients,
+    matches_known_gradients,
     output_gradient,
     promised_gradients,
     with_full_rows,
 )
 from .caches import can_cache, last_queries, with_cache
+from .shape import offers_weights
 from .sinks import offers_sinks, with_sinks
+
+# Streams of a problem's generator: the gradient of returned weights, orthogonal values.
+OF_WEIGHTS: Final = 36
+VALUES: Final = 37
+# What is kept is divided by one minus these: by a power of two, which rounds nothing.
+DROPPED: Final = (0.5, 0.75)
+# Queries of a problem with dropout: each is judged as an item of its own.
+MOST_ROWS: Final = 8
 
 
 def _is_core(candidate: Candidate) -> str:
@@ -88,6 +110,172 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
             subject, problem.replace(past=0, window=None, causal=subject.declaration.always_causal)
         )
     return _judged(subject, problem, inputs)
+
+
+@clause(
+    "gradients.weights",
+    level="MUST",
+    sentence=(
+        "Where weights are returned with the answer, gradients flow back through either of them "
+        "and through both; weights that carry none are constants."
+    ),
+    source="flash-attention#1817: no gradient through a further output, silently",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        values=("normal",),
+        edges="single-options",
+        least=(("key_length", 2), ("query_length", 2)),
+        share=0.1,
+        kinds=("core",),
+    ),
+    needs_golden=True,
+    counterfactual="gradients of the other output alone, or of half the size",
+    applies=(_is_core, offers_weights, has_golden_gradients),
+    subtle=True,
+)
+def weights(subject: Subject, problem: Problem) -> Finding:
+    """An output gradient of the weights alone, of both, or of the answer beside unused weights."""
+    inputs = with_full_rows(subject, problem, whole=True)
+    if cannot_be_judged(subject, inputs):
+        return Finding(binding=False)
+    inputs = inputs.replace(return_weights=True, generic=False)
+    mode = ("weights", "both", "answer")[problem.seed % 3]
+    upstream = output_gradient(subject, problem, inputs)
+    drawn = normal(inputs.score_shape, generator_for(problem, OF_WEIGHTS)).to(upstream.dtype)
+    judged = judged_rows(subject, inputs).expand(*inputs.score_shape[:3], 1)
+    of_weights = drawn.masked_fill(~judged, 0.0)
+    taped = subject.gradients.tape(inputs)
+    returned = taped.answer.returned_weights
+    if mode != "answer" and (returned is None or not returned.requires_grad):
+        return Finding(binding=False, inapplicable="the returned weights carry no gradient")
+    nothing, none = torch.zeros_like(upstream), torch.zeros_like(of_weights)
+    if mode == "weights":
+        asked, found = (nothing, of_weights), taped.pull(None, of_weights=of_weights)
+    elif mode == "answer":
+        asked, found = (upstream, none), taped.pull(upstream)
+    else:
+        asked, found = (upstream, of_weights), taped.pull(upstream, of_weights=of_weights)
+    oracle = subject.gradients.oracle
+    known = oracle.beside_weights(inputs, *asked)
+    other = oracle.beside_weights(
+        inputs, nothing if mode == "both" else asked[0] / 2.0, asked[1] / 2.0
+    )
+    finding = matches_known_gradients(subject, inputs, known, promised_gradients(subject, found))
+    return dataclasses.replace(finding, binding=_told_apart(known, other))
+
+
+def _drops_plainly(candidate: Candidate) -> str:
+    """Why the weights that were kept cannot be read from an answer, or ""."""
+    declared, point = candidate.declaration, candidate.declaration.semantics
+    if "dropout" not in declared.features:
+        return "no dropout keyword is declared"
+    placed = declared.position is not None or point.alibi or point.rotary != "none"
+    if placed or point.score_mod is not None:
+        return "its scores depend on the place of a query"
+    return ""
+
+
+@clause(
+    "gradients.dropout",
+    level="MUST",
+    sentence=(
+        "The weights that the answer has dropped, and no others, are dropped on the way back, and "
+        "those that were kept grow as they have grown in the answer."
+    ),
+    source="pytorch#197563: another mask on the way back; flash-attention#612",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        extras="maybe",
+        values=("nearly-uniform", "normal"),
+        least=(("key_length", 3), ("query_length", 2), ("value_head_size", 8)),
+        preferred=(("head_size", 8), ("value_head_size", 8), ("key_length", 8)),
+        share=0.2,
+        kinds=("core",),
+    ),
+    needs_golden=True,
+    counterfactual="gradients without dropout",
+    applies=(_is_core, _drops_plainly, has_golden_gradients),
+    subtle=True,
+)
+def dropout(subject: Subject, problem: Problem) -> Finding:
+    """Orthogonal values: each kept weight can be read off the answer, which is linear in it."""
+    inputs = _with_few_keys(subject, problem)
+    if inputs is None or cannot_be_judged(subject, inputs):
+        return Finding(binding=False)
+    chance = DROPPED[problem.seed % len(DROPPED)]
+    upstream = output_gradient(subject, problem, inputs)
+    with forked_random(subject.device):
+        torch.manual_seed(problem.seed)
+        taped = subject.gradients.tape(inputs.replace(dropout=chance))
+        found = taped.pull(upstream)
+    kept, told = _kept(subject, inputs, taped.answer.output, 1.0 / (1.0 - chance))
+    if kept is None:
+        return Finding(binding=False, inapplicable=told)
+    oracle = subject.gradients.oracle
+    known = oracle.of_dropped(inputs, upstream, kept)
+    finding = matches_known_gradients(subject, inputs, known, found)
+    told = _told_apart(known, oracle.answer(inputs, upstream))
+    return dataclasses.replace(finding, binding=finding.binding and told)
+
+
+def _told_apart(known: GoldenGradients, other: GoldenGradients) -> bool:
+    """Whether some gradient of another backward pass is beyond the bounds of the known ones."""
+    return known.representable and any(
+        moves(each.value, other.gradients[name].value, each.worst)
+        for name, each in known.gradients.items()
+    )
+
+
+def _with_few_keys(subject: Subject, problem: Problem) -> Inputs | None:
+    """The inputs of a problem with no more keys than channels and with orthogonal values.
+
+    None where the declaration leaves no such length.
+    """
+    inputs = with_full_rows(subject, problem)
+    sizes = inputs.geometry
+    count = min(sizes.key_length, sizes.value_head_size)
+    rows = min(sizes.query_length, MOST_ROWS)
+    if can_cross(subject.candidate) and not inputs.causal and inputs.window is None:
+        inputs = first_keys(query_rows(inputs, 0, rows), count)
+    geometry = inputs.geometry
+    if geometry.key_length > geometry.value_head_size:
+        return None
+    if geometry != sizes and not admits_lengths(subject.candidate, geometry):
+        return None
+    drawn = torch.randn(
+        (*inputs.value.shape[:2], sizes.value_head_size, sizes.value_head_size),
+        generator=generator_for(problem, VALUES),
+        dtype=torch.float64,
+    )
+    rows_of_unit = torch.linalg.qr(drawn).Q[..., : geometry.key_length, :]
+    return inputs.replace(value=rows_of_unit.to(inputs.value.dtype), generic=False)
+
+
+def _kept(
+    subject: Subject, inputs: Inputs, answer: Tensor, grown: float
+) -> tuple[Tensor | None, str]:
+    """What each weight was multiplied by, ``[B, H, Lq, Lk]``: 0 or ``grown``.
+
+    None where some weight is too small to tell; with a reason where one has become anything else,
+    which is the matter of the clauses about answers.
+    """
+    known = subject.golden(inputs)
+    values = known.core.value.double()
+    inverse = torch.linalg.pinv(values)
+    share = answer.double() @ inverse
+    reach = grown * known.bound.double() @ inverse.abs()
+    live = known.weights > 0.0
+    if bool((live & (known.weights * grown <= 4.0 * reach)).any()):
+        return None, ""
+    kept = live & (share > known.weights * grown / 2.0)
+    far = (share - kept * known.weights * grown).abs() > 2.0 * reach
+    if bool((far | ~share.isfinite()).any()):
+        return None, "its answers with dropout are not those of weights that were kept or dropped"
+    return kept * grown, ""
 
 
 @clause(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..calling import CandidateFailure
 from ..candidate import Candidate
-from ..differentiating import INPUT_NAMES, Gradients
+from ..differentiating import INPUT_NAMES
 from ..inputs import Inputs
 from ..materialise import generator_for
 from ..problem import Problem
@@ -125,10 +125,10 @@ def drawn_gradients_match(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "gradients.bias",
-    level="SHOULD",
+    level="MUST",
     sentence=(
         "An additive mask that requires a gradient gets that of the specified attention, added up "
-        "over the pairs that share one of its elements."
+        "over the pairs that share one of its elements; it gets one where grad_bias is declared."
     ),
     source="learned relative biases; pytorch#119410: no gradient of attn_mask in fused kernels",
     space=Space(
@@ -156,10 +156,10 @@ def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs, bias=True)
     found = subject.gradients.pull(taped, upstream)
-    if "bias" in found.missing:
+    if "bias" in found.missing and "grad_bias" not in subject.declaration.features:
         told = "no gradient reaches an additive mask, and none is promised"
         return Finding(binding=False, inapplicable=told)
-    only = Gradients(found={"bias": found.found["bias"]}, missing=frozenset(), output=found.output)
+    only = found.without(found.found.keys() - {"bias"})
     finding = matches_golden_gradients(subject, inputs, upstream, only)
     moved = inputs.geometry.key_length > 1 and bool(only.found["bias"].any())
     return Finding(

@@ -14,7 +14,8 @@ from ..subject import Subject
 from ._vocabulary import same_unless_identical
 
 
-def _separate_inputs(candidate: Candidate) -> str:
+def separate_inputs(candidate: Candidate) -> str:
+    """Why inputs cannot be made one object, or ""."""
     declared = candidate.declaration
     if declared.layout in PACKED:
         return f"its inputs lie in one tensor anyway ({declared.layout})"
@@ -38,7 +39,7 @@ ONE_SHAPE = (
     ),
     source="torch.nn.MultiheadAttention takes another path where query is key and key is value",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, equal=ONE_SHAPE, share=0.5),
-    applies=(_separate_inputs,),
+    applies=(separate_inputs,),
     explained=False,
 )
 def shared(subject: Subject, problem: Problem) -> Finding:

@@ -6,6 +6,7 @@ import torch
 
 from ..calling import CandidateFailure
 from ..candidate import Candidate
+from ..inputs import Inputs
 from ..layouts import STRIDED
 from ..problem import Problem
 from ..registry import Finding, clause
@@ -56,7 +57,8 @@ def output_dtype(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-def _batched(candidate: Candidate) -> str:
+def without_batch(candidate: Candidate) -> str:
+    """Why no batch can be empty, or ""."""
     if not candidate.declaration.batched:
         return "it takes one item without a batch axis"
     if candidate.declaration.layout == "varlen":
@@ -70,18 +72,22 @@ def _batched(candidate: Candidate) -> str:
     sentence="A batch of no items gives an empty output of the right shape.",
     source="flash-attention#1159, pytorch#188765; array API: operations accept zero-size arrays",
     space=PLAIN,
-    applies=(_batched,),
+    applies=(without_batch,),
     explained=False,
 )
 def empty_batch(subject: Subject, problem: Problem) -> Finding:
     """Call with every tensor cut to zero items."""
-    inputs = subject.inputs(problem)
-    empty = inputs.with_tokens(query=inputs.query[:0], key=inputs.key[:0], value=inputs.value[:0])
-    subject.answer(empty)
+    subject.answer(without_items(subject.inputs(problem)))
     return Finding()
 
 
-def _free_lengths(candidate: Candidate) -> str:
+def without_items(inputs: Inputs) -> Inputs:
+    """An empty batch."""
+    return inputs.with_tokens(query=inputs.query[:0], key=inputs.key[:0], value=inputs.value[:0])
+
+
+def without_length(candidate: Candidate) -> str:
+    """Why there can be no call without queries, or ""."""
     if candidate.declaration.layout == "varlen":
         return "one token at least lies in its tensors"
     pinned = any(is_fixed(candidate, name) for name in LENGTHS)
@@ -94,26 +100,28 @@ def _free_lengths(candidate: Candidate) -> str:
     sentence="No queries give no rows: an empty output of the right shape.",
     source="pytorch#188765; array API: operations accept zero-size arrays",
     space=PLAIN,
-    applies=(_free_lengths,),
+    applies=(without_length,),
     explained=False,
 )
 def empty_query(subject: Subject, problem: Problem) -> Finding:
     """Call with zero queries (an empty sequence where query and key are one)."""
-    inputs = subject.inputs(problem)
-    query = inputs.query[..., :0, :]
-    if can_cross(subject.candidate):
-        empty = inputs.with_tokens(query=query)
-    else:
-        key, value = inputs.key[..., :0, :], inputs.value[..., :0, :]
-        empty = inputs.with_tokens(query=query, key=key, value=value)
-    subject.answer(empty)
+    subject.answer(without_queries(subject.candidate, subject.inputs(problem)))
     return Finding()
+
+
+def without_queries(candidate: Candidate, inputs: Inputs) -> Inputs:
+    """No queries, and no tokens at all where query and key are one."""
+    query = inputs.query[..., :0, :]
+    if can_cross(candidate):
+        return inputs.with_tokens(query=query)
+    key, value = inputs.key[..., :0, :], inputs.value[..., :0, :]
+    return inputs.with_tokens(query=query, key=key, value=value)
 
 
 def _keys_apart(candidate: Candidate) -> str:
     if not can_cross(candidate):
         return "it has as many keys as queries"
-    return _free_lengths(candidate)
+    return without_length(candidate)
 
 
 @clause(
@@ -199,7 +207,8 @@ def expanded(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-def _offers_weights(candidate: Candidate) -> str:
+def offers_weights(candidate: Candidate) -> str:
+    """Why no weights can be asked for, or ""."""
     return "" if "weights" in candidate.declaration.features else "it does not return weights"
 
 
@@ -214,7 +223,7 @@ def _offers_weights(candidate: Candidate) -> str:
     space=Space(mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe"),
     needs_golden=True,
     counterfactual="equal weights for every key",
-    applies=(_offers_weights,),
+    applies=(offers_weights,),
 )
 def weights(subject: Subject, problem: Problem) -> Finding:
     """Ask for the weights and compare them with the golden ones."""
@@ -234,7 +243,7 @@ def weights(subject: Subject, problem: Problem) -> Finding:
         patterns=("empty-rows", "full-and-empty", "random", "full-and-empty"),
         share=0.5,
     ),
-    applies=(_offers_weights,),
+    applies=(offers_weights,),
     explained=False,
 )
 def weights_aside(subject: Subject, problem: Problem) -> Finding:

@@ -62,6 +62,29 @@ OF_CALLS: Final[dict[str, dict[str, str]]] = {
         "the gradient of an additive mask is not dS, added up over the axes it is broadcast along",
         "sum dS over the axes of size 1 of the mask",
     ),
+    "gradients.weights": _entry(
+        "gradient-of-returned-weights-lost",
+        "the gradients of the answer and of the returned weights do not both flow back",
+        "add the gradient of the returned weights to dO V^T, or return them detached "
+        "(mark_non_differentiable)",
+    ),
+    "gradients.dropout": _entry(
+        "other-weights-dropped-backward",
+        "the backward pass does not drop the weights that the answer has dropped, or does not "
+        "divide the others as it did",
+        "keep the mask, or the state of the generator, in the context of the call, and multiply "
+        "dO V^T and the weights of dV by mask / (1 - p)",
+    ),
+    "gradients.shared": _entry(
+        "gradient-of-shared-input-lost",
+        "an input that is key and value (or query, too) does not get the sum of their gradients",
+        "return a gradient for each argument, in memory of its own: autograd adds them up",
+    ),
+    "gradients.no-queries": _entry(
+        "no-queries-no-backward",
+        "without queries or items the backward pass fails, or leaves gradients unwritten",
+        "return zeros for keys and values before anything is launched",
+    ),
     "gradients.double-backward": _entry(
         "second-gradients-cut",
         "the backward pass has no history of its own, or not all of it",

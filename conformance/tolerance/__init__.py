@@ -10,8 +10,9 @@ from __future__ import annotations
 from .contract import Contract, contract_for
 from .core import core_bound
 from .fit import Fit, fit
+from .gradient import Gradient, add_gradients, stack_gradients
 from .gradient_fit import GradientFit, gradient_fit
-from .gradients import Gradient, add_gradients, core_gradients
+from .gradients import core_gradients
 from .layer import layer_bound
 from .layer_gradients import layer_gradients
 from .projection import projection_bound
@@ -34,5 +35,6 @@ __all__ = [
     "layer_gradients",
     "layer_statistics",
     "projection_bound",
+    "stack_gradients",
     "supports",
 ]

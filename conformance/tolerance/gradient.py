@@ -57,9 +57,15 @@ class Gradient:
 
     def of_tokens(self, kept: slice) -> Gradient:
         """Of some of the tokens ``[..., L, D]``; what all elements share is known of all alone."""
-        value, worst, bound, scale = (
-            part[..., kept, :] for part in (self.value, self.worst, self.bound, self.scale)
-        )
+        return self.seen(lambda part: part[..., kept, :])
+
+    def of_channels(self, kept: slice) -> Gradient:
+        """The same of some of the channels."""
+        return self.seen(lambda part: part[..., kept])
+
+    def seen(self, view: Callable[[Tensor], Tensor]) -> Gradient:
+        """Some elements, or all in another order; nothing is known of what they share."""
+        value, worst, bound, scale = map(view, (self.value, self.worst, self.bound, self.scale))
         return Gradient(value=value, worst=worst, bound=bound, scale=scale)
 
     def with_scaling(self, scaling: Scaling) -> Gradient:
@@ -100,6 +106,15 @@ def add_gradients(gradients: list[Gradient], contract: Contract) -> Gradient:
         scale=total([each.scale for each in gradients]),
         scaling=_added([each.scaling for each in gradients]),
     )
+
+
+def stack_gradients(gradients: list[Gradient], dim: int) -> Gradient:
+    """Gradients of the parts of a tensor, side by side along a new axis."""
+    value, worst, bound, scale = (
+        torch.stack([getattr(each, name) for each in gradients], dim=dim)
+        for name in ("value", "worst", "bound", "scale")
+    )
+    return Gradient(value=value, worst=worst, bound=bound, scale=scale)
 
 
 def _added(scalings: list[Scaling | None]) -> Scaling | None:

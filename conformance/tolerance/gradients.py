@@ -12,7 +12,7 @@ from conformance._golden import golden
 from .block_stores import key_store_variance, query_store_variance, value_store_variance
 from .contract import Contract
 from .golden_gradients import GoldenGradients, golden_gradients, supports
-from .gradient import Gradient, add_gradients
+from .gradient import Gradient
 from .gradient_scaling import core_scaling
 from .heads import sum_groups
 from .incoming import Incoming
@@ -25,7 +25,7 @@ from .statistical_gradients import Propagation, propagation
 from .storing import Errors, stored
 from .worst_gradients import WorstErrors, worst_errors
 
-__all__ = ["Gradient", "add_gradients", "core_gradients", "supports"]
+__all__ = ["Gradient", "core_gradients", "supports"]
 
 
 def core_gradients(
@@ -34,6 +34,7 @@ def core_gradients(
     contract: Contract,
     *,
     num_kv_heads: int | None = None,
+    carried: Tensor | None = None,
 ) -> dict[str, Gradient]:
     """The gradients of query, key, value and (where there is one) bias, with their bounds.
 
@@ -45,17 +46,20 @@ def core_gradients(
     Raises ValueError at a point of the semantics that has no bound (see :func:`supports`), for an
     output gradient of another shape, and for heads that do not fit.
 
+    ``carried``, of the output gradient's shape, is the error that it carries already: each element
+    may be off by so much.
+
     Derived in docs/tolerance.md.
     """
     gradients = golden_gradients(as_met(attention), output_gradient)
     num_kv_heads = attention.query.shape[1] if num_kv_heads is None else num_kv_heads
     count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
     deviations = deviations_for(count)
-    gated = _gated(gradients, contract.unit_roundoff, 1)
+    gated = _gated(gradients, contract.unit_roundoff, 1, carried)
     if not has_statistics(attention.semantics):
         return _without_statistics(attention, gradients, contract, gated, num_kv_heads)
     worst = worst_errors(gradients, contract, gated)
-    variances = _gated(gradients, contract.unit_roundoff, 2)
+    variances = _gated(gradients, contract.unit_roundoff, 2, carried)
     spread = propagation(gradients, contract, variances, deviations)
     results = head_gradients(gradients, worst, spread, num_kv_heads)
     found = {name: stored(errors, contract, deviations) for name, errors in results.items()}
@@ -94,11 +98,15 @@ def _without_statistics(
     return found
 
 
-def _gated(gradients: GoldenGradients, unit: float, power: int) -> Incoming:
-    """Beside a sink the output gradient may pass a gate behind the attention, and be stored."""
+def _gated(gradients: GoldenGradients, unit: float, power: int, carried: Tensor | None) -> Incoming:
+    """What the output gradient carries, to a power.
+
+    Beside a sink it may pass a gate behind the attention, and be stored.
+    """
     if not has_sink(gradients.attention):
-        return Incoming()
-    return Incoming(output_gradient=(unit * gradients.output_gradient.abs()) ** power)
+        return Incoming(output_gradient=None if carried is None else carried**power)
+    gated = unit * gradients.output_gradient.abs()
+    return Incoming(output_gradient=(gated if carried is None else gated + carried) ** power)
 
 
 def head_gradients(

@@ -20,7 +20,8 @@ COMPARED: Final = frozenset(
 ANYWHERE: Final = frozenset(
     "cache.decode-equals-full cache.untouched-tail gradients.any-length gradients.bias "
     "gradients.cache gradients.causal gradients.empty-row-finite gradients.golden "
-    "gradients.masked-zero gradients.options gradients.sinks groups.golden mixed.mask-dtype "
+    "gradients.masked-zero gradients.options gradients.sinks gradients.weights groups.golden "
+    "mixed.mask-dtype "
     "numerics.accumulation "
     "numerics.any-length numerics.long-sequence numerics.options numerics.subnormal "
     "state.unseen".split()

@@ -1,0 +1,123 @@
+"""gradients.weights, .dropout, .shared, .no-queries: what flows back, and who is not accused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples import core, plan, problem, quickly, run_clause
+from torch import Tensor
+
+import conformance
+from candidates.broken.gradient_outputs import (
+    BiasGradientPromisedAndMissing,
+    OneStep,
+    ReturnedWeightsIgnoredBackward,
+)
+from candidates.eager import Answer, Call, EagerCore
+from candidates.legitimate.features import with_weights_and_dropout
+from conformance.gradient_oracle import GoldenGradients
+from conformance.inputs import Inputs
+from conformance.oracle import evaluate
+from conformance.subject import Subject
+
+NEW = ("gradients.weights", "gradients.dropout", "gradients.shared", "gradients.no-queries")
+ASKED = {"causal": True, "softcap": 3.0, "num_kv_heads": 2, "query_length": 7, "value_head_size": 8}
+
+
+def drawn(*shape: int) -> Tensor:
+    """Float64 numbers that are the same each time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def by_autograd(inputs: Inputs, point: conformance.Semantics, total: object) -> dict[str, Tensor]:
+    """Torch's own gradients of a sum that ``total`` makes of the golden attention and the value."""
+    leaves = {
+        name: getattr(inputs, name).double().requires_grad_() for name in ("query", "key", "value")
+    }
+    found = evaluate(inputs.replace(**leaves), point, recorded=True)
+    total(found, leaves["value"]).backward()  # type: ignore[operator]  # a function
+    return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def agree(known: GoldenGradients, expected: dict[str, Tensor]) -> None:
+    """The golden gradients are those of autograd, far within their own bounds."""
+    for name, each in known.gradients.items():
+        if name in expected:
+            assert torch.allclose(each.value, expected[name], rtol=1e-9, atol=1e-11), name
+
+
+def test_golden_beside_weights_is_that_of_autograd() -> None:
+    """With groups, a mask, a flag and a cap: both outputs have a gradient."""
+    subject = Subject(core(), "float32")
+    inputs = subject.inputs(problem(mask=plan("dense"), **ASKED))
+    of_answer, of_weights = drawn(*inputs.output_shape), drawn(*inputs.score_shape)
+    known = subject.gradients.oracle.beside_weights(inputs, of_answer, of_weights)
+    expected = by_autograd(
+        inputs,
+        subject.declaration.semantics,
+        lambda found, _: (found.output * of_answer).sum() + (found.weights * of_weights).sum(),
+    )
+    agree(known, expected)
+
+
+def test_golden_of_dropped_weights_is_that_of_autograd() -> None:
+    """The same with some weights dropped and the others doubled, for each head and row."""
+    subject = Subject(core(), "float32")
+    inputs = subject.inputs(problem(mask=plan("dense"), **ASKED))
+    upstream = drawn(*inputs.output_shape)
+    factors = 2.0 * (drawn(*inputs.score_shape) > 0.0).double()
+    known = subject.gradients.oracle.of_dropped(inputs, upstream, factors)
+    heads = inputs.read_heads(subject.declaration.semantics)
+    expected = by_autograd(
+        inputs,
+        subject.declaration.semantics,
+        lambda found, value: ((found.weights * factors) @ value[:, heads] * upstream).sum(),
+    )
+    agree(known, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("slug", NEW)
+def test_correct_kernels_are_not_accused(slug: str, dtype: str) -> None:
+    """A backward pass in one step, with everything that is offered, in each dtype."""
+    candidate = core(OneStep(), dtypes=[dtype])
+    assert quickly(candidate, slug, dtype).status == "passed"
+
+
+def test_autograd_is_not_accused() -> None:
+    """Torch's own functions, which drop and return weights."""
+    for slug in NEW:
+        assert run_clause(with_weights_and_dropout, slug).status in ("passed", "not-applicable")
+
+
+class Detached(EagerCore):
+    """Weights to look at, without a history."""
+
+    def attend(self, call: Call) -> Answer:
+        """The same, as numbers."""
+        answer = super().attend(call)
+        return answer if isinstance(answer, Tensor) else (answer[0], answer[1].detach())
+
+
+def test_weights_may_be_constants() -> None:
+    """Who returns weights without a history is not asked for their gradient; who seems to is."""
+    found = run_clause(core(Detached()), "gradients.weights")
+    assert found.status in ("passed", "not-applicable"), found.reason
+    told = run_clause(ReturnedWeightsIgnoredBackward, "gradients.weights", examples=20)
+    assert told.status == "failed"
+    assert [each["name"] for each in told.diagnosis] == ["gradient-of-returned-weights-lost"]
+
+
+def test_a_promised_gradient_of_the_bias_must_come() -> None:
+    """Without grad_bias none need come; with it, one that is missing fails a MUST."""
+    found = run_clause(BiasGradientPromisedAndMissing, "gradients.bias", examples=20)
+    assert (found.status, found.level) == ("failed", "MUST")
+    assert found.violation is not None
+    assert "no gradient reaches the additive mask" in found.violation.message
+
+
+@pytest.mark.parametrize("masks", [["keep"], []])
+def test_grad_bias_needs_a_bias(masks: list[str]) -> None:
+    """It is refused in one sentence where no additive mask is declared."""
+    with pytest.raises(conformance.DeclarationError, match="masks have 'bias'"):
+        core(masks=masks, features=["grad_bias"])
