@@ -136,6 +136,7 @@ __all__ = [
     "splits",
     "state",
     "tampering",
+    "threes",
     "tiles",
     "weight_gradients",
     "windows",
