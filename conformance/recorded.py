@@ -43,6 +43,7 @@ _TYPES: Final[dict[str, dict[str, Any]]] = {
         "target": str,
         "kind": str,
         "declaration": dict,
+        "coverage": dict,
         "location": dict,
         "verdict_reason": str,
         "warnings": list,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import jinja2
 
-from . import html_words
+from . import html_words, wording
 
 _FOLDER: Final = "templates"
 
@@ -30,7 +30,10 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FunctionLoader(resource),
     )
     made.filters.update(
-        duration=html_words.duration, margin=html_words.margin, short=html_words.short
+        duration=html_words.duration,
+        margin=html_words.margin,
+        short=html_words.short,
+        coverage=wording.coverage,
     )
     made.globals.update(
         style=resource("page.css"),

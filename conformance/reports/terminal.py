@@ -172,6 +172,8 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
     for sentence in candidate.get("warnings", ()):
         yield indented(Text(f"warning: {sentence}", style="bold yellow"), 2)
     yield from _assumptions(candidate, first=True)
+    if alone and wording.coverage(candidate):
+        yield indented(Text(wording.coverage(candidate), style="dim"), 2)
     several = _several(candidate)
     said: dict[str, str] = {}
     for clause in sorted(told, key=lambda clause: _TOLD.index(clause["status"])):

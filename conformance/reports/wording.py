@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ..printable import printable
@@ -18,7 +18,10 @@ _SIZES: Final = {
 }
 # How many calls are shown of the way to an exception.
 _FRAMES: Final = 4
-_OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks")
+_OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks", "dropout")
+_COUNTED: Final = ("covered", "combinations", "strength")
+# How many values of different parameters a combination has.
+_OF: Final = {1: "values", 2: "pairs", 3: "triples"}
 
 
 def counterexample(data: Mapping[str, Any]) -> str:
@@ -36,9 +39,34 @@ def counterexample(data: Mapping[str, Any]) -> str:
         value = problem.get(name)
         if value not in (None, False):
             parts.append(name if value is True else f"{name} {value}")
+    parts.extend(_asked(problem))
     rebuilt = ("dtype",) if plain else ("dtype", "seed")
     parts.extend(f"{name} {problem[name]}" for name in rebuilt if name in problem)
     return ", ".join(parts)
+
+
+def _asked(problem: Mapping[str, Any]) -> Iterator[str]:
+    """What else the call asks for, and how its tensors lie in memory, where that is special."""
+    if problem.get("return_weights"):
+        yield "weights returned"
+    for name, told in (("layout", "tensors"), ("mask_layout", "mask")):
+        if problem.get(name, "contiguous") != "contiguous" and (told != "mask" or problem["mask"]):
+            yield f"{told} {problem[name]}"
+    if problem.get("shared"):
+        yield "one tensor" if problem["shared"] == "all" else "key is value"
+
+
+def coverage(candidate: Mapping[str, Any]) -> str:
+    """What share of the combinations of a candidate's parameters was asked, "" if none was."""
+    told = candidate.get("coverage")
+    numbers = [told.get(name) for name in _COUNTED] if isinstance(told, Mapping) else []
+    if not isinstance(told, Mapping) or not all(isinstance(one, int) for one in numbers):
+        return ""
+    covered, of, strength = map(int, numbers)
+    share = "all" if covered == of else f"{covered / of:.1%} of"
+    what = f"{of:,} {_OF.get(strength, 'values')} of options, sizes and places in memory"
+    cannot = sum(int(one.get("combinations", 0)) for one in told.get("impossible") or ())
+    return f"combinations: {share} {what} were asked; {cannot:,} more cannot meet"
 
 
 def _sizes(geometry: Mapping[str, Any]) -> str:
