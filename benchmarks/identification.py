@@ -100,9 +100,15 @@ def _kind(values: dict[str, Any]) -> str:
 def _masks(record: dict[str, Any]) -> str:
     """Each parameter with its forms, and what it does where that is not to hide."""
     forms: dict[str, list[str]] = {}
-    for fact in record["facts"]:
-        value = fact["value"]
-        if fact["fact"].startswith("mask ") and isinstance(value, dict):
+    told = [
+        fact["value"]
+        for fact in record["facts"]
+        if fact["fact"].startswith("mask ") and isinstance(fact["value"], dict)
+    ]
+    biases = [value["parameter"] for value in told if value["form"] == "bias"]
+    for value in told:
+        # What is added is a bias: that a boolean one is added, too, says nothing new.
+        if value.get("operation") != "add-to-kept" or value["parameter"] not in biases:
             exact = value.get("operation") in ("replace", "add")
             does = value["form"] if exact else f"{value['form']}: {value.get('operation')}"
             said = "changes nothing" if value["form"] is None else does
