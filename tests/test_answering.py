@@ -45,7 +45,7 @@ def asked(plan: Plan) -> list[tuple[str, str]]:
 
 def core(function: Any, **promises: Any) -> Candidate:
     """A declared core."""
-    return conformance.core(function, **promises)  # type: ignore[no-any-return,call-overload]
+    return conformance.core(function, **promises)
 
 
 def test_a_candidate_that_never_answers_is_bad_input() -> None:

@@ -122,6 +122,7 @@ def test_a_module_that_converts_by_itself_keeps_its_dtype() -> None:
     assert _in_half(own, rounds=False) is own
     own = Converts(2, 2)
     rounded = _in_half(own, rounds=True)
+    assert isinstance(rounded, Converts)
     assert rounded.weight.dtype == torch.float32
     assert torch.equal(rounded.weight, own.weight.half().float())
     assert not torch.equal(rounded.weight, own.weight)
