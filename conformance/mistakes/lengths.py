@@ -41,6 +41,15 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
         {"question": _lengths(lambda lengths, _keys: lengths - 1)},
     ),
     *mistakes(
+        "lengths-rounded-up",
+        "mask.forms-agree",
+        "lengths are rounded up to a whole tile of 8, 16 or 32 keys",
+        "mask the rest of the last tile, too",
+        {"question": _lengths(lambda lengths, _keys: (lengths + 7) // 8 * 8)},
+        {"question": _lengths(lambda lengths, _keys: (lengths + 15) // 16 * 16)},
+        {"question": _lengths(lambda lengths, _keys: (lengths + 31) // 32 * 32)},
+    ),
+    *mistakes(
         "lengths-from-the-end",
         "mask.forms-agree",
         "lengths are counted from the last key, as if the padding came first",

@@ -73,6 +73,7 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
         "a window of n shows n keys beside the query's own",
         {"changes": {"window_offset": -1}},
         {"core": _narrower},
+        {"question": _rewindowed(lambda left, right: (left - (left > 0), right))},
         where=has_window,
     ),
     *mistakes(
