@@ -293,12 +293,11 @@ class GradientPassesDroppedWeights(Dropping):
         return gradient
 
 
-@core("gradients.golden", **DROPPING)
+@core("gradients.options", **DROPPING)
 class DropoutGradientTimesTheRate(Dropping):
     """Going backwards, what dropout keeps is multiplied by the rate, not by 1 / (1 - rate)."""
 
     link = "https://github.com/NVIDIA/apex/pull/816"
-    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         del weights

@@ -38,12 +38,11 @@ class PartialsMergedInAnotherBase(CacheApart):
         return super().shares(call, totals / math.log(2))
 
 
-@core("mask.empty-row", **SERVING)
+@core("numerics.options", **SERVING)
 class MergedEmptyPartialsNaN(CacheApart):
     """Merging two partial answers that saw no key subtracts minus infinity from itself: NaN."""
 
     link = "https://github.com/flashinfer-ai/flashinfer/issues/4051"
-    escapes = "a cache and rows without keys do not meet"
 
     def shares(self, call: Joined, totals: Tensor) -> Tensor:
         if totals.shape[-1] == 1:

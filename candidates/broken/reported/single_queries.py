@@ -172,12 +172,11 @@ class DecodingCapsAfterMask(EagerCore):
         return self.mix(self.softmax(logits), self.share(call.value, num_heads))
 
 
-@core("shape.expanded", **{**TORCH, "causal": "bottom-right", "masks": ["keep"]})
+@core("numerics.options", **{**TORCH, "causal": "bottom-right", "masks": ["keep"]})
 class LoneKeyOfExpandedHeadsLost(EagerCore):
     """Under a mask, a last key alone in its tile of 32 is lost where heads are expanded."""
 
     link = "https://github.com/pytorch/pytorch/issues/191937"
-    escapes = "expanded heads, a mask and 33 keys do not meet"
 
     def tables(self, call: Call) -> Iterator[Tensor]:
         yield from super().tables(call)
