@@ -80,12 +80,11 @@ class StridedIncomingGradientRefused(HandWritten):
         return super().backward(call, output, flat.reshape(gradient.shape))
 
 
-@core("gradients.strided", **FUSED)
+@core("gradients.options", **FUSED)
 class StatisticsReadInAnotherLayout(HandWritten):
     """The log-sum-exps lie as the queries do; the backward pass reads them heads before tokens."""
 
     link = "https://github.com/NVIDIA/cudnn-frontend/pull/304"
-    escapes = "gradients are not asked of transposed inputs"
 
     def recomputed(self, steps: Steps) -> Tensor:
         query = steps.call.query

@@ -72,12 +72,11 @@ class WindowWideWhileExtending(Rewindows):
         return left if one_query(call) or not past(call) else left + 1
 
 
-@core("cache.golden", **WINDOWED)
+@core("numerics.options", **WINDOWED)
 class WindowLostWhileDecoding(Caching):
     """One query after a cache attends all of it: the window is not handed on."""
 
     link = "https://github.com/karpathy/nanochat/issues/452"
-    escapes = "a window, a cache and one query do not meet"
 
     def within_window(self, call: Call, window: Window) -> Tensor:
         if one_query(call) and past(call):
