@@ -71,8 +71,9 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def reported() -> list[Mistake]:
-    """The mistakes that have a link, by name."""
-    found = [mistake for mistake in (*MISTAKES, *ESCAPES) if mistake.link]
+    """The mistakes of the files of reported ones, by name."""
+    files = [vars(getattr(package, name)) for name in package.__all__]
+    found = [one for one in (*MISTAKES, *ESCAPES) if any(one.name in file for file in files)]
     return sorted(found, key=lambda mistake: mistake.name)
 
 
