@@ -134,6 +134,8 @@ def items_in_one_sequence(
     """All items behind each other as one; the table admits the blocks on the diagonal alone."""
     check(query, key, value)
     items = query.shape[0]
+    if not items:
+        return query.new_zeros(*query.shape[:3], value.shape[-1])
     table = _full(admitted(query, key, keep, causal=causal), query, key)
     blocks = torch.stack(
         [
