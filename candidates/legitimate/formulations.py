@@ -26,7 +26,9 @@ def bias_inside_the_product(
     check(query, key, value)
     table = admitted(query, key, keep, causal=causal)
     table = table.expand(*query.shape[:3], key.shape[2])
-    bias = torch.zeros(table.shape, dtype=query.dtype).masked_fill(~table, -torch.inf)
+    # A row without keys keeps all of them here, and is zeroed behind the softmax: no NaN comes up.
+    hidden = ~table & table.any(-1, keepdim=True)
+    bias = torch.zeros(table.shape, dtype=query.dtype).masked_fill(hidden, -torch.inf)
     flat = [x.flatten(0, 1) for x in (bias, query, key)]
     logits = torch.baddbmm(flat[0], flat[1], flat[2].mT, alpha=factor(query, scale))
     weights: Tensor = logits.softmax(-1).unflatten(0, query.shape[:2])
@@ -125,7 +127,7 @@ def divided_by_a_diagonal_matrix(
     return inverse @ (table_of_exponentials @ value)
 
 
-@core(without=["gradients"])
+@core(without=["gradients"], expected_failures=[])
 def sparse_table_of_weights(
     query: Tensor,
     key: Tensor,

@@ -134,10 +134,8 @@ def packed_head_by_head(geometry: Geometry, weights: ProjectionWeights) -> Forwa
 
 @layer()
 def scale_in_the_query_matrix(geometry: Geometry, weights: ProjectionWeights) -> Forward:
-    """The root of the head size divides matrix and bias of the queries once and for all."""
+    """The root of the head size divides matrix and bias of the queries, not the scores."""
     root = geometry.head_size**-0.5
-    matrix = weights.q * root
-    bias = None if weights.q_bias is None else weights.q_bias * root
 
     def forward(
         query: Tensor,
@@ -147,7 +145,10 @@ def scale_in_the_query_matrix(geometry: Geometry, weights: ProjectionWeights) ->
         keep: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        scaled = functional.linear(query, matrix, bias).unflatten(-1, (geometry.num_heads, -1))
+        bias = None if weights.q_bias is None else weights.q_bias * root
+        scaled = functional.linear(query, weights.q * root, bias).unflatten(
+            -1, (geometry.num_heads, -1)
+        )
         keys = heads_of(key, weights, "k", geometry.num_heads)
         values = heads_of(value, weights, "v", geometry.num_heads)
         table = admitted(scaled.transpose(1, 2), keys, keep, causal=causal)
