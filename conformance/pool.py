@@ -82,12 +82,20 @@ class Pool:
         if space.edges != "combinations":
             return None
         self.problems(space, dtype)
-        made = combinations(self._candidate, space, dtype=dtype, strength=self._strength(dtype))
+        made = combinations(
+            self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
+        )
         return made.told([number for number in numbers if number < len(made.problems)])
 
-    def _strength(self, dtype: str) -> int:
-        """Full in the leading dtype: most interactions show in every dtype."""
-        return self._profile.strength if dtype == self._leading else min(2, self._profile.strength)
+    def _strength(self, space: Space, dtype: str) -> int:
+        """Full in the leading dtype: most interactions show in every dtype.
+
+        Gradients cost several answers, so that another dtype gets one step less of them.
+        """
+        full = self._profile.strength
+        if dtype == self._leading:
+            return full
+        return max(full - 1, 1) if space.asks == "gradients" else min(2, full)
 
     def _wanted(self, space: Space, dtype: str) -> int:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES
@@ -97,7 +105,9 @@ class Pool:
         """The combinations again with drawn values, as often as the profile says."""
         if space.edges != "combinations" or self._profile.turns == 1 or dtype != self._leading:
             return []
-        made = combinations(self._candidate, space, dtype=dtype, strength=self._strength(dtype))
+        made = combinations(
+            self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
+        )
         return [
             drawn_anew(problem, self._seed + turn * TURN)
             for turn in range(1, self._profile.turns)
@@ -111,7 +121,7 @@ class Pool:
             # A part of each: edges alone are the same in every run.
             most = wanted // 2 if most is None else min(most, wanted // 2)
         edges = edge_problems(
-            self._candidate, space, dtype=dtype, most=most, strength=self._strength(dtype)
+            self._candidate, space, dtype=dtype, most=most, strength=self._strength(space, dtype)
         )
         edges += self._turned(space, dtype)
         drawn = draw_problems(

@@ -191,7 +191,7 @@ def items_sorted_by_length(
     return answer[order.argsort()]
 
 
-@core()
+@core(expected_failures=[])
 def edges_of_a_graph(
     query: Tensor,
     key: Tensor,
@@ -203,6 +203,11 @@ def edges_of_a_graph(
 ) -> Tensor:
     """A list of admitted pairs, as graph networks have it: scattered maxima and sums."""
     check(query, key, value)
+    if query.shape[:2] != key.shape[:2] or key.shape[:2] != value.shape[:2]:
+        msg = (
+            f"queries, keys and values are of {query.shape[:2]}, {key.shape[:2]}, {value.shape[:2]}"
+        )
+        raise ValueError(msg)
     table = _full(admitted(query, key, keep, causal=causal), query, key)
     item, head, row, column = table.nonzero(as_tuple=True)
     place = (item * query.shape[1] + head) * query.shape[2] + row
