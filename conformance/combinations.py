@@ -371,11 +371,12 @@ class _Parameters:
 
     def _leaving_none(self, flag: str) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
         """Lengths and windows with which some query sees no key, whatever the mask."""
-        names = [name for name in ("queries", "keys", "window") if name in self.meant]
+        every: tuple[str, ...] = ("queries", "keys", "window")
+        names = [name for name in every if name in self.meant]
         for values in itertools.product(*(self.meant[name] for name in names)):
             row = dict(zip(names, values, strict=True))
-            flagged = {"causal": flag} if "causal" in self.meant else {}
-            problem = self.problem({**row, **flagged}, dtype="float32", seed=0)
+            given: dict[str, str] = {**row, **({"causal": flag} if "causal" in self.meant else {})}
+            problem = self.problem(given, dtype="float32", seed=0)
             if not bool(structure(problem, self.candidate).any(dim=-1).all()):
                 yield tuple((name, (value,)) for name, value in row.items())
 

@@ -192,7 +192,8 @@ class _Values:
         if not any(all(plain & mask for mask, _ in masks) for masks in active):
             return plain
         open_wholes = {whole for masks in active for _, whole in masks if not bits & whole}
-        whole = min(open_wholes, key=lambda one: (left.get(one, one).bit_count(), one))
+        allowed = {one: left.get(one, one) for one in sorted(open_wholes)}
+        whole = min(allowed, key=lambda one: allowed[one].bit_count())
         values = left.get(whole, whole)
         while values:
             bit = _lowest(values)

@@ -138,10 +138,12 @@ class GradientOracle:
         contract = self._oracle.contract(self._oracle.answer(apart).core.scale)
 
         def of_query(part: Tensor) -> Tensor:
-            return part.squeeze(2).unflatten(0, (sizes.batch, count)).transpose(1, 2)
+            queries: Tensor = part.squeeze(2).unflatten(0, (sizes.batch, count)).transpose(1, 2)
+            return queries
 
         def of_pair(part: Tensor, row: int, head: int) -> Tensor:
-            return part.unflatten(0, (sizes.batch, count))[:, row, head]
+            pair: Tensor = part.unflatten(0, (sizes.batch, count))[:, row, head]
+            return pair
 
         def added(gradient: Gradient) -> Gradient:
             """Over the queries, and the heads that read a key/value head."""

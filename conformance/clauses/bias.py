@@ -157,9 +157,14 @@ def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Ten
     return inputs.replace(bias=moved.to(inputs.bias.dtype), generic=False), rows
 
 
+def _unbiased(inputs: Inputs) -> Inputs:
+    """The same inputs with a bias of zeros, where they have one."""
+    return inputs.replace(bias=None if inputs.bias is None else torch.zeros_like(inputs.bias))
+
+
 def _in_range(subject: Subject, inputs: Inputs) -> Tensor:
     """Rows that a candidate can compute but for the size of their biases, which are no products."""
-    plain = subject.golden(inputs.replace(bias=torch.zeros_like(inputs.bias)))
+    plain = subject.golden(_unbiased(inputs))
     known = subject.golden(inputs)
     return plain.judged & representable_output(known.output, known.limit).unsqueeze(-1)
 
@@ -195,7 +200,7 @@ def bias_lowest(subject: Subject, problem: Problem) -> Finding:
     low = torch.where(allowed, shown, math.inf).amin(dim=3)
     high = torch.where(allowed, shown, -math.inf).amax(dim=3)
     # A mean is rounded as the golden one of equal weights is.
-    slack = subject.golden(inputs.replace(bias=torch.zeros_like(inputs.bias), scale=0.0)).bound
+    slack = subject.golden(_unbiased(inputs).replace(scale=0.0)).bound
     answer = subject.answer(inputs).double()
     outside = rows & ~((answer >= low - slack) & (answer <= high + slack))
     if not bool(outside.any()):

@@ -159,18 +159,19 @@ def shared(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     arrived = taped.pull(upstream).found["value"]
     parts = [apart.found.found[name].double() for name in names]
-    sizes = sum(part.abs() for part in parts)
+    summed = torch.stack(parts).sum(0)
+    sizes = torch.stack(parts).abs().sum(0)
     rounding = len(parts) * torch.finfo(key.dtype).eps * sizes
-    allowed = 2.0 * sum(bounds[name] for name in names) + rounding
+    allowed = 2.0 * torch.stack([bounds[name] for name in names]).sum(0) + rounding
     agreement = compare(
         arrived,
-        sum(parts),
+        summed,
         largest_everywhere(allowed),
         wording=f"one tensor that is {' and '.join(names)} does not get the sum of their gradients",
         both_answers=True,
         axes=axes_of("key", copies),
     )
-    told = moves(sum(parts), sum(parts) - apart.found.found["key"].double(), allowed)
+    told = moves(summed, summed - apart.found.found["key"].double(), allowed)
     return Finding(binding=told, margin=agreement.margin, violation=agreement.violation)
 
 

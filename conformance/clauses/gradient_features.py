@@ -126,7 +126,6 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
         finite_bias="maybe",
         extras="maybe",
         values=("normal",),
-        edges="single-options",
         least=(("key_length", 2), ("query_length", 2)),
         share=0.1,
         kinds=("core",),
@@ -218,8 +217,8 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     oracle = subject.gradients.oracle
     known = oracle.of_dropped(inputs, upstream, kept)
     finding = matches_known_gradients(subject, inputs, known, found)
-    told = _told_apart(known, oracle.answer(inputs, upstream))
-    return dataclasses.replace(finding, binding=finding.binding and told)
+    apart = _told_apart(known, oracle.answer(inputs, upstream))
+    return dataclasses.replace(finding, binding=finding.binding and apart)
 
 
 def _told_apart(known: GoldenGradients, other: GoldenGradients) -> bool:

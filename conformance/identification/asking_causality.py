@@ -126,7 +126,7 @@ def _combine(case: Case) -> None:
     )
     one = next(iter(words.values()))
     if same and one is not None:
-        case.point = case.point.replace(causal_combination=one)  # type: ignore[arg-type]  # a rule
+        case.point = case.point.replace(causal_combination=one)
         return
     case.found.add(
         "flags left out",

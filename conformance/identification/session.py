@@ -111,9 +111,13 @@ def _checked(
     runs: list[dict[str, Any]] = [{"dtypes": (first,)}]
     runs += [{"dtypes": tuple(others), "only": _NUMBERS}] if others else []
     entries: list[dict[str, Any]] = []
+
+    def told(doing: str, done: int, total: int, _left: float | None = None, /) -> None:
+        progress(doing, done, total)
+
     for run in runs:
         options = RunOptions(targets=(str(path),), profile=CHECK_PROFILE, **run)
-        entries += check(options, timeout=timeout, progress=progress)["candidates"]
+        entries += check(options, timeout=timeout, progress=told)["candidates"]
     worst = next((one for one in entries if one["verdict"] not in GREEN), entries[0])
     return {
         "verdict": worst["verdict"],

@@ -59,10 +59,12 @@ def _asked(problem: Mapping[str, Any]) -> Iterator[str]:
 def coverage(candidate: Mapping[str, Any]) -> str:
     """What share of the combinations of a candidate's parameters was asked, "" if none was."""
     told = candidate.get("coverage")
-    numbers = [told.get(name) for name in _COUNTED] if isinstance(told, Mapping) else []
-    if not isinstance(told, Mapping) or not all(isinstance(one, int) for one in numbers):
+    if not isinstance(told, Mapping):
         return ""
-    covered, of, strength = map(int, numbers)
+    numbers = [one for one in map(told.get, _COUNTED) if isinstance(one, int)]
+    if len(numbers) != len(_COUNTED):
+        return ""
+    covered, of, strength = numbers
     share = "all" if covered == of else f"{covered / of:.1%} of"
     what = f"{of:,} {_OF.get(strength, 'values')} of options, sizes and places in memory"
     cannot = sum(int(one.get("combinations", 0)) for one in told.get("impossible") or ())
