@@ -66,6 +66,7 @@ from . import (  # importing a file declares its mistakes
     splits,
     state,
     tampering,
+    threes,
     tiles,
     weight_gradients,
     windows,

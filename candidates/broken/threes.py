@@ -26,7 +26,7 @@ def _masked(call: Call) -> bool:
 
 
 @core("numerics.options", **EVERY)
-class WindowLostInDecodeStep(Forgets):
+class WindowLostForOneCachedQuery(Forgets):
     """A single query behind a cache takes the decoding kernel, which is not given the window."""
 
     def lose(self, call: Call) -> Call:
