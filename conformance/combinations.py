@@ -48,7 +48,7 @@ WIDTHS: Final = ("query_size", "key_size", "value_size", "output_size")
 # edges of tiles and of vector units, in groups. The first is the plainest.
 SIZES: Final[dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]] = {
     "batch": (("batch",), ((2,), (1,), (4,))),
-    "heads": (HEADS, ((4, 4), (1, 1), (4, 2), (4, 1))),
+    "heads": (HEADS, ((4, 4), (1, 1), (4, 2), (4, 1), (6, 2))),
     "queries": (("query_length",), ((5,), (1,), (4,), (17,))),
     "keys": (("key_length",), ((7,), (1,), (4,), (33,))),
     "head size": (CHANNELS, ((3, 6), (1, 1), (4, 4), (59, 20))),
@@ -56,7 +56,7 @@ SIZES: Final[dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]] = {
 }
 SCALES: Final = (None, 0.3, 1.0)
 SOFTCAPS: Final = (None, 1.5, 30.0)
-WINDOWS: Final = (None, (2, 1), (1, -1), (-1, 1), (0, 0))
+WINDOWS: Final = (None, (2, 1), (1, -1), (-1, 1), (0, 0), (3, 0))
 # How much of the keys is cached.
 CACHES: Final = (NONE, "one key", "half of the keys", "all keys but one")
 EMPTY: Final = "empty-rows"
@@ -346,28 +346,36 @@ class _Parameters:
         A parameter that there is not has one value, which is not spoken of.
         """
         told = "nothing is known of the queries that would have no key"
-        flags, returned = (self._values(name) or ("",) for name in ("causal", "weights returned"))
-        for flag, too in itertools.product(flags, returned):
-            causal, weights = flag == "yes" or self.declared.always_causal, too == "yes"
-            unknown = [
-                label
-                for label, form in self.meant.get("mask", {NONE: None}).items()
-                if not self._judges(form and form[0], causal=causal, weights=weights)
-            ]
-            if not unknown:
-                continue
-            call: list[tuple[str, tuple[str, ...]]] = [
-                (name, values)
-                for name, values in (
+        returned = self._values("weights returned") or ("",)
+        for flag in self._values("causal") or ("",):
+            unknown = {too: self._unjudged(flag, too) for too in returned}
+            alike = len(set(unknown.values())) == 1
+            for too in returned[:1] if alike else returned:
+                # What holds for every value of a parameter is said without it.
+                sides = (
                     ("causal", (flag,)),
-                    ("weights returned", (too,)),
-                    ("mask", tuple(unknown)),
+                    ("weights returned", () if alike else (too,)),
+                    ("mask", unknown[too]),
                 )
-                if name in self.meant
-            ]
-            yield Rule(told, (*call, ("mask pattern", (EMPTY,))))
-            for sizes in self._leaving_none(flag):
-                yield Rule(told, (*call, *sizes))
+                every = set(unknown[too]) == set(self.meant.get("mask", {NONE: None}))
+                call = [
+                    (name, values)
+                    for name, values in sides
+                    if name in self.meant and values and not (name == "mask" and every)
+                ]
+                if unknown[too]:
+                    yield Rule(told, (*call, ("mask pattern", (EMPTY,))))
+                    for sizes in self._leaving_none(flag):
+                        yield Rule(told, (*call, *sizes))
+
+    def _unjudged(self, flag: str, too: str) -> tuple[str, ...]:
+        """The masks with which nothing is known of a row without keys in such a call."""
+        causal, weights = flag == "yes" or self.declared.always_causal, too == "yes"
+        return tuple(
+            label
+            for label, form in self.meant.get("mask", {NONE: None}).items()
+            if not self._judges(form and form[0], causal=causal, weights=weights)
+        )
 
     def _leaving_none(self, flag: str) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
         """Lengths and windows with which some query sees no key, whatever the mask."""

@@ -127,7 +127,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
         extras="maybe",
         values=("normal",),
         least=(("key_length", 2), ("query_length", 2)),
-        share=0.1,
+        share=0.3,
         kinds=("core",),
     ),
     needs_golden=True,

@@ -127,8 +127,9 @@ def drawn_gradients_match(subject: Subject, problem: Problem) -> Finding:
     "gradients.bias",
     level="MUST",
     sentence=(
-        "An additive mask that requires a gradient gets that of the specified attention, added up "
-        "over the pairs that share one of its elements; it gets one where grad_bias is declared."
+        "An additive mask that requires a gradient, alone or beside the inputs, gets that of the "
+        "specified attention, added up over the pairs that share one of its elements; it gets one "
+        "where grad_bias is declared."
     ),
     source="learned relative biases; pytorch#119410: no gradient of attn_mask in fused kernels",
     space=Space(
@@ -149,16 +150,18 @@ def drawn_gradients_match(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def bias_gradient(subject: Subject, problem: Problem) -> Finding:
-    """The gradient of the mask beside those of the inputs, where any reaches it."""
+    """The gradient of the mask beside those of the inputs and alone, where any reaches it."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    taped = subject.gradients.tape(inputs, bias=True)
-    found = subject.gradients.pull(taped, upstream)
+    found = subject.gradients.pull(subject.gradients.tape(inputs, bias=True), upstream)
     if "bias" in found.missing and "grad_bias" not in subject.declaration.features:
         told = "no gradient reaches an additive mask, and none is promised"
         return Finding(binding=False, inapplicable=told)
+    if problem.seed % 2:
+        alone = subject.gradients.tape(inputs, names=(), bias=True)
+        found = subject.gradients.pull(alone, upstream)
     only = found.without(found.found.keys() - {"bias"})
     finding = matches_golden_gradients(subject, inputs, upstream, only)
     moved = inputs.geometry.key_length > 1 and bool(only.found["bias"].any())
