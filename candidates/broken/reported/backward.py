@@ -161,7 +161,7 @@ class _Refused(Function):
         raise RuntimeError(msg)
 
 
-@core("gradients.golden", **BIASED)
+@core("gradients.bias", **BIASED)
 class GradientOfBiasAloneRefused(EagerCore):
     """Statistics for the backward pass are kept only where query, key or value want a gradient.
 
@@ -169,7 +169,6 @@ class GradientOfBiasAloneRefused(EagerCore):
     """
 
     link = "https://github.com/pytorch/pytorch/pull/188302"
-    escapes = "no bias alone wants a gradient"
 
     def add_bias(self, scores: Tensor, bias: Tensor) -> Tensor:
         if bias.requires_grad and not scores.requires_grad:
@@ -212,12 +211,11 @@ class _SoftmaxInPlace(Function):
         return gradient.copy_(weights * (gradient - row))
 
 
-@core("gradients.golden", masks=["bias"], empty_rows="any", features=["scale", "weights"])
+@core("gradients.weights", masks=["bias"], empty_rows="any", features=["scale", "weights"])
 class IncomingGradientOverwritten(EagerCore):
     """The backward pass of the softmax writes over the gradient of the weights it is given."""
 
     link = "https://github.com/NVIDIA/apex/issues/1587"
-    escapes = "nobody looks whether the incoming gradient stays"
 
     def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
         if allowed is not None:
@@ -265,12 +263,11 @@ class _Dropped(Function):
         return None, ctx.core.passed(gradients[0], weights, kept, ctx.rate), None, None
 
 
-@core("gradients.golden", **DROPPING)
+@core("gradients.dropout", **DROPPING)
 class DroppedWeightsInTheSoftmaxGradient(Dropping):
     """The softmax is differentiated at the weights after dropout."""
 
     link = "https://github.com/aws-neuron/nki-samples/pull/81"
-    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         # The softmax behind multiplies by ``weights * (passed - row)``: what it should have been.
@@ -280,12 +277,11 @@ class DroppedWeightsInTheSoftmaxGradient(Dropping):
         return wrong / weights.masked_fill(weights == 0, 1.0)
 
 
-@core("gradients.golden", **DROPPING)
+@core("gradients.dropout", **DROPPING)
 class GradientPassesDroppedWeights(Dropping):
     """Dropout is left out of the gradients that reach the softmax."""
 
     link = "https://github.com/aws-neuron/nki-samples/pull/81"
-    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         del weights, kept, rate
@@ -303,12 +299,11 @@ class DropoutGradientTimesTheRate(Dropping):
         return gradient * kept * rate
 
 
-@core("gradients.golden", **DROPPING)
+@core("gradients.dropout", **DROPPING)
 class DropoutDrawnAnewBackwards(Dropping):
     """The backward pass draws the dropout anew: other weights are dropped than in the answer."""
 
     link = "https://github.com/pytorch/pytorch/issues/190717"
-    escapes = "gradients are not asked under dropout"
 
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         other = (torch.rand_like(kept) >= rate).to(kept.dtype)

@@ -76,7 +76,7 @@ class WindowCountedAmongNewTokens(Decoder):
         return within & (torch.arange(call.key_length) - queries[:, None] >= -left)
 
 
-@core("cache.golden", **CACHED)
+@core("numerics.options", **CACHED)
 class OldestKeyLostWhenWindowFills(Decoder):
     """The step that fills a cache as long as the window rolls it already.
 
@@ -84,7 +84,6 @@ class OldestKeyLostWhenWindowFills(Decoder):
     """
 
     link = "https://github.com/huggingface/transformers/issues/37574"
-    escapes = "no step fills a cache up to just the window"
 
     def attend(self, call: Call) -> Answer:
         call = self.join_cache(call)

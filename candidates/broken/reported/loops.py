@@ -147,7 +147,7 @@ class MapsHeads(EagerCore):
         return heads // max(len(heads) // call.key.shape[1], 1)
 
 
-@core("groups.golden")
+@core("numerics.options")
 class HeadTileCrossesGroup(MapsHeads):
     """A single query's heads go in tiles (here of 2), whose first head decides on the group.
 
@@ -155,7 +155,6 @@ class HeadTileCrossesGroup(MapsHeads):
     """
 
     link = "https://github.com/FlashML-org/FreeToken/pull/177"
-    escapes = "a single query and groups of three heads do not meet"
 
     def read(self, call: Call, heads: Tensor) -> Tensor:
         group = len(heads) // call.key.shape[1]
@@ -174,7 +173,7 @@ class GroupFoundByWrongDivisor(MapsHeads):
         return (heads // size * size) // call.key.shape[1]
 
 
-@core("groups.golden")
+@core("numerics.options")
 class FirstItemsKeysForAll(MapsHeads):
     """The kernel for one query with groups and many keys (here 32) forgets the item's offset.
 
@@ -182,7 +181,6 @@ class FirstItemsKeysForAll(MapsHeads):
     """
 
     link = "https://github.com/ml-explore/mlx/pull/4431"
-    escapes = "several items, groups, one query and 32 keys do not meet"
 
     def mapped(self, call: Call) -> Call:
         groups = call.key.shape[1] != call.query.shape[1]

@@ -80,12 +80,11 @@ class Dropping(EagerCore):
         return weights * (gradient - (weights * gradient).sum(-1, keepdim=True))
 
 
-@core("gradients.golden", **DROPPING)
+@core("gradients.dropout", **DROPPING)
 class DroppedWeightsInSoftmaxGradient(Dropping):
     """The softmax is differentiated at the weights that dropout left."""
 
     link = "https://github.com/uxlfoundation/oneDNN/pull/5018"
-    escapes = "gradients are not asked under dropout"
 
     def backward(
         self, weights: Tensor, value: Tensor, kept: Tensor, gradient: Tensor, rate: float
@@ -94,12 +93,11 @@ class DroppedWeightsInSoftmaxGradient(Dropping):
         return self.through_softmax(weights * kept, (gradient @ value.mT) * kept), of_value
 
 
-@core("gradients.golden", **DROPPING)
+@core("gradients.dropout", **DROPPING)
 class WeightGradientNotDropped(Dropping):
     """The gradient of dropped weights goes on to query and key all the same."""
 
     link = "https://github.com/aws-neuron/nki-samples/pull/81"
-    escapes = "gradients are not asked under dropout"
 
     def backward(
         self, weights: Tensor, value: Tensor, kept: Tensor, gradient: Tensor, rate: float
@@ -108,12 +106,11 @@ class WeightGradientNotDropped(Dropping):
         return self.through_softmax(weights, gradient @ value.mT), of_value
 
 
-@core("gradients.golden", **DROPPING)
+@core("gradients.dropout", **DROPPING)
 class RecomputedDropoutDiffers(Dropping):
     """The backward pass drops anew: other weights than those of the answer."""
 
     link = "https://github.com/microsoft/onnxruntime/pull/19715"
-    escapes = "gradients are not asked under dropout"
 
     def backward(
         self, weights: Tensor, value: Tensor, kept: Tensor, gradient: Tensor, rate: float
