@@ -57,14 +57,18 @@ class Covering:
 
 
 @lru_cache(maxsize=64)
-def cover(model: Model, strength: int) -> Covering:
+def cover(model: Model, strength: int, plain: tuple[str, ...] = ()) -> Covering:
     """Rows in which any ``strength`` (2 or 3) values that can meet do, the plainest row first.
 
-    Of a model with fewer parameters all rows there are. The same model gives the same rows.
+    Of a model with fewer parameters all rows there are. The same model gives the same rows. Before
+    these come rows for every pair of the other parameters where those named in ``plain`` have their
+    plainest values: what sends a call down another path would hide what the usual path does.
     """
     values = _Values(model)
     strength = min(strength, len(model.parameters))
     rows = _Growth(values, strength).rows()
+    if plain and strength > 1:
+        rows = list(dict.fromkeys([*map(values.of_row, _usual_rows(model, plain)), *rows]))
     possible, impossible = values.counted(strength)
     return Covering(
         rows=tuple(values.spelled(row) for row in rows),
@@ -72,6 +76,21 @@ def cover(model: Model, strength: int) -> Covering:
         combinations=possible,
         impossible=impossible,
     )
+
+
+def _usual_rows(model: Model, plain: tuple[str, ...]) -> list[dict[str, str]]:
+    """Rows for every pair of values of a model in which some parameters stay plain."""
+    fixed = {one.name: one.values[0] for one in model.parameters if one.name in plain}
+    rules = []
+    for rule in model.rules:
+        if any(name in fixed and fixed[name] not in values for name, values in rule.sides):
+            continue  # it speaks of values that these rows do not have
+        sides = tuple(side for side in rule.sides if side[0] not in fixed)
+        rules.append(Rule(rule.reason, sides))
+    others = tuple(one for one in model.parameters if one.name not in fixed)
+    names = [one.name for one in others]
+    rows = cover(Model(others, tuple(rules)), 2).rows if others else ((),)
+    return [{**dict(zip(names, row, strict=True)), **fixed} for row in rows]
 
 
 def alone(model: Model) -> list[tuple[str, ...]]:
@@ -123,6 +142,10 @@ class _Values:
             next(value for value, bit in zip(parameter.values, bits, strict=True) if row & bit)
             for parameter, bits in zip(self.model.parameters, self.of, strict=True)
         )
+
+    def of_row(self, row: Mapping[str, str]) -> int:
+        """The bits of a whole row, given as a value for each parameter."""
+        return sum(self._bit[name, value] for name, value in row.items())
 
     def can_meet(self, bits: int) -> bool:
         """Whether some whole row holds these values."""
