@@ -73,7 +73,9 @@ def _listed(words: Iterable[str]) -> str:
 def reported() -> list[Mistake]:
     """The mistakes of the files of reported ones, by name."""
     files = [vars(getattr(package, name)) for name in package.__all__]
-    found = [one for one in (*MISTAKES, *ESCAPES) if any(one.name in file for file in files)]
+    found = [
+        one for one in (*MISTAKES, *ESCAPES.values()) if any(one.name in file for file in files)
+    ]
     return sorted(found, key=lambda mistake: mistake.name)
 
 

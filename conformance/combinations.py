@@ -23,7 +23,7 @@ from .geometry import Geometry
 from .materialise import structure
 from .problem import MaskPlan, Problem
 from .settling import either_or, settle, settle_causal
-from .space import Space, can_cross
+from .space import Space
 
 Fields = dict[str, Any]
 NONE: Final = "none"
@@ -82,8 +82,6 @@ HARDLY: Final = 2.0**-60
 FINITE_BIAS: Final = "finite bias"
 # What often sends a call down another path than the usual one, where the mistakes of that one hide.
 OTHER_PATHS: Final = ("weights returned", "dropout", "memory", "mask memory", "tensors")
-# What rows without keys are in candidates whose gradients stay finite.
-FINITE_RULES: Final = ("zeros", "mean-of-all", "mean-of-valid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +202,9 @@ class _Parameters:
 
     def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:
         """Whether it is known what a row without keys does in such a call."""
-        rule = self.declared.empty_rule(form=form, causal=causal, weights=weights)
-        return rule in FINITE_RULES if self.space.asks == "gradients" else rule != "any"
+        if self.space.asks == "gradients":
+            return False  # what such a row does to gradients is for gradients.empty-row-finite
+        return self.declared.empty_rule(form=form, causal=causal, weights=weights) != "any"
 
     def _options(self) -> Iterator[tuple[str, dict[str, Any]]]:
         declared, features = self.declared, self.declared.features
@@ -261,10 +260,28 @@ class _Parameters:
             yield "mask memory", {name: name for name in MASK_MEMORY}
         apart = declared.layout in ("BHSD", "BSHD") and declared.layout not in PACKED
         if declared.inputs == "separate" and apart and self.space.asks == "answer":
-            objects = {APART: "", KEY_IS_VALUE: "key-value"}
-            if can_cross(self.candidate) or self.plain.query_length == self.plain.key_length:
-                objects[ALL_ONE] = "all"
-            yield "tensors", objects
+            yield "tensors", self._objects(layer=layer)
+
+    def _objects(self, *, layer: bool) -> dict[str, Any]:
+        """Which of the three tensors can be one: those whose shapes can be one."""
+        objects = {APART: ""}
+        kind, key, value = (
+            ("widths", "key_size", "value_size") if layer else ("head size", *CHANNELS)
+        )
+        shapes = [own for own in self._sizes(kind).values() if own[key] == own[value]]
+        if not shapes:
+            return objects
+        objects[KEY_IS_VALUE] = "key-value"
+        lengths = any(
+            one["query_length"] == two["key_length"]
+            for one in self._sizes("queries").values()
+            for two in self._sizes("keys").values()
+        )
+        rest = shapes if layer else self._sizes("heads").values()
+        one, other = ("query_size", "key_size") if layer else HEADS
+        if lengths and any(own[one] == own[other] for own in rest):
+            objects[ALL_ONE] = "all"
+        return objects
 
     # -- what never meets ---------------------------------------------------------------------
 
@@ -406,11 +423,16 @@ class _Parameters:
         if not layer:
             grouped = [value for value, own in self._known("heads") if len(set(own.values())) > 1]
             yield Rule(told, (("tensors", all_one), ("heads", tuple(grouped))))
+        else:
+            widths = [v for v, own in self._known("widths") if own["query_size"] != own["key_size"]]
+            yield Rule(told, (("tensors", all_one), ("widths", tuple(widths))))
         for (queries, one), (keys, two) in itertools.product(
-            self._known("queries"), self._known("keys")
+            self._sizes("queries").items(), self._sizes("keys").items()
         ):
-            if one["query_length"] != two["key_length"]:
-                yield Rule(told, (("tensors", all_one), ("queries", (queries,)), ("keys", (keys,))))
+            given = (("queries", (queries,)), ("keys", (keys,)))
+            sides = [side for side in given if side[0] in self.meant]
+            if one["query_length"] != two["key_length"] and sides:
+                yield Rule(told, (("tensors", all_one), *sides))
         cached = self._values("cache", but=(NONE,))
         yield Rule("queries are more than new keys", (("tensors", all_one), ("cache", cached)))
 

@@ -182,10 +182,16 @@ def checkpointed_reentrantly(
     """The older checkpoint, which answers to ``backward()`` alone."""
     check(query, key, value)
     table = admitted(query, key, keep, causal=causal)
-    answer: Tensor = checkpoint(
-        _plain, query, key, value, table, factor(query, scale), use_reentrant=True
-    )
+    given = query, key, value, table, factor(query, scale)
+    if not _is_recorded(query, key, value):
+        return _plain(*given)
+    answer: Tensor = checkpoint(_plain, *given, use_reentrant=True)
     return answer
+
+
+def _is_recorded(*tensors: Tensor) -> bool:
+    """Whether a backward pass may come: else the older checkpoint warns, and nobody uses it."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 class _CheckpointedLayer(nn.Module):
@@ -213,6 +219,8 @@ class _CheckpointedLayer(nn.Module):
     ) -> Tensor:
         """The layer behind a checkpoint; its parameters are no arguments of it."""
         table = admitted(query, key, keep, causal=causal)
+        if not _is_recorded(query, key, value):
+            return self._attend(query, key, value, table)
         answer: Tensor = checkpoint(self._attend, query, key, value, table, use_reentrant=True)
         return answer
 

@@ -190,7 +190,7 @@ def logarithms_summed_up_cumulatively(
 
 
 @core()
-def merged_in_a_tree(
+def halves_of_keys_in_a_tree(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -146,7 +146,7 @@ def lengths_of_items_or_rows(
 @core(
     masks=["keep", "drop", "keep_int", "bias", "lengths"],
     causal=None,
-    features=[],
+    features=["grad_bias"],
     expected_failures=[NAN_SPREADS, NAN_HIDDEN, NAN_RETURNED],
 )
 def masks_of_every_form(

@@ -17,6 +17,10 @@ OVERFLOWS = ExpectedFailure(
     kind="finite",
     reason="the product is stored in float16 before it is scaled",
 )
+WIDER_KEYS: Final = ExpectedFailure(
+    clause="mixed.undeclared-inputs",
+    reason="the scale is folded into the query in its own dtype, whatever that of the keys is",
+)
 
 
 @core(dtypes=["float32", "float64"])
@@ -179,7 +183,7 @@ def capped_in_the_accumulator(
     dtypes=HALVES,
     scores="fused",
     empty_rows="any",
-    expected_failures=[],
+    expected_failures=[WIDER_KEYS],
 )
 def folded_into_a_rounded_query(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None

@@ -137,6 +137,7 @@ def _pulled(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
     space=Space(mask="maybe", causal="maybe", values=LIVELY, equal=ONE_SHAPE, share=0.15),
     counterfactual="a gradient of the key that is lost",
     applies=(records_gradients, separate_inputs),
+    subtle=True,
 )
 def shared(subject: Subject, problem: Problem) -> Finding:
     """The gradient of one object, against those of equal copies added up."""

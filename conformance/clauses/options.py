@@ -65,6 +65,41 @@ def options(subject: Subject, problem: Problem) -> Finding:
     return unless_refused_alone(subject, problem, answer)
 
 
+def _promises_empty_rows(candidate: Candidate) -> str:
+    some = any(rule != "any" for rule in candidate.declaration.empty_rules)
+    return "" if some else "it promises nothing about rows without keys"
+
+
+@clause(
+    "mask.empty-row-options",
+    level="MUST",
+    sentence=(
+        "A query without any key returns what the candidate promises whatever is given together: "
+        "options, forms and shapes of masks, sizes, places in memory, a cache, what is returned."
+    ),
+    source="pytorch#160064: NaN with one option alone; merged partial answers without any key",
+    space=TOGETHER,
+    needs_golden=True,
+    counterfactual="another rule for a query without any key",
+    applies=(_some_option, _promises_empty_rows),
+    subtle=True,
+)
+def empty_rows_with_options(subject: Subject, problem: Problem) -> Finding:
+    """The same calls as those of numerics.options, where some query has no key."""
+    inputs = subject.inputs(problem)
+    if not bool(subject.golden(inputs).empty_rows.any()):
+        return Finding(binding=False)
+
+    def answer(placed: Problem) -> Finding:
+        inputs = subject.inputs(placed)
+        rule = subject.oracle.empty_rule(inputs)
+        wording = f"a query without any key does not return what is declared ({rule})"
+        output = subject.call(subject.forward(inputs), inputs).output
+        return follows_empty_rule(subject, inputs, output, rule, wording)
+
+    return unless_refused_alone(subject, problem, answer)
+
+
 def unless_refused_alone(
     subject: Subject, problem: Problem, judge: Callable[[Problem], Finding]
 ) -> Finding:
@@ -114,15 +149,11 @@ def _raises(subject: Subject, problem: Problem) -> bool:
 
 
 def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: Answer) -> Finding:
-    """Every row of an answer, those without keys by their rule, and the weights beside it."""
+    """Every row of an answer that has a key, and the weights beside it."""
     lost = _losses(inputs)
     other = lost[problem.seed % len(lost)] if lost else None
     wording = "an answer forgets one of the options that are given together"
     found = [is_golden(subject, inputs, answer.output, wording, counterfactual=other)]
-    if bool(subject.golden(inputs).empty_rows.any()):
-        rule = subject.oracle.empty_rule(inputs)
-        wording = f"a query without any key does not return what is declared ({rule})"
-        found.append(follows_empty_rule(subject, inputs, answer.output, rule, wording))
     if inputs.return_weights:
         found.append(are_golden_weights(subject, inputs, answer))
     return all_of(found)

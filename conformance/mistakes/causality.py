@@ -111,6 +111,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         {
             "question": _seen(lambda asked: keys_ahead(asked, bottom_right=False) <= 0),
             "fits": lambda point: _positions_count(point, "bottom-right"),
+            "base": {"rotary": "halves"},
         },
     ),
     *mistakes(
@@ -121,6 +122,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         {
             "question": _seen(lambda asked: keys_ahead(asked, bottom_right=True) <= 0),
             "fits": lambda point: _positions_count(point, "top-left"),
+            "base": {"rotary": "halves", "causal_alignment": "top-left"},
         },
     ),
     *mistakes(
