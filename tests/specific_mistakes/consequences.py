@@ -30,7 +30,8 @@ ANYWHERE: Final = frozenset(
 
 # What the second asks, the first asks in another call, or of other numbers.
 TOGETHER: Final = {
-    "mask.empty-row": "mask.empty-row-weights",
+    "mask.empty-row": "mask.empty-row-weights mask.empty-row-options",
+    "mask.empty-row-weights": "mask.empty-row-options",
     "mask.bias": "mask.bias-far-below",
 }
 
@@ -39,5 +40,5 @@ def also(slugs: str) -> frozenset[str]:
     """The other clauses that a mistake may fail too, given as words."""
     named = frozenset(slugs.split())
     for one, other in TOGETHER.items():
-        named |= {other} if one in named else set()
+        named |= frozenset(other.split()) if one in named else frozenset()
     return named | ANYWHERE if named & COMPARED else named

@@ -42,8 +42,9 @@ MASK: Final[Specific] = {
         also("window.any-length window.golden window.causal numerics.options"),
     ),
     "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
-    "mask.empty-row": ("EmptyRowIsInfinite", also("mask.empty-row-weights")),
-    "mask.empty-row-weights": ("EmptyRowIsNanWithWeights", NOTHING_ELSE),
+    "mask.empty-row": ("EmptyRowIsInfinite", also("mask.empty-row")),
+    "mask.empty-row-weights": ("EmptyRowIsNanWithWeights", also("mask.empty-row-options")),
+    "mask.empty-row-options": ("MergedEmptyPartialsNaN", NOTHING_ELSE),
     "mask.bias-far-below": (
         "MaximumFlooredAtMinusTenThousand",
         ANYWHERE | also("mask.single-key mask.bias-lowest numerics.large-logits"),

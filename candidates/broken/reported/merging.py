@@ -38,7 +38,7 @@ class PartialsMergedInAnotherBase(CacheApart):
         return super().shares(call, totals / math.log(2))
 
 
-@core("numerics.options", **SERVING)
+@core("mask.empty-row-options", **SERVING)
 class MergedEmptyPartialsNaN(CacheApart):
     """Merging two partial answers that saw no key subtracts minus infinity from itself: NaN."""
 
