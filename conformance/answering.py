@@ -73,7 +73,8 @@ def without_repetition(planned: Sequence[Planned], found: Sequence[Silence]) -> 
         witness = witnesses.get((one.dtype, one.device), "")
         if one.reason or not witness or one.id == witness or one.family == "export":
             return one
-        reason = f"not asked: every call in {one.dtype} raises, as {witness} tells"
+        where = one.dtype if one.device == "cpu" else f"{one.dtype} on {one.device}"
+        reason = f"not asked: every call in {where} raises, as {witness} tells"
         return dataclasses.replace(one, reason=reason)
 
     return [left(one) for one in planned]

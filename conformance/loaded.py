@@ -142,7 +142,7 @@ def plan_candidates(
             unchecked = unchecked_options(candidate, forward, options.unchecked)
         tell("planning", candidate.name)
         plan = replace(_plan(candidate, options, memory, notes), unchecked=unchecked)
-        if options.preflight:
+        if options.preflight and options.trials:
             tell("trying", candidate.name)
             plan, silent = _tried(plan, silent)
         plans.append(plan)

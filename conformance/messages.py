@@ -22,7 +22,8 @@ class RunOptions:
 
     ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
     slugs; ``beside`` speaks of the graphs among the targets. Without ``preflight`` layers are not
-    built while loading (their builder killed a worker). With ``compile`` each candidate is run
+    built while loading (their builder killed a worker). Without ``trials`` no call is made then:
+    what is replayed is the first call of its process. With ``compile`` each candidate is run
     through torch.compile, too. Of a ``shard`` only its part of the examples is asked;
     ``databases`` name where failing problems are kept, ``unchecked`` are globs of parameters that
     may stay unchecked.
@@ -36,6 +37,7 @@ class RunOptions:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     preflight: bool = True
+    trials: bool = True
     compile: bool = False
     loader: str = PLAN_TARGETS
     beside: Beside = field(default_factory=Beside)

@@ -271,11 +271,11 @@ def opened(
 ) -> Iterator[tuple[Supervisor, int]]:
     """A worker that has loaded the candidate of some cases, and the candidate's number there.
 
-    With ``whole`` it has every clause, and the profile and the seed of the report.
+    With ``whole`` it has every clause, the profile and the seed of the report, and trial calls.
     """
     name, options = own[0].candidate["name"], _options(own, target)
     if whole:
-        options = replace(options, only=(), **_of_run(own[0].run))
+        options = replace(options, only=(), trials=True, **_of_run(own[0].run))
     with Supervisor(options, timeout=timeout) as supervisor:
         supervisor.start()
         found_there = _loaded(supervisor, target)
@@ -315,6 +315,7 @@ def _options(own: Sequence[Case], target: str | None) -> RunOptions:
         profile="quick",
         only=only,
         beside=beside,
+        trials=False,
         compile=names_compiled(candidate["name"]),
     )
 

@@ -137,22 +137,22 @@ def _load(connection: Connection, options: RunOptions) -> list[Plan]:
     def tell(step: str, name: str) -> None:
         nonlocal last
         last = (step, name)
-        connection.send((step, name))
+        _tell(connection, step, name)
 
     try:
         with loading():
             plans: list[Plan] = named(options.loader)(options, tell)
         loaded = [plan.loaded() for plan in plans]
     except UsageError as error:
-        connection.send(("refused", str(error)))
+        _tell(connection, "refused", str(error))
         return []
     except KeyboardInterrupt as error:  # a real Ctrl-C is ignored here: this one is the user's code
-        connection.send(("refused", f"{last[0]} {last[1]} raised {one_line(error)}"))
+        _tell(connection, "refused", f"{last[0]} {last[1]} raised {one_line(error)}")
         return []
     except Exception as error:  # noqa: BLE001 (the harness' own mistake, told as one sentence)
-        connection.send(("broken", f"{last[0]} {last[1]}: {one_line(error)}"))
+        _tell(connection, "broken", f"{last[0]} {last[1]}: {one_line(error)}")
         return []
-    connection.send(("loaded", loaded))
+    _tell(connection, "loaded", loaded)
     return plans
 
 

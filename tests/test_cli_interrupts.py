@@ -23,9 +23,16 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals) -> None:
-    """Ctrl-C ends the run with 130 and a record of what was done, which says so."""
-    body = "    open('started', 'w').close()\n    time.sleep(0.2)\n    return attend"
-    write(folder, {"attn.py": f"import time\n{KERNEL.replace('    return attend', body)}"})
+    """Ctrl-C ends the run with 130 and a record of what was done, which says so.
+
+    The first call is the trial call: a clause is asked from the second on.
+    """
+    body = (
+        "    open('started' if os.path.exists('tried') else 'tried', 'w').close()\n"
+        "    time.sleep(0.2)\n"
+        "    return attend"
+    )
+    write(folder, {"attn.py": f"import os, time\n{KERNEL.replace('    return attend', body)}"})
     process = subprocess.Popen(
         [*COMMAND, "check", "attn.py", "--profile", "quick", "--json", "out.json"],
         stdout=subprocess.PIPE,

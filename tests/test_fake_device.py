@@ -33,7 +33,7 @@ FAILED: Final = {
     "right_module": NOTHING,
     "right_layer": NOTHING,
     "answers_on_the_cpu": UNUSABLE,
-    "forgets_a_constant": UNUSABLE,
+    "forgets_a_constant": {"shape.output"},  # it answers no call there: one clause tells
     "other_on_the_device": {"numerics.golden", "device.matches-cpu"},
     "on_the_default_stream": {"device.stream"},
     "other_bits_each_time": {"device.deterministic"},
@@ -104,16 +104,28 @@ def test_every_clause_about_devices_is_asked(checked: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "slug", "told"),
     [
-        ("answers_on_the_cpu", "the output is on the device cpu where the inputs are on fake:0"),
-        ("forgets_a_constant", "Expected all tensors to be on the same device"),
+        (
+            "answers_on_the_cpu",
+            "numerics.golden",
+            "the output is on the device cpu where the inputs are on fake:0",
+        ),
+        ("forgets_a_constant", "shape.output", "Expected all tensors to be on the same device"),
     ],
 )
-def test_a_misplaced_tensor_is_told(checked: Path, name: str, told: str) -> None:
+def test_a_misplaced_tensor_is_told(checked: Path, name: str, slug: str, told: str) -> None:
     """Where the answer or a constant lies is what the report says."""
     clauses = candidates(checked / "out.json")[name]["clauses"]
-    assert told in next(c["reason"] for c in clauses if c["id"] == "numerics.golden")
+    assert told in next(c["reason"] for c in clauses if c["id"] == slug)
+
+
+def test_who_answers_no_call_on_the_device_is_told_once(checked: Path) -> None:
+    """What raises in every call there fails one clause; the others name it, and the device."""
+    clauses = candidates(checked / "out.json")["forgets_a_constant"]["clauses"]
+    reasons = {c["id"]: c["reason"] for c in clauses if c["status"] == "not-applicable"}
+    said = "not asked: every call in float32 on fake:0 raises, as shape.output tells"
+    assert all(reasons[slug] == said for slug in UNUSABLE - {"shape.output"})
 
 
 def test_declared_devices_are_both_judged(there: Path) -> None:

@@ -214,7 +214,7 @@ def test_who_gets_no_processor_is_waited_for(
     def read(_pid: int) -> Reading:
         return Reading(seconds={("1", "1"): per_reading * next(readings)}, is_runnable=True)
 
-    slow = "if not os.path.exists('slow'): open('slow', 'w').close(); time.sleep(4)"
+    slow = "if os.path.exists('slow'): os.remove('slow'); time.sleep(4)"
     write(folder, {"attn.py": kernel(slow)})
     options = RunOptions(targets=("attn.py",), profile="quick", only=("shape.output",))
     with Supervisor(options) as supervisor:
@@ -222,6 +222,7 @@ def test_who_gets_no_processor_is_waited_for(
         supervisor.load()
         monkeypatch.setattr("conformance.supervisor.reading", read)
         supervisor._timeout = 2.0
+        (folder / "slow").touch()  # trial calls while loading were fast
         (result,) = supervisor.run_candidate(0)
     assert result.status == status
     assert (result.violation is None) or result.violation.kind == "hung"

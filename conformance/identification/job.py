@@ -17,7 +17,7 @@ from .deviations import deviations
 from .investigation import Case, behave, investigate
 from .plain import Plain, observe, plain
 from .positions import find_positions
-from .record import Findings
+from .record import Findings, deviations_words
 from .signature import Parameters, read_parameters
 from .switches import without_causality
 from .thing import Thing
@@ -87,7 +87,9 @@ def _identify(
     investigate(case, read, lambda what: tell("probing", what))
     tell("probing", "the declaration")
     record["semantics"] = {name: pair[1] for name, pair in opening_differences(case).items()}
-    record["deviations"] = [one.as_json() for one in deviations(case)]
+    differing = deviations(case)
+    record["deviations"] = [one.as_json() for one in differing]
+    record["mistaken"] = deviations_words(sum(one.mistaken for one in differing))
     if not case.beyond:
         record["declaration"] = declaration_text(thing, case)
     record["beyond"] = case.beyond

@@ -75,7 +75,9 @@ class Findings:
 
 
 def deviations_words(count: int) -> str:
-    """How many probable mistakes there are."""
+    """How many probable mistakes there are, "" where there is none."""
+    if not count:
+        return ""
     if count == 1:
         return "1 deviation from the standard, probably a mistake"
     return f"{count} deviations from the standard, probably mistakes"

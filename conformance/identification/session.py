@@ -93,11 +93,12 @@ def write_checked(
         record["check"] = _checked(record, path, timeout, progress)
     except UsageError as error:
         record["check"] = {"verdict": "error", "reason": str(error), "failed": []}
+    record["check"]["told"] = check_lines(record)
     if record["check"]["verdict"] in GREEN:
         return
     lines = text.split("\n")
     code = next(n for n, line in enumerate(lines) if line.startswith(("import ", "from ")))
-    noted = [f"# {line}" for line in check_lines(record)]
+    noted = [f"# {line}" for line in record["check"]["told"]]
     record["declaration"] = "\n".join([*lines[:code], *noted, "", *lines[code:]])
     path.write_text(record["declaration"], encoding="utf-8")
 

@@ -8,7 +8,6 @@ from typing import IO, Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from ..identification.record import check_lines, deviations_words
 from ..printable import printable_record
 from .printing import Fitting, indented, write
 
@@ -28,7 +27,7 @@ def show(record: Record, file: IO[str]) -> None:
 
 def _parts(record: Record) -> Iterator[Any]:
     yield Text.assemble((record["name"], "bold"), f" ({record['form']}, {record['target']})")
-    yield from _deviations(record.get("deviations") or ())
+    yield from _deviations(record)
     if record["facts"]:
         yield _table(record["facts"])
     for sentence in record.get("contradictions") or ():
@@ -37,19 +36,20 @@ def _parts(record: Record) -> Iterator[Any]:
         yield Text(f"\nno declaration is written: {sentence}", style="yellow")
     if not record["identified"]:
         yield Text(f"nothing could be identified: {record['reason']}", style="bold red")
-    for number, line in enumerate(check_lines(record)):
+    for number, line in enumerate((record.get("check") or {}).get("told") or ()):
         yield Text(line if number else f"\n{line}", style="bold" if number == 0 else "")
     if record["declaration"]:
         yield Text("\nA declaration to paste:\n", style="bold")
         yield from _code(record["declaration"])
 
 
-def _deviations(found: Sequence[Record]) -> Iterator[Text]:
+def _deviations(record: Record) -> Iterator[Text]:
     """What differs from the standard, the probable mistakes first."""
+    found: Sequence[Record] = record.get("deviations") or ()
     mistaken = [one for one in found if one["mistaken"]]
     chosen = [one for one in found if not one["mistaken"]]
     if mistaken:
-        yield Text(f"\n{deviations_words(len(mistaken))}:", style="bold red")
+        yield Text(f"\n{record['mistaken']}:", style="bold red")
         for one in mistaken:
             yield Text(f"  {one['text']} ({one['observed']})")
             yield Text(f"    fix: {one['fix']}")

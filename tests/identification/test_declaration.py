@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from identified import NAMES, record
 from conformance.checking import check
 from conformance.identification.session import identify, write_checked
 from conformance.messages import RunOptions
+from conformance.reports.identification import show
 from conformance.targets import resolve
 
 UNDECLARED = CHECKOUT / "tests" / "undeclared_attention.py"
@@ -64,5 +66,9 @@ def test_what_is_written_is_checked_first(workspace: Path) -> None:
         one["clause"] for one in found["check"]["failed"]
     }
     assert text == found["declaration"]
+    shown = io.StringIO()
+    show(found, shown)
+    assert "\n3 deviations from the standard, probably mistakes:\n" in shown.getvalue()
+    assert "conformance check --profile quick says of this: fails" in shown.getvalue()
     assert "# conformance check --profile quick says of this: fails" in text
     compile(text, "pasted.py", "exec")
