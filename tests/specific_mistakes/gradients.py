@@ -27,7 +27,7 @@ GRADIENTS: Final[Specific] = {
     "gradients.masked-zero": ("MaskForgottenBackward", also(_WRONG)),
     "gradients.empty-row-finite": (
         "EmptyRowsPoisonGradients",
-        also("gradients.causal mask.no-leak-nonfinite"),
+        also("gradients.causal mask.no-leak-nonfinite numerics.nan-shows"),
     ),
     "gradients.causal": ("CausalForgottenBackward", also(_WRONG)),
     "gradients.strided": ("OutputGradientTakenForContiguous", NOTHING_ELSE),

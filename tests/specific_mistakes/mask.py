@@ -44,7 +44,7 @@ MASK: Final[Specific] = {
     "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
     "mask.empty-row": ("EmptyRowIsInfinite", also("mask.empty-row")),
     "mask.empty-row-weights": ("EmptyRowIsNanWithWeights", also("mask.empty-row-options")),
-    "mask.empty-row-options": ("MergedEmptyPartialsNaN", NOTHING_ELSE),
+    "mask.empty-row-options": ("MergedEmptyPartialsNaN", also("mask.no-leak-nonfinite")),
     "mask.bias-far-below": (
         "MaximumFlooredAtMinusTenThousand",
         ANYWHERE | also("mask.single-key mask.bias-lowest numerics.large-logits"),

@@ -33,5 +33,8 @@ PREPARED: Final[Specific] = {
             "state.call-order state.grad-mode"
         ),
     ),
-    "sinks.empty-row": ("EmptyRowsDivideBySinks", also("mask.no-leak-nonfinite")),
+    "sinks.empty-row": (
+        "EmptyRowsDivideBySinks",
+        also("mask.no-leak-nonfinite mask.empty-row-options"),
+    ),
 }
