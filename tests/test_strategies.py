@@ -8,6 +8,7 @@ from examples import CLAUSES
 
 from conformance.candidate import Candidate
 from conformance.edges import edge_problems
+from conformance.mask_patterns import OF_SEQUENCES, PATTERNS
 from conformance.materialise import materialise
 from conformance.problem import Problem
 from conformance.recipes import HALF_PRECISION
@@ -62,6 +63,8 @@ def broken_promise(problem: Problem, candidate: Candidate) -> str:
 def outside(problem: Problem, candidate: Candidate, space: Space) -> str:
     """Which constraint of a space a problem lies outside of, or ""."""
     plan = problem.mask
+    # Combinations vary the pattern, too: a space's own are for the problems that are drawn.
+    patterns = (*PATTERNS, *OF_SEQUENCES) if space.edges == "combinations" else space.patterns
     wrong = {
         "admitted": not space.admits(problem, candidate),
         "least": any(
@@ -75,7 +78,7 @@ def outside(problem: Problem, candidate: Candidate, space: Space) -> str:
         and space.causal != "maybe"
         and candidate.declaration.causal is not None,
         "values": problem.values not in space.values,
-        "pattern": plan is not None and plan.pattern not in space.patterns,
+        "pattern": plan is not None and plan.pattern not in patterns,
         "form and shape": plan is not None
         and (plan.form, plan.shape) not in space.options(candidate),
         "finite bias": plan is not None
