@@ -44,7 +44,7 @@ def attention(
         logits = logits.masked_fill(~keep, -math.inf)
     weights = logits.softmax(axis)
     if keep is not None:
-        weights = torch.where(keep.any(-1, keepdim=True), weights.nan_to_num(), empty)
+        weights = torch.where(keep.any(-1, keepdim=True), weights, empty)
     return (weights @ v).transpose(1, 2).flatten(2) @ MATRICES[3].to(query).T
 
 

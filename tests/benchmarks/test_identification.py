@@ -1,4 +1,4 @@
-"""The first table of findings of docs/identification.md is what ``conformance identify`` says today."""
+"""The first table of findings of docs/identification.md is what ``identify`` says today."""
 
 from __future__ import annotations
 
