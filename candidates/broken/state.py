@@ -182,7 +182,7 @@ class SummedInRandomOrder(EagerCore):
 
 @core("state.answer-kept")
 class AnswerBufferReused(EagerCore):
-    """Answers of one shape are all written into one buffer, and the buffer is returned."""
+    """Answers of one shape are all written into one buffer, unless a gradient is recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class AnswerBufferReused(EagerCore):
 
     def attend(self, call: Call) -> Answer:
         fresh = super().attend(call)
-        if isinstance(fresh, tuple):
+        if isinstance(fresh, tuple) or fresh.requires_grad:
             return fresh
         buffer = self.buffers.setdefault((fresh.shape, fresh.dtype), torch.empty_like(fresh))
         return buffer.copy_(fresh)

@@ -23,22 +23,23 @@ ANYWHERE: Final = frozenset(
     "gradients.masked-zero gradients.options gradients.sinks gradients.weights groups.golden "
     "mixed.mask-dtype "
     "numerics.accumulation "
-    "numerics.any-length numerics.long-sequence numerics.options numerics.subnormal "
+    "numerics.any-length numerics.long-sequence numerics.odd-scale numerics.options "
+    "numerics.subnormal "
     "state.unseen".split()
 )
 
 
-# What the second asks, the first asks in another call, or of other numbers.
+# What the others ask, the first asks in another call, or of other numbers.
 TOGETHER: Final = {
     "mask.empty-row": "mask.empty-row-weights mask.empty-row-options",
     "mask.empty-row-weights": "mask.empty-row-options",
-    "mask.bias": "mask.bias-far-below",
+    "mask.bias": "mask.bias-far-below mask.bias-lowest",
 }
 
 
 def also(slugs: str) -> frozenset[str]:
     """The other clauses that a mistake may fail too, given as words."""
     named = frozenset(slugs.split())
-    for one, other in TOGETHER.items():
-        named |= frozenset(other.split()) if one in named else frozenset()
+    for one, others in TOGETHER.items():
+        named |= frozenset(others.split()) if one in named else frozenset()
     return named | ANYWHERE if named & COMPARED else named

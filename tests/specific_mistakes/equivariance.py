@@ -20,8 +20,9 @@ EQUIVARIANCE: Final[Specific] = {
     "equivariance.batch-independent": (
         "BatchTakenForTokens",
         also(
-            "numerics.golden numerics.large-logits numerics.near-ties numerics.scale "
-            "numerics.typical-error shape.weights shape.weights-aside state.inputs-unchanged"
+            "numerics.golden numerics.large-logits numerics.nan-shows numerics.near-ties "
+            "numerics.scale numerics.typical-error shape.weights shape.weights-aside "
+            "state.inputs-unchanged"
         ),
     ),
     "equivariance.heads": (

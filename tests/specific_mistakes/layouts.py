@@ -8,7 +8,8 @@ from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
 
 _SEQUENCES: Final = (
     "equivariance.batch-independent gradients.golden gradients.options mask.empty-row "
-    "numerics.golden state.unseen varlen.causal varlen.empty-sequence varlen.golden"
+    "numerics.golden state.unseen varlen.causal varlen.empty-sequence varlen.golden "
+    "varlen.no-keys varlen.no-keys-gradients varlen.no-queries varlen.no-queries-gradients"
 )
 
 LAYOUTS: Final[Specific] = {
@@ -24,7 +25,10 @@ LAYOUTS: Final[Specific] = {
     "varlen.independent": ("NeighbourAttended", ANYTHING),
     "varlen.empty-sequence": (
         "EmptySequencesShiftOthers",
-        also("cache.decode-equals-full gradients.empty-row-finite mask.empty-row"),
+        also(
+            "cache.decode-equals-full gradients.empty-row-finite mask.empty-row varlen.no-keys "
+            "varlen.no-keys-gradients"
+        ),
     ),
     "varlen.no-queries": (
         "QuerylessSequencesShiftOthers",

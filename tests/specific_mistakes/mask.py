@@ -39,7 +39,7 @@ MASK: Final[Specific] = {
     ),
     "mask.causal-combined": (
         "WindowLostUnderCausal",
-        also("window.any-length window.golden window.causal numerics.options"),
+        also("gradients.options numerics.options window.any-length window.causal window.golden"),
     ),
     "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
     "mask.empty-row": ("EmptyRowIsInfinite", also("mask.empty-row")),
@@ -47,7 +47,8 @@ MASK: Final[Specific] = {
     "mask.empty-row-options": ("MergedEmptyPartialsNaN", also("mask.no-leak-nonfinite")),
     "mask.bias-far-below": (
         "MaximumFlooredAtMinusTenThousand",
-        ANYWHERE | also("mask.single-key mask.bias-lowest numerics.large-logits"),
+        ANYWHERE
+        | also("mask.bias-lowest mask.causal-first-key mask.single-key numerics.large-logits"),
     ),
     "mask.bias-lowest": ("LowestBiasOverflows", NOTHING_ELSE),
     "mask.int-nonzero": ("OnlyOneKeeps", NOTHING_ELSE),
@@ -67,8 +68,8 @@ MASK: Final[Specific] = {
         ANYWHERE
         | also(
             "equivariance.queries equivariance.tokens mask.empty-row mask.empty-row-isolated "
-            "mask.no-leak mask.no-leak-nonfinite numerics.convex shape.rejects-others "
-            "shape.weights state.no-memory"
+            "mask.no-leak mask.no-leak-nonfinite numerics.convex numerics.nan-shows "
+            "shape.rejects-others shape.weights state.no-memory"
         ),
     ),
     "mask.no-leak": (

@@ -7,7 +7,7 @@ from typing import Final
 from .consequences import NOTHING_ELSE, Specific, also
 
 NUMERICS: Final[Specific] = {
-    "numerics.lifted-logits": ("CapApproximated", NOTHING_ELSE),
+    "numerics.lifted-logits": ("CapApproximated", also("gradients.options")),
     "numerics.accumulation": ("AccumulatorInHalfPrecision", NOTHING_ELSE),
     "numerics.overflow-half": ("ProductOverflowsHalf", NOTHING_ELSE),
     "numerics.subnormal": ("SmallQueriesTakenForZero", also("numerics.golden")),
@@ -23,7 +23,7 @@ NUMERICS: Final[Specific] = {
     "numerics.nan-shows": ("NanAnsweredWithZeros", NOTHING_ELSE),
     "numerics.options": (
         "WindowLostUnderLengths",
-        also("window.any-length window.golden window.causal"),
+        also("gradients.options window.any-length window.golden window.causal"),
     ),
     "numerics.constant-value": (
         "DividedByCount",
@@ -71,7 +71,8 @@ NUMERICS: Final[Specific] = {
     "numerics.near-ties": (
         "ScoresOfElevenBits",
         also(
-            "gradients.alone mask.bias mask.causal-alignment mask.causal-combined "
+            "gradients.alone gradients.dropout gradients.shared mask.bias mask.causal-alignment "
+            "mask.causal-combined "
             "mask.causal-first-key mask.golden numerics.golden numerics.key-shift "
             "numerics.large-logits "
             "numerics.odd-scale numerics.scale numerics.scale-error numerics.typical-error "
@@ -88,7 +89,10 @@ NUMERICS: Final[Specific] = {
         ),
     ),
     "numerics.scale-error": ("ScaleOfTwentyBits", NOTHING_ELSE),
-    "numerics.typical-error": ("LongRowsOfSeventeenBits", also("mask.causal-first-key")),
+    "numerics.typical-error": (
+        "LongRowsOfSeventeenBits",
+        also("gradients.options mask.causal-first-key"),
+    ),
     "numerics.value-linear": (
         "OutputRectified",
         also(

@@ -18,8 +18,20 @@ SHAPE: Final[Specific] = {
     "shape.rejects-mismatch": ("HeadSizesCutToFit", NOTHING_ELSE),
     "shape.rejects-others": ("LongerMaskAccepted", NOTHING_ELSE),
     "shape.rejects-width": ("WidthCutToFit", NOTHING_ELSE),
-    "shape.shared": ("SharedValuesLost", NOTHING_ELSE),
-    "shape.strided": ("LastStrideAssumedOne", also("gradients.strided")),
-    "shape.weights": ("WeightsOfReversedHeads", NOTHING_ELSE),
-    "shape.weights-aside": ("NoOutputWithWeights", NOTHING_ELSE),
+    "shape.shared": (
+        "SharedValuesLost",
+        also("gradients.options gradients.shared numerics.options"),
+    ),
+    "shape.strided": (
+        "LastStrideAssumedOne",
+        also("gradients.options gradients.strided numerics.options"),
+    ),
+    "shape.weights": (
+        "WeightsOfReversedHeads",
+        also("gradients.options gradients.weights numerics.options"),
+    ),
+    "shape.weights-aside": (
+        "NoOutputWithWeights",
+        also("gradients.options gradients.weights numerics.options"),
+    ),
 }

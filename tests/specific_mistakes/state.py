@@ -10,7 +10,7 @@ STATE: Final[Specific] = {
     "state.answer-is-fresh": ("AnswerIsTheValues", also("gradients.alone numerics.nan-shows")),
     "state.answer-kept": (
         "AnswerBufferReused",
-        also("gradients.accumulate gradients.interleaved"),
+        NOTHING_ELSE,
     ),
     "state.bitwise-repeatable": (
         "SummedInRandomOrder",
