@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _paths import CHECKOUT
@@ -38,7 +39,6 @@ def test_text_is_python(name: str) -> None:
         f"{UNDECLARED}:causal_by_default",
         f"{UNDECLARED}:causal_unless_told",
         f"{UNDECLARED}:always_causal",
-        "torch.nn.functional:scaled_dot_product_attention",
     ],
     ids=lambda target: target.rpartition(":")[2],
 )
@@ -46,14 +46,31 @@ def test_pasted_declaration_conforms(target: str, workspace: Path) -> None:
     """Pasted into a file of another folder, what was observed is green under ``check``."""
     found = identify(target, as_observed=True)
     assert found["identified"], found["reason"]
-    (workspace / "pasted.py").write_text(found["declaration"], encoding="utf-8")
+    entry = checked(found["declaration"], target.rpartition(":")[2], workspace)
+    assert entry["verdict"].startswith("conforms"), entry["verdict_reason"]
+    assert entry["warnings"] == []
+
+
+def test_torch_refuses_flag_and_mask_at_some_sizes_alone(workspace: Path) -> None:
+    """Torch's function refuses both where probes were made, and ``check`` finds where it does not.
+
+    With one item, one head and a bias of zeros it answers (torch 2.13 on a CPU): all else conforms.
+    """
+    target = "torch.nn.functional:scaled_dot_product_attention"
+    found = identify(target, as_observed=True)
+    entry = checked(found["declaration"], "scaled_dot_product_attention", workspace)
+    assert entry["verdict_reason"] == "MUST clauses failed: mask.causal-and-mask"
+
+
+def checked(declaration: str, name: str, workspace: Path) -> dict[str, Any]:
+    """The entry of the record for a declaration that is pasted into a file."""
+    (workspace / "pasted.py").write_text(declaration, encoding="utf-8")
     (candidate,) = resolve(["pasted.py"])
-    assert candidate.name == target.rpartition(":")[2]
+    assert candidate.name == name
     only = ("*.golden", "shape.*", "mask.*", "numerics.scale", "numerics.golden", "equivariance.*")
     options = RunOptions(targets=("pasted.py",), profile="quick", dtypes=("float32",), only=only)
     (entry,) = check(options)["candidates"]
-    assert entry["verdict"].startswith("conforms"), entry["verdict_reason"]
-    assert entry["warnings"] == []
+    return entry
 
 
 def test_what_is_written_is_checked_first(workspace: Path) -> None:
