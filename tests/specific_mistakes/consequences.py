@@ -21,7 +21,7 @@ ANYWHERE: Final = frozenset(
     "cache.decode-equals-full cache.untouched-tail gradients.any-length gradients.bias "
     "gradients.cache gradients.causal gradients.empty-row-finite gradients.golden "
     "gradients.masked-zero gradients.options gradients.sinks gradients.weights groups.golden "
-    "mixed.mask-dtype "
+    "mask.empty-row-options mixed.mask-dtype "
     "numerics.accumulation "
     "numerics.any-length numerics.long-sequence numerics.odd-scale numerics.options "
     "numerics.subnormal "

@@ -24,7 +24,7 @@ GRADIENTS: Final[Specific] = {
     ),
     "gradients.cache": (
         "CacheGradientsCutTheOtherWay",
-        also("gradients.golden gradients.options"),
+        also("gradients.weights gradients.golden gradients.options"),
     ),
     "gradients.bias": ("BiasGradientOfTheFirstItem", NOTHING_ELSE),
     "gradients.masked-zero": ("MaskForgottenBackward", also(_WRONG)),
