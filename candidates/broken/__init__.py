@@ -74,10 +74,7 @@ from . import (  # importing a file declares its mistakes
 from ._kit import CORRECT, DECLARED, ESCAPED
 
 MISTAKES: Final[tuple[Mistake, ...]] = tuple(sorted(DECLARED, key=lambda mistake: mistake.name))
-# By name: a list would be taken for a catalogue of what must be caught.
-ESCAPES: Final[dict[str, Mistake]] = {
-    mistake.name: mistake for mistake in sorted(ESCAPED, key=lambda mistake: mistake.name)
-}
+ESCAPES: Final[dict[str, Mistake]] = {name: ESCAPED[name] for name in sorted(ESCAPED)}
 
 __conformance__: Final[tuple[str, ...]] = ()
 

@@ -31,7 +31,8 @@ MAX_LENGTH: Final = 512
 
 DECLARED: Final[list[Mistake]] = []
 # What no clause sees in quick: classes whose ``escapes`` says why. Their primary clause ought to.
-ESCAPED: Final[list[Mistake]] = []
+# By name: a list would be taken for a catalogue of what must be caught, wherever it is imported.
+ESCAPED: Final[dict[str, Mistake]] = {}
 
 Maker = Callable[..., Any]
 
@@ -63,17 +64,18 @@ def _recorder(
 ) -> Callable[[type], Any]:
     def record(made: type) -> Any:
         candidate = declare(made)
-        catalogue = ESCAPED if "escapes" in made.__dict__ else DECLARED
-        catalogue.append(
-            Mistake(
-                name=made.__name__,
-                sentence=_sentence(made),
-                primary=primary,
-                also=also,
-                candidate=candidate,
-                link=made.__dict__.get("link", ""),
-            )
+        mistake = Mistake(
+            name=made.__name__,
+            sentence=_sentence(made),
+            primary=primary,
+            also=also,
+            candidate=candidate,
+            link=made.__dict__.get("link", ""),
         )
+        if "escapes" in made.__dict__:
+            ESCAPED[mistake.name] = mistake
+        else:
+            DECLARED.append(mistake)
         return candidate
 
     return record

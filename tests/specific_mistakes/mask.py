@@ -39,7 +39,10 @@ MASK: Final[Specific] = {
     ),
     "mask.causal-combined": (
         "WindowLostUnderCausal",
-        also("gradients.options numerics.options window.any-length window.causal window.golden"),
+        also(
+            "gradients.options mask.empty-row-options numerics.options window.any-length "
+            "window.causal window.golden"
+        ),
     ),
     "mask.causal-first-key": ("CausalFillMinusTenThousand", NOTHING_ELSE),
     "mask.empty-row": ("EmptyRowIsInfinite", also("mask.empty-row")),
