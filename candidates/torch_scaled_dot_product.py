@@ -2,8 +2,9 @@
 
 Measured on torch 2.13: the math and flash backends run on a CPU, the efficient, cuDNN and
 overrideable ones never do. Flash wants value heads as wide as the others and a last axis of stride
-1; torch's own choice falls back to math where flash cannot go. Each aligns causality top-left,
-answers a row without any key with zeros, and takes any scale, zero and negative ones included.
+1; torch's own choice falls back to math where flash cannot go. Each aligns causality top-left and
+answers a row without any key with zeros. Math takes any scale; flash answers NaN where the causal
+flag meets a scale of zero or below, since it scales scores that are minus infinity already.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ NO_STRIDED_CHANNELS: Final = ExpectedFailure(
     clause="shape.strided",
     kind="raised",
     reason="the flash kernel takes only a last axis of stride 1; torch's own choice goes elsewhere",
+)
+ODD_SCALE_UNDER_CAUSALITY: Final = ExpectedFailure(
+    clause="numerics.odd-scale",
+    kind="finite",
+    reason="the flash kernel multiplies minus infinity by the scale: NaN from zero downwards",
 )
 
 
@@ -77,7 +83,7 @@ def _attend(
 torch_scaled_dot_product = conformance.core(
     name="torch_scaled_dot_product",
     features=["scale", "gqa", "dropout", "autocast"],
-    expected_failures=[UNCHECKED_VALUES],
+    expected_failures=[UNCHECKED_VALUES, ODD_SCALE_UNDER_CAUSALITY],
     **PROMISES,
 )(_attend)
 
@@ -93,7 +99,7 @@ def torch_scaled_dot_product_math(query: Tensor, key: Tensor, value: Tensor, **u
     features=["scale", "gqa", "autocast"],
     scores="fused",
     geometry={"value_head_size": "head_size"},
-    expected_failures=[UNCHECKED_VALUES, NO_STRIDED_CHANNELS],
+    expected_failures=[UNCHECKED_VALUES, NO_STRIDED_CHANNELS, ODD_SCALE_UNDER_CAUSALITY],
     **PROMISES,
 )
 def torch_scaled_dot_product_flash(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:

@@ -73,6 +73,14 @@ def test_agrees_at_any_scale(candidate: Candidate, dtype: torch.dtype, scale: fl
     _assert_agrees(candidate, _heads(dtype=dtype), **given)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+def test_flash_answers_nan_where_causality_meets_a_scale_below_or_of_zero(scale: float) -> None:
+    """Its announced failure is there, in the plainest call: math answers the same call rightly."""
+    heads = _heads((4, 4), value_size=3, dtype=torch.float32)
+    _assert_agrees(MATH, heads, scale=scale, causal=True)
+    assert FLASH(*heads, scale=scale, causal=True).isnan().any()
+
+
 @EVERY
 @pytest.mark.parametrize("shape", [(2, 4, 5, 7), (2, 1, 5, 7), (2, 1, 1, 7), (1, 1, 5, 7)])
 @pytest.mark.parametrize("causal", [True, False])
