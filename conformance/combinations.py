@@ -20,6 +20,7 @@ from .candidate import Candidate
 from .covering import Covering, Model, Parameter, Rule, alone, cover
 from .declaration import PACKED, SEQUENCES
 from .geometry import Geometry
+from .mask_patterns import NO_QUERIES
 from .materialise import structure
 from .problem import MaskPlan, Problem
 from .settling import either_or, settle, settle_causal
@@ -63,7 +64,7 @@ EMPTY: Final = "empty-rows"
 PATTERNS: Final = ("random", "dense", "padding", "left-padding", "full", EMPTY)
 # What lengths, and sequences, can say.
 OF_LENGTHS: Final = ("padding", "full", EMPTY)
-OF_SEQUENCES: Final = ("padding", "full")
+OF_SEQUENCES: Final = ("padding", "full", NO_QUERIES)
 MEMORY: Final = (
     "contiguous",
     "channels-first",
@@ -198,7 +199,7 @@ class _Parameters:
         ways = itertools.product(forms, (False, True), (False, True))
         if not any(self._judges(form, causal=flag, weights=too) for form, flag, too in ways):
             some.discard(EMPTY)
-        return [name for name in PATTERNS if name in some]
+        return [name for name in (*PATTERNS, NO_QUERIES) if name in some]
 
     def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:
         """Whether it is known what a row without keys does in such a call."""
@@ -329,6 +330,8 @@ class _Parameters:
             cannot = self._values("mask pattern", but=(NONE, *can))
             told = "lengths only say how many of the first keys there are"
             yield Rule(told, (("mask", (label,)), ("mask pattern", cannot)))
+        lone = "a sequence that lacks queries is one of several"
+        yield Rule(lone, (("mask pattern", (NO_QUERIES,)), ("batch", self._one_item())))
         if either_or(self.candidate):
             told = "flag and mask are asked for one at a time where not both count"
             masks = self._values("mask", but=(NONE,))
@@ -408,9 +411,8 @@ class _Parameters:
                 yield tuple((name, (value,)) for name, value in row.items())
 
     def _rules_of_memory(self) -> Iterator[Rule]:
-        one_item = [value for value, own in self._known("batch") if own["batch"] == 1]
         told = "one item, or one head, is repeated by no stride"
-        yield Rule(told, (("memory", ("expanded",)), ("batch", tuple(one_item))))
+        yield Rule(told, (("memory", ("expanded",)), ("batch", self._one_item())))
         one_head = [value for value, own in self._known("heads") if own["num_kv_heads"] == 1]
         yield Rule(told, (("memory", ("expanded-heads",)), ("heads", tuple(one_head))))
         told = "tensors of different shapes cannot be one"
@@ -435,6 +437,10 @@ class _Parameters:
                 yield Rule(told, (("tensors", all_one), *sides))
         cached = self._values("cache", but=(NONE,))
         yield Rule("queries are more than new keys", (("tensors", all_one), ("cache", cached)))
+
+    def _one_item(self) -> tuple[str, ...]:
+        """The batches of one item."""
+        return tuple(value for value, own in self._known("batch") if own["batch"] == 1)
 
     def _known(self, name: str) -> list[tuple[str, Fields]]:
         return list(self.meant.get(name, {}).items())
@@ -489,10 +495,6 @@ def _past(cache: str, keys: int) -> int:
 
 
 def _spelled(value: Any) -> str:
-    return (
-        NONE
-        if value is None
-        else " to ".join(map(str, value))
-        if isinstance(value, tuple)
-        else f"{value:g}"
-    )
+    if isinstance(value, tuple):
+        return " to ".join(map(str, value))
+    return NONE if value is None else f"{value:g}"

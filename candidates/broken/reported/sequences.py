@@ -37,7 +37,7 @@ def poisoned(tensor: Tensor, rows: Tensor) -> Tensor:
     return same
 
 
-@core("varlen.golden", **CAUSAL)
+@core("numerics.options", **CAUSAL)
 class LoneQueriesRefuseEmptySequences(VarlenCore):
     """Where no sequence has more than one query, groups become rows as if each had exactly one.
 
@@ -45,7 +45,6 @@ class LoneQueriesRefuseEmptySequences(VarlenCore):
     """
 
     link = "https://github.com/Dao-AILab/flash-attention/issues/1537"
-    escapes = "groups, lone queries and sequences without any do not meet"
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         batch = len(options["cu_seqlens_q"]) - 1
