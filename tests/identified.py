@@ -35,6 +35,7 @@ NAMES = (
     "replaced_by_mask",
     "rounded_to_float32",
     "shape_decides",
+    "crossed",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from attention_modules import Cloned
 from refusals import refused
@@ -77,6 +78,50 @@ def test_masks_behind_a_function_of_the_user() -> None:
         Cloned(), masks=["keep"], call=lambda module, q, k, v, keep=None: module(q, k, v, keep)
     )
     assert unchecked(takes) == {}
+
+
+def by_place(module: Any, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Any:
+    """The first mask by position, a scale by name; the flag is turned off."""
+    return module(q, k, v, keep, scale=0.5, is_causal=False)
+
+
+def by_options(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+) -> Any:
+    """As identify writes it."""
+    options: dict[str, Any] = {"mask_future": False}
+    if keep is not None:
+        options["key_lengths"] = keep
+    if causal:
+        options["is_causal"] = True
+    return module(q, k, v, **options)
+
+
+def by_another(module: Any, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Any:
+    """Hands its module to somebody else."""
+    return by_place(module, q, k, v, keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("call", "promises", "given"),
+    [
+        (by_place, {}, {"mask", "scale"}),
+        (by_options, {"causal": "top-left"}, {"key_lengths", "is_causal"}),
+        (by_another, {}, {"mask", "key_lengths", "mask_future"}),
+    ],
+)
+def test_what_a_function_of_the_user_gives(
+    call: Any, promises: dict[str, Any], given: set[str]
+) -> None:
+    """Its source tells which masks and options; else no mask is said to be missing."""
+    found = unchecked(conformance.module(Many(), masks=["keep"], call=call, **promises))
+    assert set(found) == {"mask", "key_lengths", *OTHERS} - given
 
 
 def test_multihead_attention() -> None:

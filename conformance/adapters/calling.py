@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +20,10 @@ from ..parameter_names import role_of
 Call = Mapping[str, str] | Callable[..., Any]
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
+# What libraries call an input of key and value that is the query where it is left out.
+_CONTEXT: Final = re.compile(
+    r"(y|xa|kv|kv_input|.*context|.*memory|key_value(_states|_input)?|encoder_(hidden_)?(states|outputs?)|cross_states)"
+)
 _MASK_WORDS: Final = ("mask", "valid_len", "length", "lens", "bias", "padding")
 
 
@@ -62,11 +69,16 @@ class Calling:
     def given(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
         """The parameters of a module's ``forward`` that calls give.
 
-        What a function of the user's gives nobody can see: where it takes a declared mask, or
-        stands for one that is always causal, that is where the module's masks come from.
+        A function of the user's shows it in its source. Where it does not, it gives what is
+        declared, and the masks where it takes a declared one or stands for one (always causal).
         """
         theirs = {self.rename.get(word, word) for word in declaration.keywords}
-        if self.function is not None and (declaration.masks or declaration.always_causal):
+        if self.function is None:
+            return theirs
+        shown = _handed_over(self.function, forward, theirs)
+        if shown is not None:
+            return shown
+        if declaration.masks or declaration.always_causal:
             theirs.update(mask_parameters(forward))
         return theirs
 
@@ -139,6 +151,19 @@ def read_calling(
     return Calling(inputs=inputs, names=order, rename=rename, absent=tuple(required))
 
 
+def second_input(forward: Callable[..., Any]) -> tuple[str, str] | None:
+    """The one input that must be given, and one for key and value that may be; None without."""
+    parameters = list(inspect.signature(forward).parameters.values())
+    plain = [entry for entry in parameters if not _is_mask(entry.name)]
+    required = [entry.name for entry in _positional(plain) if entry.default is entry.empty]
+    beside = [
+        entry.name
+        for entry in plain
+        if entry.default is None and _CONTEXT.fullmatch(entry.name.lower())
+    ]
+    return (required[0], beside[0]) if len(required) == 1 and beside else None
+
+
 def check_keywords(
     shown: str, forward: Callable[..., Any], calling: Calling, declaration: Declaration
 ) -> None:
@@ -175,6 +200,96 @@ def _check_takes(
 def mask_parameters(forward: Callable[..., Any]) -> list[str]:
     """The parameters that sound like a mask."""
     return [name for name in inspect.signature(forward).parameters if _is_mask(name)]
+
+
+def _handed_over(
+    function: Callable[..., Any], forward: Callable[..., Any], declared: set[str]
+) -> set[str] | None:
+    """The parameters of ``forward`` that a function's source gives something else than None or off.
+
+    None where the source is out of reach, or does more with its module than call it with arguments
+    that are written out. ``declared`` is what further keywords hold.
+    """
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError):
+        return None
+    written = body[0] if body else None
+    if not isinstance(written, ast.FunctionDef) or not written.args.args:
+        return None
+    module, rest = written.args.args[0].arg, written.args.kwarg
+    calls = [
+        node
+        for node in ast.walk(written)
+        if isinstance(node, ast.Call) and _names(node.func) == module
+    ]
+    uses = [node for node in ast.walk(written) if _names(node) == module]
+    if not calls or len(uses) > len(calls):
+        return None
+    places = [
+        entry.name for entry in _positional(list(inspect.signature(forward).parameters.values()))
+    ]
+    given: set[str] = set()
+    for call in calls:
+        if any(isinstance(argument, ast.Starred) for argument in call.args):
+            return None
+        given.update(
+            name for name, value in zip(places, call.args, strict=False) if not _off(value)
+        )
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                given.update([] if _off(keyword.value) else [keyword.arg])
+            elif rest is not None and _names(keyword.value) == rest.arg:
+                given.update(declared)
+            else:
+                entries = _entries(written, keyword.value)
+                if entries is None:
+                    return None
+                given.update(entries)
+    return given
+
+
+def _entries(written: ast.FunctionDef, value: ast.expr) -> set[str] | None:
+    """The keys of a dict of options that a function fills by itself, None where others may."""
+    if isinstance(value, ast.Dict):
+        return _keys(value)
+    name, found, understood = _names(value), set(), 1
+    if name is None:
+        return None
+    for node in ast.walk(written):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and _targets(node) == [name]:
+            keys = _keys(node.value) if isinstance(node.value, ast.Dict) else None
+        elif isinstance(node, ast.Subscript) and _names(node.value) == name:
+            keys = {node.slice.value} if isinstance(node.slice, ast.Constant) else None
+        else:
+            continue
+        if keys is None:
+            return None
+        found |= keys
+        understood += 1
+    uses = sum(_names(node) == name for node in ast.walk(written))
+    return found if uses == understood else None
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str | None]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [_names(one) for one in targets]
+
+
+def _keys(options: ast.Dict) -> set[str] | None:
+    """What a dict that is written out gives something else than None or off."""
+    if not all(isinstance(key, ast.Constant) for key in options.keys):
+        return None
+    pairs = zip(options.keys, options.values, strict=True)
+    return {key.value for key, value in pairs if isinstance(key, ast.Constant) and not _off(value)}
+
+
+def _names(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _off(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and (value.value is None or value.value is False)
 
 
 def _is_mask(name: str) -> bool:

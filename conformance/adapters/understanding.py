@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import DeclarationError
 from . import multihead
-from .calling import Calling, read_calling
+from .calling import Calling, read_calling, second_input
 from .finding import Finding, answers_golden, find, recipe_notes, trial_notes
 from .trial import Trial
 from .wish import Wish
@@ -34,12 +34,16 @@ def understand(built: nn.Module, wish: Wish) -> Understood:
         finding = find(built, wish.request(calling))
     except DeclarationError:
         better = _golden_when(built, wish, turned)
-        if better is None:
+        crossed = (turned, better) if better is not None else _with_second_input(built, wish)
+        if crossed is None:
             raise
-        calling, finding = turned, better
+        calling, finding = crossed
     else:
         better = None if finding.golden else _golden_when(built, wish, turned)
         calling, finding = (calling, finding) if better is None else (turned, better)
+    if not finding.golden:
+        crossed = _with_second_input(built, wish)
+        calling, finding = crossed or (calling, finding)
     return _complete(calling, finding, wish.promises)
 
 
@@ -62,6 +66,16 @@ def _golden_when(built: nn.Module, wish: Wish, calling: Calling) -> Finding | No
     except DeclarationError:
         return None
     return finding if finding.golden else None
+
+
+def _with_second_input(built: nn.Module, wish: Wish) -> tuple[Calling, Finding] | None:
+    """How it is golden with an input for key and value that may be left out, if it is."""
+    names = second_input(built.forward)
+    if wish.inputs is not None or wish.call is not None or names is None:
+        return None
+    calling = Calling(inputs="memory", names=names)
+    finding = _golden_when(built, wish, calling)
+    return None if finding is None else (calling, finding)
 
 
 def _multihead(built: nn.MultiheadAttention, wish: Wish) -> Understood:

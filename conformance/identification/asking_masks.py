@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,7 @@ from . import empty_rows
 from .convention import MaskUse
 from .deviations import Deviation
 from .leaks import MUST_UP_TO, Leak, Tight, find_leak
-from .masks import MaskFound, chosen_uses, find_masks
+from .masks import MaskFound, MaskUnread, chosen_uses, find_masks
 from .wording import empty_words, placed
 
 if TYPE_CHECKING:
@@ -28,6 +29,16 @@ _OPERATIONS: Final = {
     "multiply-logits": "the logits are multiplied by it: a hidden key keeps a logit of 0",
     "add-to-kept": "where a mask is meant, hand over an additive float",
 }
+# Masks of something else than the keys of a self-attention, by name.
+_OF_OTHERS: Final = re.compile(r"head|encoder|context|cross|mem|additional", re.IGNORECASE)
+# What is promised of a mask that does nothing, by its name: nothing else tells.
+_BY_NAME: Final = (
+    ("len", "lengths", "B"),
+    ("padding", "drop", "BK"),
+    ("drop", "drop", "BHQK"),
+    ("bias", "bias", "BHQK"),
+    ("", "keep", "BHQK"),
+)
 # Below this, finite fills show in ordinary problems, not only where one logit is driven far down.
 _ORDINARY: Final = 1e5
 
@@ -55,7 +66,7 @@ def ask(case: Case) -> None:
                 name,
                 f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}"
                 + _ambiguous(one),
-                f"golden within bound in {len(one.uses)} shapes, and not with the other polarity",
+                f"golden within bound in {_counted(len(one.uses), 'shape')}{_unlike(one)}",
                 {
                     "parameter": one.parameter.name,
                     "form": one.form,
@@ -71,6 +82,8 @@ def ask(case: Case) -> None:
                 {"parameter": one.parameter.name, "form": None},
             )
     _declare(case, found)
+    case.idle = _idle(found)
+    case.unchecked += _others(found)
     if not parameters:
         case.found.add("mask", "none", "no parameter sounds like one", None)
     elif not case.box.convention.masks:
@@ -81,6 +94,16 @@ def _ambiguous(one: MaskFound) -> str:
     if not one.ambiguous:
         return ""
     return f"; not {', '.join(one.ambiguous)}, taken for another shape where sizes are equal"
+
+
+def _unlike(one: MaskFound) -> str:
+    """What was ruled out: only a mask of two values could be read the other way."""
+    has_polarity = one.form not in ("bias", "lengths") and one.point.mask_operation != "add-to-kept"
+    return ", and not with the other polarity" if has_polarity else ""
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _polarity(one: MaskFound) -> str:
@@ -121,6 +144,9 @@ def _declare(case: Case, found: Sequence[object]) -> None:
             "a declaration has one meaning for all its masks: the exact ones are declared",
             [one.parameter.name for one in left],
         )
+    used = {use.parameter for use in uses}
+    doubled = dict.fromkeys(one.parameter.name for one in understood)
+    case.unchecked = [name for name in doubled if name not in used]
     for one in alike:
         case.point = case.point.replace(
             mask_operation=one.point.mask_operation,
@@ -139,6 +165,47 @@ def _declare(case: Case, found: Sequence[object]) -> None:
         return
     _empty_rows(case, _firsts(case.box.convention.masks))
     _leaks(case, _firsts(case.box.convention.masks))
+
+
+def _idle(found: Sequence[object]) -> str:
+    """The parameter that looks like a mask of this attention where none hides anything, or ""."""
+    if any(isinstance(one, MaskFound) for one in found):
+        return ""
+    return next((name for name in _without_effect(found) if not _OF_OTHERS.search(name)), "")
+
+
+def _others(found: Sequence[object]) -> list[str]:
+    """The masks of something that plain calls do not have: they change nothing."""
+    return [name for name in _without_effect(found) if _OF_OTHERS.search(name)]
+
+
+def _without_effect(found: Sequence[object]) -> list[str]:
+    """The parameters on which no answer depends, in any form."""
+    unread = [one for one in found if isinstance(one, MaskUnread) and not one.parameter.guessed]
+    names = dict.fromkeys(one.parameter.name for one in unread)
+    return [name for name in names if all(one.idle for one in unread if one.parameter.name == name)]
+
+
+def promise_idle(case: Case) -> None:
+    """Promise the mask that hides nothing: a declaration without it would conform.
+
+    Called last, since nothing else could be asked under it.
+    """
+    name = case.idle
+    if not name:
+        return
+    case.observed.append(
+        Deviation(
+            observed=f"{name} changes nothing",
+            text=f"`{name}` looks like a mask and hides no key",
+            fix="give hidden keys minus infinity before the softmax",
+            mistaken=True,
+        )
+    )
+    if not case.as_observed:
+        form, shape = next(use for word, *use in _BY_NAME if word in name.lower())
+        one = MaskUse(form=form, parameter=name, shape=shape, native=shape)
+        case.box = case.box.under(masks=(one,))
 
 
 def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:

@@ -50,7 +50,9 @@ class Case:
     ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
     under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
     left out of the declaration do to a hidden key. ``observed`` are deviations that no field of
-    ``point`` holds; ``as_observed`` asks for a declaration that promises probable mistakes, too.
+    ``point`` holds; ``unchecked`` are masks that are understood and in no promise, ``idle`` is one
+    that hides nothing where none does; ``as_observed`` asks for a declaration that promises
+    probable mistakes, too.
     """
 
     box: Box
@@ -64,6 +66,8 @@ class Case:
     beyond: list[str] = field(default_factory=list)
     other_readings: list[golden.Semantics] = field(default_factory=list)
     observed: list[Deviation] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    idle: str = ""
     as_observed: bool = False
 
 
@@ -77,6 +81,7 @@ def investigate(case: Case, plain: Plain, tell: Tell) -> None:
     tell("flags")
     asking_switches.ask(case, plain)
     _always(case, plain)
+    asking_masks.promise_idle(case)
 
 
 def _always(case: Case, plain: Plain) -> None:
@@ -330,7 +335,7 @@ def _mismatches(case: Case) -> None:
 
 def _dropout(case: Case, *, same: bool) -> None:
     parameters = case.parameters.meaning("dropout")
-    if case.box.kind == "layer" and not parameters:
+    if case.box.kind == "layer" and all(one.guessed for one in parameters):
         words = "none in eval" if same else "answers vary in eval mode"
         case.found.add("dropout", words, "two calls in eval mode", not same)
         return

@@ -71,7 +71,7 @@ def _identify(
     boxes = _opened(thing)
     if thing.declared is not None and not thing.declared.weights_known:
         return _without_weights(boxes, found)
-    opened = _first_golden(boxes)
+    opened = _first_golden(boxes, thing.parameters)
     if isinstance(opened, str):
         return opened
     box, read = opened
@@ -156,7 +156,7 @@ def _without_weights(boxes: Iterator[Box], found: Findings) -> str:
     return "its weights are told to nobody, so no golden answer exists to compare with"
 
 
-def _first_golden(boxes: Iterator[Box]) -> tuple[Box, Plain] | str:
+def _first_golden(boxes: Iterator[Box], parameters: Parameters) -> tuple[Box, Plain] | str:
     """The first way of calling whose answers a reading explains, or why there is none."""
     refusals: list[Refusal] = []
     unread: list[tuple[Box, list[Observation]]] = []
@@ -180,7 +180,13 @@ def _first_golden(boxes: Iterator[Box]) -> tuple[Box, Plain] | str:
         return _first_capped(unread) or _unread(*unread[0])
     if not refusals:
         return "it takes neither query, key and value nor any inputs that attention has"
-    return f"no way of calling it gives an answer: it {_commonest(refusals)}"
+    tables = " and ".join(one.name for one in parameters.meaning("positions"))
+    needs = (
+        f"; it may need {tables}, tables of positions, which identify does not make: wrap it in a "
+        "function or module that fills them in"
+    )
+    said = f"no way of calling it gives an answer: it {_commonest(refusals)}"
+    return said + (needs if tables else "")
 
 
 def _first_capped(unread: list[tuple[Box, list[Observation]]]) -> tuple[Box, Plain] | None:

@@ -76,11 +76,15 @@ class MaskFound:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskUnread:
-    """A parameter that is taken but not understood; ``why`` says how it behaves."""
+    """A parameter that is taken but not understood; ``why`` says how it behaves.
+
+    ``idle`` says that no answer depends on it.
+    """
 
     parameter: Parameter
     kind: str
     why: str
+    idle: bool = False
 
 
 Found = MaskFound | MaskUnread
@@ -217,11 +221,11 @@ def _boolean(
     if best is None:
         unmoved = _unmoved(box, taken)
         why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
-        return MaskUnread(parameter=parameter, kind=word, why=why)
+        return MaskUnread(parameter=parameter, kind=word, why=why, idle=unmoved)
     margin, reading = best
     drops = reading.mask_polarity == "drop"
     if reading.mask_operation == "ignore":
-        return MaskUnread(parameter=parameter, kind=word, why="it changes nothing")
+        return MaskUnread(parameter=parameter, kind=word, why="it changes nothing", idle=True)
     form = drop_form if drops else keep_form
     if word == "int" and not drops:
         give = "{}"

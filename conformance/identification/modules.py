@@ -11,7 +11,7 @@ from torch import nn
 
 from .._golden import golden
 from ..adapters import multihead
-from ..adapters.calling import Calling
+from ..adapters.calling import Calling, second_input
 from ..adapters.copying import duplicate, put_in_dtype
 from ..adapters.finding import Finding
 from ..adapters.understanding import calling_of, understand
@@ -122,9 +122,10 @@ def module_boxes(reading: Understood) -> Iterator[Box]:
 
     parameters = read_parameters(reading.built)
     ways = plain_options(parameters, absent(parameters))
-    mode = reading.calling.inputs
-    names = reading.calling.names
-    for layout in _layouts(reading):
+    called = [(reading.calling.inputs, reading.calling.names)]
+    crossed = second_input(reading.built.forward)
+    called += [("memory", crossed)] if crossed and called[0][0] == "self" else []
+    for (mode, names), layout in itertools.product(called, _layouts(reading)):
         for output, way in itertools.product(OUTPUTS, ways):
             yield Box(
                 prepare=prepare,

@@ -92,7 +92,8 @@ def taken(
         form = _form(value, target)
         if form == "factory":
             msg = (
-                f"{target}() returned a function without parameters: there is nothing to attend to"
+                f"{target}() returned a function that needs no parameters: there is nothing to "
+                "attend to"
             )
             raise UsageError(msg)
     if isinstance(value, Candidate):
@@ -157,7 +158,8 @@ def _form(value: Any, target: str) -> str:
         )
         raise UsageError(msg)
     parameters = read_parameters(value)
-    if not parameters.names and not parameters.open_ended:
+    inputs = [one for one in parameters.entries if one.required or one.meaning in ("q", "k", "v")]
+    if not inputs and not parameters.open_ended:
         return "factory"
     return "builder" if tuple(parameters.names[:2]) == _BUILDER else "function"
 

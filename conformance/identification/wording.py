@@ -61,10 +61,12 @@ def inputs_words(convention: Convention, parameters: Parameters) -> str:
 
 def parameters_words(parameters: Parameters) -> str:
     """The names of the parameters, the first ones where there are many."""
-    names = parameters.names[:_MOST_NAMES]
-    more = len(parameters.names) - len(names)
+    every = [entry.name for entry in parameters.entries if not entry.guessed]
+    names = every[:_MOST_NAMES]
+    more = len(every) - len(names)
     listed = f"parameters {', '.join(names)}" if names else "by calling it"
-    return listed + (f" and {more} more" if more > 0 else "")
+    listed += f" and {more} more" if more > 0 else ""
+    return listed + (", and any keyword" if parameters.open_ended else "")
 
 
 def placed(parameter: Parameter) -> str:

@@ -28,6 +28,7 @@ def declaration_text(thing: Thing, case: Case) -> str:
     name = f"declared_{thing.name}"
     promises = promises_of(case)
     if thing.form == "module":
+        promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
         lines = _module(thing, convention, name, promises)
     elif thing.form == "builder":
         lines = _builder(thing, convention, name, promises, case.box.sizes.changes)

@@ -28,6 +28,17 @@ def test_text_is_python(name: str) -> None:
     assert f"name='{name}'" in text
 
 
+def test_a_mask_that_hides_nothing_is_promised() -> None:
+    """Without that the declaration would conform; a second input that may be left out is found."""
+    found = record("crossed")
+    facts = {one["fact"]: one["value"] for one in found["facts"]}
+    assert facts["inputs"] == "memory"
+    told = "`attn_mask` looks like a mask and hides no key"
+    assert [(one["text"], one["mistaken"]) for one in found["deviations"]] == [(told, True)]
+    assert 'options["attn_mask"] = keep' in found["declaration"]
+    assert "module(x=query, context=context, **options)" in found["declaration"]
+
+
 @pytest.mark.parametrize(
     "target",
     [

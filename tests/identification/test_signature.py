@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from conformance.identification.signature import read_parameters
+from conformance.identification.wording import parameters_words
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,12 @@ def test_open_keywords_may_take_anything() -> None:
     found = read_parameters(function)
     assert found.open_ended
     assert {"keep", "attn_mask", "causal"} <= set(found.names)
+
+
+def test_keywords_that_are_guessed_are_not_listed() -> None:
+    """What ``**kwargs`` may hold is no parameter."""
+
+    def attend(q: Any, k: Any, v: Any, **kwargs: Any) -> Any:
+        return q, k, v, kwargs
+
+    assert parameters_words(read_parameters(attend)) == "parameters q, k, v, and any keyword"
