@@ -77,6 +77,8 @@ def row(name: str, record: dict[str, Any]) -> str:
     deviations = ", ".join(one["observed"] for one in record.get("deviations") or ())
     checked = record.get("check") or {"verdict": "", "failed": []}
     why = "; ".join(f"`{one['clause']}`" for one in checked["failed"])
+    if checked["verdict"] == "inconclusive" and not why:
+        why = checked["reason"].partition(":")[0]
     cells = [name, record["library"], said, deviations, checked["verdict"], why]
     return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"
 
