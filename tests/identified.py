@@ -36,6 +36,7 @@ NAMES = (
     "rounded_to_float32",
     "shape_decides",
     "crossed",
+    "rows_by_form",
 )
 
 

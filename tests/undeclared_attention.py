@@ -153,6 +153,18 @@ def crossed(width: int = 6) -> nn.Module:
     return CrossAttention(width, 3)
 
 
+def rows_by_form(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Rows without keys are zeros by ``keep``, and NaN by ``bias``."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    if keep is None:
+        return scores.softmax(-1) @ v
+    return scores.masked_fill(~keep, -torch.inf).softmax(-1).masked_fill(~keep, 0.0) @ v
+
+
 token_attention = TokenAttention(10, 4, 6, 3)
 unbatched_attention = UnbatchedAttention(6, 4, 3)
 valid_length_attention = ValidLengthAttention(5, 7, 6, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .._golden import golden
+from ..declaration import BY_CAUSALITY
 from . import empty_rows
 from .causality import Causality, find_causality, find_combination, find_single_query
 from .record import LIKELY
@@ -142,13 +143,15 @@ def _combine(case: Case) -> None:
 
 
 def _settle_empty_rows(case: Case) -> None:
-    """One rule for rows that a mask, causality or both leave empty; "any" where they disagree."""
-    rules = [tuple(rule) for rule in case.promises.pop("empty_by_mask", [])]
+    """The rule for rows that a mask, causality or both leave empty: one, or one a way."""
+    by_way: dict[str, set[str]] = {}
+    for form, *rules in case.promises.pop("empty_by_mask", []):
+        by_way[form] = by_way.get(form, set(rules)) & set(rules)
     convention = case.box.convention
     if convention.causal and case.point.mask_operation in ("replace", "add"):
         by_flag = empty_rows.by_causality(case.box, case.point, case.judge)
         if by_flag:
-            rules.append(by_flag)
+            by_way[BY_CAUSALITY] = set(by_flag)
             case.found.add(
                 "empty rows by causality",
                 empty_words(by_flag),
@@ -157,11 +160,18 @@ def _settle_empty_rows(case: Case) -> None:
             )
         if convention.masks and case.point.causal_combination == "both":
             both = empty_rows.by_both(case.box, convention.masks[0], case.point, case.judge)
-            rules.append(both)
-    if not rules:
+            by_way[BY_CAUSALITY] = by_way.get(BY_CAUSALITY, set(both)) & set(both)
+    if not by_way:
         return
-    common = [rule for rule in rules[0] if all(rule in other for other in rules)]
-    declarable = [rule for rule in common if rule in empty_rows.RULES]
-    case.promises["empty_rows"] = declarable[0] if declarable else "any"
-    if declarable:
-        case.point = case.point.replace(empty_rows=declarable[0])
+    common = _declarable(set.intersection(*by_way.values()))
+    if common != "any":
+        case.promises["empty_rows"] = common
+        case.point = case.point.replace(empty_rows=common)
+        return
+    each = {way: _declarable(rules) for way, rules in by_way.items()}
+    case.promises["empty_rows"] = each if set(each.values()) != {"any"} else "any"
+
+
+def _declarable(rules: set[str]) -> str:
+    """The first rule that can be promised, "any" without one."""
+    return next((rule for rule in empty_rows.RULES if rule in rules), "any")

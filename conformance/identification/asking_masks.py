@@ -236,7 +236,7 @@ def _empty_rows(case: Case, uses: Sequence[MaskUse]) -> None:
         (use.form, use.parameter): empty_rows.by_mask(case.box, use, case.point, case.judge)
         for use in uses
     }
-    case.promises["empty_by_mask"] = [list(rule) for rule in rules.values()]
+    case.promises["empty_by_mask"] = [[form, *rule] for (form, _), rule in rules.items()]
     first = next(iter(rules.values()))
     same = all(rule == first for rule in rules.values())
     if same:

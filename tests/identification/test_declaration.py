@@ -39,6 +39,12 @@ def test_a_mask_that_hides_nothing_is_promised() -> None:
     assert "module(x=query, context=context, **options)" in found["declaration"]
 
 
+def test_rows_without_keys_by_form() -> None:
+    """Where the rule differs by the form of the mask, each has its own."""
+    said = record("rows_by_form")["declaration"]
+    assert "empty_rows={'keep': 'zeros', 'bias': 'nan'}" in said
+
+
 @pytest.mark.parametrize(
     "target",
     [
