@@ -138,13 +138,18 @@ class CrossAttention(MaskedAttention):
     """Needs its second input, whatever the default says, and hides nothing."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, context: Tensor | None = None, attn_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
     ) -> Tensor:
-        """``attn_mask`` is taken and forgotten."""
+        """Mask and flag are taken and forgotten."""
         if context is None:
             msg = "context is needed unless there is a cache"
             raise ValueError(msg)
-        del attn_mask
+        del attn_mask, is_causal
         return super().forward(x, context, context)
 
 

@@ -8,6 +8,7 @@ from .._golden import golden
 from ..declaration import BY_CAUSALITY
 from . import empty_rows
 from .causality import Causality, find_causality, find_combination, find_single_query
+from .deviations import Deviation
 from .record import LIKELY
 from .signature import Parameter
 from .switches import is_flag
@@ -47,9 +48,36 @@ def ask(case: Case) -> None:
             "calls with the flag alone" if tried else "no parameter sounds like one",
             {"flag": None, "alignment": None},
         )
+        idle = [one for one in tried if _is_idle(one) and not case.judge.always_causal]
+        case.idle_flag = idle[0] if idle else None
     else:
         _take(case, working)
     _settle_empty_rows(case)
+
+
+def _is_idle(found: Causality) -> bool:
+    """Whether a flag, and no mask of that name, changes nothing."""
+    one = found.parameter
+    return found.idle and "mask" not in one.name and one.default in ("True", "False", "None")
+
+
+def promise_idle(case: Case) -> None:
+    """Promise the flag that hides nothing, called last, as for masks."""
+    one = case.idle_flag
+    if one is None:
+        return
+    name = one.parameter.name
+    case.observed.append(
+        Deviation(
+            observed=f"{name} changes nothing",
+            text=f"`{name}` looks like a causal flag and hides no key",
+            fix="give keys after a query's own minus infinity before the softmax",
+            mistaken=True,
+        )
+    )
+    if not case.as_observed:
+        case.box = case.box.under(causal=name, causal_gives=one.gives)
+        case.promises["causal"] = golden.STANDARD.causal_alignment
 
 
 def _flags(case: Case) -> list[Parameter]:

@@ -31,7 +31,7 @@ class Causality:
     """What the flag does.
 
     ``gives`` is its value that is causal, as source. ``readings`` are the points that fit, several
-    where no lengths tell them apart.
+    where no lengths tell them apart. ``idle`` says that answers are those without the flag.
     """
 
     parameter: Parameter
@@ -39,6 +39,7 @@ class Causality:
     readings: tuple[golden.Semantics, ...]
     why: str = ""
     evidence: str = ""
+    idle: bool = False
 
     @property
     def works(self) -> bool:
@@ -73,7 +74,9 @@ def find_causality(
         )
     plain = [Seen(one.inputs.replace(causal=False), one.output) for one in observed]
     if judge.fits(points[0], plain):
-        return Causality(parameter=parameter, gives=gives, readings=(), why="it changes nothing")
+        return Causality(
+            parameter=parameter, gives=gives, readings=(), why="it changes nothing", idle=True
+        )
     fits: list[golden.Semantics] = []
     for point in points:
         fits = fits or [one for one in _points(point) if _fits(one, observed, judge)]

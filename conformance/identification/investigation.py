@@ -22,6 +22,7 @@ from .behaviour import (
     repeats,
 )
 from .box import Box
+from .causality import Causality
 from .deviations import Deviation
 from .keywords import find_groups, find_scale, find_softcap, find_window
 from .plain import Plain
@@ -51,8 +52,8 @@ class Case:
     under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
     left out of the declaration do to a hidden key. ``observed`` are deviations that no field of
     ``point`` holds; ``unchecked`` are masks that are understood and in no promise, ``idle`` is one
-    that hides nothing where none does; ``as_observed`` asks for a declaration that promises
-    probable mistakes, too.
+    that hides nothing where none does, ``idle_flag`` such a causal flag; ``as_observed`` asks for
+    a declaration that promises probable mistakes, too.
     """
 
     box: Box
@@ -68,6 +69,7 @@ class Case:
     observed: list[Deviation] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     idle: str = ""
+    idle_flag: Causality | None = None
     as_observed: bool = False
 
 
@@ -82,6 +84,7 @@ def investigate(case: Case, plain: Plain, tell: Tell) -> None:
     asking_switches.ask(case, plain)
     _always(case, plain)
     asking_masks.promise_idle(case)
+    asking_causality.promise_idle(case)
 
 
 def _always(case: Case, plain: Plain) -> None:

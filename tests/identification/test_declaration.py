@@ -28,14 +28,18 @@ def test_text_is_python(name: str) -> None:
     assert f"name='{name}'" in text
 
 
-def test_a_mask_that_hides_nothing_is_promised() -> None:
+def test_what_hides_nothing_is_promised() -> None:
     """Without that the declaration would conform; a second input that may be left out is found."""
     found = record("crossed")
     facts = {one["fact"]: one["value"] for one in found["facts"]}
     assert facts["inputs"] == "memory"
-    told = "`attn_mask` looks like a mask and hides no key"
-    assert [(one["text"], one["mistaken"]) for one in found["deviations"]] == [(told, True)]
+    assert [(one["text"], one["mistaken"]) for one in found["deviations"]] == [
+        ("`attn_mask` looks like a mask and hides no key", True),
+        ("`is_causal` looks like a causal flag and hides no key", True),
+    ]
     assert 'options["attn_mask"] = keep' in found["declaration"]
+    assert 'options["is_causal"] = True' in found["declaration"]
+    assert "causal='bottom-right'" in found["declaration"]
     assert "module(x=query, context=context, **options)" in found["declaration"]
 
 
