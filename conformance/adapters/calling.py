@@ -260,7 +260,8 @@ def _entries(written: ast.FunctionDef, value: ast.expr) -> set[str] | None:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and _targets(node) == [name]:
             keys = _keys(node.value) if isinstance(node.value, ast.Dict) else None
         elif isinstance(node, ast.Subscript) and _names(node.value) == name:
-            keys = {node.slice.value} if isinstance(node.slice, ast.Constant) else None
+            key = _text(node.slice)
+            keys = None if key is None else {key}
         else:
             continue
         if keys is None:
@@ -278,10 +279,16 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[str | None]:
 
 def _keys(options: ast.Dict) -> set[str] | None:
     """What a dict that is written out gives something else than None or off."""
-    if not all(isinstance(key, ast.Constant) for key in options.keys):
+    pairs = [(_text(key), value) for key, value in zip(options.keys, options.values, strict=True)]
+    if any(key is None for key, _ in pairs):
         return None
-    pairs = zip(options.keys, options.values, strict=True)
-    return {key.value for key, value in pairs if isinstance(key, ast.Constant) and not _off(value)}
+    return {key for key, value in pairs if key is not None and not _off(value)}
+
+
+def _text(node: ast.AST | None) -> str | None:
+    """A text that is written out, None for anything else."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else None
 
 
 def _names(node: ast.AST) -> str | None:
