@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from ..caching import draws_cache, settle_past
 from ..calling import Forward
 from ..inputs import Inputs
 from ..problem import MaskPlan, Problem
@@ -101,3 +102,9 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     items = geometry.batch + 1 if declared.batched else 1
     yield problem.replace(geometry=long_one.replace(batch=items), mask=other_mask)
     yield problem.replace(causal=other)
+    # Without the options of the others, and then behind a cache: what either leaves shows in both.
+    plain = problem.replace(past=0, scale=None, softcap=None, window=None, causal=causal)
+    yield plain
+    if draws_cache(subject.candidate):
+        half = plain.replace(past=(geometry.key_length + 1) // 2)
+        yield half.replace(past=settle_past(half, subject.candidate))

@@ -10,14 +10,17 @@ from __future__ import annotations
 from typing import Final
 
 from . import (  # importing a file declares its mistakes
+    arithmetic,
     backward,
     caches,
     decoding,
     distances,
+    layer_paths,
     layer_shapes,
     loops,
     mask_reads,
     masks,
+    memory,
     merging,
     packed,
     paths,
@@ -32,14 +35,17 @@ from . import (  # importing a file declares its mistakes
 __conformance__: Final[tuple[str, ...]] = ()
 
 __all__ = [
+    "arithmetic",
     "backward",
     "caches",
     "decoding",
     "distances",
+    "layer_paths",
     "layer_shapes",
     "loops",
     "mask_reads",
     "masks",
+    "memory",
     "merging",
     "packed",
     "paths",

@@ -308,3 +308,33 @@ class DropoutDrawnAnewBackwards(Dropping):
     def passed(self, gradient: Tensor, weights: Tensor, kept: Tensor, rate: float) -> Tensor:
         other = (torch.rand_like(kept) >= rate).to(kept.dtype)
         return super().passed(gradient, weights, other, rate)
+
+
+@core("gradients.golden", masks=["keep"], features=["scale", "gqa"])
+class QueryGradientCutToHeadSize(HandWritten):
+    """For the gradient of queries, values are read as wide as keys: channels beyond are lost."""
+
+    link = "https://github.com/XunhaoLai/native-sparse-attention-triton/issues/27"
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        size = steps.key.shape[-1]
+        if steps.value.shape[-1] <= size:
+            return super().query_gradient(steps, scores)
+        cut = steps.gradient[..., :size] @ steps.value[..., :size].mT
+        weights = self.recomputed(steps)
+        whole = (steps.gradient * steps.output).sum(dim=-1, keepdim=True)
+        return super().query_gradient(steps, weights * (cut - whole))
+
+
+@core("gradients.golden", masks=["keep"], features=["scale", "gqa"])
+class GradientGroupsByWrongDivisor(HandWritten):
+    """Backwards, a head's group is its number over the number of groups, not over their size."""
+
+    link = "https://github.com/XunhaoLai/native-sparse-attention-triton/issues/27"
+
+    def unshare(self, heads: Tensor, kv_heads: int) -> Tensor:
+        total = heads.new_zeros(heads.shape[0], kv_heads, *heads.shape[2:])
+        for head in range(heads.shape[1]):
+            if head // kv_heads < kv_heads:
+                total[:, head // kv_heads] += heads[:, head]
+        return total

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...eager import Call
+from ...eager import Answer, Call
 from .._kit import core
 from ._steps import SERVING, WINDOWED, Caching, Joined, one_query, past
 
@@ -134,3 +134,73 @@ class UnwrittenCacheAttended(Caching):
             for name in ("key", "value")
         }
         return Joined(**{**vars(joined), **room})
+
+
+def slots(call: Call) -> int:
+    """How many keys a ring as long as the window holds; none where there is no such ring."""
+    if call.window is None or call.window[0] < 0 or not call.causal:
+        return 0
+    return call.window[0] + 1
+
+
+@core("numerics.options", **{**WINDOWED, "masks": []})
+class LongPrefillOverwritesRing(Caching):
+    """New tokens beyond a ring as long as the window overwrite keys that others still need.
+
+    The mask keeps counting places as if the first ones were there.
+    """
+
+    link = "https://github.com/Lightning-AI/litgpt/issues/2182"
+
+    cached = False
+
+    def attend(self, call: Call) -> Answer:
+        self.cached = call.past_key is not None
+        return super().attend(call)
+
+    def allowed(self, call: Call) -> Tensor | None:
+        ring = slots(call)
+        if not self.cached or not ring or call.query_length <= ring:
+            return super().allowed(call)
+        keys = torch.arange(call.key_length)
+        queries = torch.arange(call.query_length) + past(call)
+        return (keys >= call.key_length - ring) & (keys % ring <= queries[:, None])
+
+
+@core("mask.causal-combined", "numerics.options", **{**WINDOWED, "masks": []})
+class PrefillBehindCacheCutToWindow(Caching):
+    """Several queries after a cache, more than the window is long, attend its last keys alone."""
+
+    link = "https://github.com/lablup/mlxcel/issues/413"
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        yield from super().tables(call)
+        width = slots(call)
+        if past(call) and width and call.query_length > width:
+            yield torch.arange(call.key_length) >= call.key_length - width
+
+
+@core("cache.golden", **{**SERVING, "masks": []})
+class NewKeyNotYetVisible(Caching):
+    """A step with a cache attends what the cache shows, and its own key is shown after the step."""
+
+    link = "https://github.com/harvard-edge/cs249r_book/pull/1953"
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        yield from super().tables(call)
+        if past(call) and one_query(call):
+            yield torch.arange(call.key_length) < past(call)
+
+
+@core("cache.golden", "numerics.options", **SERVING)
+class NewestKeyEscapesMask(Caching):
+    """One query after a cache attends its own key, the last, though the mask hides it."""
+
+    link = "https://github.com/microsoft/onnxruntime/pull/22567"
+
+    def allowed(self, call: Call) -> Tensor | None:
+        allowed = super().allowed(call)
+        if allowed is None or not one_query(call) or not past(call):
+            return allowed
+        own = torch.arange(call.key_length) == call.key_length - 1
+        return allowed | own

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+import conformance
+
+from ..._load import heads_of_one_size
 from ...eager import Answer, EagerLayer
 from .._kit import layer
 
@@ -55,3 +59,43 @@ class HeadsFoldedFirstMasksRepeatedInPlace(EagerLayer):
             folded = keep.unflatten(0, (self.num_heads, -1)).transpose(0, 1)
             options["keep"] = folded
         return super().__call__(query, key, value, **options)
+
+
+@layer("shape.output", masks=["keep"], causal=None, features=[], geometry=heads_of_one_size)
+class HeadSizeFromInputWidth(EagerLayer):
+    """The size of a head is the width of the input over the heads, not that of the projection."""
+
+    link = "https://github.com/huggingface/diffusers/pull/4154"
+
+    size = 0
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Answer:
+        self.size = query.shape[-1] // self.num_heads
+        return super().__call__(query, key, value, **options)
+
+    def split(self, tokens: Tensor, num_heads: int) -> Tensor:
+        return tokens.reshape(tokens.shape[0], -1, num_heads, self.size).transpose(1, 2)
+
+
+def one_head_size(geometry: conformance.Geometry) -> conformance.Geometry:
+    """Value heads as wide as the others."""
+    return geometry.replace(value_head_size=geometry.head_size)
+
+
+@layer("mask.golden", masks=["keep"], features=["gqa"], inputs="self", geometry=one_head_size)
+class FusedWeightsReadByGroup(EagerLayer):
+    """Matrices stacked as queries, keys, values are read group by group, each with its three."""
+
+    link = "https://github.com/NVIDIA-NeMo/RL/pull/2802"
+
+    def __call__(self, x: Tensor, **options: Any) -> Answer:  # type: ignore[override]  # one input
+        return super().__call__(x, x, x, **options)
+
+    def heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        del key, value  # the same tokens as the query
+        stacked = torch.cat([self.project(query, name) for name in "qkv"], dim=-1)
+        share = self.num_heads // self.num_kv_heads
+        groups = stacked.unflatten(-1, (self.num_kv_heads, share + 2, -1))
+        queries = groups[..., :share, :].flatten(2, 3)
+        keys, values = groups[..., share, :], groups[..., share + 1, :]
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 import conformance
 
 from ...eager import Answer, Call, EagerCore, EagerLayer
-from .._kit import core, layer
+from .._kit import InexactCore, core, layer
 from .single_queries import TORCH, TopLeft
 
 PLAIN: Final[dict[str, Any]] = {"features": ["scale", "gqa"]}
@@ -204,3 +204,27 @@ class ScaleFromWidthByHeads(EagerLayer):
     def __init__(self, geometry: conformance.Geometry, weights: Any) -> None:
         super().__init__(geometry, weights)
         self.core = _ScaleOf(geometry.query_size / geometry.num_heads)
+
+
+@core("mask.causal", "mask.causal-alignment", masks=["keep"], features=["scale", "gqa"])
+class CausalForFirstItemAlone(EagerCore):
+    """The causal mask has a batch axis, but numbers for one item: the others see every key."""
+
+    link = "https://github.com/huggingface/candle/issues/3582"
+
+    def ahead(self, call: Call) -> Tensor:
+        ahead = super().ahead(call)
+        items = torch.arange(call.query.shape[0]).reshape(-1, 1, 1, 1)
+        return torch.where(items == 0, ahead, torch.full_like(ahead, -1))
+
+
+@core("mask.empty-row", masks=["keep"], features=["scale", "gqa"])
+class ZeroedCopyThrownAway(InexactCore):
+    """Rows without keys are to be zeroed, but what the function for it returns is not kept."""
+
+    link = "https://github.com/lucidrains/flamingo-pytorch/issues/10"
+
+    def weights(self, logits: Tensor, allowed: Tensor | None) -> Tensor:
+        if allowed is None:
+            return self.softmax(logits)
+        return self.softmax(logits.masked_fill(~allowed, torch.finfo(logits.dtype).min))

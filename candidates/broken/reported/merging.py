@@ -256,3 +256,34 @@ class BiasInAnotherBase(EagerCore):
 
     def add_bias(self, scores: Tensor, bias: Tensor) -> Tensor:
         return scores + bias * math.log(2)
+
+
+@core("mask.golden", "cache.golden", **SERVING)
+class LogSumExpsOfCentredKeys(CacheApart):
+    """The mean key of a span is taken off its keys, but not added to its log-sum-exp again."""
+
+    link = "https://github.com/ROCm/aiter/pull/3334"
+
+    def partials(self, call: Joined, logits: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+        plain = super().partials(call, logits, value)
+        shifts = [self.shift(call, span) for span in self.spans(call)]
+        return [(out, total - by) for (out, total), by in zip(plain, shifts, strict=True)]
+
+    def shift(self, call: Joined, span: slice) -> Tensor:
+        """What the mean key of a span scores with each query ``[B, H, Lq, 1]``."""
+        mean = call.key[:, :, span].mean(dim=2, keepdim=True).nan_to_num(0.0)
+        return self.scores(call, self.share(mean, call.query.shape[1]))
+
+
+@core("mask.golden", "numerics.golden", **SERVING)
+class PartialsMergedByBareExponentials(CacheApart):
+    """Partial answers are merged by the exponentials of their log-sum-exps, which overflow."""
+
+    link = "https://github.com/SHI-Labs/NATTEN/pull/202"
+
+    def shares(self, call: Joined, totals: Tensor) -> Tensor:
+        if totals.shape[-1] == 1:
+            return super().shares(call, totals)
+        parts = totals.exp()
+        whole = parts.sum(dim=-1, keepdim=True)
+        return parts / whole.masked_fill(whole == 0, 1.0)

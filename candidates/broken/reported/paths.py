@@ -185,3 +185,15 @@ class CapRevivesPaddedKeys(EagerCore):
         dropped = self.drop_out(weights, call.dropout)
         output = self.mix_allowed(dropped, self.share(call.value, heads), None)
         return (output, weights) if call.return_weights else output
+
+
+@core("mask.golden", "numerics.options", masks=["keep"], features=["scale", "gqa", "window"])
+class RightEdgeOnlyWhereCausal(EagerCore):
+    """A window that ends at the query's own key is open to the right unless the call is causal."""
+
+    link = "https://github.com/jax-ml/jax/pull/39576"
+
+    def attend(self, call: Call) -> Answer:
+        if call.window is not None and call.window[1] == 0 and not call.causal:
+            call = call.replace(window=(call.window[0], -1))
+        return super().attend(call)

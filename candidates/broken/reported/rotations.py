@@ -109,3 +109,18 @@ class PlacesInHalfPrecision(Halves):
 
     def angles(self, place: Tensor, size: int) -> Tensor:
         return super().angles(place.bfloat16(), size)
+
+
+@core("position.rotary", **{**TURNED, "dtypes": ["bfloat16"]}, scores="fused")
+class FrequenciesInBfloat16(Halves):
+    """The frequencies are cast to bfloat16 before places multiply them; all else is in float32."""
+
+    link = "https://github.com/Modalities/modalities/pull/462"
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
+        answer = super().__call__(query.float(), key.float(), value.float(), **use)
+        return answer.to(query.dtype)
+
+    def angles(self, place: Tensor, size: int) -> Tensor:
+        one = super().angles(torch.ones(1), size)
+        return place.double()[:, None] * one.bfloat16().double()

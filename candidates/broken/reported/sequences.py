@@ -13,6 +13,8 @@ from .._kit import core
 from ..layouts import VARLEN, VarlenCore
 
 CAUSAL: Final[dict[str, Any]] = {**VARLEN, "causal": "bottom-right"}
+# So many keys go to one split.
+SPLIT: Final = 32
 
 
 class _Poisoned(Function):
@@ -153,3 +155,20 @@ class SequencesLoseTheCap(VarlenCore):
     def one(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         options.pop("softcap", None)
         return super().one(query, key, value, **options)
+
+
+@core("equivariance.batch", "numerics.options", **CAUSAL)
+class PaddedRowsTakenForPacked(VarlenCore):
+    """Where keys are split, more than 32, partial answers are padded and combined as if packed."""
+
+    link = "https://github.com/Dao-AILab/flash-attention/pull/2812"
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        packed = super().__call__(query, key, value, **options)
+        if options["max_seqlen_k"] <= SPLIT:
+            return packed
+        spans = self.spans(options["cu_seqlens_q"])
+        padded = packed.new_zeros(len(spans), options["max_seqlen_q"], *packed.shape[1:])
+        for rows, span in zip(padded, spans, strict=True):
+            rows[: span.stop - span.start] = packed[span]
+        return padded.flatten(0, 1)[: packed.shape[0]]
