@@ -28,6 +28,8 @@ from conformance.runner import CandidateRun
 ENOUGH: Final = 3
 PAGE: Final = Path(__file__).parents[1] / "docs" / "mechanisms.md"
 NOT_CAUGHT: Final = "**not caught**"
+# These were tried for the first time when what the others had escaped was mended.
+LATER: Final = "first_time_c.json"
 HEAD: Final = """\
 # Mechanisms of reported bugs
 
@@ -79,10 +81,10 @@ def reported() -> list[Mistake]:
     return sorted(found, key=lambda mistake: mistake.name)
 
 
-def first_time() -> dict[str, tuple[str, ...]]:
+def first_time(files: str = "first_time*.json") -> dict[str, tuple[str, ...]]:
     """Which MUST clauses failed when each was tried for the first time."""
     found: dict[str, tuple[str, ...]] = {}
-    for path in sorted(Path(package.__path__[0]).glob("first_time*.json")):
+    for path in sorted(Path(package.__path__[0]).glob(files)):
         for name, entry in json.loads(path.read_text(encoding="utf-8")).items():
             found[name] = tuple(entry["must"])
     return found
@@ -139,9 +141,12 @@ def render(today: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
 def _totals(rows: list[Row]) -> str:
     first, now = (sum(bool(getattr(row, when)) for row in rows) for when in ("first", "now"))
     named = sum(bool(row.named) and "unknown-mistake" not in row.named for row in rows)
+    later = first_time(LATER)
     return (
         f"{len(rows)} mechanisms: {first} caught the first time, {now} caught now, "
-        f"{named} given a name that is not `unknown-mistake`."
+        f"{named} given a name that is not `unknown-mistake`.\n"
+        f"{len(later)} of them were collected later, when what the others had escaped was mended:\n"
+        f"{sum(map(bool, later.values()))} of these were caught the first time."
     )
 
 
