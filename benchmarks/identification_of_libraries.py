@@ -23,6 +23,8 @@ NAMES: Final = {
     "torch_multihead": "torch",
     "timm_vision": "timm",
     "diffusers_self": "diffusers",
+    "diffusers_cross": "diffusers",
+    "torchtune": "torchtune",
     "bert_eager": "transformers",
     "bert_sdpa": "transformers",
     "gpt2_eager": "transformers",
@@ -35,6 +37,8 @@ NAMES: Final = {
     "whisper": "openai-whisper",
     "open_clip": "open_clip_torch",
     "x_transformers": "x-transformers",
+    "x_transformers_flash": "x-transformers",
+    "mpnet": "transformers",
     "esm": "fair-esm",
 }
 COLUMNS: Final = ("layer", "library", "what identify says", "deviations", "check", "why")

@@ -36,6 +36,31 @@ def diffusers_self() -> nn.Module:
     return layer
 
 
+def diffusers_cross() -> nn.Module:
+    """Cross-attention of diffusers, to tokens of another width."""
+    from diffusers.models.attention_processor import Attention  # noqa: PLC0415 (its library)
+
+    layer: nn.Module = Attention(
+        query_dim=WIDTH, cross_attention_dim=9, heads=HEADS, dim_head=WIDTH // HEADS
+    )
+    return layer
+
+
+def torchtune() -> nn.Module:
+    """``MultiHeadAttention`` of torchtune, causal as by default."""
+    from torchtune.modules import MultiHeadAttention  # noqa: PLC0415 (its library)
+
+    projections = {f"{name}_proj": nn.Linear(WIDTH, WIDTH) for name in ("q", "k", "v", "output")}
+    layer: nn.Module = MultiHeadAttention(
+        embed_dim=WIDTH,
+        num_heads=HEADS,
+        num_kv_heads=HEADS,
+        head_dim=WIDTH // HEADS,
+        **projections,
+    )
+    return layer
+
+
 def _of_transformers(kind: str, layer: str, implementation: str, **sizes: Any) -> nn.Module:
     import importlib  # noqa: PLC0415 (beside its only use)
 
@@ -116,6 +141,20 @@ def x_transformers() -> nn.Module:
 
     layer: nn.Module = Attention(dim=WIDTH, heads=HEADS, dim_head=WIDTH // HEADS)
     return layer
+
+
+def x_transformers_flash() -> nn.Module:
+    """The same by torch's kernel."""
+    from x_transformers.x_transformers import Attention  # noqa: PLC0415 (its library)
+
+    layer: nn.Module = Attention(dim=WIDTH, heads=HEADS, dim_head=WIDTH // HEADS, flash=True)
+    return layer
+
+
+def mpnet() -> nn.Module:
+    """``MPNetSelfAttention``, written out, with a bias of positions beside its mask."""
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS}
+    return _of_transformers("MPNet", "MPNetSelfAttention", "eager", **sizes)
 
 
 def esm() -> nn.Module:

@@ -353,7 +353,8 @@ def _called(value: Any, target: str) -> Any:
     except TypeError:
         msg = (
             f"{target} takes {_parameters(value)} and declares nothing: decorate it with "
-            "@conformance.core or @conformance.layer"
+            f"@conformance.core or @conformance.layer, or let 'conformance identify {target}' "
+            "write that"
         )
         raise UsageError(msg) from None
     except ValueError:  # a function written in C shows no signature: calling it will tell

@@ -91,7 +91,7 @@ def check_lines(record: Mapping[str, Any]) -> list[str]:
     head = f"conformance check --profile {CHECK_PROFILE} says of this: {checked['verdict']}"
     if checked["verdict"] in GREEN:
         return [f"{head}, {checked['reason']}"]
-    mistaken = any(one["mistaken"] for one in record.get("deviations", ()))
+    mistaken = any(one.get("mistaken") for one in record.get("deviations", ()))
     why = (
         "as the deviations above let expect, since the standard is promised"
         if mistaken and not record.get("as_observed")

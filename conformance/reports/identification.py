@@ -46,8 +46,8 @@ def _parts(record: Record) -> Iterator[Any]:
 def _deviations(record: Record) -> Iterator[Text]:
     """What differs from the standard, the probable mistakes first."""
     found: Sequence[Record] = record.get("deviations") or ()
-    mistaken = [one for one in found if one["mistaken"]]
-    chosen = [one for one in found if not one["mistaken"]]
+    mistaken = [one for one in found if one.get("mistaken")]
+    chosen = [one for one in found if not one.get("mistaken")]
     if mistaken:
         yield Text(f"\n{record['mistaken']}:", style="bold red")
         for one in mistaken:
