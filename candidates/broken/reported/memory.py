@@ -36,7 +36,7 @@ class ContiguousOnlyWhenCompiled(EagerCore):
         """A tensor whose channels are neighbours, read as if all of it were contiguous."""
         if tensor.is_contiguous() or tensor.stride(-1) != 1:
             return tensor
-        return read(tensor, packed(tensor.shape), tensor.storage_offset())
+        return read(tensor, packed(tensor.shape), int(tensor.storage_offset()))
 
 
 @core("shape.strided", **PLAIN)
@@ -48,7 +48,7 @@ class ValuesTakenForContiguous(EagerCore):
     def attend(self, call: Call) -> Answer:
         value = call.value
         if not value.is_contiguous():
-            value = read(value, packed(value.shape), value.storage_offset())
+            value = read(value, packed(value.shape), int(value.storage_offset()))
         return super().attend(call.replace(value=value))
 
 
