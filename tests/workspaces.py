@@ -43,7 +43,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 def forget_modules(folder: Path) -> None:
     """Forget every module imported below a folder: the next test imports a file of its own."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # whole at once: finalizers may import
         known = getattr(module, "__dict__", {})  # torch.classes answers to every name
         homes = [known.get("__file__"), *known.get("__path__", ())]
         if any(str(home).startswith(f"{folder}{os.sep}") for home in homes):
