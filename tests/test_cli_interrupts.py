@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Under nohup a SIGHUP is ignored, by what is started as well.
+        preexec_fn=partial(signal.signal, number, signal.SIG_DFL),  # noqa: PLW1509
     )
     wait_for(folder / "started", process)
     process.send_signal(number)
