@@ -97,7 +97,12 @@ class _Declared(nn.Module):
             dtype="float16",
             kind="raised",
             reason="the fill -1e9 lies beyond float16's range, so every call with a mask raises",
-        )
+        ),
+        ExpectedFailure(
+            clause="numerics.overflow-h*",  # a glob: not every seed draws products so large
+            kind="finite",
+            reason="the product is stored in float16 before it is scaled",
+        ),
     ],
 )
 def masked_attention(geometry: Geometry, weights: ProjectionWeights) -> nn.Module:

@@ -37,7 +37,7 @@ NO_STRIDED_CHANNELS: Final = ExpectedFailure(
     reason="the flash kernel takes only a last axis of stride 1; torch's own choice goes elsewhere",
 )
 ODD_SCALE_UNDER_CAUSALITY: Final = ExpectedFailure(
-    clause="numerics.odd-scale",
+    clause="numerics.odd-s*",  # a glob: few examples may not be causal
     kind="finite",
     reason="the flash kernel multiplies minus infinity by the scale: NaN from zero downwards",
 )

@@ -32,6 +32,17 @@ NAN_RETURNED: Final = ExpectedFailure(
     clause="gradients.empty-row-finite",
     reason="a row without keys is mended behind the softmax, whose backward pass gives NaN",
 )
+OVERFLOWS: Final = ExpectedFailure(
+    clause="numerics.overflow-h*",  # a glob: not every seed draws products so large
+    kind="finite",
+    reason="the product is stored in float16 before it is scaled",
+)
+# Torch's flash kernel, of which torch_scaled_dot_product announces the same.
+ODD_SCALE_UNDER_CAUSALITY: Final = ExpectedFailure(
+    clause="numerics.odd-s*",  # a glob: not every seed draws causality with such a scale
+    kind="finite",
+    reason="the flash kernel multiplies minus infinity by the scale: NaN from zero downwards",
+)
 CORE: Final[dict[str, Any]] = {
     "masks": ["keep"],
     "causal": "bottom-right",

@@ -13,7 +13,17 @@ from torch.utils.checkpoint import checkpoint
 import conformance
 from conformance import Geometry, ProjectionWeights
 
-from ._kit import NAN_SPREADS, admitted, check, core, factor, heads_of, joined, soften
+from ._kit import (
+    NAN_SPREADS,
+    OVERFLOWS,
+    admitted,
+    check,
+    core,
+    factor,
+    heads_of,
+    joined,
+    soften,
+)
 
 EVERY_DTYPE = ["float32", "float64", "float16", "bfloat16"]
 BLOCK = 16
@@ -150,7 +160,7 @@ def by_autograd(
     )
 
 
-@core(dtypes=EVERY_DTYPE)
+@core(dtypes=EVERY_DTYPE, expected_failures=[NAN_SPREADS, OVERFLOWS])
 def checkpointed(
     query: Tensor,
     key: Tensor,
@@ -169,7 +179,7 @@ def checkpointed(
     return answer
 
 
-@core(dtypes=EVERY_DTYPE)
+@core(dtypes=EVERY_DTYPE, expected_failures=[NAN_SPREADS, OVERFLOWS])
 def checkpointed_reentrantly(
     query: Tensor,
     key: Tensor,

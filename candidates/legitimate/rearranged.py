@@ -180,6 +180,9 @@ def items_sorted_by_length(
 ) -> Tensor:
     """The longest item first, as packed sequences of recurrent networks want it."""
     check(query, key, value)
+    if not len(query) == len(key) == len(value):
+        msg = f"there are {len(query)} items of queries, {len(key)} of keys, {len(value)} of values"
+        raise ValueError(msg)
     if lengths is None:
         lengths = torch.full((query.shape[0],), key.shape[2])
     order = lengths.argsort(descending=True, stable=True)

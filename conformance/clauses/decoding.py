@@ -18,7 +18,7 @@ from ..registry import Finding, clause
 from ..space import LENGTHS, Space, admits_lengths, can_cross, is_fixed
 from ..subject import Subject
 from ._alone import all_of
-from ._vocabulary import one_item, relate, same_answer
+from ._vocabulary import one_item, places_matter, relate, same_answer
 from .caches import can_cache, last_queries, with_cache
 
 # Tokens that are asked one by one at the end; what comes before them is one chunk.
@@ -61,7 +61,7 @@ def _can_decode(candidate: Candidate) -> str:
         share=0.4,
     ),
     counterfactual="the cached tokens lost, or the diagonal at the first key",
-    applies=(_can_decode,),
+    applies=(_can_decode, places_matter),
     explained=False,
 )
 def decode_equals_full(subject: Subject, problem: Problem) -> Finding:

@@ -55,6 +55,13 @@ def mask_golden(subject: Subject, problem: Problem) -> Finding:
     )
 
 
+def _keeps_causality(candidate: Candidate) -> str:
+    # A mask that hides nothing would then take the causal rule's place.
+    replaces = candidate.declaration.semantics.causal_combination == "mask-only"
+    replaced = replaces and candidate.declaration.always_causal
+    return "any mask replaces its causal rule" if replaced else ""
+
+
 @clause(
     "mask.all-keep",
     level="MUST",
@@ -62,6 +69,7 @@ def mask_golden(subject: Subject, problem: Problem) -> Finding:
     source="BUGS: mask algebra (none equals all-keep)",
     space=Space(mask="always", patterns=("full",), share=0.5),
     counterfactual="the mask read with the opposite polarity",
+    applies=(_keeps_causality,),
 )
 def all_keep(subject: Subject, problem: Problem) -> Finding:
     """The full mask against no mask."""
