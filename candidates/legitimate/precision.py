@@ -34,7 +34,19 @@ def float64_inside(
     return (weights @ value.double()).to(query.dtype)
 
 
-@core(dtypes=HALVES, scores="fused", accumulate="float32")
+# A glob: in one of the dtypes, and not for every mixture.
+MIXTURES_ROUNDED = ExpectedFailure(
+    clause="mixed.undeclared-input*",
+    reason="scores and weights are rounded to the dtype of the values, and so is the answer",
+)
+
+
+@core(
+    dtypes=HALVES,
+    scores="fused",
+    accumulate="float32",
+    expected_failures=[NAN_SPREADS, MIXTURES_ROUNDED],
+)
 def halves_widened_once(
     query: Tensor,
     key: Tensor,
@@ -146,7 +158,7 @@ def _cut(operand: Tensor) -> Tensor:
     scores="fused",
     features=["scale", "softcap"],
     empty_rows="any",
-    expected_failures=[],
+    expected_failures=[MIXTURES_ROUNDED],
 )
 def capped_in_the_accumulator(
     query: Tensor,

@@ -32,13 +32,19 @@ LAYOUTS: Final[Specific] = {
     ),
     "varlen.no-queries": (
         "QuerylessSequencesShiftOthers",
-        also("varlen.empty-sequence varlen.no-queries-gradients"),
+        also(
+            "gradients.options mask.empty-row-options numerics.options varlen.empty-sequence "
+            "varlen.no-queries-gradients"
+        ),
     ),
     "varlen.no-keys": (
         "RowsWithoutKeysUnwritten",
         also("varlen.no-keys-gradients varlen.empty-sequence"),
     ),
-    "varlen.no-queries-gradients": ("KeysWithoutQueriesKeepOldGradients", NOTHING_ELSE),
+    "varlen.no-queries-gradients": (
+        "KeysWithoutQueriesKeepOldGradients",
+        also("gradients.options"),
+    ),
     "varlen.no-keys-gradients": ("QueriesWithoutKeysGetNaN", NOTHING_ELSE),
     "out.written": ("LastRowUnwritten", also("out.strided")),
     "out.bounds": ("WrittenPastTheBuffer", also("out.strided")),
