@@ -41,12 +41,7 @@ MIXTURES_ROUNDED = ExpectedFailure(
 )
 
 
-@core(
-    dtypes=HALVES,
-    scores="fused",
-    accumulate="float32",
-    expected_failures=[NAN_SPREADS, MIXTURES_ROUNDED],
-)
+@core(dtypes=HALVES, scores="fused", accumulate="float32")
 def halves_widened_once(
     query: Tensor,
     key: Tensor,
@@ -62,7 +57,12 @@ def halves_widened_once(
     return (weights @ value.float()).to(query.dtype)
 
 
-@core(dtypes=HALVES, scores="fused", accumulate="float32")
+@core(
+    dtypes=HALVES,
+    scores="fused",
+    accumulate="float32",
+    expected_failures=[NAN_SPREADS, MIXTURES_ROUNDED],
+)
 def halves_with_rounded_weights(
     query: Tensor,
     key: Tensor,
