@@ -147,7 +147,7 @@ def operands_cut_to_tensor_float_32(
 
 
 def _cut(operand: Tensor) -> Tensor:
-    bits = operand.contiguous().view(torch.int32)
+    bits = operand.float().contiguous().view(torch.int32)
     return (bits & -(2**13)).view(torch.float32)
 
 
