@@ -31,11 +31,6 @@ SCALE_OF_ZERO: Final = ExpectedFailure(
     kind="value",
     reason="the operator takes a scale of 0 for one that is not given",
 )
-NAN_SPREADS: Final = ExpectedFailure(
-    clause="mask.no-leak-nonf*",  # a glob: few examples may not hide a NaN
-    kind="finite",
-    reason="hidden values meet a weight of zero, and 0 * NaN is NaN",
-)
 MASKS_IN_FULL: Final = _raised(
     "*",  # whichever clause hands over a mask
     "the kernel refuses masks that broadcast over the queries, which the operator allows",
