@@ -14,13 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from conformance.calling import guarded
-from conformance.candidate import Candidate
-from conformance.differentiating import DOING, Taped
-from conformance.geometry import Geometry
-from conformance.problem import Problem
-from conformance.subject import Subject
-from conformance.targets import resolve
+from conformance.base.geometry import Geometry
+from conformance.calls.calling import guarded
+from conformance.calls.differentiating import DOING, Taped
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.problems.problem import Problem
+from conformance.targets.resolving import resolve
 
 LIMIT = 1.1
 ROUNDS = 200

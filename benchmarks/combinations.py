@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from conformance.combinations import combinations
-from conformance.covering import cover
-from conformance.registry import all_clauses
-from conformance.targets import resolve
+from conformance.clauses.registry import all_clauses
+from conformance.problems.combinations import combinations
+from conformance.problems.covering import cover
+from conformance.targets.resolving import resolve
 
 TARGETS: Final = (
     "candidates/eager.py:eager_core",
@@ -31,9 +31,9 @@ LIMIT: Final = 1.3
 HERE: Final = Path(__file__).resolve().parent.parent
 RUN: Final = """
 import sys, time
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
-from conformance.targets import resolve
+from conformance.base.profile import PROFILES
+from conformance.running.runner import CandidateRun
+from conformance.targets.resolving import resolve
 (candidate,) = resolve(sys.argv[1:])
 run = CandidateRun(candidate, profile=PROFILES["quick"])
 plan = run.planned()

@@ -25,23 +25,23 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-import conformance.double_double
-import conformance.oracle
-import conformance.stretching
-import conformance.yardstick
+import conformance.oracle.double_double
+import conformance.oracle.oracle
+import conformance.oracle.stretching
+import conformance.oracle.yardstick
 from conformance._golden import golden
-from conformance.candidate import Candidate
-from conformance.geometry import Geometry
-from conformance.inputs import Inputs
-from conformance.materialise import materialise
-from conformance.oracle import evaluate, known_weights
-from conformance.pool import Pool
-from conformance.problem import Problem
-from conformance.profile import PROFILES, Profile
-from conformance.promises import declare
-from conformance.registry import all_clauses
-from conformance.runner import CandidateRun
-from conformance.targets import resolve
+from conformance.base.geometry import Geometry
+from conformance.base.profile import PROFILES, Profile
+from conformance.clauses.registry import all_clauses
+from conformance.declare.candidate import Candidate
+from conformance.declare.promises import declare
+from conformance.oracle.oracle import evaluate, known_weights
+from conformance.problems.inputs import Inputs
+from conformance.problems.materialise import materialise
+from conformance.problems.pool import Pool
+from conformance.problems.problem import Problem
+from conformance.running.runner import CandidateRun
+from conformance.targets.resolving import resolve
 from conformance.tolerance import (
     Contract,
     Statistics,
@@ -234,14 +234,17 @@ def clocked(names: Iterable[tuple[Any, str]]) -> Iterator[dict[str, float]]:
             setattr(module, name, function)
 
 
-GOLDEN = ((conformance.oracle, "evaluate"), (conformance.stretching, "evaluate"))
+GOLDEN = ((conformance.oracle.oracle, "evaluate"), (conformance.oracle.stretching, "evaluate"))
 BOUNDS = (
-    (conformance.oracle, "core_bound"),
-    (conformance.oracle, "layer_bound"),
-    (conformance.yardstick, "core_statistics"),
-    (conformance.yardstick, "layer_statistics"),
+    (conformance.oracle.oracle, "core_bound"),
+    (conformance.oracle.oracle, "layer_bound"),
+    (conformance.oracle.yardstick, "core_statistics"),
+    (conformance.oracle.yardstick, "layer_statistics"),
 )
-EXACT = ((conformance.double_double, "core_output"), (conformance.double_double, "layer_output"))
+EXACT = (
+    (conformance.oracle.double_double, "core_output"),
+    (conformance.oracle.double_double, "layer_output"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import torch
 
 from candidates.broken import MISTAKES, Mistake
-from conformance.profile import PROFILES
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
+from conformance.running.runner import CandidateRun
 
 # Issue "Teeth", what it shows: for mistakes that small inputs can show.
 LIMIT: Final = 12

@@ -2,7 +2,7 @@
 
 They are made of the candidates, of bounds and of the tables in docs/tolerance-measured.md, and are
 the same each time: a test compares. The pictures of clauses are made by ``python -m
-conformance.specification --pictures docs/pictures``.
+conformance.tools.specification --pictures docs/pictures``.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from golden_families import (
 from torch import Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, core_bound, layer_bound, model
 from conformance.tolerance.unnormalised import is_normalised
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import torch
 
-from conformance.devices import canonical, kind_of, module_of, offers, why_absent
+from conformance.calls.devices import canonical, kind_of, module_of, offers, why_absent
 
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 # What is declared for CUDA alone, and what is declared for a CPU and runs there as well.

@@ -18,9 +18,9 @@ from torch import nn
 
 import candidates.broken
 from candidates.broken import _kit
-from conformance.identification.job import identify
-from conformance.identification.thing import taken, things_of
-from conformance.messages import RunOptions
+from conformance.running.workers.messages import RunOptions
+from conformance.tools.identification.job import identify
+from conformance.tools.identification.thing import taken, things_of
 
 COLUMNS: Final = (
     "kind, inputs, axes",

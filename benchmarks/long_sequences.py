@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 import conformance
-from conformance.calling import arguments, build_forward, guarded, read_answer
-from conformance.candidate import Candidate
-from conformance.comparison import Comparison
-from conformance.geometry import Geometry
-from conformance.long_sequences import LongGolden
-from conformance.materialise import materialise
-from conformance.problem import Problem
-from conformance.targets import resolve
+from conformance.base.geometry import Geometry
+from conformance.calls.calling import arguments, build_forward, guarded, read_answer
+from conformance.declare.candidate import Candidate
+from conformance.oracle.comparison import Comparison
+from conformance.oracle.long_sequences import LongGolden
+from conformance.problems.materialise import materialise
+from conformance.problems.problem import Problem
+from conformance.targets.resolving import resolve
 
 LENGTH = 32768
 HEAD_SIZE = 64

@@ -21,9 +21,9 @@ from typing import Any, Final
 from candidates.broken import ESCAPES, MISTAKES
 from candidates.broken import reported as package
 from conformance import Mistake
-from conformance.asking import Asking
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.running.asking import Asking
+from conformance.running.runner import CandidateRun
 
 ENOUGH: Final = 3
 PAGE: Final = Path(__file__).parents[1] / "docs" / "mechanisms.md"

@@ -13,10 +13,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-from conformance.candidate import Candidate
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
-from conformance.targets import resolve
+from conformance.base.profile import PROFILES
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
+from conformance.targets.resolving import resolve
 
 LIMITS = {"quick": 10.0, "default": 60.0}
 

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from .adapters.compiled import compiled
     from .adapters.graph import graph
     from .adapters.module import module
-    from .candidate import Candidate
+    from .base.expected import ExpectedFailure
+    from .base.geometry import Geometry
+    from .base.mistake import Mistake
+    from .base.results import Violation
     from .clauses._vocabulary import matches_golden, same_answer
-    from .comparison import compare
-    from .declare import core, fixed_layer, layer, positions
+    from .clauses.registry import Clause, Finding, clause
+    from .clauses.subject import Subject
+    from .declare.candidate import Candidate
+    from .declare.decorators import core, fixed_layer, layer, positions
     from .errors import DeclarationError, UsageError
-    from .expected import ExpectedFailure
-    from .geometry import Geometry
-    from .inputs import Inputs
-    from .mistake import Mistake
-    from .problem import Problem
-    from .registry import Clause, Finding, clause
-    from .results import Violation
-    from .space import Space
-    from .subject import Subject
-    from .suites import parametrize, suite
+    from .oracle.comparison import compare
+    from .problems.inputs import Inputs
+    from .problems.problem import Problem
+    from .problems.space import Space
+    from .testing.suites import parametrize, suite
     from .tolerance.contract import Contract, contract_for
 
     ProjectionWeights = _golden.ProjectionWeights
@@ -36,37 +36,37 @@ if TYPE_CHECKING:
     STANDARD = _golden.STANDARD
 
 _HOME = {
-    "Candidate": "candidate",
-    "Clause": "registry",
+    "Candidate": "declare.candidate",
+    "Clause": "clauses.registry",
     "Contract": "tolerance.contract",
     "DeclarationError": "errors",
-    "ExpectedFailure": "expected",
-    "Finding": "registry",
-    "Geometry": "geometry",
-    "Inputs": "inputs",
-    "Mistake": "mistake",
-    "Problem": "problem",
+    "ExpectedFailure": "base.expected",
+    "Finding": "clauses.registry",
+    "Geometry": "base.geometry",
+    "Inputs": "problems.inputs",
+    "Mistake": "base.mistake",
+    "Problem": "problems.problem",
     "ProjectionWeights": "_golden:golden",
     "STANDARD": "_golden:golden",
     "Semantics": "_golden:golden",
-    "Space": "space",
-    "Subject": "subject",
+    "Space": "problems.space",
+    "Subject": "clauses.subject",
     "UsageError": "errors",
-    "Violation": "results",
-    "clause": "registry",
-    "compare": "comparison",
+    "Violation": "base.results",
+    "clause": "clauses.registry",
+    "compare": "oracle.comparison",
     "compiled": "adapters.compiled",
     "contract_for": "tolerance.contract",
-    "core": "declare",
-    "fixed_layer": "declare",
+    "core": "declare.decorators",
+    "fixed_layer": "declare.decorators",
     "graph": "adapters.graph",
-    "layer": "declare",
+    "layer": "declare.decorators",
     "matches_golden": "clauses._vocabulary",
     "module": "adapters.module",
-    "parametrize": "suites",
-    "positions": "declare",
+    "parametrize": "testing.suites",
+    "positions": "declare.decorators",
     "same_answer": "clauses._vocabulary",
-    "suite": "suites",
+    "suite": "testing.suites",
 }
 
 __all__ = [

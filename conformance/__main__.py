@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from .base.printable import printable
 from .errors import RAISED_AT, UsageError
-from .printable import printable
 
 EXIT_USAGE = 2
 EXIT_HARNESS = 3
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
 def _answer(arguments: list[str]) -> int:
     import click  # noqa: PLC0415 (a Ctrl-C while it loads ends politely, too)
 
-    from .cli import cli  # noqa: PLC0415
+    from .cli.root import cli  # noqa: PLC0415
 
     try:
         code = cli.main(args=arguments, prog_name="conformance", standalone_mode=False)
@@ -116,7 +116,7 @@ def _internal(error: Exception) -> str:
     import traceback  # noqa: PLC0415 (--help must not pay for it)
     from pathlib import Path  # noqa: PLC0415
 
-    from .supervisor import HarnessError  # noqa: PLC0415
+    from .running.workers.supervisor import HarnessError  # noqa: PLC0415
 
     if isinstance(error, HarnessError):
         return f"the harness failed: {error}"

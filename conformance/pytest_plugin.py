@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _asked_for(config: pytest.Config) -> bool:
     modules = [argument.partition("::")[0] for argument in config.args]
     return bool(config.getoption("pyargs")) and any(
-        module in ("conformance", "conformance.suites") for module in modules
+        module in ("conformance", "conformance.testing.suites") for module in modules
     )
 
 
@@ -72,7 +72,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     """
     if path.resolve() != HOME or not _asked_for(parent.config):
         return None
-    from .pytest_nodes import ConformanceDirectory  # noqa: PLC0415 (only when asked for)
+    from .testing.pytest_nodes import ConformanceDirectory  # noqa: PLC0415 (only when asked for)
 
     return ConformanceDirectory.from_parent(parent, path=path)
 
@@ -82,7 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     options = getattr(metafunc.function, MARKER, None)
     if options is None:
         return
-    from .pytest_nodes import collect_suite  # noqa: PLC0415 (only when a suite is there)
+    from .testing.pytest_nodes import collect_suite  # noqa: PLC0415 (only when a suite is there)
 
     if "clause" not in metafunc.fixturenames:
         msg = (

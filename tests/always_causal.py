@@ -10,7 +10,7 @@ from torch import Tensor
 
 import conformance
 from candidates.eager import Answer, Call, EagerCore, EagerLayer
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 
 PROMISES: Final[dict[str, Any]] = {
     "masks": ["keep", "bias", "lengths"],

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from examples import SMALL
 
-from conformance.runner import CandidateRun
-from conformance.targets import resolve_one
+from conformance.running.runner import CandidateRun
+from conformance.targets.resolving import resolve_one
 
 HEAD: Final = "import torch\nimport conformance\n\n"
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import conformance
-from conformance.candidate import Candidate
-from conformance.geometry import Geometry
+from conformance.base.geometry import Geometry
+from conformance.declare.candidate import Candidate
 
 MASKS: Final = ["keep", "bias", "lengths"]
 WIDTHS: Final = {"query_size": 8, "key_size": 8, "value_size": 8, "output_size": 8}

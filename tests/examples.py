@@ -11,14 +11,14 @@ from torch import Tensor
 
 import conformance
 from candidates.eager import PROMISES, EagerCore, EagerLayer
-from conformance.candidate import Candidate
-from conformance.geometry import Geometry
-from conformance.problem import MaskPlan, Problem
-from conformance.profile import PROFILES, Profile
-from conformance.registry import Finding, all_clauses
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun, examine
-from conformance.subject import Subject
+from conformance.base.geometry import Geometry
+from conformance.base.profile import PROFILES, Profile
+from conformance.base.results import ClauseResult
+from conformance.clauses.registry import Finding, all_clauses
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.problems.problem import MaskPlan, Problem
+from conformance.running.runner import CandidateRun, examine
 
 SMALL: Profile = dataclasses.replace(PROFILES["quick"], examples=6)
 CLAUSES = {clause.id: clause for clause in all_clauses()}

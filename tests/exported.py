@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import conformance
 from conformance._golden import golden
 from conformance.adapters.graph_forward import GraphForward, mask_pairs
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 from conformance.graphs.header import Axis, Header, Port
 from conformance.graphs.opened import OpenedGraph
 from conformance.graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting

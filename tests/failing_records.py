@@ -10,9 +10,9 @@ from records import loaded
 from torch import Tensor
 from view_records import record
 
-from conformance.candidate import Candidate
-from conformance.report import candidate_entry
-from conformance.results import ClauseResult
+from conformance.base.results import ClauseResult
+from conformance.declare.candidate import Candidate
+from conformance.session.report import candidate_entry
 
 SLUGS = ("mask.golden", "shape.output")
 SENTENCES = {slug: clause.sentence for slug, clause in CLAUSES.items()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for
 from conformance.tolerance.gradients import supports
 

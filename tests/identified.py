@@ -7,8 +7,8 @@ from typing import Any
 
 import undeclared_attention
 
-from conformance.identification.job import identify
-from conformance.identification.thing import taken
+from conformance.tools.identification.job import identify
+from conformance.tools.identification.thing import taken
 
 NAMES = (
     "token_attention",

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from conformance import Geometry, ProjectionWeights
 from conformance._golden import golden
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 
 # Every axis of another size, so that a confusion of axes cannot hide.
 SIZES = Geometry(

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from conformance._golden import golden
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 from conformance.tolerance import contract_for, core_bound
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import conformance
 from candidates.eager import EagerCore, EagerLayer
-from conformance.candidate import Candidate
-from conformance.declaration import SEQUENCE_KEYWORDS, SEQUENCES, Declaration
+from conformance.declare.candidate import Candidate
+from conformance.declare.declaration import SEQUENCE_KEYWORDS, SEQUENCES, Declaration
 
 MASK_DTYPES: Final = {"keep": torch.bool, "drop": torch.bool, "keep_int": torch.int64}
 TYPES: Final = {"causal": bool, "scale": float, "softcap": float, "dropout": float}

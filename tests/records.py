@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.expected import ExpectedFailure
-from conformance.messages import Loaded, Ready, Task
-from conformance.results import ClauseResult, Status, Violation
+from conformance.base.expected import ExpectedFailure
+from conformance.base.results import ClauseResult, Status, Violation
+from conformance.running.workers.messages import Loaded, Ready, Task
 
 READY = Ready(
     environment={"python": "3.11", "torch": "2.6", "device": "cpu"},

@@ -6,10 +6,10 @@ from typing import Any
 
 from records import result
 
-from conformance.messages import Ready
-from conformance.results import ClauseResult
-from conformance.teeth.options import LoadedEntry, TeethOptions
-from conformance.teeth.record import Caught, build_record
+from conformance.base.results import ClauseResult
+from conformance.running.workers.messages import Ready
+from conformance.tools.teeth.options import LoadedEntry, TeethOptions
+from conformance.tools.teeth.record import Caught, build_record
 
 READY = Ready(
     environment={"python": "3.11", "torch": "2.6"},

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from records import READY, expected, loaded, result
 
-from conformance.accepting import Acceptance, accept
-from conformance.announcing import TODO, Outcome
-from conformance.expectations import Selection, not_holding
-from conformance.expected import ExpectedFailure
-from conformance.results import ClauseResult, Violation
+from conformance.base.expected import ExpectedFailure
+from conformance.base.results import ClauseResult, Violation
+from conformance.session.accepting import Acceptance, accept
+from conformance.session.announcing import TODO, Outcome
+from conformance.session.expectations import Selection, not_holding
 
 TODAY = date(2030, 6, 15)
 YESTERDAY = date(2030, 6, 14)

@@ -22,14 +22,14 @@ from examples import CLAUSES, SMALL, bare, problem, run_clause
 
 import conformance
 from candidates.eager import EagerCore
-from conformance.calling import keyword_arguments
-from conformance.candidate import Candidate
-from conformance.combinations import combinations
+from conformance.base.results import ClauseResult
+from conformance.calls.calling import keyword_arguments
+from conformance.declare.candidate import Candidate
 from conformance.errors import DeclarationError
-from conformance.materialise import materialise
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun
-from conformance.space import Space
+from conformance.problems.combinations import combinations
+from conformance.problems.materialise import materialise
+from conformance.problems.space import Space
+from conformance.running.runner import CandidateRun
 
 ORDERED = {
     "equivariance.tokens",

@@ -5,9 +5,9 @@ from datetime import date
 import pytest
 from records import loaded, result
 
-from conformance.announcing import Outcome, announcements
-from conformance.expectations import Selection
-from conformance.results import ClauseResult, Violation
+from conformance.base.results import ClauseResult, Violation
+from conformance.session.announcing import Outcome, announcements
+from conformance.session.expectations import Selection
 
 Pair = tuple[str, str]
 A, B = ("float32", "cpu"), ("float64", "cpu")

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
-from conformance.answering import is_silent
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
-from conformance.loaded import Plan, plan_candidates
-from conformance.messages import RunOptions
+from conformance.running.answering import is_silent
+from conformance.running.workers.loaded import Plan, plan_candidates
+from conformance.running.workers.messages import RunOptions
 
 OPTIONS = RunOptions(targets=(), profile="quick", only=("shape.*", "numerics.golden"))
 

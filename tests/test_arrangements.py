@@ -6,22 +6,22 @@ import pytest
 import torch
 
 import conformance
-from conformance.arrangements import (
+from conformance.base.geometry import Geometry
+from conformance.calls.calling import arguments
+from conformance.clauses.subject import Subject
+from conformance.declare.declaration import LAYOUTS
+from conformance.errors import DeclarationError
+from conformance.problems.arrangements import (
     canonical_output,
     canonical_tokens,
     present_output,
     presented_shape,
     with_equal_sequences,
 )
-from conformance.calling import arguments
-from conformance.declaration import LAYOUTS
-from conformance.errors import DeclarationError
-from conformance.geometry import Geometry
-from conformance.inputs import Inputs
-from conformance.problem import MaskPlan, Problem
-from conformance.settling import settle
-from conformance.space import Space
-from conformance.subject import Subject
+from conformance.problems.inputs import Inputs
+from conformance.problems.problem import MaskPlan, Problem
+from conformance.problems.settling import settle
+from conformance.problems.space import Space
 
 SIZES = Geometry(
     batch=3,

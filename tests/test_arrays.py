@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import conformance
-from conformance.arrays import OfArrays, Stranger, no_such_numbers, to_array
-from conformance.calling import CandidateFailure
+from conformance.calls.arrays import OfArrays, Stranger, no_such_numbers, to_array
+from conformance.calls.calling import CandidateFailure
+from conformance.clauses.subject import Subject
 from conformance.errors import DeclarationError
-from conformance.problem import Problem
-from conformance.settling import settle
-from conformance.space import PROBE, Space
-from conformance.subject import Subject
+from conformance.problems.problem import Problem
+from conformance.problems.settling import settle
+from conformance.problems.space import PROBE, Space
 
 
 def valued(query: Any, key: Any, value: Any, *, out: Any = None) -> Any:

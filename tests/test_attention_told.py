@@ -6,12 +6,12 @@ import torch
 from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
 
-from conformance.attention_told import attention
-from conformance.candidate import Candidate
-from conformance.problem import Problem
-from conformance.recording import Call, Recording
-from conformance.smallest import examine_recorded
-from conformance.subject import Subject
+from conformance.calls.recording import Call, Recording
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.problems.problem import Problem
+from conformance.shrinking.attention_told import attention
+from conformance.shrinking.smallest import examine_recorded
 
 FEW = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "query_length": 2, "key_length": 5}
 

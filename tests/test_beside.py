@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.beside import NOTHING, Beside, read_beside
+from conformance.base.graph_options import NOTHING, Beside, read_beside
 from conformance.errors import UsageError
 
 

@@ -10,10 +10,10 @@ from examples import bare, core, layer, plan, problem, sizes
 from torch import Tensor, nn
 
 import conformance
-from conformance.calling import CandidateFailure, build_forward, call_forward
-from conformance.candidate import Candidate
-from conformance.materialise import materialise
-from conformance.problem import Problem
+from conformance.calls.calling import CandidateFailure, build_forward, call_forward
+from conformance.declare.candidate import Candidate
+from conformance.problems.materialise import materialise
+from conformance.problems.problem import Problem
 
 HERE = Path(__file__).name
 

@@ -9,9 +9,9 @@ import torch
 from examples import bare, core, problem
 from torch import Tensor
 
-from conformance.calling import CandidateFailure, call_forward
-from conformance.materialise import materialise
-from conformance.results import Violation
+from conformance.base.results import Violation
+from conformance.calls.calling import CandidateFailure, call_forward
+from conformance.problems.materialise import materialise
 
 HERE = Path(__file__).name
 

@@ -7,9 +7,9 @@ import torch
 from examples import core, plan, problem
 from torch import Tensor
 
-from conformance.calling import arguments
-from conformance.inputs import Inputs
-from conformance.materialise import materialise
+from conformance.calls.calling import arguments
+from conformance.problems.inputs import Inputs
+from conformance.problems.materialise import materialise
 
 SIZES = {"B": 2, "H": 4, "Q": 5, "K": 7, "1": 1}
 SHAPES = ["BHQK", "B1QK", "1HQK", "B11K", "11QK", "111K", "BQK", "BHK", "BK", "QK", "HQK", "K"]

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from promised_calls import Watched
 
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.running.runner import CandidateRun
 
 PROFILE: Final = dataclasses.replace(
     PROFILES["quick"], examples=3, edges=2, longest=9, reductions=0

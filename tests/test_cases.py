@@ -7,8 +7,8 @@ import _pytest.outcomes
 import pytest
 from records import result
 
-from conformance.cases import _conclude
-from conformance.results import ClauseResult
+from conformance.base.results import ClauseResult
+from conformance.testing.cases import _conclude
 
 
 def case(*, announced: bool = False) -> Any:

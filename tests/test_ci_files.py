@@ -18,9 +18,9 @@ from _paths import CHECKOUT
 from action_running import ACTION, load
 from sample_repository import surroundings
 
-from conformance.commands.check import check_command
-from conformance.expected import ExpectedFailure
-from conformance.expected_file import KEYS
+from conformance.base.expected import ExpectedFailure
+from conformance.base.expected_file import KEYS
+from conformance.cli.check import check_command
 
 CI = CHECKOUT / "docs" / "ci"
 HOOKS = CHECKOUT / ".pre-commit-hooks.yaml"

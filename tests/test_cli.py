@@ -12,7 +12,7 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
-from conformance.selection import check_selection
+from conformance.session.selection import check_selection
 
 
 def test_check_of_a_conforming_candidate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,7 +234,7 @@ def test_a_mistake_of_the_harness_is_one_sentence(
         msg = "broken\npromise"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr("conformance.catalogue.clause_entries", fail)
+    monkeypatch.setattr("conformance.tools.catalogue.clause_entries", fail)
     assert run(["list"]) == 3
     err = capsys.readouterr().err
     assert err.startswith(

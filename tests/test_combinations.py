@@ -13,10 +13,10 @@ from examples import CLAUSES, SMALL, core
 from torch import Tensor
 
 from candidates.eager import Answer, Call, EagerCore
-from conformance.candidate import Candidate
-from conformance.combinations import Combinations, combinations
-from conformance.geometry import Geometry
-from conformance.runner import CandidateRun
+from conformance.base.geometry import Geometry
+from conformance.declare.candidate import Candidate
+from conformance.problems.combinations import Combinations, combinations
+from conformance.running.runner import CandidateRun
 
 SPACE = CLAUSES["numerics.options"].space
 

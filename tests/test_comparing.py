@@ -8,13 +8,13 @@ import pytest
 from records import result
 from view_records import EVERY, STALE, candidate, cut, of, record
 
-from conformance.comparing import Source, joined, read_sources, split
 from conformance.errors import UsageError
-from conformance.recorded import read_record
-from conformance.report import exit_code
-from conformance.reports.comparison_html import render_html
-from conformance.reports.comparison_markdown import render_markdown
-from conformance.reports.comparison_text import show
+from conformance.session.comparing import Source, joined, read_sources, split
+from conformance.session.recorded import read_record
+from conformance.session.report import exit_code
+from conformance.views.comparison_html import render_html
+from conformance.views.comparison_markdown import render_markdown
+from conformance.views.comparison_text import show
 
 
 def test_records_are_told_from_targets() -> None:

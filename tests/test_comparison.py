@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance.comparison import (
+from conformance.base.results import ClauseResult, result_from_json
+from conformance.oracle.comparison import (
     SPOKEN_STAGES,
     WEIGHT_AXES,
     Comparison,
@@ -17,7 +18,6 @@ from conformance.comparison import (
     disagreement,
     moves,
 )
-from conformance.results import ClauseResult, result_from_json
 from conformance.tolerance.contract import STAGES
 
 NAN, INF = math.nan, math.inf

@@ -8,13 +8,13 @@ import torch
 from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
 
-from conformance.candidate import Candidate
-from conformance.counterexample import describe
-from conformance.problem import Problem, problem_from_json
-from conformance.recording import Recording
-from conformance.results import Violation, plain
-from conformance.smallest import Smallest, examine_recorded
-from conformance.subject import Subject
+from conformance.base.results import Violation, plain
+from conformance.calls.recording import Recording
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.problems.problem import Problem, problem_from_json
+from conformance.shrinking.counterexample import describe
+from conformance.shrinking.smallest import Smallest, examine_recorded
 
 TINY = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 2, "key_length": 2}
 

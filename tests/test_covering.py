@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.covering import Model, Parameter, Rule, alone, cover
+from conformance.problems.covering import Model, Parameter, Rule, alone, cover
 
 MODEL = Model(
     (

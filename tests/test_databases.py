@@ -10,9 +10,9 @@ import pytest
 from fakeredis import TcpFakeServer
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from conformance import databases
-from conformance.databases import ARTIFACT, check_database, open_databases, shown
 from conformance.errors import UsageError
+from conformance.running import databases
+from conformance.running.databases import ARTIFACT, check_database, open_databases, shown
 
 
 @pytest.mark.parametrize(

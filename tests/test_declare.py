@@ -12,7 +12,7 @@ from refusals import refused
 from torch import Tensor
 
 import conformance
-from conformance.declare import renamed
+from conformance.declare.decorators import renamed
 from conformance.errors import DeclarationError
 
 

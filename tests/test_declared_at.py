@@ -3,9 +3,9 @@ from __future__ import annotations
 import dataclasses
 
 import conformance
-from conformance.candidate import Candidate
-from conformance.declared_at import declared_expectations
-from conformance.expected import Place
+from conformance.base.expected import Place
+from conformance.declare.candidate import Candidate
+from conformance.targets.declared_at import declared_expectations
 
 
 def kernel(query: object, _key: object, _value: object) -> object:

@@ -10,11 +10,11 @@ import torch
 from workspaces import KERNEL, write
 
 from conformance.__main__ import run
-from conformance.candidate import Candidate
-from conformance.declare import core
-from conformance.devices import canonical, forked_random, offers, synchronise, why_absent
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.calls.devices import canonical, forked_random, offers, synchronise, why_absent
+from conformance.declare.candidate import Candidate
+from conformance.declare.decorators import core
+from conformance.running.runner import CandidateRun
 from conformance.tolerance import contract_for, model
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -4,8 +4,8 @@ import pytest
 from declared import CANDIDATES
 from examples import CLAUSES
 
-from conformance.edges import edge_problems
-from conformance.space import Space
+from conformance.problems.edges import edge_problems
+from conformance.problems.space import Space
 
 CORE = CANDIDATES["core with everything"]
 

@@ -4,8 +4,8 @@ from email.message import Message
 
 import pytest
 
-from conformance import environment
-from conformance.environment import package_version, project_url
+from conformance.running.workers import environment
+from conformance.running.workers.environment import package_version, project_url
 
 
 def test_what_is_not_installed_has_no_version() -> None:

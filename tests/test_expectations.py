@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from records import READY, expected, result
 
+from conformance.base.expected import ExpectedFailure
+from conformance.base.results import ClauseResult, Violation
 from conformance.errors import UsageError
-from conformance.expectations import Selection, not_holding, read_file, stale
-from conformance.expected import ExpectedFailure
-from conformance.judging import judge
-from conformance.results import ClauseResult, Violation
+from conformance.session.expectations import Selection, not_holding, read_file, stale
+from conformance.session.judging import judge
 
 EVERYTHING = Selection(slugs=list(READY.sentences))
 RAISED = Violation(kind="raised", message="raised ValueError")

@@ -5,8 +5,8 @@ from datetime import UTC, date, datetime
 import pytest
 from refusals import refused
 
+from conformance.base.expected import ExpectedFailure, Place, read_expected
 from conformance.errors import DeclarationError
-from conformance.expected import ExpectedFailure, Place, read_expected
 
 
 def test_dict_of_reasons() -> None:

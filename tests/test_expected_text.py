@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from records import expected
 from refusals import refused
 
-from conformance.accepting import Acceptance
-from conformance.announcing import New
+from conformance.base.expected import ExpectedFailure
 from conformance.errors import UsageError
-from conformance.expected import ExpectedFailure
-from conformance.expected_text import Written, entry_text, read_written, rewrite
+from conformance.session.accepting import Acceptance
+from conformance.session.announcing import New
+from conformance.session.expected_text import Written, entry_text, read_written, rewrite
 
 PATH = Path("known.toml")
 TEXT = """\

@@ -9,8 +9,8 @@ from torch import Generator, Tensor
 
 import conformance
 from conformance import ProjectionWeights
-from conformance.candidate import Candidate
-from conformance.genericity import are_varied, has_generic_weights
+from conformance.declare.candidate import Candidate
+from conformance.problems.genericity import are_varied, has_generic_weights
 
 WIDTH = 16
 

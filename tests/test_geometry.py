@@ -6,8 +6,8 @@ import pytest
 from examples import sizes
 from refusals import refused
 
+from conformance.base.geometry import FIELDS, NO_PINS, Geometry, read_pins
 from conformance.errors import DeclarationError
-from conformance.geometry import FIELDS, NO_PINS, Geometry, read_pins
 
 
 def test_fields_are_public() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conformance._golden import golden
-from conformance.gradient_oracle import why_unknown
+from conformance.oracle.gradient_oracle import why_unknown
 
 
 @pytest.mark.parametrize("kind", ["core", "layer"])

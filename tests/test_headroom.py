@@ -12,12 +12,12 @@ from examples import SMALL, core, layer, plan, problem, run_clause
 from torch import Tensor, nn
 
 import conformance
-from conformance.candidate import Candidate
-from conformance.headroom import finite_limit
-from conformance.inputs import Inputs
-from conformance.oracle import Golden
-from conformance.runner import CandidateRun
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.oracle.headroom import finite_limit
+from conformance.oracle.oracle import Golden
+from conformance.problems.inputs import Inputs
+from conformance.running.runner import CandidateRun
 from conformance.tolerance.model import HEADROOM
 
 HALF, SINGLE = torch.finfo(torch.float16).max, torch.finfo(torch.float32).max

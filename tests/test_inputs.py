@@ -5,8 +5,8 @@ import torch
 from declared import CANDIDATES
 from examples import core, layer, plan, problem
 
-from conformance.materialise import materialise
-from conformance.recipes import RECIPES
+from conformance.problems.materialise import materialise
+from conformance.problems.recipes import RECIPES
 
 STANDARD = core().declaration.semantics
 

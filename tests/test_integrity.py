@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance import comparison, integrity, oracle
+from conformance.calls import integrity
 from conformance.clauses import masking
+from conformance.oracle import comparison, oracle
 from conformance.tolerance import core as bounds
 from conformance.tolerance import model
 
@@ -40,10 +41,10 @@ CHANGES: dict[str, Callable[[], object]] = {
     "torch.softmax": lambda: setattr(torch, "softmax", wrong),
     "math.sqrt": lambda: setattr(math, "sqrt", wrong),
     "builtins.abs": lambda: setattr(sys.modules["builtins"], "abs", wrong),
-    "conformance.comparison.compare": lambda: setattr(comparison, "compare", wrong),
+    "conformance.oracle.comparison.compare": lambda: setattr(comparison, "compare", wrong),
     "Oracle.answer": lambda: setattr(oracle.Oracle, "answer", wrong),
     "conformance.tolerance.core.core_bound": lambda: setattr(bounds, "core_bound", wrong),
-    "the code of conformance.comparison.moves": other_code,
+    "the code of conformance.oracle.comparison.moves": other_code,
     "conformance.tolerance.model.UNIT_ROUNDOFF": model.UNIT_ROUNDOFF.clear,  # type: ignore[attr-defined]  # a dict
     "a mode of torch that sees every call": lambda: TorchFunctionMode().__enter__(),
     "the trace function of Python": lambda: sys.settrace(lambda *_: None),
@@ -116,7 +117,7 @@ def test_an_object_that_claims_to_be_equal_is_seen() -> None:
 
     sealed = integrity.seal()
     comparison.compare = Equal()  # type: ignore[assignment]  # that is the point
-    assert sealed.broken() == ["conformance.comparison.compare"]
+    assert sealed.broken() == ["conformance.oracle.comparison.compare"]
 
 
 def test_new_names_are_nobodys_business() -> None:
@@ -169,13 +170,13 @@ def test_a_harness_that_is_replaced_when_loading_is_told() -> None:
     with integrity.loading():
         comparison.compare = wrong  # type: ignore[assignment]  # that is the point
     assert comparison.compare is original
-    assert integrity.tampered_at_load() == ["conformance.comparison.compare"]
+    assert integrity.tampered_at_load() == ["conformance.oracle.comparison.compare"]
 
 
 CHEAT = """
 import sys
 import conformance, torch
-sys.modules["conformance.comparison"].compare = lambda *_, **__: None
+sys.modules["conformance.oracle.comparison"].compare = lambda *_, **__: None
 torch.Tensor.__matmul__ = lambda one, other: torch.zeros(*one.shape[:-1], other.shape[-1]).to(one)
 {more}
 
@@ -217,5 +218,5 @@ def test_a_module_that_patches_everything_is_found_out(tmp_path: Path) -> None:
     assert found["cheat", "numerics.golden"]["status"] == "failed"
     violation = found["cheat", "state.untampered"]["violation"]
     assert violation["kind"] == "tampered"
-    assert "conformance.comparison.compare" in violation["message"]
+    assert "conformance.oracle.comparison.compare" in violation["message"]
     assert "aten/bmm/CPU" in found["kernel", "state.untampered"]["violation"]["message"]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from records import expected, result
 
-from conformance.expected import Place
-from conformance.judging import is_announced, judge
-from conformance.results import ClauseResult, Violation
+from conformance.base.expected import Place
+from conformance.base.results import ClauseResult, Violation
+from conformance.session.judging import is_announced, judge
 
 TODAY = date(2030, 6, 15)
 PLACE = Place(file="known.toml", line=7, keys={"kind": 9, "expires": 10, "diagnosis": 11})

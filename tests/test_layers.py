@@ -314,11 +314,11 @@ def test_views_see_nothing_but_the_report() -> None:
     """
     seen = {
         f"{path.name}: {name}"
-        for path in sources("conformance/reports")
+        for path in sources("conformance/views")
         for name in imports_of(path)
         if name.partition(".")[0] not in {"click", "jinja2", "rich"} | sys.stdlib_module_names
-        and not name.startswith(("conformance.reports.", "conformance.printable."))
-        and name != "conformance.limits.spoken"
+        and not name.startswith(("conformance.views.", "conformance.base.printable."))
+        and name != "conformance.base.limits.spoken"
     }
     assert not seen
 

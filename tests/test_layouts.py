@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.layouts import CANARIES, LAYOUTS, MARGIN, MIXED, STRIDED, arrange_mask
+from conformance.problems.layouts import CANARIES, LAYOUTS, MARGIN, MIXED, STRIDED, arrange_mask
 
 SHAPE = (2, 3, 5, 4)
 STRIDES = {

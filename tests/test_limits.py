@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from conformance.base.limits import Deadline, read_seconds, spoken
 from conformance.errors import UsageError
-from conformance.limits import Deadline, read_seconds, spoken
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from _paths import CHECKOUT
 from command_line import COMMAND
 from workspaces import KERNEL, write
 
-from conformance import limits
-from conformance.checking import check
-from conformance.limits import Deadline
-from conformance.merging import merge_shards, read_shards
-from conformance.messages import RunOptions
-from conformance.report import exit_code, write_report
-from conformance.shard import Shard
-from conformance.supervisor import Supervisor
+from conformance.base import limits
+from conformance.base.limits import Deadline
+from conformance.base.shard import Shard
+from conformance.running.workers.messages import RunOptions
+from conformance.running.workers.supervisor import Supervisor
+from conformance.session.checking import check
+from conformance.session.merging import merge_shards, read_shards
+from conformance.session.report import exit_code, write_report
 
 # A right one, one that is wrong wherever keys are many, and one that dies.
 CANDIDATES = (

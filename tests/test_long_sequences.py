@@ -9,11 +9,11 @@ from examples import core, layer, plan, problem
 from torch import Tensor
 
 import conformance
-from conformance.inputs import Inputs
-from conformance.long_sequences import LongGolden
-from conformance.materialise import materialise
-from conformance.problem import Problem
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
+from conformance.oracle.long_sequences import LongGolden
+from conformance.problems.inputs import Inputs
+from conformance.problems.materialise import materialise
+from conformance.problems.problem import Problem
 from conformance.tolerance.model import UNIT_ROUNDOFF
 
 LENGTHS = {"query_length": 37, "key_length": 53, "head_size": 8, "value_head_size": 5}

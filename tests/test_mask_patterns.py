@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.mask_patterns import LENGTH_PATTERNS, PATTERNS
+from conformance.problems.mask_patterns import LENGTH_PATTERNS, PATTERNS
 
 EMPTYING = ("empty-rows", "empty-lengths", "full-and-empty")
 SHAPES = [(2, 3, 5, 7), (1, 1, 1, 4), (3, 1, 1, 1), (1, 2, 6, 1), (2, 1, 4, 33)]

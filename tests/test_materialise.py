@@ -5,8 +5,8 @@ import torch
 from declared import CANDIDATES
 from examples import core, layer, plan, problem
 
-from conformance.geometry import Geometry
-from conformance.materialise import (
+from conformance.base.geometry import Geometry
+from conformance.problems.materialise import (
     PROJECTIONS,
     TORCH_DTYPES,
     generator_for,

@@ -3,10 +3,10 @@ from __future__ import annotations
 from declared import CANDIDATES
 from hypothesis.database import InMemoryExampleDatabase
 
-from conformance.geometry import Geometry
-from conformance.memory import MOST, Memory
-from conformance.problem import MaskPlan, Overrides, Problem
-from conformance.space import PROBE
+from conformance.base.geometry import Geometry
+from conformance.problems.problem import MaskPlan, Overrides, Problem
+from conformance.problems.space import PROBE
+from conformance.running.memory import MOST, Memory
 
 CORE = CANDIDATES["core"]
 MASK = MaskPlan(pattern="padding", form="keep", shape="B11K")

@@ -6,11 +6,11 @@ import re
 
 from _paths import CHECKOUT
 
-from conformance.mistakes import MISTAKES, named_mistakes
-from conformance.mistakes.backward import BACKWARD
-from conformance.mistakes.backward_calls import BESIDE, OF_CALLS
-from conformance.mistakes_document import render
-from conformance.registry import all_clauses
+from conformance.clauses.registry import all_clauses
+from conformance.diagnosis.mistakes import MISTAKES, named_mistakes
+from conformance.diagnosis.mistakes.backward import BACKWARD
+from conformance.diagnosis.mistakes.backward_calls import BESIDE, OF_CALLS
+from conformance.tools.mistakes_document import render
 
 DOCUMENT = (CHECKOUT / "docs" / "mistakes.md").read_text(encoding="utf-8")
 NAMES = list(dict.fromkeys(mistake.name for mistake in MISTAKES))
@@ -22,7 +22,7 @@ OF_GRADIENTS = [
 
 def test_document_is_up_to_date() -> None:
     """What the module prints is what is committed."""
-    told = "run: python -m conformance.mistakes_document > docs/mistakes.md"
+    told = "run: python -m conformance.tools.mistakes_document > docs/mistakes.md"
     assert render() == DOCUMENT, told
 
 

@@ -5,9 +5,9 @@ import json
 import torch
 from examples import core, layer, plan, problem
 
-from conformance.materialise import materialise
-from conformance.overriding import changeable
-from conformance.problem import Overrides, problem_from_json
+from conformance.problems.materialise import materialise
+from conformance.problems.overriding import changeable
+from conformance.problems.problem import Overrides, problem_from_json
 
 ONE = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 1, "key_length": 2}
 KEYS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.parameter_names import role_of
+from conformance.base.parameter_names import role_of
 
 
 @pytest.mark.parametrize(

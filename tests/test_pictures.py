@@ -8,11 +8,11 @@ import pytest
 import torch
 from _paths import CHECKOUT
 
-from conformance.comparison import moves, telling_apart
-from conformance.pictures import PICTURED, evidence, picture
-from conformance.pictures.svg import KINDS, Panel, draw
-from conformance.registry import all_clauses
-from conformance.specification import main
+from conformance.clauses.registry import all_clauses
+from conformance.oracle.comparison import moves, telling_apart
+from conformance.tools.pictures import PICTURED, evidence, picture
+from conformance.tools.pictures.svg import KINDS, Panel, draw
+from conformance.tools.specification import main
 
 FOLDER = CHECKOUT / "docs" / "pictures"
 
@@ -20,7 +20,7 @@ FOLDER = CHECKOUT / "docs" / "pictures"
 @pytest.mark.parametrize("slug", sorted(PICTURED))
 def test_picture_is_not_stale(slug: str) -> None:
     """The committed picture is what the clause's problems give today, to the letter."""
-    told = "run: python -m conformance.specification --pictures docs/pictures"
+    told = "run: python -m conformance.tools.specification --pictures docs/pictures"
     assert (FOLDER / f"{slug}.svg").read_text(encoding="utf-8") == picture(slug), told
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from conformance.layouts import LAYOUTS
-from conformance.placing import (
+from conformance.calls.placing import (
     Mover,
     brought_back,
     module_in_dtype,
@@ -15,6 +14,7 @@ from conformance.placing import (
     taken,
     weights_on,
 )
+from conformance.problems.layouts import LAYOUTS
 
 
 def test_arguments_on_the_cpu_are_the_same_objects() -> None:

@@ -6,11 +6,11 @@ import pytest
 from declared import CANDIDATES, core
 from examples import SMALL
 
-from conformance.edges import edge_problems
-from conformance.geometry import Geometry
-from conformance.pool import Pool
-from conformance.problem import Problem
-from conformance.space import Space
+from conformance.base.geometry import Geometry
+from conformance.problems.edges import edge_problems
+from conformance.problems.pool import Pool
+from conformance.problems.problem import Problem
+from conformance.problems.space import Space
 
 
 @pytest.mark.parametrize("examples", [1, 6, 40])

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from candidates.broken import MISTAKES
 from candidates.eager import Call, EagerCore, EagerLayer
-from conformance.candidate import Candidate
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose, names
-from conformance.inputs import Inputs
-from conformance.precision_diagnosis import precision_entry, scale_entry
-from conformance.precision_losses import ROUNDINGS
-from conformance.subject import Subject
+from conformance.diagnosis.precision_diagnosis import precision_entry, scale_entry
+from conformance.diagnosis.precision_losses import ROUNDINGS
+from conformance.problems.inputs import Inputs
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # What each mistake of the catalogue is called.

@@ -12,8 +12,8 @@ from refusals import refused
 from torch import Tensor, nn
 
 import conformance
-from conformance.candidate import Candidate
-from conformance.preflight import check_layer, unchecked_options
+from conformance.declare.candidate import Candidate
+from conformance.targets.preflight import check_layer, unchecked_options
 
 Named = dict[str, str]
 

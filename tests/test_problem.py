@@ -5,7 +5,7 @@ import json
 import pytest
 from examples import plan, problem
 
-from conformance.problem import Problem, problem_from_json
+from conformance.problems.problem import Problem, problem_from_json
 
 PROBLEMS = [
     problem(),

@@ -6,14 +6,14 @@ import pytest
 from refusals import refused
 
 import conformance
-from conformance.declaration import (
+from conformance.declare.declaration import (
     DEFAULT_MASK_SHAPES,
     FEATURE_KEYWORDS,
     FEATURES,
     Declaration,
 )
+from conformance.declare.promises import declare
 from conformance.errors import DeclarationError
-from conformance.promises import declare
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (

@@ -9,8 +9,8 @@ import pytest
 from workspaces import KERNEL, UNSCALED
 
 # Runs inside this process forget what they were the first to import: not the code under test.
-import conformance.pytest_nodes
-from conformance.profile import PROFILES
+import conformance.testing.pytest_nodes
+from conformance.base.profile import PROFILES
 
 pytest_plugins = ["pytester"]
 
@@ -298,8 +298,8 @@ def test_statuses_become_outcomes(pytester: pytest.Pytester) -> None:
         attn=KERNEL,
         test_mine="""
 import conformance
-from conformance.cases import ClauseCase
-from conformance.results import ClauseResult, Violation
+from conformance.testing.cases import ClauseCase
+from conformance.base.results import ClauseResult, Violation
 
 WRONG = Violation(kind="value", message="off by 1")
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from examples import core, layer, problem, sizes
 
-from conformance.draft import SCALES, SOFTCAPS
-from conformance.materialise import TORCH_DTYPES, materialise
-from conformance.oracle import evaluate
-from conformance.recipes import HALF_PRECISION, LIVELY, ORDINARY, PROBES, RECIPES
-from conformance.strategies import HEAD_SIZES
+from conformance.oracle.oracle import evaluate
+from conformance.problems.draft import SCALES, SOFTCAPS
+from conformance.problems.materialise import TORCH_DTYPES, materialise
+from conformance.problems.recipes import HALF_PRECISION, LIVELY, ORDINARY, PROBES, RECIPES
+from conformance.problems.strategies import HEAD_SIZES
 
 LARGEST_SCALE = max(scale for scale in SCALES if scale is not None)
 

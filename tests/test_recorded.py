@@ -10,7 +10,7 @@ from teeth_records import record as teeth_record
 from view_records import RECORDS, bare
 
 from conformance.errors import UsageError
-from conformance.recorded import read_record
+from conformance.session.recorded import read_record
 
 CLAUSE: dict[str, Any] = {"id": "mask.golden", "status": "failed"}
 

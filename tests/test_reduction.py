@@ -7,10 +7,10 @@ from declared import CANDIDATES, core
 from examples import plan, problem
 from test_strategies import broken_promise
 
-from conformance.geometry import FIELDS, Geometry
-from conformance.problem import Problem
-from conformance.reduction import reduce_problem
-from conformance.space import Space
+from conformance.base.geometry import FIELDS, Geometry
+from conformance.problems.problem import Problem
+from conformance.problems.space import Space
+from conformance.shrinking.reduction import reduce_problem
 
 ANY = Space(mask="maybe", causal="maybe", extras="maybe")
 EVERYTHING = CANDIDATES["core with everything"]
@@ -108,7 +108,7 @@ def test_pins_are_honoured(name: str) -> None:
     """However small it gets, a problem keeps the candidate's promises."""
     candidate = CANDIDATES[name]
     space = Space(kinds=("core", "layer", "positions"))
-    from conformance.edges import edge_problems  # noqa: PLC0415
+    from conformance.problems.edges import edge_problems  # noqa: PLC0415
 
     start = edge_problems(candidate, space, dtype="float32")[0]
     tried: list[Problem] = []

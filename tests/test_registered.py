@@ -72,7 +72,7 @@ def test_it_is_checked_and_selected(installed: Path) -> None:
 
 def test_it_stands_in_the_generated_document(installed: Path) -> None:
     """The generator of docs/specification.md has a section for it."""
-    document = run(installed, sys.executable, "-m", "conformance.specification").stdout
+    document = run(installed, sys.executable, "-m", "conformance.tools.specification").stdout
     assert f"### `{SLUG}`: MUST" in document
     assert "- Comes from: thirdparty" in document
 
@@ -157,7 +157,7 @@ def test_every_command_refuses_a_broken_distribution(tmp_path: Path) -> None:
     write(tmp_path / "work", {"attn.py": KERNEL})
     for command in (["check", "attn.py"], ["teeth"]):
         assert_refused(run(folder, *COMMAND, *command), "ZeroDivisionError: division by zero")
-    document = run(folder, sys.executable, "-m", "conformance.specification")
+    document = run(folder, sys.executable, "-m", "conformance.tools.specification")
     assert_refused(document, "ZeroDivisionError: division by zero")
 
 

@@ -10,11 +10,11 @@ import pytest
 from examples import CLAUSES, core, layer
 from refusals import refused
 
-import conformance.registry as module
+import conformance.clauses.registry as module
 from conformance import clauses
-from conformance.declare import positions
-from conformance.registry import Clause, Finding, all_clauses, clause, specification_hash
-from conformance.space import Space
+from conformance.clauses.registry import Clause, Finding, all_clauses, clause, specification_hash
+from conformance.declare.decorators import positions
+from conformance.problems.space import Space
 
 BY_FAMILY = {
     "shape": "output dtype empty-batch empty-query strided expanded rejects-mismatch weights",
@@ -153,7 +153,7 @@ def test_layer_with_positions_has_no_golden() -> None:
 def test_clauses_about_graphs_cost_others_nothing() -> None:
     """Whoever checks no graph imports no onnx, which cannot be imported twice in a process."""
     code = (
-        "import sys; from conformance.registry import all_clauses; import conformance.loaded; "
+        "import sys; from conformance.clauses.registry import all_clauses; import conformance.running.workers.loaded; "
         "all_clauses(); print({'onnx', 'onnxruntime', 'ml_dtypes'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from examples import core, plan, problem
 
-from conformance.control import Control, NoControlError
-from conformance.materialise import materialise
-from conformance.problem import MaskPlan
-from conformance.recording import Recording
-from conformance.relation import with_relation
-from conformance.results import Violation
-from conformance.subject import Subject
+from conformance.base.results import Violation
+from conformance.calls.recording import Recording
+from conformance.clauses.subject import Subject
+from conformance.oracle.relation import with_relation
+from conformance.problems.materialise import materialise
+from conformance.problems.problem import MaskPlan
+from conformance.shrinking.control import Control, NoControlError
 
 COMPARED = Violation(kind="value", message="wrong", compared={"got": {"shape": [1]}})
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from records import READY, loaded, result
 
-from conformance.announcing import Outcome
-from conformance.checking import _renew, _Run
+from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
-from conformance.expectations import Selection
-from conformance.messages import RunOptions
-from conformance.renewing import Gate, Renewed, renew
-from conformance.results import ClauseResult
+from conformance.running.workers.messages import RunOptions
+from conformance.session.announcing import Outcome
+from conformance.session.checking import _renew, _Run
+from conformance.session.expectations import Selection
+from conformance.session.renewing import Gate, Renewed, renew
 
 ENTRY = '[[expected]]\nclause = "mask.golden"\nreason = "{}"\n'
 

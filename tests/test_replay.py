@@ -9,8 +9,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
-from conformance.replay import cases, read_report
-from conformance.script import single
+from conformance.tools.replay import cases, read_report
+from conformance.tools.scripts.writing import single
 
 ONLY = ("--profile", "quick", "--only", "numerics.scale", "--only", "shape.output")
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from records import PROBLEM, READY, expected, loaded, result
 
+from conformance.base.parameter_names import OptionParameter
+from conformance.base.results import ClauseResult, Violation
 from conformance.errors import UsageError
-from conformance.expectations import Stale
-from conformance.messages import RunOptions
-from conformance.parameter_names import OptionParameter
-from conformance.report import (
+from conformance.running.workers.messages import RunOptions
+from conformance.session.expectations import Stale
+from conformance.session.report import (
     build_report,
     candidate_entry,
     check_apart,
@@ -22,7 +23,6 @@ from conformance.report import (
     verdict,
     write_report,
 )
-from conformance.results import ClauseResult, Violation
 
 PASSED = result()
 SHOULD_FAILED = result("failed", "mask.no-leak", "SHOULD")

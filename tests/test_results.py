@@ -8,8 +8,8 @@ from pathlib import Path
 from records import result
 
 import conformance
-from conformance.profile import PROFILES
-from conformance.results import KINDS, STATUSES, Violation, plain, result_from_json
+from conformance.base.profile import PROFILES
+from conformance.base.results import KINDS, STATUSES, Violation, plain, result_from_json
 
 
 def test_numbers_that_are_not_finite_become_texts() -> None:

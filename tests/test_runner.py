@@ -13,15 +13,15 @@ from examples import SMALL, bare, core, run_clause
 from torch import Tensor
 
 import conformance
-from conformance import registry
-from conformance.candidate import Candidate
-from conformance.geometry import Geometry
-from conformance.problem import Problem, problem_from_json
-from conformance.registry import Finding, clause
-from conformance.results import ClauseResult, Violation
-from conformance.runner import CandidateRun, examine
-from conformance.space import Space
-from conformance.subject import Subject
+from conformance.base.geometry import Geometry
+from conformance.base.results import ClauseResult, Violation
+from conformance.clauses import registry
+from conformance.clauses.registry import Finding, clause
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.problems.problem import Problem, problem_from_json
+from conformance.problems.space import Space
+from conformance.running.runner import CandidateRun, examine
 
 PLAIN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 

@@ -9,10 +9,10 @@ import torch
 from examples import core, layer, plan, problem
 from torch import Tensor
 
-from conformance.candidate import Candidate
-from conformance.inputs import Inputs
-from conformance.scale_error import fitted_scale_error
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.oracle.scale_error import fitted_scale_error
+from conformance.problems.inputs import Inputs
 
 ERRORS = [1e-12, -1e-12, 1e-9, 1e-6, 1e-3, -0.01, 0.01, 0.1, -0.3, -0.5, 1.0]
 PLAIN: dict[str, Any] = {"query_length": 9, "key_length": 12, "head_size": 8}

@@ -12,9 +12,9 @@ from examples import SMALL
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
-from conformance.runner import CandidateRun
-from conformance.script import script, why_not
-from conformance.targets import resolve_one
+from conformance.running.runner import CandidateRun
+from conformance.targets.resolving import resolve_one
+from conformance.tools.scripts.writing import script, why_not
 
 # Fails every import of the project, which the environment of the tests has installed, and runs each
 # script as if it were alone.

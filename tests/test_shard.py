@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.base.shard import WHOLE, Shard, read_shard
 from conformance.errors import UsageError
-from conformance.shard import WHOLE, Shard, read_shard
 
 
 def test_every_position_belongs_to_one_shard() -> None:

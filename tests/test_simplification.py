@@ -5,8 +5,8 @@ import math
 import pytest
 from examples import problem
 
-from conformance.problem import Problem
-from conformance.simplification import round_small, simplify_values
+from conformance.problems.problem import Problem
+from conformance.shrinking.simplification import round_small, simplify_values
 
 TRIES = 200
 

@@ -8,12 +8,12 @@ import torch
 from examples import CLAUSES, bare, core, problem
 from torch import Tensor
 
-from conformance.control import Control
-from conformance.problem import Problem
-from conformance.registry import Finding
-from conformance.results import Violation
-from conformance.smallest import examine, same_failure, smallest_failure, tells_the_same
-from conformance.subject import Subject
+from conformance.base.results import Violation
+from conformance.clauses.registry import Finding
+from conformance.clauses.subject import Subject
+from conformance.problems.problem import Problem
+from conformance.shrinking.control import Control
+from conformance.shrinking.smallest import examine, same_failure, smallest_failure, tells_the_same
 
 TRIES = 120
 NO_PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}

@@ -6,9 +6,9 @@ import pytest
 from declared import CANDIDATES, core, layer
 from examples import plan, problem
 
-from conformance.candidate import Candidate
-from conformance.recipes import HALF_PRECISION, ORDINARY, PROBES
-from conformance.space import WIDTHS, Space, admits_lengths, can_cross, is_fixed
+from conformance.declare.candidate import Candidate
+from conformance.problems.recipes import HALF_PRECISION, ORDINARY, PROBES
+from conformance.problems.space import WIDTHS, Space, admits_lengths, can_cross, is_fixed
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from importlib import import_module
 import pytest
 from _paths import CHECKOUT
 
-from conformance.applicability import applies
-from conformance.pictures import PICTURED
-from conformance.registry import Clause, all_clauses, specification_hash
-from conformance.specification import caught_first, level_text, render
+from conformance.clauses.registry import Clause, all_clauses, specification_hash
+from conformance.running.applicability import applies
+from conformance.tools.pictures import PICTURED
+from conformance.tools.specification import caught_first, level_text, render
 
 DOCUMENT = (CHECKOUT / "docs" / "specification.md").read_text(encoding="utf-8")
 CLAUSES = all_clauses()
@@ -29,13 +29,13 @@ def section(clause: Clause) -> str:
 
 def test_document_is_not_stale() -> None:
     """The committed document is what the clauses generate today, to the letter."""
-    told = "run: python -m conformance.specification > docs/specification.md"
+    told = "run: python -m conformance.tools.specification > docs/specification.md"
     assert render() == DOCUMENT, told
 
 
 def test_command_prints_the_document() -> None:
     """The command that the document names for its making prints just the document."""
-    command = [sys.executable, "-m", "conformance.specification"]
+    command = [sys.executable, "-m", "conformance.tools.specification"]
     assert " ".join(["python", *command[1:]]) in DOCUMENT
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stdout.decode("utf-8").replace("\r\n", "\n") == DOCUMENT

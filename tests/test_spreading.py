@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from records import loaded, result
 
-from conformance.crew import Hands
-from conformance.messages import Loaded, Order, Task
-from conformance.results import ClauseResult
-from conformance.spreading import Part, Spread
+from conformance.base.results import ClauseResult
+from conformance.running.workers.crew import Hands
+from conformance.running.workers.messages import Loaded, Order, Task
+from conformance.session.spreading import Part, Spread
 
 SLUGS = ("mask.golden", "mask.no-leak", "shape.output")
 TASKS = tuple(
@@ -119,7 +119,7 @@ def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:
         ("explain", "shape.output"),
     ]
     assert [found.reason for found in run.found(0)] == ["explained", "", "explained"]
-    assert run.warnings[0] == ["conformance.identification.contradictions:job"]
+    assert run.warnings[0] == ["conformance.tools.identification.contradictions:job"]
 
 
 @pytest.mark.parametrize("kind", ["hung", "crashed"])

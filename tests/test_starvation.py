@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.starvation import Patience, Reading, reading
+from conformance.running.workers.starvation import Patience, Reading, reading
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

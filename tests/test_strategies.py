@@ -6,14 +6,14 @@ import pytest
 from declared import CANDIDATES
 from examples import CLAUSES
 
-from conformance.candidate import Candidate
-from conformance.edges import edge_problems
-from conformance.mask_patterns import OF_SEQUENCES, PATTERNS
-from conformance.materialise import materialise
-from conformance.problem import Problem
-from conformance.recipes import HALF_PRECISION
-from conformance.space import WIDTHS, Space, can_cross
-from conformance.strategies import TILE_EDGES, draw_problems
+from conformance.declare.candidate import Candidate
+from conformance.problems.edges import edge_problems
+from conformance.problems.mask_patterns import OF_SEQUENCES, PATTERNS
+from conformance.problems.materialise import materialise
+from conformance.problems.problem import Problem
+from conformance.problems.recipes import HALF_PRECISION
+from conformance.problems.space import WIDTHS, Space, can_cross
+from conformance.problems.strategies import TILE_EDGES, draw_problems
 
 SPACES = list(dict.fromkeys(clause.space for clause in CLAUSES.values()))
 BROAD = [

@@ -10,11 +10,11 @@ from examples import SMALL, core, layer, problem, try_on
 from torch import Tensor
 
 import conformance
-from conformance.candidate import Candidate
-from conformance.comparison import compare
-from conformance.registry import all_clauses
-from conformance.runner import CandidateRun
-from conformance.subject import Subject
+from conformance.clauses.registry import all_clauses
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.oracle.comparison import compare
+from conformance.running.runner import CandidateRun
 
 WIDTH, HEADS = 8, 2
 WIDTHS = {"query_size": WIDTH, "key_size": WIDTH, "value_size": WIDTH, "output_size": WIDTH}

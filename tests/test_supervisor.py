@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from workspaces import KERNEL, write
 
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
-from conformance.messages import Order, RunOptions, Task
-from conformance.outcomes import failure, outcome
-from conformance.profile import PROFILES
-from conformance.results import ClauseResult
-from conformance.starvation import Reading
-from conformance.supervisor import Supervisor
+from conformance.running.workers.messages import Order, RunOptions, Task
+from conformance.running.workers.outcomes import failure, outcome
+from conformance.running.workers.starvation import Reading
+from conformance.running.workers.supervisor import Supervisor
 
 CLAUSES = ("shape.output", "shape.dtype", "shape.strided", "shape.expanded", "mask.causal")
 
@@ -220,7 +220,7 @@ def test_who_gets_no_processor_is_waited_for(
     with Supervisor(options) as supervisor:
         supervisor.start()
         supervisor.load()
-        monkeypatch.setattr("conformance.supervisor.reading", read)
+        monkeypatch.setattr("conformance.running.workers.supervisor.reading", read)
         supervisor._timeout = 2.0
         (folder / "slow").touch()  # trial calls while loading were fast
         (result,) = supervisor.run_candidate(0)

@@ -7,8 +7,8 @@ import pytest
 from workspaces import KERNEL, write
 
 from conformance.errors import UsageError
-from conformance.messages import RunOptions
-from conformance.supervisor import HarnessError, Supervisor, WorkerLost
+from conformance.running.workers.messages import RunOptions
+from conformance.running.workers.supervisor import HarnessError, Supervisor, WorkerLost
 
 JOBS = """
 import os

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from workspaces import KERNEL, UNSCALED, write
 
-from conformance import targets
 from conformance.adapters import module as adapter
 from conformance.errors import UsageError
-from conformance.targets import resolve
+from conformance.targets import resolving as targets
+from conformance.targets.resolving import resolve
 
 UNSCALED_ALONE = f"import conformance\n{UNSCALED}"
 

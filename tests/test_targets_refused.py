@@ -6,7 +6,7 @@ import pytest
 from workspaces import KERNEL, write
 
 from conformance.errors import UsageError
-from conformance.targets import resolve
+from conformance.targets.resolving import resolve
 
 
 def refusal(target: str) -> str:

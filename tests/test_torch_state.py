@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import conformance
-from conformance.calling import CandidateFailure, guarded
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
-from conformance.torch_state import kept
+from conformance.base.profile import PROFILES
+from conformance.calls.calling import CandidateFailure, guarded
+from conformance.calls.torch_state import kept
+from conformance.running.runner import CandidateRun
 
 CHANGES: dict[str, Callable[[], object]] = {
     "default dtype": lambda: torch.set_default_dtype(torch.float16),

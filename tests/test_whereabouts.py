@@ -9,9 +9,9 @@ import pytest
 from declared import core
 from workspaces import write
 
-from conformance.candidate import Candidate
-from conformance.targets import resolve_one
-from conformance.whereabouts import whereabouts
+from conformance.declare.candidate import Candidate
+from conformance.targets.resolving import resolve_one
+from conformance.targets.source_location import whereabouts
 
 FILE = """
 import functools

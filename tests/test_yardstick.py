@@ -12,11 +12,11 @@ from examples import core, layer, problem
 from torch import Tensor
 
 from conformance._golden import golden
-from conformance.candidate import Candidate
-from conformance.inputs import Inputs
-from conformance.recipes import RECIPES
-from conformance.subject import Subject
-from conformance.yardstick import Yardstick
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.oracle.yardstick import Yardstick
+from conformance.problems.inputs import Inputs
+from conformance.problems.recipes import RECIPES
 
 LARGE = {
     "query_length": 20,

@@ -10,11 +10,11 @@ from typing import Any, Final
 from jsonschema import Draft4Validator, Draft7Validator, FormatChecker
 from records import PROBLEM, READY, loaded, result
 
-from conformance.expectations import Stale
-from conformance.expected import ExpectedFailure
-from conformance.messages import RunOptions
-from conformance.report import build_report, candidate_entry
-from conformance.results import ClauseResult, Violation
+from conformance.base.expected import ExpectedFailure
+from conformance.base.results import ClauseResult, Violation
+from conformance.running.workers.messages import RunOptions
+from conformance.session.expectations import Stale
+from conformance.session.report import build_report, candidate_entry
 
 LIMIT: Final = {
     "limit": {"seconds": 60.0, "reached": True, "not_run": 7, "not_finished": 1, "loaded": True}

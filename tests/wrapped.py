@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from conformance._golden import golden
 from conformance.adapters.agreement import agrees
 from conformance.adapters.packing import Sizes
-from conformance.candidate import Candidate
-from conformance.geometry import Geometry
+from conformance.base.geometry import Geometry
+from conformance.declare.candidate import Candidate
 
 BASE = Geometry(
     batch=2,

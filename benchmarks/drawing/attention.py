@@ -9,10 +9,10 @@ from torch import Tensor
 
 from candidates.masked_attention import masked_attention
 from candidates.sinusoidal_positions import SinusoidalPositions
-from conformance.geometry import FIELDS, Geometry
-from conformance.pictures.svg import Panel, draw
-from conformance.problem import Problem
-from conformance.subject import Subject
+from conformance.base.geometry import FIELDS, Geometry
+from conformance.clauses.subject import Subject
+from conformance.problems.problem import Problem
+from conformance.tools.pictures.svg import Panel, draw
 
 from .plots import lines
 

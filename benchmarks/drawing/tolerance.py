@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 
 import conformance
-from conformance.materialise import materialise
-from conformance.oracle import Oracle
-from conformance.problem import Problem
+from conformance.oracle.oracle import Oracle
+from conformance.problems.materialise import materialise
+from conformance.problems.problem import Problem
 
 from .plots import bars
 

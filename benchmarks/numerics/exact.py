@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from conformance import double_double
 from conformance._golden import golden
+from conformance.oracle import double_double
 from conformance.tolerance import Contract, core_bound, layer_bound
 from conformance.tolerance.fit import fit
 from conformance.tolerance.statistical import Statistics, core_statistics, layer_statistics

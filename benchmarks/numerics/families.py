@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Generator, Tensor
 
-from conformance.recipes import RECIPES
+from conformance.problems.recipes import RECIPES
 
 Three = tuple[Tensor, Tensor, Tensor]
 Draws = Callable[..., Tensor]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for
 
 from . import in_dtype, in_wide

@@ -8,8 +8,8 @@ from typing import Final
 import torch
 from torch import Generator, Tensor
 
-from conformance import mask_patterns
 from conformance._golden import golden
+from conformance.problems import mask_patterns
 
 from .families import normal
 

@@ -36,10 +36,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
-from conformance.dtypes import DTYPES
+from conformance.base.dtypes import DTYPES
+from conformance.base.profile import PROFILES, Profile
+from conformance.base.shard import WHOLE, Shard, read_shard
 from conformance.errors import UsageError
-from conformance.profile import PROFILES, Profile
-from conformance.shard import WHOLE, Shard, read_shard
 
 from .journal import Journal, this_commit
 from .tally import TARGETS, Tally, report

@@ -10,13 +10,13 @@ from typing import Final
 
 import torch
 
-from conformance.candidate import Candidate
-from conformance.expected import ExpectedFailure
-from conformance.judging import judge
-from conformance.profile import Profile
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun
-from conformance.targets import resolve
+from conformance.base.expected import ExpectedFailure
+from conformance.base.profile import Profile
+from conformance.base.results import ClauseResult
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
+from conformance.session.judging import judge
+from conformance.targets.resolving import resolve
 
 HONEST: Final = ("passed", "not-applicable", "expected-failure")
 # SHOULD clauses that correct candidates fail and say nothing about, since verdicts allow it. Their

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..promises import declare
+from ..declare.promises import declare
 from ..tolerance import contract_for, layer_bound
 from .packing import Sizes
 

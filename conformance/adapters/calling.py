@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from ..declaration import MASK_FORMS, Declaration
+from ..base.parameter_names import role_of
+from ..declare.declaration import MASK_FORMS, Declaration
 from ..errors import DeclarationError, did_you_mean
-from ..parameter_names import role_of
 
 Call = Mapping[str, str] | Callable[..., Any]
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

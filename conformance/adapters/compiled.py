@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import torch
 
-from ..candidate import Candidate
-from ..compiled_names import SUFFIXES
+from ..base.compiled_names import SUFFIXES
+from ..base.printable import printable
+from ..base.profile import Profile
+from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
-from ..printable import printable
-from ..profile import Profile
 
 # What a compiled candidate is asked; the rest is asked of the eager one.
 ASKED: Final = frozenset(

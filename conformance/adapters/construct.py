@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from torch import nn
 
+from ..base.raised import raised_text
 from ..errors import ConstructionError
-from ..raised import raised_text
 from .heads import HEAD_NAMES, KV_HEAD_NAMES
 
 WIDTH: Final = 24

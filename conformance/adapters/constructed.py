@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..declare import layer
+from ..base.geometry import Geometry, read_pins
+from ..base.raised import raised_text
+from ..declare.candidate import Candidate
+from ..declare.decorators import layer
 from ..errors import DeclarationError
-from ..geometry import Geometry, read_pins
-from ..raised import raised_text
 from . import multihead
 from .calling import AdaptedModule
 from .packing import Sizes

@@ -12,8 +12,8 @@ from typing import Final
 from torch import nn
 
 from .._golden import golden
+from ..base.raised import raised_text
 from ..errors import DeclarationError
-from ..raised import raised_text
 from .agreement import agrees, distance, evaluate
 from .calling import Calling
 from .heads import HEAD_NAMES, KV_HEAD_NAMES, known_number, possible_sizes

@@ -11,8 +11,8 @@ from typing import Any, Final
 from torch import nn
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..declare import core, fixed_layer
+from ..declare.candidate import Candidate
+from ..declare.decorators import core, fixed_layer
 from ..errors import DeclarationError, UsageError
 from ..graphs.header import Header
 from ..graphs.lost import GraphLost, GraphRefused

@@ -9,8 +9,8 @@ from typing import Final
 
 from torch import nn
 
+from ..base.parameter_names import role_of
 from ..errors import DeclarationError
-from ..parameter_names import role_of
 from .packing import Holder
 
 _MATRIX: Final = 2

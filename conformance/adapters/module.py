@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..declare import fixed_layer, layer
+from ..base.geometry import Geometry
+from ..declare.candidate import Candidate
+from ..declare.decorators import fixed_layer, layer
 from ..errors import DeclarationError
-from ..geometry import Geometry
 from . import multihead
 from .calling import AdaptedModule, Call, Calling
 from .construct import instance_of

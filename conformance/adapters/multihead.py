@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from ..declaration import Declaration
+from ..base.geometry import Geometry
+from ..declare.declaration import Declaration
 from ..errors import DeclarationError
-from ..geometry import Geometry
 from .calling import Calling
 from .packing import Holder, Recipe, Sizes
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..candidate import Candidate
+from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
 from ..graphs.lost import GraphRefused
 from ..graphs.process import Array, Feeds

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..declaration import MASK_FORMS
+from ..declare.candidate import Candidate
+from ..declare.declaration import MASK_FORMS
+from ..declare.promises import declare
 from ..errors import DeclarationError, did_you_mean
-from ..promises import declare
 from . import multihead
 from .calling import AdaptedModule, Call, Calling, check_keywords, mask_parameters
 from .copying import put_in_dtype

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..registry import Finding
-from ..space import LENGTHS, admits_lengths, can_cross, is_fixed
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.space import LENGTHS, admits_lengths, can_cross, is_fixed
 from ._vocabulary import Counterfactual, View, same_answer
+from .registry import Finding
+from .subject import Subject
 
 
 def stands_alone(candidate: Candidate) -> str:

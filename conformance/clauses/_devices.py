@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..candidate import Candidate
-from ..devices import CPU, here, judged_on, kind_of, offers
+from ..calls.devices import CPU, here, judged_on, kind_of, offers
+from ..declare.candidate import Candidate
 
 Applies = Callable[[Candidate], str]
 

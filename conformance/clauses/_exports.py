@@ -9,16 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure, RowWithoutKeysRefused, arguments, guarded, read_answer
-from ..candidate import Candidate
-from ..comparison import AXES, compare
+from ..base.results import Violation
+from ..calls.calling import (
+    CandidateFailure,
+    RowWithoutKeysRefused,
+    arguments,
+    guarded,
+    read_answer,
+)
+from ..declare.candidate import Candidate
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import Setting
-from ..inputs import Inputs
-from ..registry import Finding
-from ..results import Violation
-from ..subject import Subject
+from ..oracle.comparison import AXES, compare
+from ..problems.inputs import Inputs
 from ._vocabulary import column
+from .registry import Finding
+from .subject import Subject
 
 
 def graph_of(candidate: Candidate) -> OpenedGraph:

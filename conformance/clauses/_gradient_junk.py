@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..gradient_headroom import largest_weight_gradient
-from ..inputs import Inputs
-from ..oracle import evaluate
-from ..problem import Problem
-from ..subject import Subject
+from ..oracle.gradient_headroom import largest_weight_gradient
+from ..oracle.oracle import evaluate
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
 from ..tolerance import model
 from ._vocabulary import finite_limit, wide_range
 from .leaks import with_junk
+from .subject import Subject
 
 # Where nothing is known of the projections, junk in half precision stays this part of what it is.
 UNMEASURED = 0.01

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..comparison import Comparison, compare, moves
-from ..differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
-from ..gradient_oracle import GoldenGradients, as_given, why_unknown
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import normal
-from ..registry import Finding
-from ..results import Violation
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
+from ..declare.candidate import Candidate
+from ..oracle.comparison import Comparison, compare, moves
+from ..oracle.gradient_oracle import GoldenGradients, as_given, why_unknown
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import normal
 from ..tolerance import Gradient, gradient_fit, model
+from .registry import Finding
+from .subject import Subject
 
 # Streams of a problem's generator: that of the output gradient.
 UPSTREAM = 31

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..candidate import Candidate
+from ..declare.candidate import Candidate
 
 
 def is_graph(candidate: Candidate) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._golden import golden
-from ..comparison import Comparison, compare, moves
-from ..inputs import Inputs
-from ..registry import Finding
-from ..scale_error import fitted_scale_error
-from ..subject import Subject
-from ..yardstick import Yardstick
+from ..oracle.comparison import Comparison, compare, moves
+from ..oracle.scale_error import fitted_scale_error
+from ..oracle.yardstick import Yardstick
+from ..problems.inputs import Inputs
 from ._signal import has_signal
 from ._vocabulary import golden_at
+from .registry import Finding
+from .subject import Subject
 
 
 def measures_golden(

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..comparison import compare
-from ..differentiating import Gradients
-from ..gradient_oracle import why_unknown
-from ..inputs import Inputs
-from ..registry import Finding
-from ..subject import SPREAD_CALLS, Subject
+from ..calls.differentiating import Gradients
+from ..oracle.comparison import compare
+from ..oracle.gradient_oracle import why_unknown
+from ..problems.inputs import Inputs
 from ..tolerance import model
 
 # Streams of a problem's generator: that of the output gradient.
 from ._gradients import axes_of, spoken
+from .registry import Finding
+from .subject import SPREAD_CALLS, Subject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

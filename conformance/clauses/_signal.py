@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..comparison import moves
-from ..inputs import Inputs
-from ..oracle import Golden, known_weights
+from ..oracle.comparison import moves
+from ..oracle.oracle import Golden, known_weights
+from ..problems.inputs import Inputs
 
 # An answer that is not attention must be wrong by so many bounds somewhere. In bfloat16, whose
 # bounds are eight times those of float16, weights of normalised heads are too even for ten.

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..calling import Answer
-from ..candidate import Candidate
-from ..comparison import WEIGHT_AXES, compare, moves
-from ..headroom import finite_limit as largest_finite
-from ..inputs import Inputs
-from ..placing import taken
-from ..registry import Finding
-from ..relation import with_relation
-from ..space import admits_lengths
-from ..subject import Subject
+from ..calls.calling import Answer
+from ..calls.placing import taken
+from ..declare.candidate import Candidate
+from ..oracle.comparison import WEIGHT_AXES, compare, moves
+from ..oracle.headroom import finite_limit as largest_finite
+from ..oracle.relation import with_relation
+from ..problems.inputs import Inputs
+from ..problems.space import admits_lengths
 from ._signal import has_signal
+from .registry import Finding
+from .subject import Subject
 
 View = Callable[[Tensor], Tensor]
 Counterfactual = Callable[[], Tensor]

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..comparison import moves
-from ..inputs import Inputs
-from ..materialise import TORCH_DTYPES
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..space import Space, admits_lengths
-from ..subject import Subject
+from ..oracle.comparison import moves
+from ..problems.inputs import Inputs
+from ..problems.materialise import TORCH_DTYPES
+from ..problems.problem import Problem
+from ..problems.space import Space, admits_lengths
 from ._measuring import measures_golden
 from ._signal import through_output
+from .registry import Finding, clause
+from .subject import Subject
 
 Round = Callable[[Tensor], Tensor]
 # Terms of one sign and one size, as many as leave an accumulator of half precision behind.

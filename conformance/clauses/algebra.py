@@ -7,19 +7,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..comparison import compare
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..relation import with_relation
-from ..results import Violation
-from ..space import Space, admits_lengths, can_cross, is_fixed
-from ..subject import Subject
+from ..base.results import Violation
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare
+from ..oracle.relation import with_relation
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ..tolerance.unnormalised import is_normalised
 from ._vocabulary import read_heads, same_answer
+from .registry import Finding, clause
+from .subject import Subject
 
 SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),), share=0.5)
 

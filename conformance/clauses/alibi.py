@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..settling import settle
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.settling import settle
+from ..problems.space import Space
 from ._measuring import measures_golden
+from .registry import Finding, clause
+from .subject import Subject
 
 # Powers of two, whose slopes are a geometric sequence, and others, whose are not.
 HEADS = (3, 4, 6, 2, 5, 8, 12, 7, 1)

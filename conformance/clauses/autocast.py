@@ -7,17 +7,17 @@ from typing import Any, Final
 
 import torch
 
-from ..calling import arguments
-from ..candidate import Candidate
-from ..comparison import compare, moves
-from ..oracle import Oracle
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import arguments
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare, moves
+from ..oracle.oracle import Oracle
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ._vocabulary import golden_at
 from .mixed import name_of
+from .registry import Finding, clause
+from .subject import Subject
 
 AUTOCAST: Final = (torch.bfloat16, torch.float16)
 

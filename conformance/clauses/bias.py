@@ -9,17 +9,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..headroom import representable_output
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space, admits_lengths, can_cross, is_fixed
-from ..subject import Subject
+from ..base.results import Violation
+from ..declare.candidate import Candidate
+from ..oracle.headroom import representable_output
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ._vocabulary import finite_limit, matches_golden, order_is_free, read_heads, same_answer
+from .registry import Finding, clause
+from .subject import Subject
 
 BIASED = Space(mask="always", forms=("bias",), finite_bias="always", extras="maybe")
 MOST_COPIES = 4

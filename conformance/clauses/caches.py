@@ -7,16 +7,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..caching import cached, no_cache, query_rows, without_cache, without_key_bias
-from ..calling import Arguments, arguments
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space, can_cross
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import Arguments, arguments
+from ..declare.candidate import Candidate
+from ..problems.caching import cached, no_cache, query_rows, without_cache, without_key_bias
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space, can_cross
 from ._vocabulary import (
     as_given,
     identical,
@@ -25,7 +23,9 @@ from ._vocabulary import (
     same_unless_identical,
 )
 from .leaks import unaffected
+from .registry import Finding, clause
 from .state import only_order_counts, overwrite, reordered
+from .subject import Subject
 
 CONTRACT = "ONNX Attention-23: past_key, past_value are concatenated before the new ones"
 # Slots of a cache behind those that are in use, and what lies in them.

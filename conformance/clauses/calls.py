@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from ..caching import draws_cache, settle_past
-from ..calling import Forward
-from ..inputs import Inputs
-from ..problem import MaskPlan, Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..settling import one_at_a_time, settle_causal
-from ..space import Space, admits_lengths, can_cross
-from ..subject import Subject
+from ..calls.calling import Forward
+from ..problems.caching import draws_cache, settle_past
+from ..problems.inputs import Inputs
+from ..problems.problem import MaskPlan, Problem
+from ..problems.recipes import LIVELY
+from ..problems.settling import one_at_a_time, settle_causal
+from ..problems.space import Space, admits_lengths, can_cross
 from ._vocabulary import same_unless_identical
+from .registry import Finding, clause
+from .subject import Subject
 
 # How often one question is asked at the end: what gives up after some calls does so by then.
 REPEATS = 8

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space, can_cross
-from ..stretching import lowered_key
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..oracle.stretching import lowered_key
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space, can_cross
 from ._vocabulary import logits_grow, matches_golden, narrow_range
 from .leaks import unaffected
+from .registry import Finding, clause
 from .rejection import must_raise
+from .subject import Subject
 
 SOURCE = "Vaswani et al. 2017, section 3.2.3"
 CAUSAL_TARGETS = (8e7, 4e5)

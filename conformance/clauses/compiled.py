@@ -5,12 +5,12 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from ..adapters.compiled import ASKED, graphs_compiled
-from ..candidate import Candidate
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ._vocabulary import relate
+from .registry import Finding, clause
+from .subject import Subject
 
 _EAGER: WeakKeyDictionary[Subject, Subject] = WeakKeyDictionary()
 NOTHING = "torch.compile compiles nothing of it: every call runs as it is"

@@ -8,18 +8,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..caching import first_keys, query_rows, without_cache, without_key_bias
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import LENGTHS, Space, admits_lengths, can_cross, is_fixed
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.caching import first_keys, query_rows, without_cache, without_key_bias
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import LENGTHS, Space, admits_lengths, can_cross, is_fixed
 from ._alone import all_of
 from ._vocabulary import one_item, places_matter, relate, same_answer
 from .caches import can_cache, last_queries, with_cache
+from .registry import Finding, clause
+from .subject import Subject
 
 # Tokens that are asked one by one at the end; what comes before them is one chunk.
 SINGLES = 4

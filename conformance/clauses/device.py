@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._devices import called_on_the_cpu, declares, on_a_device
 from ._vocabulary import identical, one_item, relate
+from .registry import Finding, clause
+from .subject import Subject
 
 # How often a call is made again: races and atomic sums show in some calls only.
 REPEATS = 8

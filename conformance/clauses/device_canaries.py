@@ -7,17 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from ..allocations import Allocations, allocations
-from ..calling import Answer, Arguments, CandidateFailure, Forward, arguments
-from ..inputs import Inputs
-from ..placing import whole_storage
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.allocations import Allocations, allocations
+from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, arguments
+from ..calls.placing import whole_storage
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ._devices import in_this_process
 from ._vocabulary import identical, same_unless_identical
+from .registry import Finding, clause
+from .subject import Subject
 
 # That of shape.bounds, so that the golden answers are there already.
 ANY = Space(mask="maybe", causal="maybe", share=0.5)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ..calling import arguments, guarded
-from ..candidate import Candidate
-from ..devices import judged_on
-from ..geometry import Geometry
-from ..inputs import Inputs
-from ..peak_memory import peak_bytes, why_unmeasured
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import PROBE, Space, admits_lengths
-from ..subject import Subject
+from ..base.geometry import Geometry
+from ..base.results import Violation
+from ..calls.calling import arguments, guarded
+from ..calls.devices import judged_on
+from ..calls.peak_memory import peak_bytes, why_unmeasured
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import PROBE, Space, admits_lengths
 from ._devices import in_this_process
+from .registry import Finding, clause
+from .subject import Subject
 
 # Each twice the one before. Tiles stop growing somewhere: of the CPU's flash kernel at 1024.
 LENGTHS = (1024, 2048, 4096)

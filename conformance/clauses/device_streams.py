@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calling import Arguments, Forward, arguments
-from ..devices import module_of, synchronise
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..calls.calling import Arguments, Forward, arguments
+from ..calls.devices import module_of, synchronise
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._devices import declares, needing, on_a_device
 from ._vocabulary import relate
+from .registry import Finding, clause
+from .subject import Subject
 
 # Long enough for a kernel that does not wait to be done before its inputs are there: cycles of
 # torch.cuda._sleep (about 25 ms), products of square matrices where there is no such function.

@@ -7,16 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..devices import forked_random
-from ..inputs import Inputs
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.devices import forked_random
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ..tolerance import model
 from ._vocabulary import order_is_free
+from .registry import Finding, clause
+from .subject import Subject
 
 PROBABILITIES = (0.5, 0.25, 0.1)
 # Two calls keep equally many of a row's 8 or more keys with a chance of at most 0.36 (for a

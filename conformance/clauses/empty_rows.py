@@ -8,18 +8,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..comparison import compare, moves
-from ..declaration import SEQUENCES
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..settling import counts_from_first_key
-from ..space import Space, admits_lengths, allowed_sizes, can_cross, tied_fields
-from ..subject import Subject
+from ..base.results import Violation
+from ..declare.candidate import Candidate
+from ..declare.declaration import SEQUENCES
+from ..oracle.comparison import compare, moves
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.settling import counts_from_first_key
+from ..problems.space import Space, admits_lengths, allowed_sizes, can_cross, tied_fields
 from ._vocabulary import relate
+from .registry import Finding, clause
+from .subject import Subject
 
 EMPTY = Space(
     mask="offered",

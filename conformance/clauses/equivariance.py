@@ -6,14 +6,12 @@ import dataclasses
 
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import KEY_FORMS, Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import KEY_FORMS, Space
 from ._vocabulary import (
     heads_stay,
     one_item,
@@ -25,6 +23,8 @@ from ._vocabulary import (
     same_answer,
     take,
 )
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "Lee et al. 2019 (Set Transformer), property 1; document 004"
 

@@ -8,22 +8,22 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure
-from ..candidate import Candidate
-from ..geometry import Geometry
+from ..base.geometry import Geometry
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure
+from ..declare.candidate import Candidate
 from ..graphs.header import Axis
 from ..graphs.opened import OpenedGraph
 from ..graphs.reading import TENSOR_ROLES
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import LENGTHS, Space, admits_lengths, can_cross
-from ..subject import Subject
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import LENGTHS, Space, admits_lengths, can_cross
 from ._exports import graph_of
 from ._graphs import is_graph
 from ._vocabulary import View, as_given, one_item, same_answer
+from .registry import Finding, clause
+from .subject import Subject
 
 _QUERIES: Final = ("query", "x")
 _SPOKEN: Final = {

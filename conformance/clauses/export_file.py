@@ -7,20 +7,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from ..candidate import Candidate
+from ..base.printable import printable
+from ..base.results import Violation
+from ..declare.candidate import Candidate
 from ..graphs.limits import size_text
 from ..graphs.process import DEFAULT, Setting
 from ..graphs.reading import MASK_ROLES, Reading, Role
 from ..graphs.validation import LARGEST_FILE, defects
-from ..printable import printable
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._exports import agree, answer_at, graph_of
 from ._graphs import is_graph
+from .registry import Finding, clause
+from .subject import Subject
 
 # What is read off the file needs no second example.
 ONCE: Final = Space(values=("normal",), share=0.01)

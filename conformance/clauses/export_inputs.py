@@ -7,18 +7,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..calling import CandidateFailure, arguments, guarded
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure, arguments, guarded
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds
 from ..graphs.reading import MASK_ROLES, TENSOR_ROLES, Role
-from ..inputs import Inputs
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ._exports import graph_of
 from ._graphs import is_graph
+from .registry import Finding, clause
+from .subject import Subject
 
 Run = Callable[[Feeds], Mapping[str, Array]]
 

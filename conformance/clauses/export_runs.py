@@ -6,17 +6,17 @@ from typing import Final, cast
 
 from torch import Tensor
 
-from ..candidate import Candidate
+from ..base.results import Violation
+from ..declare.candidate import Candidate
 from ..graphs.lost import GraphLost, GraphRefused
 from ..graphs.process import Setting
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import ANY_PATTERN, Space
-from ..subject import Subject
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import ANY_PATTERN, Space
 from ._exports import agree, answer_at, graph_of, measured_spread, source_answer
 from ._graphs import is_graph
+from .registry import Finding, clause
+from .subject import Subject
 
 CPU: Final = "CPUExecutionProvider"
 LOWEST: Final = Setting(level="disabled")

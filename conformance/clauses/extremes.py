@@ -8,13 +8,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..inputs import Inputs
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ..tolerance import model
 from ._vocabulary import finite_limit, matches_golden
+from .registry import Finding, clause
+from .subject import Subject
 
 # So many times the largest finite number are the largest products, before the scale. With heads of
 # 16 channels or more, which make the scale a quarter, they are within the range behind it.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..calling import arguments
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import arguments
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._vocabulary import same_unless_identical, still_says
+from .registry import Finding, clause
+from .subject import Subject
 
 
 @clause(

@@ -7,22 +7,20 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure, Forward, arguments
-from ..candidate import Candidate
-from ..comparison import compare, moves
-from ..declaration import PACKED
-from ..differentiating import INPUT_NAMES, Gradients, Taped, as_returned
-from ..inputs import Inputs
-from ..layouts import LAYOUTS, STRIDED
-from ..materialise import generator_for
-from ..placing import whole_storage
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
-from ..weight_leaves import build_with_leaves
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure, Forward, arguments
+from ..calls.differentiating import INPUT_NAMES, Gradients, Taped, as_returned
+from ..calls.placing import whole_storage
+from ..calls.weight_leaves import build_with_leaves
+from ..declare.candidate import Candidate
+from ..declare.declaration import PACKED
+from ..oracle.comparison import compare, moves
+from ..problems.inputs import Inputs
+from ..problems.layouts import LAYOUTS, STRIDED
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._alone import all_of
 from ._gradients import (
     asked_inputs,
@@ -36,7 +34,9 @@ from ._gradients import (
 from ._same_gradients import Asked, gradient_bounds, largest_everywhere, same_gradients
 from ._vocabulary import identical
 from .memory import ONE_SHAPE, separate_inputs
+from .registry import Finding, clause
 from .shape import without_batch, without_items, without_length, without_queries
+from .subject import Subject
 
 PLAIN = Space(mask="maybe", causal="maybe", values=LIVELY, share=0.15)
 # What a sum, a transpose or a slice behind the answer hands back.

@@ -8,19 +8,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..calling import guarded
-from ..candidate import Candidate
-from ..comparison import compare
-from ..differentiating import DOING, Taped, as_returned
-from ..gradient_oracle import second_gradients
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import normal
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import SPREAD_CALLS, Subject
+from ..base.results import Violation
+from ..calls.calling import guarded
+from ..calls.differentiating import DOING, Taped, as_returned
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare
+from ..oracle.gradient_oracle import second_gradients
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import normal
+from ..problems.space import Space
 from ..tolerance import model
 from ._gradients import (
     axes_of,
@@ -31,6 +29,8 @@ from ._gradients import (
     with_full_rows,
 )
 from ._same_gradients import Asked, gradient_bounds, nudged_inputs
+from .registry import Finding, clause
+from .subject import SPREAD_CALLS, Subject
 
 # Points of a line through the inputs, and the degree of the polynomial that is fitted to them.
 POINTS: Final = 9

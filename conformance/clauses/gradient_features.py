@@ -8,18 +8,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..caching import first_keys, query_rows
-from ..candidate import Candidate
-from ..comparison import moves
-from ..devices import forked_random
-from ..gradient_oracle import GoldenGradients
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY, normal
-from ..registry import Finding, clause
-from ..space import Space, admits_lengths, can_cross
-from ..subject import Subject
+from ..calls.devices import forked_random
+from ..declare.candidate import Candidate
+from ..oracle.comparison import moves
+from ..oracle.gradient_oracle import GoldenGradients
+from ..problems.caching import first_keys, query_rows
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY, normal
+from ..problems.space import Space, admits_lengths, can_cross
 from ._gradients import (
     cannot_be_judged,
     has_empty_rows,
@@ -32,8 +30,10 @@ from ._gradients import (
     with_full_rows,
 )
 from .caches import can_cache, last_queries, with_cache
+from .registry import Finding, clause
 from .shape import offers_weights
 from .sinks import offers_sinks, with_sinks
+from .subject import Subject
 
 # Streams of a problem's generator: the gradient of returned weights, orthogonal values.
 OF_WEIGHTS: Final = 36

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure
-from ..candidate import Candidate
-from ..differentiating import INPUT_NAMES
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..calls.calling import CandidateFailure
+from ..calls.differentiating import INPUT_NAMES
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._gradient_junk import with_junk_to_differentiate
 from ._gradients import (
     asked_inputs,
@@ -35,6 +33,8 @@ from ._same_gradients import Asked, same_gradients
 from ._vocabulary import is_golden, read_heads
 from .leaks import rows_apart
 from .options import unless_refused_alone
+from .registry import Finding, clause
+from .subject import Subject
 
 BACKWARD = "Dao et al. 2022, appendix B.2"
 # Patterns that hide keys from some rows.

@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..geometry import Geometry
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..settling import settle
-from ..space import PROBE, Space
-from ..subject import Subject
+from ..base.geometry import Geometry
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.settling import settle
+from ..problems.space import PROBE, Space
 from ._vocabulary import (
     head_blocks,
     heads_stay,
@@ -27,6 +25,8 @@ from ._vocabulary import (
     reordered_heads,
     same_answer,
 )
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "Ainslie et al. 2023 (GQA), section 2.2"
 ORDER = "onnx#7274, onnxruntime#26813: repeated whole where each head is repeated"

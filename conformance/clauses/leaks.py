@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..calling import CandidateFailure
-from ..comparison import compare, moves
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..oracle import evaluate
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..relation import with_relation
-from ..space import Space
-from ..subject import Subject
+from ..calls.calling import CandidateFailure
+from ..oracle.comparison import compare, moves
+from ..oracle.oracle import evaluate
+from ..oracle.relation import with_relation
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._vocabulary import column, knows_nan, narrow_range, wide_range
+from .registry import Finding, clause
+from .subject import Subject
 
 # Logits of junk stay below this, so that a finite fill fails mask.single-key and not everything.
 LARGEST_JUNK_LOGIT = 5e4

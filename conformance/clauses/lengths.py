@@ -7,14 +7,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..comparison import compare, moves
-from ..inputs import Inputs
-from ..long_sequences import rows_apart
-from ..materialise import generator_for
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..oracle.comparison import compare, moves
+from ..oracle.long_sequences import rows_apart
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.space import Space
+from .registry import Finding, clause
+from .subject import Subject
 
 # Rows on both sides of the edges of tiles; beside them some random ones.
 EDGE_ROWS: Final = (0, 1, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512)

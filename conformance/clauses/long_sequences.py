@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..candidate import Candidate
-from ..comparison import compare, moves
-from ..inputs import Inputs
-from ..long_sequences import rows_apart
-from ..materialise import materialise
-from ..oracle import Golden, Oracle
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..space import Space, admits_lengths, can_cross
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare, moves
+from ..oracle.long_sequences import rows_apart
+from ..oracle.oracle import Golden, Oracle
+from ..problems.inputs import Inputs
+from ..problems.materialise import materialise
+from ..problems.problem import Problem
+from ..problems.space import Space, admits_lengths, can_cross
+from .registry import Finding, clause
+from .subject import Subject
 
 # What a drawn number of keys is multiplied by: 40 become 2,560 in the quick profile, 513 become
 # 32,832 in the thorough one.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..layouts import STRIDED
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..problems.layouts import STRIDED
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._vocabulary import same_answer
+from .registry import Finding, clause
+from .subject import Subject
 
 MASK_LAYOUTS = (*STRIDED, "expanded")
 

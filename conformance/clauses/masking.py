@@ -8,15 +8,13 @@ import math
 import torch
 from torch import Tensor
 
-from ..calling import arguments
-from ..candidate import Candidate
-from ..materialise import generator_for, mask_sizes
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space, admits_lengths, can_cross, is_fixed
-from ..stretching import single_key_inputs
-from ..subject import Subject
+from ..calls.calling import arguments
+from ..declare.candidate import Candidate
+from ..oracle.stretching import single_key_inputs
+from ..problems.materialise import generator_for, mask_sizes
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ._vocabulary import (
     heads_stay,
     logits_grow,
@@ -30,6 +28,8 @@ from ._vocabulary import (
     relate,
     same_answer,
 )
+from .registry import Finding, clause
+from .subject import Subject
 
 SCATTERED = ("random", "padding", "sparse", "dense", "mixed", "left-padding", "one-hidden")
 # Positions that queries and keys share: where a query stands depends on how many keys there are.

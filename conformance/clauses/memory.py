@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ..arrangements import with_equal_sequences
-from ..candidate import Candidate
-from ..declaration import PACKED
-from ..layouts import CANARIES
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..declare.declaration import PACKED
+from ..problems.arrangements import with_equal_sequences
+from ..problems.layouts import CANARIES
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._vocabulary import same_unless_identical
+from .registry import Finding, clause
+from .subject import Subject
 
 
 def separate_inputs(candidate: Candidate) -> str:

@@ -8,17 +8,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure
-from ..candidate import Candidate
-from ..comparison import compare
-from ..inputs import Inputs
-from ..oracle import Oracle
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare
+from ..oracle.oracle import Oracle
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ._vocabulary import narrow_range
+from .registry import Finding, clause
+from .subject import Subject
 
 # The dtypes that stand beside the working one.
 OTHERS: Final = {

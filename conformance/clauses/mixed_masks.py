@@ -8,16 +8,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure
-from ..comparison import compare, moves
-from ..inputs import Inputs
-from ..materialise import TORCH_DTYPES
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..calls.calling import CandidateFailure
+from ..oracle.comparison import compare, moves
+from ..problems.inputs import Inputs
+from ..problems.materialise import TORCH_DTYPES
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ..tolerance import model
 from .mixed import promotes
+from .registry import Finding, clause
+from .subject import Subject
 
 # What masks are wider than: nothing that torch has is wider than float64.
 WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}

@@ -7,22 +7,22 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from ..calling import CandidateFailure, build_forward, guarded
-from ..candidate import Candidate
-from ..comparison import compare, moves
-from ..devices import forked_random
-from ..edges import edge_problems
-from ..inputs import Inputs
-from ..materialise import draw_weights, generator_for, in_dtype, materialise
-from ..oracle import Oracle
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure, build_forward, guarded
+from ..calls.devices import forked_random
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare, moves
+from ..oracle.oracle import Oracle
+from ..problems.edges import edge_problems
+from ..problems.inputs import Inputs
+from ..problems.materialise import draw_weights, generator_for, in_dtype, materialise
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ..tolerance import model
 from ._vocabulary import identical, relate, same_unless_identical
+from .registry import Finding, clause
+from .subject import Subject
 
 LAYERS = Space(kinds=("layer",), values=LIVELY)
 NO_MODULE = "its forward is not a torch.nn.Module"

@@ -7,16 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ..tolerance import model
 from ._measuring import measures_golden
 from ._vocabulary import finite_limit, logits_grow
+from .registry import Finding, clause
+from .subject import Subject
 
 PAPER = "Vaswani et al. 2017, equation 1"
 HEADROOM = model.HEADROOM

@@ -8,9 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..calling import Forward, arguments
-from ..candidate import Candidate
-from ..operators import (
+from ..base.printable import printable
+from ..base.results import Violation
+from ..calls.calling import Forward, arguments
+from ..declare.candidate import Candidate
+from ..declare.operators import (
     Called,
     Calls,
     DispatchedCalls,
@@ -18,12 +20,10 @@ from ..operators import (
     registered_operator,
     written_arguments,
 )
-from ..printable import printable
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..problems.problem import Problem
+from ..problems.space import Space
+from .registry import Finding, clause
+from .subject import Subject
 
 # What each of opcheck's tests speaks of.
 TOLD: Final = {

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ..caching import without_cache
-from ..calling import Answer, CandidateFailure, RowWithoutKeysRefused
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..settling import settle_causal
-from ..space import Space
-from ..subject import Subject
+from ..calls.calling import Answer, CandidateFailure, RowWithoutKeysRefused
+from ..declare.candidate import Candidate
+from ..problems.caching import without_cache
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.settling import settle_causal
+from ..problems.space import Space
 from ._alone import all_of
 from ._vocabulary import are_golden_weights, is_golden
 from .empty_rows import follows_empty_rule
+from .registry import Finding, clause
+from .subject import Subject
 
 IN_A_ROW: Final = "contiguous"
 OPTIONS = ("bias", "scale", "softcap", "window")

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrangements import presented_shape
-from ..calling import Answer, CandidateFailure, arguments
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..layouts import LAYOUTS
-from ..placing import placed, taken, whole_storage
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import Answer, CandidateFailure, arguments
+from ..calls.placing import placed, taken, whole_storage
+from ..declare.candidate import Candidate
+from ..problems.arrangements import presented_shape
+from ..problems.inputs import Inputs
+from ..problems.layouts import LAYOUTS
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._vocabulary import identical, same_unless_identical
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "torch's own out= arguments; flash_attn_interface: out="
 WRITTEN = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share=0.5)

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..comparison import compare, moves
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import WIDTHS, Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare, moves
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.space import WIDTHS, Space
 from ..tolerance.position import position_bound
 from ._vocabulary import order_is_free, permutation
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "Vaswani et al. 2017, section 3.5; document 002"
 # The length and the width that a problem is extended to, by its seed; 0 leaves it as it is. Tables

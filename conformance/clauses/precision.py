@@ -6,20 +6,20 @@ import math
 
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..genericity import has_generic_weights
-from ..inputs import Inputs
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..declare.candidate import Candidate
+from ..problems.genericity import has_generic_weights
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ..tolerance.fit import Fit
 from ..tolerance.model import FEWEST_ROWS, NARROWEST
 from ..tolerance.statistical import supports
 from ._measuring import measure, measures_golden
 from ._vocabulary import finite_limit, logits_grow
 from .numerics import HEADROOM, largest_product
+from .registry import Finding, clause
+from .subject import Subject
 
 NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
 # A scale that is off by this much must be seen for an example to count.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ..tolerance import model
 from ._measuring import measures_golden
+from .registry import Finding, clause
+from .subject import Subject
 
 PREPARED = Space(
     mask="maybe",

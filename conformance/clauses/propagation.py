@@ -8,14 +8,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ._vocabulary import knows_nan
+from .registry import Finding, clause
+from .subject import Subject
 
 WHERE: Final = ("query", "key", "value")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ..arrangements import expressible
-from ..calling import CandidateFailure
-from ..candidate import Candidate
-from ..declaration import PACKED
-from ..inputs import Inputs
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import KEY_FORMS, Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure
+from ..declare.candidate import Candidate
+from ..declare.declaration import PACKED
+from ..problems.arrangements import expressible
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import KEY_FORMS, Space
+from .registry import Finding, clause
+from .subject import Subject
 
 LEAST_OTHERS = (
     ("batch", 2),

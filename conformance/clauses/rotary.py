@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..settling import settle
-from ..space import KEY_FORMS, Space, admits_lengths, can_cross
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.settling import settle
+from ..problems.space import KEY_FORMS, Space, admits_lengths, can_cross
 from ._measuring import measures_golden
 from ._vocabulary import permutation, same_answer, take
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "Su et al. 2021 (RoFormer), section 3.2.2"
 FORMULA = Space(

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ..calling import arguments
-from ..devices import forked_random
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import arguments
+from ..calls.devices import forked_random
+from ..problems.problem import Problem
+from ..problems.space import Space
+from .registry import Finding, clause
+from .subject import Subject
 
 SEEDS = (1, 2)
 SUBNORMAL = sys.float_info.min / 2.0

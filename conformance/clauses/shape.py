@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ..calling import CandidateFailure
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..layouts import STRIDED
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import LENGTHS, Space, can_cross, is_fixed
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.layouts import STRIDED
+from ..problems.problem import Problem
+from ..problems.space import LENGTHS, Space, can_cross, is_fixed
 from ._vocabulary import matches_golden_weights, same_answer
+from .registry import Finding, clause
+from .subject import Subject
 
 EVERYBODY = Space(
     mask="maybe", causal="maybe", extras="maybe", kinds=("core", "layer", "positions")

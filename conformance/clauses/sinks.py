@@ -6,17 +6,17 @@ import dataclasses
 
 import torch
 
-from ..candidate import Candidate
-from ..comparison import compare
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..oracle.comparison import compare
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._measuring import measures_golden
 from ._vocabulary import matches_golden, narrow_range
 from .empty_rows import EMPTY
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "OpenAI 2025 (gpt-oss model card), section 2.3; Xiao et al. 2024 (StreamingLLM)"
 # Beyond what an exponential can hold in float32, and beyond what a float16 can.

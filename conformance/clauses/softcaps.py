@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._vocabulary import matches_golden, narrow_range, same_answer
 from .leaks import hidden_keys, unaffected
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "Gemma Team 2024 (Gemma 2), section 2: logit soft-capping"
 CAPS = (1.5, 0.5, 5.0, 1.5, 30.0)

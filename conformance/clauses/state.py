@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calling import Arguments, CandidateFailure, arguments
-from ..declaration import SEQUENCES
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import Arguments, CandidateFailure, arguments
+from ..declare.declaration import SEQUENCES
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._vocabulary import (
     View,
     as_given,
@@ -25,6 +23,8 @@ from ._vocabulary import (
     still_says,
     take,
 )
+from .registry import Finding, clause
+from .subject import Subject
 
 ANY = Space(mask="maybe", causal="maybe", share=0.5)
 # What is another in the second of two calls: mostly everything.

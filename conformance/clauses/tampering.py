@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from ..comparison import GROSS, compare, moves
-from ..inputs import Inputs
-from ..materialise import materialise
-from ..oracle import Golden, Oracle
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..oracle.comparison import GROSS, compare, moves
+from ..oracle.oracle import Golden, Oracle
+from ..problems.inputs import Inputs
+from ..problems.materialise import materialise
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._signal import has_signal
 from ._vocabulary import identical, same_unless_identical
+from .registry import Finding, clause
+from .subject import Subject
 
 # Seeds that no other clause draws from: nobody has computed these answers before.
 UNSEEN = 0x5EED

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..calling import arguments
-from ..inputs import Inputs
-from ..problem import Problem
-from ..registry import Finding, clause
-from ..results import Violation
-from ..space import Space
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import arguments
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ._vocabulary import identical
+from .registry import Finding, clause
+from .subject import Subject
 
 # Contiguous always: what edits in place may copy first when the layout is not that.
 UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")

@@ -7,22 +7,22 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ..candidate import Candidate
-from ..comparison import compare, moves
-from ..declaration import SEQUENCES
-from ..inputs import Inputs
-from ..mask_patterns import NO_KEYS, NO_QUERIES, NO_TOKENS
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..relation import with_relation
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..declare.declaration import SEQUENCES
+from ..oracle.comparison import compare, moves
+from ..oracle.relation import with_relation
+from ..problems.inputs import Inputs
+from ..problems.mask_patterns import NO_KEYS, NO_QUERIES, NO_TOKENS
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._gradients import has_golden_gradients, records_gradients
 from ._vocabulary import column, matches_golden, wide_range
 from .empty_rows import follows_empty_rule
 from .gradients import drawn_gradients_match, gradients_beside_empty_rows, rows_are_finite
+from .registry import Finding, clause
+from .subject import Subject
 
 SOURCE = "flash_attn_varlen_func: cu_seqlens_q, cu_seqlens_k"
 RAGGED = ("random", "single")  # lengths at random, and one query each

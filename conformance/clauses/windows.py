@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from ..candidate import Candidate
-from ..inputs import Inputs
-from ..materialise import generator_for
-from ..problem import Problem
-from ..recipes import LIVELY
-from ..registry import Finding, clause
-from ..space import Space
-from ..subject import Subject
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from ..problems.materialise import generator_for
+from ..problems.problem import Problem
+from ..problems.recipes import LIVELY
+from ..problems.space import Space
 from ._alone import all_of, as_alone, stands_alone
 from ._vocabulary import matches_golden, same_answer
 from .lengths import some_rows_match
+from .registry import Finding, clause
+from .subject import Subject
 
 Window = tuple[int, int]
 SOURCE = "Beltagy et al. 2020 (Longformer), section 3.1; FlashAttention, window_size"

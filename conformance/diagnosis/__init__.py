@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..problem import Problem
-from ..registry import Clause
-from ..subject import Subject
+from ..clauses.registry import Clause
+from ..clauses.subject import Subject
+from ..problems.problem import Problem
 from .diagnostician import Diagnostician
 
 

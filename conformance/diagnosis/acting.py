@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..declaration import Declaration
-from ..headroom import finite_limit, representable_output, representable_rows
-from ..inputs import Inputs
-from ..mistakes import Asked, NamedMistake, NotExpressible
-from ..oracle import Oracle, known_weights
+from ..declare.declaration import Declaration
+from ..oracle.headroom import finite_limit, representable_output, representable_rows
+from ..oracle.oracle import Oracle, known_weights
+from ..problems.inputs import Inputs
 from ..tolerance import model
+from .mistakes import Asked, NamedMistake, NotExpressible
 
 Made = Sequence[NamedMistake]
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..comparison import compare
-from ..subject import Subject
+from ..clauses.subject import Subject
+from ..oracle.comparison import compare
 from ..tolerance import model
 from .acting import Acted
 from .battery import Seen

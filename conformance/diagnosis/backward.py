@@ -10,21 +10,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure
+from ..calls.calling import CandidateFailure
+from ..calls.differentiating import Gradients, NotDifferentiable
 from ..clauses._gradients import has_empty_rows, output_gradient, with_full_rows
-from ..combinations import options_alone
-from ..differentiating import Gradients, NotDifferentiable
-from ..edges import edge_problems
-from ..gradient_oracle import GoldenGradients, why_unknown
-from ..inputs import Inputs
-from ..mistakes import NotExpressible
-from ..mistakes.backward import BACKWARD
-from ..mistakes.backward_calls import BESIDE, OF_CALLS
-from ..mistakes.backward_steps import WrongBackward, give_back
-from ..problem import Problem
-from ..space import Space
-from ..subject import Subject
+from ..clauses.subject import Subject
+from ..oracle.gradient_oracle import GoldenGradients, why_unknown
+from ..problems.combinations import options_alone
+from ..problems.edges import edge_problems
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
 from ..tolerance import model
+from .mistakes import NotExpressible
+from .mistakes.backward import BACKWARD
+from .mistakes.backward_calls import BESIDE, OF_CALLS
+from .mistakes.backward_steps import WrongBackward, give_back
 
 # The hand-picked sizes of the battery, of those that every clause begins with.
 SIZES: Final = 8

@@ -9,19 +9,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..arrangements import canonical_output, presented_shape
-from ..caching import draws_cache
-from ..calling import CandidateFailure, arguments, guarded
-from ..candidate import Candidate
+from ..base.geometry import FIELDS, Geometry
+from ..calls.calling import CandidateFailure, arguments, guarded
+from ..calls.placing import taken
 from ..clauses.numerics import largest_product
-from ..geometry import FIELDS, Geometry
-from ..inputs import Inputs
-from ..placing import taken
-from ..problem import MaskPlan, Problem
-from ..settling import settle, settle_causal
-from ..space import Space
-from ..stretching import lowered_key, single_key_inputs
-from ..subject import Subject
+from ..clauses.subject import Subject
+from ..declare.candidate import Candidate
+from ..oracle.stretching import lowered_key, single_key_inputs
+from ..problems.arrangements import canonical_output, presented_shape
+from ..problems.caching import draws_cache
+from ..problems.inputs import Inputs
+from ..problems.problem import MaskPlan, Problem
+from ..problems.settling import settle, settle_causal
+from ..problems.space import Space
 
 # In the order of Geometry's fields: batch, heads, key/value heads, lengths of query and key, head
 # size, value head size, widths of query, key, value and output.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..inputs import Inputs
+from ..problems.inputs import Inputs
 from .battery import Seen
 
 # Right answers that differ from the wrong ones in one thing, before that thing is blamed.

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from ..mistakes import NamedMistake, named_mistakes
-from ..precision_diagnosis import precision_entry, scale_entry
-from ..problem import Problem
-from ..registry import Clause
-from ..subject import Subject
+from ..clauses.registry import Clause
+from ..clauses.subject import Subject
+from ..problems.problem import Problem
 from .acting import act
 from .agreement import agrees, margin
 from .backward import BackwardDiagnostician
 from .battery import Seen, ask, observe
 from .facts import repeats, unknown_entry
+from .mistakes import NamedMistake, named_mistakes
+from .precision_diagnosis import precision_entry, scale_entry
 from .search import Found, Search, touches_any
 from .stand_in import fails_alike
 

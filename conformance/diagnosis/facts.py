@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure
-from ..comparison import AXES
-from ..subject import Subject
+from ..calls.calling import CandidateFailure
+from ..clauses.subject import Subject
+from ..oracle.comparison import AXES
 from ..tolerance import model
 from .agreement import margin, wrong_elements
 from .battery import Seen, ask

@@ -7,13 +7,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..calling import CandidateFailure
+from ..calls.calling import CandidateFailure
+from ..calls.devices import forked_random
 from ..clauses.dropout import COUNTED, equal_tokens, shares_of
-from ..devices import forked_random
-from ..edges import edge_problems
-from ..inputs import Inputs
-from ..problem import Problem
-from ..subject import Subject
+from ..clauses.subject import Subject
+from ..problems.edges import edge_problems
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
 from ..tolerance import model
 
 DROPOUT: Final = "dropout-left-on"

@@ -10,16 +10,16 @@ from itertools import combinations
 from typing import Final
 
 from .._golden import golden
-from ..comparison import GROSS
-from ..declaration import Declaration, mixed_in
-from ..inputs import Inputs
-from ..mistakes import Asked, NamedMistake, NotExpressible, everywhere
-from ..subject import Subject
+from ..clauses.subject import Subject
+from ..declare.declaration import Declaration, mixed_in
+from ..oracle.comparison import GROSS
+from ..problems.inputs import Inputs
 from ..tolerance import model
 from .acting import act
 from .agreement import agrees, closeness, margin
 from .battery import Seen
 from .conditions import CONDITIONS, FEWEST_RIGHT, Condition
+from .mistakes import Asked, NamedMistake, NotExpressible, everywhere
 
 # Clauses of what speaks of the bias of a projection rather than of an additive mask.
 _PROJECTIONS: Final = ("numerics.golden", "mask.empty-row")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..calling import Answer, Arguments, CandidateFailure, Forward
-from ..differentiating import Taped
-from ..differentiator import Differentiator
-from ..inputs import Inputs
-from ..mistakes import NotExpressible
-from ..problem import Problem
-from ..registry import Clause
-from ..results import Violation
-from ..subject import Subject
+from ..base.results import Violation
+from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
+from ..calls.differentiating import Taped
+from ..clauses.differentiator import Differentiator
+from ..clauses.registry import Clause
+from ..clauses.subject import Subject
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
 from .acting import Made, act
+from .mistakes import NotExpressible
 
 
 class NoDifferentiator(Differentiator):

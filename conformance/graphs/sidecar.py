@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._golden import golden
+from ..base.expected import ExpectedFailure
+from ..base.expected_file import places_of, read_entry, read_text
 from ..errors import UsageError, did_you_mean
-from ..expected import ExpectedFailure
-from ..expected_file import places_of, read_entry, read_text
 from .header import Header
 from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES
 from .told import Told

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from ..base.printable import printable
 from ..errors import UsageError
-from ..printable import printable
 from .header import Header, Port
 from .limits import size_text
 from .lost import GraphLost, GraphRefused

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from conformance.declaration import Declaration
-
+from ..declare.declaration import Declaration
 from . import model
 
 # Where a computation rounds, in its order: projections of a layer, their 8-bit integers, logits,

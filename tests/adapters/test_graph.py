@@ -12,9 +12,9 @@ import torch
 import conformance
 from candidates.broken._graphs import HEADS, WIDTH, Eager, Parts, put_together
 from conformance import Candidate, UsageError
-from conformance.profile import PROFILES
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
+from conformance.running.runner import CandidateRun
 
 MASKED = Parts(masks={"mask": ("batch", 1, 1, "keys")})
 

@@ -28,9 +28,9 @@ from wrapped import BASE, drawn_inputs, drawn_weights, is_golden
 
 import conformance
 from conformance import DeclarationError, Geometry
-from conformance.candidate import Candidate
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
 
 SPELLINGS = [
     "q_proj k_proj v_proj out_proj",

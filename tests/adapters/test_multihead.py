@@ -11,8 +11,8 @@ from wrapped import BASE, drawn_inputs, drawn_weights, is_golden, sizes_of
 import conformance
 from conformance._golden import golden
 from conformance.adapters.agreement import Inputs
-from conformance.candidate import Candidate
-from conformance.promises import declare
+from conformance.declare.candidate import Candidate
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, layer_bound
 
 LAYERS: dict[str, dict[str, Any]] = {

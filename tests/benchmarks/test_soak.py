@@ -13,9 +13,9 @@ from benchmarks.soak.__main__ import rounds_of, soak_in_full
 from benchmarks.soak.journal import Journal
 from benchmarks.soak.tally import Tally, report
 from benchmarks.soak.tasks import KNOWN, Outcome, Task, is_accusation, perform
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
-from conformance.profile import PROFILES
-from conformance.results import ClauseResult
 
 PROFILE = dataclasses.replace(PROFILES["quick"], examples=4, reductions=0)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from bundled import failing, write_candidate
 
-from conformance.bundles.job import bundle_job
-from conformance.bundles.showing import bundle_script, why_not_again
-from conformance.loaded import plan_targets
-from conformance.messages import RunOptions
+from conformance.running.workers.loaded import plan_targets
+from conformance.running.workers.messages import RunOptions
+from conformance.tools.bundles.job import bundle_job
+from conformance.tools.bundles.showing import bundle_script, why_not_again
 
 # Runs each script where nothing of the project can be imported, one after the other.
 ALONE = """

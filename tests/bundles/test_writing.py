@@ -14,9 +14,9 @@ from fresh_environment import fresh_environment
 from onnx import TensorProto, helper, numpy_helper
 
 from conformance.__main__ import run
-from conformance.bundles.writing import bundle
 from conformance.errors import UsageError
-from conformance.replay import cases, read_report
+from conformance.tools.bundles.writing import bundle
+from conformance.tools.replay import cases, read_report
 
 UNSCALED = """
 @conformance.core()

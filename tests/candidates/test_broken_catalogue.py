@@ -9,8 +9,8 @@ from specific_mistakes import ON_A_DEVICE
 import conformance
 from candidates import broken
 from candidates.broken import MISTAKES, Mistake
-from conformance.registry import all_clauses
-from conformance.targets import candidates_of
+from conformance.clauses.registry import all_clauses
+from conformance.targets.resolving import candidates_of
 
 # Every clause must have been seen to fail.
 CLAUSES = frozenset(clause.id for clause in all_clauses())

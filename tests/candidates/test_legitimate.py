@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from candidates.legitimate import CANDIDATES
-from conformance.candidate import Candidate
-from conformance.declaration import FEATURES, MASK_FORMS, SEQUENCES
-from conformance.dtypes import DTYPES
-from conformance.judging import judge
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
+from conformance.base.dtypes import DTYPES
+from conformance.base.profile import PROFILES
+from conformance.declare.candidate import Candidate
+from conformance.declare.declaration import FEATURES, MASK_FORMS, SEQUENCES
+from conformance.running.runner import CandidateRun
+from conformance.session.judging import judge
 
 # benchmarks/soak tries them at length; this is a sample of each clause.
 PROFILE = dataclasses.replace(PROFILES["quick"], examples=4, reductions=0)

@@ -7,9 +7,9 @@ import torch
 
 import candidates
 from candidates import torch_cuda
-from conformance.candidate import Candidate
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
 
 KERNELS = [value for value in vars(torch_cuda).values() if isinstance(value, Candidate)]
 

@@ -14,7 +14,7 @@ from candidates.torch_multihead_attention import (
     torch_multihead_attention_with_weights,
 )
 from conformance._golden import golden
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 
 PLAIN = torch_multihead_attention
 SEPARATE = torch_multihead_attention_separate_widths

@@ -12,7 +12,7 @@ from candidates.torch_scaled_dot_product import (
     torch_scaled_dot_product_math,
 )
 from conformance._golden import golden
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 
 DEFAULT, MATH, FLASH = (
     torch_scaled_dot_product,

@@ -10,10 +10,10 @@ from torch import Tensor
 from candidates.broken.half_precision import FusedCore
 from candidates.broken.long_sums import added_up_in_parts
 from candidates.eager import EagerCore
-from conformance.candidate import Candidate
+from conformance.base.results import ClauseResult
 from conformance.clauses.accumulation import LONG
-from conformance.edges import edge_problems
-from conformance.results import ClauseResult
+from conformance.declare.candidate import Candidate
+from conformance.problems.edges import edge_problems
 
 SLUG = "numerics.accumulation"
 EVERY_DTYPE = ["float32", "float64", "float16", "bfloat16"]

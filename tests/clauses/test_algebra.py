@@ -10,7 +10,7 @@ from torch import Tensor
 
 from candidates.eager import EagerLayer
 from conformance import Semantics
-from conformance.runner import CandidateRun
+from conformance.running.runner import CandidateRun
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 

@@ -14,8 +14,8 @@ from candidates.out_attention import out_attention
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
 from candidates.varlen_attention import varlen_attention
 from conformance.adapters.compiled import compiled_variants
-from conformance.candidate import Candidate
-from conformance.runner import CandidateRun
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
 
 
 class Undropped(EagerModule):

@@ -12,7 +12,7 @@ from torch import Tensor
 from candidates.eager import Call, EagerCore
 from conformance.clauses import bias
 from conformance.clauses.bias import MOST_COPIES
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
 
 BIASED = problem(mask=plan("random", "bias", "BHQK", finite_bias=True))
 

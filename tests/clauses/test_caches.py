@@ -12,8 +12,8 @@ from candidates.eager import Answer, Call, EagerCore, EagerLayer
 from conformance.clauses import decoding
 from conformance.clauses.caches import with_cache
 from conformance.clauses.decoding import ragged
-from conformance.registry import all_clauses
-from conformance.subject import Subject
+from conformance.clauses.registry import all_clauses
+from conformance.clauses.subject import Subject
 
 SLUGS = [clause.id for clause in all_clauses() if clause.family == "cache"]
 FEATURES = ["gqa", "kv_cache"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from candidates.broken import MISTAKES
 from candidates.legitimate import devices, loops
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 
 PLAIN = {"features": [], "masks": [], "causal": None, "empty_rows": "any"}
 BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}

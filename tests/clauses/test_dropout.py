@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from candidates.eager import EagerLayer
+from conformance.base.results import Violation
 from conformance.clauses import dropout
 from conformance.clauses.dropout import _judge, _solved_shares, _tail
-from conformance.results import Violation
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
 from conformance.tolerance import model
 
 EXAMPLE = problem(query_length=24, key_length=16, seed=0)

@@ -17,7 +17,7 @@ from onnx import ModelProto
 import conformance
 from candidates.broken._graphs import WIDTH, Parts, node, put_together
 from candidates.eager import eager_core
-from conformance.candidate import Candidate
+from conformance.declare.candidate import Candidate
 from conformance.graphs.header import Header
 from conformance.graphs.process import Array, Feeds, Setting
 

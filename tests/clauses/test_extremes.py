@@ -9,8 +9,8 @@ from torch import Tensor
 
 from candidates.broken.half_precision import FusedCore
 from candidates.eager import Call, EagerCore
-from conformance.candidate import Candidate
-from conformance.results import ClauseResult
+from conformance.base.results import ClauseResult
+from conformance.declare.candidate import Candidate
 
 OVERFLOW, SUBNORMAL = "numerics.overflow-half", "numerics.subnormal"
 FORMATS = ["float32", "float16", "bfloat16"]

@@ -33,9 +33,9 @@ from candidates.legitimate.sinks import (
     sink_behind_the_attention,
     sink_first,
 )
-from conformance.candidate import Candidate
-from conformance.edges import edge_problems
-from conformance.profile import PROFILES
+from conformance.base.profile import PROFILES
+from conformance.declare.candidate import Candidate
+from conformance.problems.edges import edge_problems
 
 QUICK = PROFILES["quick"].examples
 NAMES = ("query", "key", "value", "bias")

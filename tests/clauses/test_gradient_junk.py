@@ -11,11 +11,11 @@ from torch.nn.functional import linear
 
 import conformance
 from conformance._golden import golden
+from conformance.base.geometry import Geometry
 from conformance.clauses._gradient_junk import with_junk_to_differentiate
-from conformance.geometry import Geometry
-from conformance.gradient_headroom import largest_weight_gradient
-from conformance.oracle import evaluate
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
+from conformance.oracle.gradient_headroom import largest_weight_gradient
+from conformance.oracle.oracle import evaluate
 from conformance.tolerance import model
 
 

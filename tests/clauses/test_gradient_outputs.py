@@ -15,10 +15,10 @@ from candidates.broken.gradient_outputs import (
 )
 from candidates.eager import Answer, Call, EagerCore
 from candidates.legitimate.features import with_weights_and_dropout
-from conformance.gradient_oracle import GoldenGradients
-from conformance.inputs import Inputs
-from conformance.oracle import evaluate
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
+from conformance.oracle.gradient_oracle import GoldenGradients
+from conformance.oracle.oracle import evaluate
+from conformance.problems.inputs import Inputs
 
 NEW = ("gradients.weights", "gradients.dropout", "gradients.shared", "gradients.no-queries")
 ASKED = {"causal": True, "softcap": 3.0, "num_kv_heads": 2, "query_length": 7, "value_head_size": 8}

@@ -19,10 +19,10 @@ from candidates.legitimate.backward import (
     checkpointed_reentrantly,
     layer_checkpointed_reentrantly,
 )
-from conformance.candidate import Candidate
-from conformance.profile import PROFILES
-from conformance.registry import all_clauses
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.clauses.registry import all_clauses
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
 
 OURS = [clause.id for clause in all_clauses() if clause.family == "gradients"]
 WRONG = [mistake for mistake in MISTAKES if mistake.primary in OURS]

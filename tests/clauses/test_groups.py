@@ -6,9 +6,9 @@ from examples import core, failing, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.eager import EagerCore, EagerLayer
-from conformance.registry import all_clauses
-from conformance.settling import settle
-from conformance.space import Space
+from conformance.clauses.registry import all_clauses
+from conformance.problems.settling import settle
+from conformance.problems.space import Space
 
 SLUGS = [clause.id for clause in all_clauses() if clause.family == "groups"]
 GROUPED = problem(num_kv_heads=2)

@@ -15,10 +15,10 @@ from candidates.out_attention import out_attention
 from candidates.packed_attention import packed_kv_attention, packed_qkv_attention
 from candidates.varlen_attention import varlen_attention
 from conformance import Candidate
+from conformance.base.profile import Profile
+from conformance.base.results import ClauseResult
 from conformance.errors import DeclarationError
-from conformance.profile import Profile
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun
+from conformance.running.runner import CandidateRun
 
 SMALL = Profile(name="small", examples=12, longest=12, reductions=0)
 OWN = ("varlen.*", "out.*", "operator.*", "compile.*")

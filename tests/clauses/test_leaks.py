@@ -8,7 +8,7 @@ from examples import core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from conformance.clauses.leaks import hidden_keys, rows_apart
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
 
 
 def test_junk_tokens_own_rows_are_left_out_in_self_attention() -> None:

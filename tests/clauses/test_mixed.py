@@ -11,10 +11,10 @@ from torch import Tensor
 
 from candidates.broken import MISTAKES
 from candidates.legitimate import mixed as legitimate
-from conformance.candidate import Candidate
+from conformance.base.results import ClauseResult
 from conformance.clauses.mixed import mixture
-from conformance.results import ClauseResult
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 
 INPUTS, UNDECLARED, MASKS = "mixed.inputs", "mixed.undeclared-inputs", "mixed.mask-dtype"
 AUTOCAST = "mixed.autocast"

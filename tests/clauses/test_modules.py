@@ -8,7 +8,7 @@ from examples import layer, problem, try_on
 from torch import Tensor
 
 from candidates.eager import EagerModule
-from conformance.registry import all_clauses
+from conformance.clauses.registry import all_clauses
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 

@@ -9,7 +9,7 @@ from examples import bare, core, layer, problem, run_clause
 from torch import Tensor
 
 from conformance.clauses.numerics import HEADROOM, LOGIT_TARGETS, _enlarge
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 

@@ -18,7 +18,7 @@ def table(length: int, width: int, base: float = 10000.0) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
 
 
-def encoding(make: Callable[[int, int], Tensor]) -> conformance.candidate.Candidate:  # type: ignore[name-defined]
+def encoding(make: Callable[[int, int], Tensor]) -> conformance.declare.candidate.Candidate:  # type: ignore[name-defined]
     """A position encoding of a table."""
     return conformance.positions(max_length=64)(
         lambda x: x + make(x.shape[1], x.shape[2]).to(x.dtype)

@@ -13,13 +13,13 @@ from torch import Tensor
 import conformance
 from candidates.broken import MISTAKES
 from candidates.broken.half_precision import FusedCore
-from conformance.candidate import Candidate
+from conformance.base.results import ClauseResult
 from conformance.clauses.precision import AVERAGED, LIFTED, NEARLY_TIED, lifted_logits
-from conformance.edges import edge_problems
-from conformance.problem import Problem
-from conformance.registry import Finding
-from conformance.results import ClauseResult
-from conformance.subject import Subject
+from conformance.clauses.registry import Finding
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.problems.edges import edge_problems
+from conformance.problems.problem import Problem
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}

@@ -6,7 +6,7 @@ from examples import core, failing, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.eager import Call, EagerCore
-from conformance.registry import all_clauses
+from conformance.clauses.registry import all_clauses
 
 SLUGS = [clause.id for clause in all_clauses() if clause.family == "softcap"]
 

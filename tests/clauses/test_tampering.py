@@ -9,9 +9,9 @@ from examples import bare, core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.broken import MISTAKES
-from conformance.candidate import Candidate
+from conformance.clauses.subject import Subject
 from conformance.clauses.unchanged import inputs_unchanged
-from conformance.subject import Subject
+from conformance.declare.candidate import Candidate
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}
@@ -32,8 +32,8 @@ def test_honest_candidates_leave_the_judge_alone(candidate: Any, slug: str) -> N
         ("GoldenEdited", "the golden answer"),
         ("BoundEdited", "the bound"),
         ("QuestionEdited", "the judge's own value"),
-        ("ComparisonReplaced", "conformance.comparison.compare"),
-        ("ComparisonRewritten", "the code of conformance.comparison.disagreement"),
+        ("ComparisonReplaced", "conformance.oracle.comparison.compare"),
+        ("ComparisonRewritten", "the code of conformance.oracle.comparison.disagreement"),
         ("RoundoffEnlarged", "conformance.tolerance.model.UNIT_ROUNDOFF"),
         ("ProductReplaced", "torch.matmul"),
         ("ModeLeftOn", "a mode of torch"),
@@ -57,12 +57,12 @@ def test_what_was_changed_in_another_clause_is_told_here() -> None:
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         calls.append(1)
         if len(calls) == 1:
-            sys.modules["conformance.comparison"].compare = None  # type: ignore[attr-defined]
+            sys.modules["conformance.oracle.comparison"].compare = None  # type: ignore[attr-defined]
         return bare(query, key, value)
 
     subject = Subject(core(kernel, **GIVEN), "float32")
     subject.answer(subject.inputs(problem()))
-    assert "conformance.comparison.compare" in subject.tampered()
+    assert "conformance.oracle.comparison.compare" in subject.tampered()
     assert subject.tampered() == []
 
 

@@ -13,7 +13,7 @@ from conformance.clauses._vocabulary import (
     permuted_heads_view,
     take,
 )
-from conformance.subject import Subject
+from conformance.clauses.subject import Subject
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])

@@ -7,8 +7,8 @@ from examples import core, failing, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.eager import Call, EagerCore
+from conformance.clauses.registry import all_clauses
 from conformance.clauses.windows import window_for
-from conformance.registry import all_clauses
 
 SLUGS = [clause.id for clause in all_clauses() if clause.family == "window"]
 PROMISES: dict[str, Any] = {"features": ["window"], "masks": ["keep"]}

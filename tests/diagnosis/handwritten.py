@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import conformance
-from conformance.candidate import Candidate
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
-from conformance.subject import Subject
 
 Function = Callable[..., Any]
 

@@ -7,9 +7,9 @@ from examples import core, layer, problem
 
 from candidates.broken import gradients, modified_gradients, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer
-from conformance.candidate import Candidate
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
-from conformance.subject import Subject
 
 NAMED = {
     "KeyGradientCut": "gradient-of-key-cut",

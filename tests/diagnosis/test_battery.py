@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import conformance
+from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import battery
-from conformance.subject import Subject
 
 
 @conformance.core(masks=["keep"], causal="bottom-right")

@@ -13,9 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from candidates.broken._prepared import Prepared
 from candidates.eager import Call, EagerCore
 from conformance import Semantics
+from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.conditions import CONDITIONS, never_with, only_with
-from conformance.subject import Subject
 
 FIVE_FORMS = ["keep", "drop", "keep_int", "bias", "lengths"]
 PROMISES: dict[str, Any] = {

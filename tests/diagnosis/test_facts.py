@@ -12,8 +12,8 @@ from examples import CLAUSES, core, problem, run_clause
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
-from conformance.subject import Subject
 
 PLAIN: dict[str, Any] = {
     "masks": [],

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from candidates.broken.modules import DropoutInEval
 from candidates.eager import EagerCore
+from conformance.clauses.subject import Subject
 from conformance.diagnosis.randomness import random_entry
-from conformance.subject import Subject
 
 NONE: dict[str, Any] = {"masks": [], "causal": None, "features": []}
 

@@ -7,13 +7,13 @@ import torch
 from examples import core, layer
 from torch import Tensor
 
-from conformance.candidate import Candidate
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 from conformance.diagnosis.acting import act
 from conformance.diagnosis.battery import battery
+from conformance.diagnosis.mistakes import MISTAKES, Asked, NamedMistake, NotExpressible
 from conformance.diagnosis.search import touches
-from conformance.inputs import Inputs
-from conformance.mistakes import MISTAKES, Asked, NamedMistake, NotExpressible
-from conformance.subject import Subject
+from conformance.problems.inputs import Inputs
 from conformance.tolerance import model
 
 # What two names share that nothing could tell apart, and why.

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from records import READY, loaded, result
 
-from conformance.diffing import difference
-from conformance.messages import RunOptions
-from conformance.report import build_report, candidate_entry
-from conformance.results import ClauseResult
+from conformance.base.results import ClauseResult
+from conformance.running.workers.messages import RunOptions
+from conformance.session.diffing import difference
+from conformance.session.report import build_report, candidate_entry
 
 
 def entry(name: str, *results: ClauseResult, **more: Any) -> dict[str, Any]:

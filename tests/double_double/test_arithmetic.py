@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.double_double import arithmetic
-from conformance.double_double.arithmetic import DoubleDouble, exact
+from conformance.oracle.double_double import arithmetic
+from conformance.oracle.double_double.arithmetic import DoubleDouble, exact
 
 UNIT = Fraction(1, 2**53)
 # Relative errors in squared unit roundoffs, as the module's docstring promises them.

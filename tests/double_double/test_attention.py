@@ -18,7 +18,7 @@ from golden_problems import Shape, core_case, points, shapes
 from hypothesis import assume, given
 from torch import Generator, Tensor
 
-from conformance.double_double import core_output, supports
+from conformance.oracle.double_double import core_output, supports
 from reference import STANDARD, Attention, Semantics, attend
 
 

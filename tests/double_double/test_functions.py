@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from conformance.double_double import functions
-from conformance.double_double.arithmetic import DoubleDouble, exact, fast_two_sum
+from conformance.oracle.double_double import functions
+from conformance.oracle.double_double.arithmetic import DoubleDouble, exact, fast_two_sum
 
 _exact = mpmath.mp.clone()
 _exact.dps = 80

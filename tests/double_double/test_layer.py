@@ -10,7 +10,7 @@ from double_double_problems import MASKS, SHAPE, excesses, with_exact_scale
 from golden_problems import Case, Shape, layer_case, points, shapes
 from hypothesis import assume, given
 
-from conformance.double_double import core_output, layer_output, supports
+from conformance.oracle.double_double import core_output, layer_output, supports
 from reference import STANDARD, Semantics
 
 

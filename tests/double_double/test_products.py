@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from conformance.double_double import products
-from conformance.double_double.arithmetic import DoubleDouble, exact, fast_two_sum
+from conformance.oracle.double_double import products
+from conformance.oracle.double_double.arithmetic import DoubleDouble, exact, fast_two_sum
 
 UNIT = Fraction(1, 2**53)
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 13, 33, 100)

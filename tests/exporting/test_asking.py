@@ -8,7 +8,7 @@ from modules_to_export import Padded
 from torch import Tensor, nn
 
 from conformance.errors import UsageError
-from conformance.exporting.asking import ask
+from conformance.tools.exporting.asking import ask
 
 
 class Masked(nn.Module):

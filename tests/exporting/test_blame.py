@@ -12,17 +12,17 @@ import torch
 from examples import CLAUSES, SMALL, run_clause
 from exported import STAGES, WEIGHTS, Altered, Layer, Outputs, Plan, Run, opened
 
-from conformance.candidate import Candidate
-from conformance.exporting.blame import Blamer
-from conformance.exporting.steps import AT_HIGHEST, AT_LOWEST, SOURCE
+from conformance.base.results import result_from_json
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.diagnosis.exports.blame import Blamer
+from conformance.diagnosis.exports.steps import AT_HIGHEST, AT_LOWEST, SOURCE
 from conformance.graphs.lost import GraphLost, GraphRefused
 from conformance.graphs.process import Feeds, Setting
 from conformance.graphs.told import Told
 from conformance.graphs.weighing import Stages
-from conformance.pool import Pool
-from conformance.results import result_from_json
-from conformance.smallest import examine_recorded
-from conformance.subject import Subject
+from conformance.problems.pool import Pool
+from conformance.shrinking.smallest import examine_recorded
 
 GOLDEN, MASK, MATCHES = "numerics.golden", "mask.golden", "export.matches-source"
 

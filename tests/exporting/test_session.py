@@ -11,7 +11,7 @@ import pytest
 from _paths import CHECKOUT
 from command_line import COMMAND
 
-from conformance.exporting.session import exit_code_of
+from conformance.tools.exporting.session import exit_code_of
 
 FILE = CHECKOUT / "tests" / "modules_to_export.py"
 FAST = ("--only", "export.dynamic-*", "--only", "export.matches-source", "--only", "numerics.scale")

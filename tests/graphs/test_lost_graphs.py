@@ -19,8 +19,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 from torch import Tensor
 
 from candidates.broken._graphs import Parts, put_together
+from conformance.base.results import ClauseResult
 from conformance.graphs.lost import GraphLost, GraphRefused
-from conformance.results import ClauseResult
 
 # What a user may have to wait for any verdict about such a graph.
 PATIENCE = 60.0

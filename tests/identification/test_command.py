@@ -11,7 +11,7 @@ from _paths import CHECKOUT
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
-from conformance.reports.identification import show
+from conformance.views.identification import show
 
 TARGET = f"{CHECKOUT / 'tests' / 'undeclared_attention.py'}:one_head"
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 import candidates
 import conformance
-from conformance.checking import check
-from conformance.identification.contradictions import contradictions
-from conformance.messages import RunOptions
-from conformance.targets import resolve
+from conformance.running.workers.messages import RunOptions
+from conformance.session.checking import check
+from conformance.targets.resolving import resolve
+from conformance.tools.identification.contradictions import contradictions
 
 
 def attend(scores: Tensor, value: Tensor, hidden: Tensor | None = None) -> Tensor:

@@ -10,11 +10,11 @@ import pytest
 from _paths import CHECKOUT
 from identified import NAMES, record
 
-from conformance.checking import check
-from conformance.identification.session import identify, write_checked
-from conformance.messages import RunOptions
-from conformance.reports.identification import show
-from conformance.targets import resolve
+from conformance.running.workers.messages import RunOptions
+from conformance.session.checking import check
+from conformance.targets.resolving import resolve
+from conformance.tools.identification.session import identify, write_checked
+from conformance.views.identification import show
 
 UNDECLARED = CHECKOUT / "tests" / "undeclared_attention.py"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound
 from conformance.tolerance.keys import live_keys
 from conformance.tolerance.returned_weights import weights_bound

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from conformance.catalogue import clause_entries
-from conformance.reports.catalogue import show_list
+from conformance.tools.catalogue import clause_entries
+from conformance.views.catalogue import show_list
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -9,13 +9,13 @@ from records import result
 from rendered import Reading, rendered
 from view_records import EVERY, NASTY, RECORDS, candidate, of, record
 
-from conformance.comparing import Source, joined
-from conformance.reports.comparison import circumstances, compared, conventions, said, sources
-from conformance.reports.comparison_html import MOST_TOLD, render_html
-from conformance.reports.comparison_markdown import render_markdown
-from conformance.reports.comparison_text import show
-from conformance.reports.html_record import complete
-from conformance.reports.views import COMPARED
+from conformance.session.comparing import Source, joined
+from conformance.views.comparison import circumstances, compared, conventions, said, sources
+from conformance.views.comparison_html import MOST_TOLD, render_html
+from conformance.views.comparison_markdown import render_markdown
+from conformance.views.comparison_text import show
+from conformance.views.html_record import complete
+from conformance.views.views import COMPARED
 
 
 def declared(name: str, **declaration: Any) -> dict[str, Any]:

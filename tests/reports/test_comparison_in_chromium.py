@@ -4,8 +4,8 @@ from browsing import PHONE, Opener
 from failing_records import entry
 from view_records import EVERY, NASTY, candidate, of, record
 
-from conformance.comparing import Source, joined
-from conformance.reports.comparison_html import render_html
+from conformance.session.comparing import Source, joined
+from conformance.views.comparison_html import render_html
 
 SOURCES = [
     Source(name="this run", record=record(entry("inverted"), entry("right"))),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.reports.counterexample import block, lines
+from conformance.views.counterexample import block, lines
 
 
 def table(values: Any, *sizes: int, **more: Any) -> dict[str, Any]:

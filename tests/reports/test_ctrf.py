@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, of, validator
 
-from conformance.reports.ctrf import render_ctrf
+from conformance.views.ctrf import render_ctrf
 
 SCHEMA = validator("ctrf-schema-0.0.json")
 

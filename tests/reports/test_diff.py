@@ -3,9 +3,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from conformance.diffing import difference
-from conformance.reports.diff import show_diff
-from conformance.reports.diff_markdown import render_diff_markdown
+from conformance.session.diffing import difference
+from conformance.views.diff import show_diff
+from conformance.views.diff_markdown import render_diff_markdown
 
 
 def clause(slug: str, status: str, **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from conformance.reports.export_check import show
+from conformance.views.export_check import show
 
 
 def row(opset: int, verdict: str, **more: Any) -> dict[str, Any]:

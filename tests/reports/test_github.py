@@ -6,7 +6,7 @@ import pytest
 from records import result
 from view_records import EVERY, FAILED, LOCATED, RECORDS, SHOULD_FAILED, candidate, of, record
 
-from conformance.reports.github import render_annotations
+from conformance.views.github import render_annotations
 
 
 def commands(found: dict[str, Any]) -> list[str]:

@@ -10,8 +10,8 @@ from failing_records import failing
 from records import result
 from view_records import EVERY, FAILED, NASTY, RECORDS, STALE, candidate, cut, of, record
 
-from conformance.reports.html import render_html
-from conformance.results import Violation
+from conformance.base.results import Violation
+from conformance.views.html import render_html
 
 MEGABYTE = 1_000_000
 

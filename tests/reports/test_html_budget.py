@@ -6,10 +6,10 @@ from failing_records import failing
 from records import result
 from view_records import candidate, record
 
-from conformance.reports.html_budget import NOTHING, Told, size, told
-from conformance.reports.html_failures import anchors
-from conformance.reports.html_record import complete
-from conformance.results import Violation
+from conformance.base.results import Violation
+from conformance.views.html_budget import NOTHING, Told, size, told
+from conformance.views.html_failures import anchors
+from conformance.views.html_record import complete
 
 LONG = "x" * 40_000
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from failing_records import failing
 
-from conformance.reports.html_calls import attention, calls, compared
-from conformance.reports.html_heat import WEIGHT_AXES
+from conformance.views.html_calls import attention, calls, compared
+from conformance.views.html_heat import WEIGHT_AXES
 
 
 def tensor(values: list[Any], *shape: int, **more: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from failing_records import failing
 from records import PROBLEM, result
 from view_records import EVERY, candidate, record
 
-from conformance.reports.html_failures import Failure, anchors, failure, urgency
-from conformance.reports.html_record import complete
-from conformance.results import ClauseResult, Violation
+from conformance.base.results import ClauseResult, Violation
+from conformance.views.html_failures import Failure, anchors, failure, urgency
+from conformance.views.html_record import complete
 
 
 def of(*results: ClauseResult, name: str = "mine", others: int = 0) -> list[Failure]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conformance.reports.html_heat import MOST_ELEMENTS, heat, largest_of, ratio_class, ratios
+from conformance.views.html_heat import MOST_ELEMENTS, heat, largest_of, ratio_class, ratios
 
 
 def table(values: Any, *shape: int) -> dict[str, Any]:

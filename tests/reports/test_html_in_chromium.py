@@ -8,7 +8,7 @@ from failing_records import entry, failing
 from playwright.sync_api import Page
 from view_records import EVERY, NASTY, RECORDS, STALE, candidate, of, record
 
-from conformance.reports.html import render_html
+from conformance.views.html import render_html
 
 ROWS = "#clause-table tr.r"
 EVERYTHING = record(candidate(EVERY), candidate(EVERY[1:3], "yours"), stale=[STALE])

@@ -3,10 +3,10 @@ from __future__ import annotations
 from records import result
 from view_records import EVERY, candidate, record
 
-from conformance.reports.html_matrix import Cell, matrix
-from conformance.reports.html_record import complete
-from conformance.reports.html_words import KINDS, WORST_FIRST
-from conformance.results import ClauseResult
+from conformance.base.results import ClauseResult
+from conformance.views.html_matrix import Cell, matrix
+from conformance.views.html_record import complete
+from conformance.views.html_words import KINDS, WORST_FIRST
 
 Anchors = dict[tuple[int, int], str]
 

@@ -5,7 +5,8 @@ import math
 import pytest
 from records import result
 
-from conformance.reports.html_words import (
+from conformance.base.results import STATUSES
+from conformance.views.html_words import (
     LABELS,
     WORST_FIRST,
     duration,
@@ -14,7 +15,6 @@ from conformance.reports.html_words import (
     short,
     verdict,
 )
-from conformance.results import STATUSES
 
 
 def test_every_status_has_a_class() -> None:

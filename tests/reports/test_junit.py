@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from records import result
 from view_records import EVERY, FAILED, RECORDS, SCHEMAS, SHOULD_FAILED, of
 
-from conformance.reports.junit import render_junit
-from conformance.results import Violation
+from conformance.base.results import Violation
+from conformance.views.junit import render_junit
 
 SCHEMA = xmlschema.XMLSchema(SCHEMAS / "junit-10.xsd")
 

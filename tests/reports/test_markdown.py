@@ -5,8 +5,8 @@ from records import result
 from rendered import html, rendered
 from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, cut, of, record
 
-from conformance.reports.markdown import COMMENT_LIMIT, render_markdown
-from conformance.results import Violation
+from conformance.base.results import Violation
+from conformance.views.markdown import COMMENT_LIMIT, render_markdown
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -6,10 +6,10 @@ import pytest
 from records import result
 from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
 
-from conformance.report import exit_code
-from conformance.reports.complete import complete
-from conformance.reports.marks import case_id, is_strict, mark, problems, said, whole
-from conformance.results import ClauseResult
+from conformance.base.results import ClauseResult
+from conformance.session.report import exit_code
+from conformance.views.complete import complete
+from conformance.views.marks import case_id, is_strict, mark, problems, said, whole
 
 MARKS: dict[str, tuple[ClauseResult, str, str]] = {
     "passed": (result(), "passed", "passed"),

@@ -9,7 +9,7 @@ import pytest
 from records import result
 from view_records import EVERY, RECORDS, candidate, record
 
-from conformance.reports.terminal import render_terminal, show
+from conformance.views.terminal import render_terminal, show
 
 FOUND = record(candidate(EVERY), candidate([result(slug="mask.a-rather-long-slug-it-is")], "yours"))
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -18,7 +18,7 @@ from view_records import (
     validator,
 )
 
-from conformance.reports.sarif import FINGERPRINT, render_sarif
+from conformance.views.sarif import FINGERPRINT, render_sarif
 
 SCHEMA = validator("sarif-2.1.0-rtm.5.json")
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from teeth_records import BAD, GOOD, record
 
-from conformance.reports.teeth import show_teeth
-from conformance.reports.teeth_html import render_html
-from conformance.reports.teeth_markdown import render_markdown
-from conformance.reports.teeth_matrix import blocks, families, summary_lines, symbol
+from conformance.views.teeth import show_teeth
+from conformance.views.teeth_html import render_html
+from conformance.views.teeth_markdown import render_markdown
+from conformance.views.teeth_matrix import blocks, families, summary_lines, symbol
 
 VOID = {"meta", "br"}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conformance.reports.tensors import beyond, lines, number, shape
+from conformance.views.tensors import beyond, lines, number, shape
 
 
 def table(values: Any, *sizes: int, dtype: str = "float32") -> dict[str, Any]:

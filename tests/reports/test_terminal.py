@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from records import PROBLEM, READY, loaded, result
 
-from conformance.expectations import Stale
-from conformance.expected import ExpectedFailure
-from conformance.messages import RunOptions
-from conformance.report import build_report, candidate_entry
-from conformance.reports.terminal import show
-from conformance.results import ClauseResult, Violation
+from conformance.base.expected import ExpectedFailure
+from conformance.base.results import ClauseResult, Violation
+from conformance.running.workers.messages import RunOptions
+from conformance.session.expectations import Stale
+from conformance.session.report import build_report, candidate_entry
+from conformance.views.terminal import show
 
 OPTIONS = RunOptions(targets=("attn.py",), profile="quick")
 FAILED = result(

@@ -10,10 +10,10 @@ import torch
 from examples import run_clause
 
 import conformance
-from conformance.profile import PROFILES
-from conformance.runner import CandidateRun
-from conformance.teeth.acted import act_out, correct_candidates, read_masks
-from conformance.teeth.shipped import shipped_mistakes
+from conformance.base.profile import PROFILES
+from conformance.running.runner import CandidateRun
+from conformance.tools.teeth.acted import act_out, correct_candidates, read_masks
+from conformance.tools.teeth.shipped import shipped_mistakes
 
 FEW = dataclasses.replace(PROFILES["quick"], examples=4)
 SHIPPED = shipped_mistakes()

@@ -10,8 +10,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 import conformance
 from conformance.errors import UsageError
-from conformance.teeth.catalogue import Entry, entries
-from conformance.teeth.options import TeethOptions
+from conformance.tools.teeth.catalogue import Entry, entries
+from conformance.tools.teeth.options import TeethOptions
 
 MINE = """
 import conformance

@@ -9,9 +9,9 @@ import pytest
 from records import result
 from teeth_records import BAD, GOOD, READY, correct, entry, failed, passed, record
 
-from conformance.reports.teeth_matrix import summary_lines
-from conformance.teeth.options import TeethOptions
-from conformance.teeth.record import Caught, build_record, exit_code
+from conformance.tools.teeth.options import TeethOptions
+from conformance.tools.teeth.record import Caught, build_record, exit_code
+from conformance.views.teeth_matrix import summary_lines
 
 
 def test_a_good_run_is_green() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for
 from conformance.tolerance.contract import gamma, scales_exactly
 

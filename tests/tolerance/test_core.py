@@ -15,7 +15,7 @@ from tolerance_inputs import FAMILIES, MASKS, make
 from torch import Generator, Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound, model
 from conformance.tolerance.keys import extremes, live_keys
 

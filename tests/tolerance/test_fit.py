@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Statistics, contract_for, core_statistics, fit
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

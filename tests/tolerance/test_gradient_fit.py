@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import (
     Contract,
     Gradient,

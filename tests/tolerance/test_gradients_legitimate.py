@@ -10,7 +10,7 @@ from tolerance_cores import CORES, NO_SOFTCAP, UNDIVIDED, Core, naive
 from tolerance_inputs import FAMILIES, MASKS, SIZES, CoreInputs, make
 from torch import Generator, Tensor
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, core_gradients
 
 DECLARATION = declare("core")

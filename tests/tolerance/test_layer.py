@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, core_bound, layer_bound, model
 
 DECLARATION = declare("layer")

@@ -9,7 +9,7 @@ import torch
 from tolerance_cores import CORES, NO_SOFTCAP, UNDIVIDED
 from tolerance_inputs import FAMILIES, MASKS, SIZES, CoreInputs, make
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, core_bound
 
 DECLARATION = declare("core")

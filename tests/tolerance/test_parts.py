@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerance_inputs import FAMILIES, make
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound
 from conformance.tolerance.contract import STAGES
 from conformance.tolerance.parts import shares

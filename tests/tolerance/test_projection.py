@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import linear
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, projection_bound
 
 FLOAT32 = contract_for(declare("layer"), "float32", 1.0)

@@ -16,7 +16,7 @@ from tolerance_inputs import FAMILIES, MASKS, CoreInputs, make
 from torch import Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import (
     Contract,
     contract_for,

@@ -17,12 +17,12 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
 import conformance
+from conformance.base.geometry import Geometry
+from conformance.declare.promises import declare
 from conformance.errors import DeclarationError
-from conformance.geometry import Geometry
-from conformance.inputs import Inputs
-from conformance.oracle import Oracle
-from conformance.promises import declare
-from conformance.recipes import RECIPES
+from conformance.oracle.oracle import Oracle
+from conformance.problems.inputs import Inputs
+from conformance.problems.recipes import RECIPES
 from conformance.tolerance import contract_for, model
 from conformance.tolerance.parts import shares
 from conformance.tolerance.quantised import matrix_error, quantise

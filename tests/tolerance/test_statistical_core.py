@@ -13,7 +13,7 @@ from tolerance_inputs import MASKS, make
 from torch import Generator, Tensor
 
 from conformance._golden import golden
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_statistics, model
 from conformance.tolerance.keys import live_keys
 from conformance.tolerance.rows import restrict

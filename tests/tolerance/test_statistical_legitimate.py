@@ -10,7 +10,7 @@ from tolerance_cores import CORES, NO_SOFTCAP, UNDIVIDED
 from tolerance_inputs import MASKS, CoreInputs, make
 from torch import Tensor
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import Statistics, contract_for, core_statistics, fit
 
 # Tokens that are drawn independently; on others errors share a sign and the worst case judges.

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for
 from conformance.tolerance.model import UNIT_ROUNDOFF
 from conformance.tolerance.stored_scale import rounded, scale_rounding

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, core_bound, core_statistics
 from reference import Attention, attend
 

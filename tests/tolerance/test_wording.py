@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import conformance
-from conformance.promises import declare
+from conformance.declare.promises import declare
 from conformance.tolerance import contract_for
 from conformance.tolerance.wording import describe
 

@@ -15,8 +15,8 @@ from _paths import CHECKOUT
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
-from conformance.vectors.asking import ALIGNMENTS, FORMS
-from conformance.vectors.checking import check_vectors
+from conformance.tools.vectors.asking import ALIGNMENTS, FORMS
+from conformance.tools.vectors.checking import check_vectors
 
 PYTHON = CHECKOUT / "docs" / "examples" / "vectors.py"
 SHORT = CHECKOUT / "docs" / "examples" / "vectors_short.py"

@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
-from ...parameter_names import role_of
+from ...base.parameter_names import role_of
 
 _MATRIX: Final = 2
 _KINDS: Final = re.compile(r"(.*?)[._]?(weight|bias|kernel)$")

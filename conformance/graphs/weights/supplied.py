@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.parameter_names import role_of
 from ...errors import UsageError
-from ...parameter_names import role_of
 from ..weighing import Found
 from .naming import named_projections
 from .questions import Questions

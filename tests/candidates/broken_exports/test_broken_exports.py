@@ -9,10 +9,10 @@ import pytest
 
 from candidates.broken_exports import BROKEN, BrokenExport
 from conformance.adapters.graph import graph
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
-from conformance.profile import PROFILES
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun
+from conformance.running.runner import CandidateRun
 
 BY_NAME = {made.name: made for made in BROKEN}
 JUDGED = [made.name for made in BROKEN if not made.refused]

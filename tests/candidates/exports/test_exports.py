@@ -17,9 +17,9 @@ from candidates.exports import EXPORTS, Export, Source, export_all
 from candidates.exports import sources as modules
 from candidates.exports.described import VARIANTS
 from conformance.adapters.graph import graph
-from conformance.profile import PROFILES
-from conformance.results import ClauseResult
-from conformance.runner import CandidateRun
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
+from conformance.running.runner import CandidateRun
 
 BY_NAME = {export.name: export for export in EXPORTS}
 TRACED = [name for name in BY_NAME if name.endswith("_traced_18")]

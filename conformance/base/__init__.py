@@ -1,0 +1,1 @@
+"""Plain data and words that everything else is said in: results, sizes, limits, expected failures."""

@@ -1,0 +1,129 @@
+"""The sizes of one problem, and how a declaration pins them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import DeclarationError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Every size of one problem.
+
+    Cores use the first seven; ``query_size``, ``key_size`` and ``value_size`` are the widths of a
+    layer's inputs and ``output_size`` that of its output.
+    """
+
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    query_length: int
+    key_length: int
+    head_size: int
+    value_head_size: int
+    query_size: int
+    key_size: int
+    value_size: int
+    output_size: int
+
+    def replace(self, **sizes: int) -> Geometry:
+        """The same geometry with some sizes changed."""
+        return dataclasses.replace(self, **sizes)
+
+
+FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
+# The sizes of one call; the others are those of the candidate.
+COUNTED: Final = ("batch", "query_length", "key_length")
+
+Pin = int | Sequence[int] | str
+GeometryRule = Mapping[str, Pin] | Callable[[Geometry], Geometry]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What a candidate cannot change: allowed sizes, fields that equal another, and a builder."""
+
+    sizes: Mapping[str, tuple[int, ...]]
+    equal_to: Mapping[str, str]
+    build: Callable[[Geometry], Geometry] | None
+
+    def apply(self, geometry: Geometry) -> Geometry:
+        """The nearest geometry that obeys the pins: own sizes, then equalities, then builder."""
+        for name, allowed in self.sizes.items():
+            nearest = nearest_size(getattr(geometry, name), allowed)
+            geometry = geometry.replace(**{name: nearest})
+        for _ in self.equal_to:  # once more for each link of a chain
+            equal = {name: getattr(geometry, other) for name, other in self.equal_to.items()}
+            geometry = geometry.replace(**equal)
+        return geometry if self.build is None else self.build(geometry)
+
+    def admit_lengths(self, geometry: Geometry) -> bool:
+        """Whether a geometry may have its batch and lengths as they are."""
+        pinned = self.apply(geometry)
+        return all(getattr(pinned, name) == getattr(geometry, name) for name in COUNTED)
+
+
+NO_PINS: Final = Pins({}, {}, None)
+
+
+def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> int:
+    """The nearest of the allowed sizes (none given: all) that reaches the least, if one does."""
+    if not allowed:
+        return max(wanted, least)
+    enough = [size for size in allowed if size >= least] or allowed
+    return min(enough, key=lambda size: (abs(size - wanted), size))
+
+
+def read_pins(rule: GeometryRule | None) -> Pins:
+    """Read a declaration's ``geometry=``; raises DeclarationError for what cannot be a size."""
+    if rule is None:
+        return NO_PINS
+    if callable(rule):
+        _check_builder(rule)
+        return Pins({}, {}, rule)
+    if not isinstance(rule, Mapping):
+        msg = f"geometry is {rule!r}: give a dict of field to size, or a callable"
+        raise DeclarationError(msg)
+    sizes: dict[str, tuple[int, ...]] = {}
+    equal_to: dict[str, str] = {}
+    for name, pin in rule.items():
+        _check_field(name)
+        if isinstance(pin, str):
+            _check_field(pin)
+            equal_to[name] = pin
+        else:
+            sizes[name] = _read_sizes(name, pin)
+    return Pins(sizes, equal_to, None)
+
+
+def _check_builder(build: Callable[[Geometry], Geometry]) -> None:
+    """Try it once, so that a wrong one is told when it is declared."""
+    sample = Geometry(**dict.fromkeys(FIELDS, 2))
+    try:
+        built = build(sample)
+    except Exception as error:
+        msg = f"geometry is a function that raised {type(error).__name__}: {error}"
+        raise DeclarationError(msg) from error
+    if not isinstance(built, Geometry):
+        msg = f"geometry is a function that returned {built!r}: it must return a Geometry"
+        raise DeclarationError(msg)
+
+
+def _check_field(name: object) -> None:
+    if name not in FIELDS:
+        msg = f"geometry has no field {name!r}{did_you_mean(str(name), FIELDS)}"
+        raise DeclarationError(msg)
+
+
+def _read_sizes(name: str, pin: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(pin) if isinstance(pin, Sequence) else (pin,)
+    smallest = 1
+    good = sizes and all(isinstance(size, int) and size >= smallest for size in sizes)
+    if not good or any(isinstance(size, bool) for size in sizes):
+        msg = f"geometry pins {name!r} to {pin!r}: give a positive integer or a list of them"
+        raise DeclarationError(msg)
+    return sizes

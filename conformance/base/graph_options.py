@@ -1,0 +1,52 @@
+"""What the command line gives beside a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What is said of the graphs among the targets.
+
+    source
+        The target of the module that they were exported from.
+    state_dict, declaration
+        Paths of the file with its weights, and of the file that declares roles and promises.
+    """
+
+    source: str | None = None
+    state_dict: str | None = None
+    declaration: str | None = None
+
+    def given(self) -> list[str]:
+        """The options that were used, as they are spelled."""
+        options = {
+            "--source": self.source,
+            "--state-dict": self.state_dict,
+            "--declaration": self.declaration,
+        }
+        return [option for option, value in options.items() if value is not None]
+
+
+NOTHING = Beside()
+
+
+def read_beside(given: Any) -> Beside:
+    """The same from a report; raises UsageError for what no report holds."""
+    if given is None:
+        return NOTHING
+    known = {field.name for field in dataclasses.fields(Beside)}
+    if not isinstance(given, Mapping) or not known >= set(given):
+        msg = f"the report's 'beside' is {given!r:.60}: give {', '.join(sorted(known))}"
+        raise UsageError(msg)
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str):
+            msg = f"the report's 'beside' has {value!r:.60} as {name}: give a text"
+            raise UsageError(msg)
+    return Beside(**given)

@@ -1,0 +1,73 @@
+"""How long a run may take: durations as people write them, and the moment at which it must end."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..errors import UsageError
+
+# What begins the reason of a clause that was not run, and of one that was not run to its end.
+NOT_RUN: Final = "not run: "
+NOT_FINISHED: Final = "not run to its end: "
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0}
+_PLAIN: Final = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_PARTS: Final = re.compile(
+    r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?", re.ASCII
+)
+_LONGEST: Final = 365 * 24 * 3600.0
+# What a call in progress is left at the end of the time: one of so many parts of the whole, and
+# seconds at most.
+_GRACE_PARTS: Final = 25
+_MOST_GRACE: Final = 2.0
+
+
+def read_seconds(text: str, option: str = "--max-time") -> float:
+    """The seconds of ``90``, ``90s``, ``10m`` or ``1h30m``; raises UsageError."""
+    written = text.strip().lower().replace(" ", "")
+    seconds = 0.0
+    if _PLAIN.fullmatch(written):
+        seconds = float(written)
+    elif written and (found := _PARTS.fullmatch(written)):
+        seconds = sum(float(found[unit] or 0.0) * _UNITS[unit] for unit in _UNITS)
+    if not 0.0 < seconds <= _LONGEST:
+        msg = f"{option} {text!r} is no duration: write seconds (90) or a time such as 10m or 1h30m"
+        raise UsageError(msg)
+    return seconds
+
+
+def spoken(seconds: float) -> str:
+    """A duration in words: ``60 s``, ``10 min``, ``1 h 30 min``."""
+    if seconds < 600 or seconds % 60:  # noqa: PLR2004 (people say 90 s, and not 600 s)
+        return f"{seconds:g} s"
+    hours, minutes = divmod(round(seconds / 60.0), 60)
+    parts = [f"{hours} h"] if hours else []
+    return " ".join([*parts, *([f"{minutes} min"] if minutes else [])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """When a run must have ended.
+
+    At ``limit`` seconds no further example is begun; a call that still runs a little later, at
+    ``last``, is stopped with its process.
+    """
+
+    limit: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def last(self) -> float:
+        """The moment at which processes are stopped, on the monotonic clock."""
+        return self.started + self.limit + min(self.limit / _GRACE_PARTS, _MOST_GRACE)
+
+    def left(self) -> float:
+        """Seconds in which something may still be begun; 0 when there are none."""
+        return max(0.0, self.started + self.limit - time.monotonic())
+
+    @property
+    def sentence(self) -> str:
+        """What is said of what it cut off."""
+        return f"the limit of {spoken(self.limit)} was reached"

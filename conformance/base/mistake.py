@@ -1,0 +1,79 @@
+"""A mistake of the catalogue: what is wrong, which clause must catch it, and how to make it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from ..errors import DeclarationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A way to get attention wrong that the clauses must catch, for ``conformance teeth``.
+
+    name
+        Unique in its catalogue.
+    sentence, fix
+        What is wrong, and what to do instead, in the user's terms.
+    primary
+        The clause that must fail: the one that names this mistake best.
+    also
+        Clauses that see it too. The list is not complete: gross mistakes break nearly everything.
+    candidate
+        The broken implementation: a declared candidate or a ``torch.nn.Module``.
+    changes
+        For a mistake that is another point of the semantics: fields of ``conformance.Semantics``
+        with their wrong values. Without a candidate it is acted out at that point.
+    link
+        Where such a mistake was reported, if it was: the address of an issue or a commit.
+
+    Raises DeclarationError (a ValueError) for a field of the wrong kind, or without any of
+    candidate and changes.
+    """
+
+    name: str
+    sentence: str
+    primary: str
+    also: tuple[str, ...] = ()
+    fix: str = ""
+    candidate: Any = field(default=None, hash=False)
+    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("name", "sentence", "primary"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or not text.strip():
+                msg = f"a Mistake's {name} is {text!r}: give a text"
+                raise DeclarationError(msg)
+        if isinstance(self.also, str) or not all(isinstance(slug, str) for slug in self.also):
+            msg = f"also= of the mistake {self.name!r} is {self.also!r}: give a tuple of slugs"
+            raise DeclarationError(msg)
+        if not isinstance(self.link, str) or (self.link and not self.link.startswith("https://")):
+            msg = f"link= of the mistake {self.name!r} is {self.link!r}: give an https address"
+            raise DeclarationError(msg)
+        if not isinstance(self.changes, Mapping):
+            msg = f"changes= of the mistake {self.name!r} is {self.changes!r}: give a dict"
+            raise DeclarationError(msg)
+        if self.candidate is None and not self.changes:
+            msg = f"the mistake {self.name!r} has neither candidate= nor changes=: give one"
+            raise DeclarationError(msg)
+
+
+def mistakes_in(given: Any) -> Iterator[Mistake]:
+    """The mistakes that an object is, or holds: a Mistake, a list of them, a module of either."""
+    if isinstance(given, Mistake):
+        yield given
+    elif isinstance(given, (list, tuple)):
+        for entry in given:
+            yield from mistakes_in(entry)
+    elif isinstance(given, ModuleType):
+        seen: set[int] = set()
+        for value in list(vars(given).values()):
+            if isinstance(value, (Mistake, list, tuple)):
+                fresh = [one for one in mistakes_in(value) if id(one) not in seen]
+                seen.update(map(id, fresh))
+                yield from fresh

@@ -1,0 +1,160 @@
+"""What a run of a clause yields: plain data that any view can show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+Status = Literal[
+    "passed",
+    "failed",
+    "error",
+    "not-applicable",
+    "untestable",
+    "expected-failure",
+    "unexpected-pass",
+]
+STATUSES: Final[tuple[Status, ...]] = (
+    "passed",
+    "failed",
+    "error",
+    "not-applicable",
+    "untestable",
+    "expected-failure",
+    "unexpected-pass",
+)
+_WHERE_GIVEN: Final = ("blame", "planned", "trail", "coverage")
+# Tenths of a millisecond: nobody measures a clause more finely.
+_DECIMALS: Final = 4
+KINDS: Final = (
+    "value",
+    "shape",
+    "dtype",
+    "type",
+    "finite",
+    "raised",
+    "not-raised",
+    "not-called",
+    "opcheck",
+    "mutated",
+    "memory",
+    "tampered",
+    "crashed",
+    "hung",
+    "file",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """How an answer broke a clause.
+
+    kind
+        One of ``KINDS``.
+    message
+        One sentence for a person.
+    expected, got, where
+        Plain data: numbers, texts, lists; ``where`` is the index of the worst element.
+    measured
+        What a numerical comparison found there: margin, error, bound, the element by its axes
+        (batch, head, query, channel), the part of each stage in the bound, the fitted scale error.
+    compared
+        The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
+        ``judged`` as tables (see :mod:`conformance.base.tables`); ``relation`` says how expected and got
+        are made of the candidate's answers (see :mod:`conformance.oracle.relation`).
+    traceback
+        Of an exception the calls that led to it, outermost first, a line each.
+    """
+
+    kind: str
+    message: str
+    expected: Any = None
+    got: Any = None
+    where: list[int] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
+    compared: dict[str, Any] = field(default_factory=dict)
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClauseResult:
+    """The outcome of one clause for one candidate in one dtype on one device.
+
+    ``margin`` is the largest error over its bound that was seen (1 is at the bound), None when no
+    numerical comparison was made. ``seconds`` is wall time. ``blame`` says of a failing graph at
+    which step of its export, and at which stage inside it, the answer first departs (see
+    :mod:`conformance.diagnosis.exports.blame`). ``planned`` says how many examples there would have been
+    where the time was up before, ``trail`` what each example of a shard showed (see
+    :mod:`conformance.base.tally`), ``coverage`` how many combinations of its parameters a clause about
+    combinations has asked (see :mod:`conformance.problems.combinations`).
+    """
+
+    id: str
+    family: str
+    level: str
+    status: Status
+    reason: str = ""
+    examples: int = 0
+    binding: int = 0
+    seconds: float = 0.0
+    dtype: str = "float32"
+    device: str = "cpu"
+    margin: float | None = None
+    violation: Violation | None = None
+    counterexample: dict[str, Any] | None = None
+    diagnosis: list[dict[str, Any]] = field(default_factory=list)
+    blame: dict[str, Any] | None = None
+    planned: int | None = None
+    trail: dict[str, Any] | None = None
+    coverage: dict[str, Any] | None = None
+
+    def replace(self, **changes: Any) -> ClauseResult:
+        """The same result with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of the report; numbers that are not finite become texts.
+
+        It has a ``blame`` where somebody is to blame, and what speaks of a part of a run where it
+        was one. The tensors that were compared stand in the counterexample, where there is one.
+        """
+        data: dict[str, Any] = plain(dataclasses.asdict(self))
+        data["seconds"] = round(self.seconds, _DECIMALS)
+        if self.violation is not None and self.violation.compared.keys() <= set(
+            self.counterexample or ()
+        ):
+            del data["violation"]["compared"]
+        for name in _WHERE_GIVEN:
+            if data[name] is None:
+                del data[name]
+        if data["violation"] is not None and not data["violation"]["traceback"]:
+            del data["violation"]["traceback"]
+        return data
+
+
+def result_from_json(data: dict[str, Any]) -> ClauseResult:
+    """The inverse of :meth:`ClauseResult.as_json`, as far as a view needs it."""
+    violation = data.get("violation")
+    margin = data.get("margin")
+    return ClauseResult(
+        **{
+            **data,
+            "margin": None if margin is None else float(margin),
+            "violation": None if violation is None else Violation(**violation),
+        }
+    )
+
+
+def plain(value: Any) -> Any:
+    """Data that JSON can hold: NaN and infinities as texts, tuples as lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)

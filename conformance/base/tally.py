@@ -1,0 +1,155 @@
+"""What the examples of one clause showed, and what follows from it; of a shard, example by example.
+
+A shard cannot judge a clause: whether any example binds, and which one fails first, only all shards
+together know. So it leaves a trail, from which :mod:`conformance.session.merging` counts as one run would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from .results import Status
+from .shard import WHOLE, Shard
+
+BINDING: Final = "b"
+REFUSED: Final = "r"
+INAPPLICABLE: Final = "i"
+NOTHING: Final = "."
+
+
+class Found(Protocol):
+    """What one example showed: a registry's Finding."""
+
+    @property
+    def binding(self) -> bool:
+        """Whether it could have told right from wrong."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the candidate refused it, as it may."""
+
+    @property
+    def inapplicable(self) -> str:
+        """Why it could not be asked, or ""."""
+
+    @property
+    def margin(self) -> float | None:
+        """The largest error over its bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What of a clause and its candidate decides how its examples are counted.
+
+    ``subtle`` clauses are asked no further examples where none binds, and are excused then, as are
+    those of a candidate whose declared precision hides the difference (``excused``).
+    """
+
+    counterfactual: str = ""
+    subtle: bool = False
+    excused: bool = False
+
+
+@dataclass
+class Tally:
+    """What the examples of one clause showed so far.
+
+    ``planned`` are the examples that are asked if none fails, and ``remembered`` those of a
+    database that come before them. ``main`` is how many one machine would ask, ``margins`` are the
+    rising margins with the number of their example.
+    """
+
+    terms: Terms = field(default_factory=Terms)
+    shard: Shard = WHOLE
+    examples: int = 0
+    binding: int = 0
+    refused: int = 0
+    inapplicable: int = 0
+    reason: str = ""
+    margin: float | None = None
+    planned: int = 0
+    main: int = 0
+    remembered: int = 0
+    failed: bool = False
+    signs: str = ""
+    margins: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, finding: Found) -> None:
+        """Count one example."""
+        if self.shard.count > 1:
+            self.signs += sign(finding)
+        self.examples += 1
+        self.binding += finding.binding
+        self.refused += finding.refused
+        self.inapplicable += bool(finding.inapplicable)
+        self.reason = self.reason or finding.inapplicable
+        if finding.margin is not None and (self.margin is None or finding.margin > self.margin):
+            self.margin = max(0.0, finding.margin)
+            self.margins.append((self.examples - 1, self.margin))
+
+    @property
+    def settled(self) -> bool:
+        """Whether no further example is needed to see what the clause says."""
+        return bool(self.terms.subtle or self.binding or self.refused or self.inapplicable)
+
+    @property
+    def settled_by_further(self) -> bool:
+        """Whether one of the further examples has shown it: only a binding one does."""
+        return self.binding > 0
+
+    @property
+    def asked(self) -> list[int]:
+        """The numbers of those that one machine would ask and that were asked here."""
+        count = max(0, self.examples - self.remembered)
+        numbers = (self.shard.position(number) for number in range(count))
+        return [number for number in numbers if number < self.main]
+
+    def outcome(self) -> tuple[Status, str]:
+        """Status and reason of a clause none of whose examples failed."""
+        if self.refused and self.refused == self.examples:
+            return "not-applicable", "it refuses rows without keys, about which it promises nothing"
+        if self.inapplicable and self.binding == 0:
+            return "not-applicable", self.reason
+        if self.binding:
+            return "passed", ""
+        told = self.terms.counterfactual or "the case it speaks of"
+        if self.terms.excused:
+            reason = f"at the declared precision no example could show it ({told})"
+            return "not-applicable", reason
+        return "untestable", f"none of {self.examples} examples could have shown it ({told})"
+
+    def counted(self) -> dict[str, Any]:
+        """What the supervisor must know if this process ends now."""
+        return {
+            "examples": self.examples,
+            "binding": self.binding,
+            "margin": self.margin,
+            "planned": self.planned or None,
+            "trail": self.trail(),
+        }
+
+    def trail(self) -> dict[str, Any] | None:
+        """The examples one by one, as plain data; None for a whole run, which needs no trail."""
+        if self.shard.count == 1:
+            return None
+        return {
+            "signs": self.signs,
+            "margins": [[number, margin] for number, margin in self.margins],
+            "main": self.main,
+            "remembered": self.remembered,
+            "failed": self.failed,
+            "reason": self.reason,
+            "counterfactual": self.terms.counterfactual,
+            "subtle": self.terms.subtle,
+            "excused": self.terms.excused,
+        }
+
+
+def sign(finding: Found) -> str:
+    """One letter for what an example showed."""
+    if finding.binding:
+        return BINDING
+    if finding.refused:
+        return REFUSED
+    return INAPPLICABLE if finding.inapplicable else NOTHING

@@ -1,0 +1,129 @@
+"""Calls what takes NumPy's or JAX's arrays: tensors become arrays at the edge, and answers tensors.
+
+An array of NumPy shares the memory of its tensor, strides and all, so that what a function does to
+its inputs and what lies beside them is seen as with tensors. JAX copies, or shares what it promises
+never to change. Neither package is imported before a candidate declares its arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..declare.declaration import Declaration
+
+WANTED: Final = {"torch": "a torch.Tensor", "numpy": "a numpy.ndarray", "jax": "a jax.Array"}
+
+
+def no_such_numbers(declared: Declaration, dtype: str) -> str:
+    """Why a candidate cannot be asked in a dtype, or ""."""
+    if declared.arrays == "numpy" and dtype == "bfloat16":
+        return "it takes arrays of NumPy, which has no bfloat16"
+    return ""
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """What a function of arrays returned that is no such array."""
+
+    value: Any
+    wanted: str
+
+
+@dataclass(frozen=True)
+class OfArrays:
+    """A function of arrays, called with tensors and answering with them."""
+
+    function: Callable[..., Any]
+    kind: str
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        """Convert, call, and convert what comes back."""
+        given = [to_array(value, self.kind) for value in positional]
+        named = {name: to_array(value, self.kind) for name, value in keywords.items()}
+        return to_tensors(self.function(*given, **named), self.kind)
+
+
+def of_tensors(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """The function as one of tensors."""
+    return function if kind == "torch" else OfArrays(function, kind)
+
+
+def builder_of_tensors(build: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """The same for the builder of a layer, which takes matrices and returns a function."""
+    if kind == "torch":
+        return build
+
+    def built(geometry: Any, weights: golden.ProjectionWeights | None) -> Any:
+        forward = build(geometry, None if weights is None else _as_arrays(weights, kind))
+        return OfArrays(forward, kind) if callable(forward) else forward
+
+    return built
+
+
+def _as_arrays(weights: golden.ProjectionWeights, kind: str) -> Any:
+    """The matrices and biases under their names."""
+    fields = (field.name for field in dataclasses.fields(weights))
+    return ArrayWeights(**{name: to_array(getattr(weights, name), kind) for name in fields})
+
+
+class ArrayWeights:
+    """Projections as arrays: ``q, k, v, o`` and their biases, as in ProjectionWeights."""
+
+    def __init__(self, **matrices: Any) -> None:
+        vars(self).update(matrices)
+
+
+def to_array(value: Any, kind: str) -> Any:
+    """A tensor as an array; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    tensor = value.detach()
+    if kind == "numpy":
+        return tensor.numpy()
+    jax_numpy = importlib.import_module("jax.numpy")
+    if tensor.dtype == torch.bfloat16:  # which NumPy has no name for
+        bits = tensor.contiguous().view(torch.int16).numpy()
+        return jax_numpy.asarray(bits.view(jax_numpy.dtype("bfloat16")))
+    return jax_numpy.asarray(tensor.numpy())
+
+
+def to_tensors(returned: Any, kind: str) -> Any:
+    """Arrays as tensors, those of a pair, too; what is no array is a :class:`Stranger`."""
+    if isinstance(returned, tuple):
+        return tuple(to_tensors(part, kind) for part in returned)
+    if not is_array(returned, kind):
+        return Stranger(returned, WANTED[kind])
+    return _as_tensor(returned)
+
+
+def is_array(value: Any, kind: str) -> bool:
+    """Whether a value is an array of NumPy, or of JAX."""
+    known: type = (
+        importlib.import_module("numpy").ndarray
+        if kind == "numpy"
+        else importlib.import_module("jax").Array
+    )
+    return isinstance(value, known)
+
+
+def _as_tensor(array: Any) -> Any:
+    """The same numbers as a tensor, in the same memory where that can be written to."""
+    numpy = importlib.import_module("numpy")
+    plain = numpy.asarray(array)
+    if plain.dtype.name == "bfloat16":
+        bits = numpy.ascontiguousarray(plain).view("int16").copy()
+        return torch.from_numpy(bits).view(torch.bfloat16)
+    writable = plain.flags.writeable and all(step >= 0 for step in plain.strides)
+    try:
+        tensor: Tensor = torch.from_numpy(plain if writable else plain.copy())
+    except TypeError:
+        return Stranger(array, f"an array of numbers that torch has, but of dtype {plain.dtype}")
+    return tensor

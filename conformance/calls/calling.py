@@ -1,0 +1,368 @@
+"""Calls a candidate with one example's inputs and checks what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from .._golden import golden
+from ..base.printable import printable
+from ..base.raised import raised_text, traceback_text
+from ..base.results import Violation
+from ..declare.candidate import Candidate
+from ..declare.declaration import SEQUENCES
+from ..graphs.lost import GraphLost, GraphRefused
+from ..problems.arrangements import (
+    arranged_tokens,
+    canonical_output,
+    presented_shape,
+    sequence_keywords,
+)
+from ..problems.caching import cached_heads, handed_over
+from ..problems.inputs import Inputs
+from ..problems.layouts import LAYOUTS, MIXED, arrange_mask
+from . import integrity, torch_state
+from .arrays import Stranger, builder_of_tensors, of_tensors
+from .placing import module_in_dtype, module_on, placed, taken, weights_on
+from .plain_tensor import is_tensor, plainly
+
+Forward = Callable[..., Any]
+Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
+
+
+class CandidateFailure(Exception):  # noqa: N818 (it is the candidate that fails, not the harness)
+    """The candidate raised, or returned something that cannot be judged."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.message)
+        self.violation = violation
+
+
+class RowWithoutKeysRefused(CandidateFailure):
+    """The candidate raised where a query has no key, and it promises nothing about such rows."""
+
+
+class StridesRefused(CandidateFailure):
+    """The candidate raised for a tensor that is not contiguous, as it declares that it may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a candidate returned, with the batch axis put back for unbatched candidates.
+
+    ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
+    storage; ``returned`` is the output itself as the candidate gave it, None where nobody did, and
+    ``kept`` a copy of it in the same axes. ``returned_weights`` are the weights themselves.
+    """
+
+    output: Tensor
+    weights: Tensor | None = None
+    returned: Tensor | None = None
+    returned_weights: Tensor | None = None
+    kept: Tensor | None = None
+
+
+def build_forward(
+    candidate: Candidate, inputs: Inputs, *, leaves: golden.ProjectionWeights | None = None
+) -> Forward:
+    """The function to call: the core itself, or the layer built for the geometry and weights.
+
+    With ``leaves``, which lie on the device of the inputs and ask for gradients, the layer is built
+    from these, and what the builder does with them is recorded.
+    """
+    if candidate.kind != "layer":
+        core = in_eval(_judged(candidate.function, inputs, rounds=False))
+        return of_tensors(core, candidate.declaration.arrays)
+    weights = weights_on(inputs.weights, inputs.device) if leaves is None else leaves
+    forward = guarded(
+        builder_of_tensors(candidate.function, candidate.declaration.arrays),
+        (inputs.geometry, weights),
+        {},
+        "building the layer",
+        grad_mode=leaves is not None,
+    )
+    if not callable(forward):
+        raise CandidateFailure(
+            Violation(
+                kind="type",
+                message=f"the builder returned {_describe(forward)}, not a forward function",
+            )
+        )
+    if candidate.draws_weights:
+        return in_eval(module_on(forward, inputs.device, fresh=True))
+    return in_eval(_judged(forward, inputs, rounds=candidate.weights_known))
+
+
+def in_eval(forward: Forward) -> Forward:
+    """What is called: a module in eval mode, anything else as it is."""
+    return forward.eval() if isinstance(forward, nn.Module) else forward
+
+
+def _judged(own: Forward, inputs: Inputs, *, rounds: bool) -> Forward:
+    """What a user built once, in the dtype and on the device of the inputs."""
+    if not isinstance(own, nn.Module):
+        return own
+
+    def answers(module: nn.Module) -> bool:
+        try:
+            positional, keywords = _at_hand(inputs, copy=True)
+            guarded(in_eval(module_on(module, "cpu", fresh=False)), positional, keywords)
+        except CandidateFailure:
+            return False
+        return True
+
+    in_dtype: Forward = module_in_dtype(own, inputs.query.dtype, answers, rounds=rounds)
+    placed_one: Forward = module_on(in_dtype, inputs.device, fresh=False)
+    return placed_one
+
+
+def call_forward(forward: Forward, inputs: Inputs) -> Answer:
+    """Call with fresh copies of the inputs; raises CandidateFailure for a bad answer."""
+    positional, keywords = arguments(inputs)
+    return read_answer(guarded(forward, positional, keywords), inputs)
+
+
+def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
+    """The positional tensors and keywords of a call, copied so that no edit is seen here.
+
+    They lie on the device of the inputs, in memory as they would lie on the CPU.
+    """
+    return placed(_at_hand(inputs, copy=copy), inputs.device)
+
+
+def _at_hand(inputs: Inputs, *, copy: bool) -> Arguments:
+    """The same on the CPU."""
+    fresh = handed_over(inputs)
+    if inputs.arrangement != "BHSD":
+        return arranged_tokens(fresh), keyword_arguments(inputs)
+    query, key, value = _arranged(fresh) if copy else (fresh.query, fresh.key, fresh.value)
+    tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[
+        inputs.mode
+    ]
+    if not inputs.batched:
+        tensors = tuple(tensor.squeeze(0) for tensor in tensors)
+    return tensors, keyword_arguments(inputs)
+
+
+def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies of query, key and value; what is one input, or is shared, is one object."""
+    mixed = inputs.layout == "mixed"
+    query_layout, key_layout, value_layout = MIXED if mixed else (inputs.layout,) * 3
+    query = LAYOUTS[query_layout](inputs.query)
+    one = inputs.mode == "self" or (inputs.shared and inputs.key is inputs.query)
+    key = query if one else LAYOUTS[key_layout](inputs.key)
+    one = inputs.mode != "separate" or (inputs.shared and inputs.value is inputs.key)
+    return query, key, key if one else LAYOUTS[value_layout](inputs.value)
+
+
+def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
+    """Only what the problem uses: never ``keep=None`` or ``causal=False``."""
+    keywords = sequence_keywords(inputs)
+    if inputs.mask_form not in (None, SEQUENCES):
+        keywords[inputs.mask_form] = present_mask(inputs)
+    if inputs.causal and not inputs.causal_unasked:
+        keywords["causal"] = True
+    for name in ("scale", "softcap", "window", "dropout"):
+        value = getattr(inputs, name)
+        if value is not None:
+            keywords[name] = value
+    if inputs.sinks is not None:
+        keywords["sinks"] = inputs.sinks.clone()
+    if inputs.return_weights:
+        keywords["return_weights"] = True
+    return keywords | cache_keywords(inputs)
+
+
+def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
+    """The cached keys and values of a call, in the axes and the memory layout of the others."""
+    if not inputs.past and not inputs.empty_cache:
+        return {}
+    heads = dict(zip(("past_key", "past_value"), cached_heads(inputs), strict=True))
+    if inputs.arrangement == "BSHD":
+        heads = {name: tensor.transpose(1, 2) for name, tensor in heads.items()}
+    layout = "contiguous" if inputs.layout == "mixed" else inputs.layout
+    placed = {name: LAYOUTS[layout](tensor) for name, tensor in heads.items()}
+    if inputs.batched:
+        return placed
+    return {name: tensor.squeeze(0) for name, tensor in placed.items()}
+
+
+def present_mask(inputs: Inputs) -> Tensor:
+    """The mask in its declared form and shape: a letter is that size, whatever repeats along it."""
+    keep = inputs.keep
+    if keep is None:
+        keep = torch.ones(1, 1, 1, inputs.geometry.key_length, dtype=torch.bool)
+        keep = keep.expand(_mask_extent(inputs))
+    form = inputs.mask_form
+    if form == "lengths":
+        lengths = keep.sum(dim=-1, keepdim=True).to(torch.int64).expand(_mask_extent(inputs))
+        shaped = lengths.reshape(_letter_sizes(inputs.mask_shape, lengths))
+        return arrange_mask(shaped, inputs.mask_layout)
+    if form == "bias":
+        mask = torch.zeros(keep.shape, dtype=inputs.query.dtype)
+        if inputs.bias is not None:
+            # torch.broadcast_shapes would import half of torch's compiler: half a second.
+            pairs = zip(inputs.bias.shape, keep.shape, strict=True)
+            mask = inputs.bias.expand([b if a == 1 else a for a, b in pairs])
+        mask = mask.masked_fill(~keep, float("-inf"))
+    else:
+        mask = {"keep": keep, "drop": ~keep, "keep_int": keep.to(torch.int64)}[str(form)]
+    mask = mask.expand(_mask_extent(inputs))
+    return arrange_mask(mask.reshape(_letter_sizes(inputs.mask_shape, mask)), inputs.mask_layout)
+
+
+def _mask_extent(inputs: Inputs) -> tuple[int, ...]:
+    sizes = inputs.geometry
+    full = {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
+    return tuple(full[axis] if axis in inputs.mask_shape else 1 for axis in "BHQK")
+
+
+def _letter_sizes(letters: str, mask: Tensor) -> list[int]:
+    axes = dict(zip("BHQK", mask.shape, strict=True))
+    return [1 if letter == "1" else axes[letter] for letter in letters]
+
+
+def is_contiguous(given: Arguments) -> bool:
+    """Whether every tensor of a call lies row after row, from the start of its storage on."""
+    tensors = [value for value in (*given[0], *given[1].values()) if isinstance(value, Tensor)]
+    return all(each.is_contiguous() and each.storage_offset() == 0 for each in tensors)
+
+
+def guarded(
+    function: Forward,
+    positional: tuple[Any, ...],
+    keywords: dict[str, Any],
+    doing: str = "",
+    *,
+    grad_mode: bool = False,
+) -> Any:
+    """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
+    try:
+        with integrity.watched(), torch.set_grad_enabled(grad_mode), torch_state.kept():
+            return function(*positional, **keywords)
+    except KeyboardInterrupt:
+        raise
+    except GraphLost as lost:
+        message = printable(f"the graph {lost}")
+        raise CandidateFailure(Violation(kind=lost.kind, message=message)) from lost
+    except GraphRefused as refused:
+        raise CandidateFailure(_refused_graph(str(refused), doing)) from refused
+    except BaseException as error:  # a candidate may raise anything, SystemExit included
+        raise CandidateFailure(raised(error, doing)) from error
+
+
+def _refused_graph(told: str, doing: str) -> Violation:
+    """What the runtime said of a graph; no line of a program raised it."""
+    message = printable(f"the graph is refused: {told}") + (f" while {doing}" if doing else "")
+    return Violation(kind="raised", message=message, got=told.partition(":")[0])
+
+
+def raised(error: BaseException, doing: str = "") -> Violation:
+    """What an exception of the candidate means: its whole message, and the way to the line."""
+    return Violation(
+        kind="raised",
+        message=raised_text(error) + (f" while {doing}" if doing else ""),
+        got=type(error).__name__,
+        traceback=traceback_text(error),
+    )
+
+
+def read_answer(returned: Any, inputs: Inputs) -> Answer:
+    """Check type and shape of what was returned; raises CandidateFailure."""
+    weights = returned_weights = None
+    if inputs.return_weights:
+        if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004 (a pair)
+            _refuse(
+                "type",
+                f"returned {_describe(returned)} for return_weights=True, not a pair "
+                "(output, weights)",
+            )
+        returned, given = returned
+        weights = _tensor(given, "weights", inputs.score_shape, inputs)
+        returned_weights = plainly(given)
+    kept = _tensor(returned, "output", presented_shape(inputs), inputs)
+    output = canonical_output(kept, inputs)
+    return Answer(
+        output=output,
+        weights=weights,
+        returned=plainly(returned),
+        returned_weights=returned_weights,
+        kept=kept,
+    )
+
+
+def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
+    if isinstance(value, Stranger):
+        told = f"the {what} is {_describe(value.value)}, not {value.wanted}"
+        _refuse("type", f"{told}{_advice(value.value)}")
+    if not is_tensor(value):
+        _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
+    held = plainly(value)
+    if held is None:
+        _refuse("type", f"the {what} is {_describe(value)}, whose numbers lie elsewhere")
+    place = _misplaced(held, inputs.device)
+    if place:
+        _refuse("type", f"the {what} is {place}")
+    tensor = _fetched(held)
+    shown = shape if inputs.batched else shape[1:]
+    if tuple(tensor.shape) != tuple(shown):
+        _refuse(
+            "shape",
+            f"the {what} has shape {list(tensor.shape)} where {list(shown)} is expected",
+            expected=list(shown),
+            got=list(tensor.shape),
+        )
+    if tensor.is_complex() or not tensor.is_floating_point():
+        _refuse(
+            "dtype",
+            f"the {what} has dtype {tensor.dtype}, not a floating-point one",
+            expected=str(inputs.query.dtype),
+            got=str(tensor.dtype),
+        )
+    return tensor if inputs.batched else tensor.unsqueeze(0)
+
+
+def _fetched(value: Tensor) -> Tensor:
+    """A copy on the CPU, which waits for whatever still computes it."""
+    try:
+        return taken(value)
+    except RuntimeError as error:  # what a kernel did wrong is told when it is waited for
+        told = raised(error, f"its answer was fetched from {value.device}")
+        raise CandidateFailure(told) from error
+
+
+def _misplaced(tensor: Tensor, device: str) -> str:
+    """Why the elements of a tensor cannot be looked at, or ""."""
+    if tensor.is_nested:
+        return "a nested tensor, not a dense one"
+    if tensor.layout != torch.strided:
+        return f"a {tensor.layout} tensor, not a dense one"
+    if tensor.device != torch.device(device):
+        return f"on the device {tensor.device} where the inputs are on {device}"
+    return ""
+
+
+def _refuse(kind: str, message: str, expected: Any = None, got: Any = None) -> NoReturn:
+    raise CandidateFailure(Violation(kind=kind, message=message, expected=expected, got=got))
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"a {module}{kind.__qualname__}"
+
+
+def _advice(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ": return the output alone (declare features=['weights'] to be asked for both)"
+    if value is None:
+        return ": does the function end with a return?"
+    return ""

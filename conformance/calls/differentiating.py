@@ -1,0 +1,276 @@
+"""One call with gradients recorded: what was given, what came out, and what flows back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..base.results import Violation
+from ..problems.arrangements import canonical_tokens, present_output, token_names
+from ..problems.inputs import Inputs
+from .calling import Answer, Arguments, CandidateFailure, guarded
+from .weight_leaves import WeightLeaves
+
+# The inputs that a call hands over, in the harness' own axes, by the mode of the inputs.
+INPUT_NAMES = {
+    "separate": ("query", "key", "value"),
+    "memory": ("query", "context"),
+    "self": ("x",),
+}
+# Keywords whose tensors ask for gradients wherever they are given.
+CACHED_NAMES = {"past_key": "key", "past_value": "value"}
+KEYWORD_LEAVES = (*CACHED_NAMES, "sinks")
+DOING = "computing the gradients"
+
+
+class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made is not broken)
+    """A candidate that promises no gradients, but for the default, and gives none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gradients:
+    """What flowed back through one call, by name, in the axes of the inputs.
+
+    ``found`` holds zeros for what no gradient reached, which ``missing`` names. Weights to which
+    none can flow are not among them. ``output`` is the answer of the call.
+    """
+
+    found: dict[str, Tensor]
+    missing: frozenset[str]
+    output: Tensor
+
+    def without(self, names: Collection[str]) -> Gradients:
+        """The same without some of them."""
+        kept = {name: tensor for name, tensor in self.found.items() if name not in names}
+        missing = self.missing.difference(names)
+        return Gradients(found=kept, missing=missing, output=self.output)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Taped:
+    """A call that was made with gradients recorded.
+
+    ``leaves`` are the tensors handed over that ask for gradients, by the name of the argument.
+    ``beside`` are parameters of the candidate's own, whose gradients stay what they were.
+    """
+
+    inputs: Inputs
+    given: Arguments
+    leaves: dict[str, Tensor]
+    answer: Answer
+    weights: WeightLeaves | None = None
+    beside: tuple[Tensor, ...] = ()
+
+    @property
+    def returned(self) -> Tensor:
+        """The answer itself, with its history."""
+        if self.answer.returned is None:
+            msg = "a call that was recorded has returned something"
+            raise LookupError(msg)
+        return self.answer.returned
+
+    @property
+    def asking(self) -> tuple[Tensor, ...]:
+        """Everything that asks for a gradient."""
+        more = () if self.weights is None else self.weights.tensors
+        return (*self.leaves.values(), *more)
+
+    def pull(
+        self, upstream: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
+    ) -> Gradients:
+        """The gradients for an output gradient in the axes of the answer proper.
+
+        ``of_weights`` is that of the returned weights ``[B, H, Lq, Lk]``; each of both may be None,
+        where nobody uses that part of the answer. ``again`` keeps the history for another time.
+        Raises CandidateFailure.
+        """
+        gradient = None if upstream is None else as_returned(upstream, self)
+        return self.pull_as_given(gradient, of_weights=of_weights, again=again)
+
+    def pull_as_given(
+        self,
+        gradient: Tensor | None,
+        *,
+        of_weights: Tensor | None = None,
+        again: bool = False,
+    ) -> Gradients:
+        """The gradients for an output gradient like what was returned, handed over as it is.
+
+        Asked for as training asks: ``backward()``, and read from the leaves. A reentrant checkpoint
+        refuses to be asked for the gradients of named inputs alone.
+        """
+        with _put_aside((*self.asking, *self.beside)):
+            self.backward(gradient, of_weights=of_weights, again=again)
+            return self.gather(tuple(leaf.grad for leaf in self.asking))
+
+    def backward(
+        self,
+        gradient: Tensor | None,
+        *,
+        of_weights: Tensor | None = None,
+        again: bool = False,
+    ) -> None:
+        """Add the gradients for an output gradient to those of the leaves."""
+        used = [] if gradient is None else [(self.returned, gradient)]
+        weights = self.answer.returned_weights
+        if of_weights is not None and weights is not None:
+            used.append((weights, of_weights.reshape(weights.shape).to(weights)))
+        options = {"retain_graph": again}
+        guarded(torch.autograd.backward, tuple(zip(*used, strict=True)), options, DOING)
+
+    def connected(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+        """Gradients of ``leaves`` as those of inputs, with their own history."""
+        found = self._inputs(gradients[: len(self.leaves)])
+        return {
+            name: torch.zeros_like(_like(self, name)) if tensor is None else tensor
+            for name, tensor in found.items()
+        }
+
+    def gather(self, gradients: tuple[Tensor | None, ...]) -> Gradients:
+        """Gradients of ``asking``, in their order, as those of inputs and weights."""
+        found: dict[str, Tensor | None] = self._inputs(gradients[: len(self.leaves)])
+        if self.weights is not None:
+            found |= self.weights.gather(gradients[len(self.leaves) :])
+        named = {name: _like(self, name) for name in found}
+        return Gradients(
+            found={
+                name: torch.zeros_like(named[name]) if tensor is None else _plain(tensor)
+                for name, tensor in found.items()
+            },
+            missing=frozenset(name for name, tensor in found.items() if tensor is None),
+            output=self.answer.output,
+        )
+
+    def _inputs(self, gradients: Iterable[Tensor | None]) -> dict[str, Tensor | None]:
+        """Those of the tokens, of the bias, of a cache and of sinks, in the harness' own axes."""
+        arrived = dict(zip(self.leaves, gradients, strict=True))
+        found: dict[str, Tensor | None] = {}
+        for name in KEYWORD_LEAVES:
+            if name in arrived:
+                tensor = arrived.pop(name)
+                found[name] = None if tensor is None else self._of_keyword(name, tensor)
+        if "bias" in arrived:
+            bias = arrived.pop("bias")
+            found["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
+        if self.inputs.arrangement == "BHSD":
+            names = INPUT_NAMES[self.inputs.mode]
+            asked = dict(zip(self.given_names, names, strict=True))
+            batched = {
+                asked[name]: None if tensor is None else self._batched(tensor)
+                for name, tensor in arrived.items()
+            }
+            return batched | found
+        return found | self._of_heads(arrived)
+
+    def _of_heads(self, arrived: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """Those of query, key and value that lie in the inputs which asked for gradients."""
+        given = zip(self.given_names, self.given[0], strict=True)
+        whole = tuple(
+            torch.zeros_like(tensor) if one is None else one
+            for tensor, one in ((tensor, arrived.get(name)) for name, tensor in given)
+        )
+        tokens = dict(
+            zip(INPUT_NAMES["separate"], canonical_tokens(whole, self.inputs), strict=True)
+        )
+        lying = zip(self.given_names, token_names(self.inputs), strict=True)
+        return {
+            name: None if arrived[leaf] is None else tokens[name]
+            for leaf, names in lying
+            if leaf in arrived
+            for name in names
+        }
+
+    @property
+    def given_names(self) -> tuple[str, ...]:
+        """The names of the arguments that are given by position."""
+        return tuple(f"input {number}" for number in range(len(self.given[0])))
+
+    def _of_keyword(self, name: str, tensor: Tensor) -> Tensor:
+        """A gradient of sinks ``[H]`` as it is, one of cached heads as ``[B, H, P, D]``."""
+        if name not in CACHED_NAMES:
+            return tensor
+        tensor = self._batched(tensor)
+        return tensor.transpose(1, 2) if self.inputs.arrangement == "BSHD" else tensor
+
+    def _batched(self, tensor: Tensor) -> Tensor:
+        return tensor if self.inputs.batched else tensor.unsqueeze(0)
+
+
+@contextmanager
+def _put_aside(leaves: tuple[Tensor, ...]) -> Iterator[None]:
+    """Leaves without the gradients that they hold, which they get back."""
+    held = [(leaf, leaf.grad) for leaf in dict.fromkeys(leaves)]  # a leaf may stand for several
+    for leaf, _ in held:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, gradient in held:
+            leaf.grad = gradient
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()
+
+
+def _like(taped: Taped, name: str) -> Tensor:
+    """A tensor of the shape that a gradient has."""
+    inputs = taped.inputs
+    if name in ("x", "context"):
+        return inputs.key
+    if name in CACHED_NAMES:
+        cached: Tensor = getattr(inputs, CACHED_NAMES[name])
+        return cached[..., : inputs.past, :]
+    if name in ("query", "key", "value"):
+        tensor: Tensor = getattr(inputs, name)
+        return tensor if name == "query" else tensor[..., inputs.past :, :]
+    if name == "sinks" and inputs.sinks is not None:
+        return inputs.sinks
+    if name == "bias":
+        return taped.leaves["bias"] if inputs.bias is None else inputs.bias
+    if taped.weights is None:
+        msg = f"{name} names no tensor of this call"
+        raise LookupError(msg)
+    return taped.weights.given[name].detach().cpu()
+
+
+def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
+    """An output gradient in the axes, dtype and place of what was returned."""
+    gradient = present_output(upstream, taped.inputs)
+    if not taped.inputs.batched:
+        gradient = gradient.squeeze(0)
+    returned = taped.returned
+    return gradient.to(device=returned.device, dtype=returned.dtype)
+
+
+def asking_for_gradients(
+    given: Arguments, names: Iterable[str] | None, *, bias: bool = False
+) -> dict[str, Tensor]:
+    """Mark the tensors of a call that ask for gradients: all positional ones, or those of a number.
+
+    ``names`` are those of :attr:`Taped.given_names`; without them cached heads and sinks ask, too.
+    They must be fresh tensors.
+    """
+    leaves: dict[str, Tensor] = {}
+    wanted = None if names is None else set(names)
+    for number, tensor in enumerate(given[0]):
+        name = f"input {number}"
+        if wanted is None or name in wanted:
+            leaves[name] = tensor.requires_grad_()
+    if names is None:
+        given_more = {name: given[1].get(name) for name in KEYWORD_LEAVES}
+        for name, more in given_more.items():
+            if isinstance(more, Tensor):
+                leaves[name] = more.requires_grad_()
+    if bias and isinstance(given[1].get("bias"), Tensor):
+        leaves["bias"] = given[1]["bias"].requires_grad_()
+    return leaves
+
+
+def lost(message: str) -> CandidateFailure:
+    """No gradient can flow, though one was promised."""
+    return CandidateFailure(Violation(kind="type", message=message))

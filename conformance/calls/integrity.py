@@ -1,0 +1,338 @@
+"""Whether a candidate's call replaces what the judge is made of; what it replaced is put back.
+
+Candidate and judge share a process, where Python lets everybody replace everything. Watched are the
+names that a verdict depends on: torch's functions, the harness' own modules and classes, ``math``
+and ``builtins``, and what intercepts calls unseen (modes, traces, kernels, subnormal numbers).
+docs/judge.md says what this closes and what only another process could.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter, is_, itemgetter
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .intercepting import registered, taken_back, unseen
+
+# Modules of the harness that neither a verdict nor a diagnosis depends on.
+_ONLOOKERS: Final = frozenset(
+    "adapters cli commands graphs identification pytest_nodes pytest_plugin reports teeth".split()
+)
+_HARNESS: Final = str(__package__).partition(".")[0]
+_GOLDEN: Final = "_attention_conformance_reference"
+# Where the names that the harness uses of others are looked up.
+_OUTSIDE: Final = (torch, torch.linalg, math, builtins)
+_code = attrgetter("__code__")
+_BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
+_GONE: Final = object()
+# What torch itself puts another in the place of when its compiler is first imported.
+_REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})
+# What every verdict goes through: looked at after each call, the rest when a clause asks.
+_CORE: Final = frozenset(
+    f"{_HARNESS}.{name}"
+    for name in (
+        *("comparison", "oracle", "yardstick", "plain_tensor"),
+        *("clauses._vocabulary", "clauses._measuring"),
+        *("tolerance.core", "tolerance.model"),
+    )
+) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Names:
+    """What some names of a module or class stand for."""
+
+    owner: Any
+    names: tuple[str, ...]
+    pick: Callable[[Any], tuple[Any, ...]]
+    values: tuple[Any, ...]
+    closed: bool
+
+    def as_before(self) -> bool:
+        """Whether they still stand for the same objects; equality would ask the new objects."""
+        known = vars(self.owner)
+        if self.closed and len(known) != len(self.names):
+            return False
+        try:
+            return all(map(is_, self.pick(known), self.values))
+        except KeyError:
+            return False
+
+    def changed(self) -> dict[str, Any]:
+        """The names that stand for something else, and for what; ``_GONE`` where for nothing.
+
+        A new name counts on a tensor where it hides what torch had: others are nobody's business.
+        """
+        known, before = dict(vars(self.owner)), dict(zip(self.names, self.values, strict=True))
+        other = {name: known.get(name, _GONE) for name in self.names}
+        other = {name: entry for name, entry in other.items() if entry is not before[name]}
+        added = sorted(known.keys() - before.keys()) if self.closed else []
+        return other | {name: known[name] for name in added if hasattr(_BASE, name)}
+
+    def put_back(self) -> list[str]:
+        """Give the names what they stood for; returns those that were changed, in words."""
+        before, changed = dict(zip(self.names, self.values, strict=True)), self.changed()
+        for name in changed:
+            _put(self.owner, name, before.get(name, _GONE))
+        home = _home(self.owner).replace(_GOLDEN, "the golden reference")
+        shown = self.owner.__qualname__ if isinstance(self.owner, type) else home
+        return [f"{shown}.{name}" for name in changed]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Names with what they stand for, functions with their code, tables with their entries."""
+
+    names: tuple[_Names, ...]
+    functions: tuple[FunctionType, ...]
+    codes: list[Any]
+    tables: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...]
+
+    def put_back(self) -> list[str]:
+        """What is no longer as it was, in words; afterwards it is."""
+        found = [name for held in self.names if not held.as_before() for name in held.put_back()]
+        if list(map(_code, self.functions)) != self.codes:  # nobody can tell code how to be equal
+            found += self._codes_put_back()
+        for name, table, before in self.tables:
+            if table.keys() != before.keys() or not all(map(is_, table.values(), before.values())):
+                table.clear()
+                table.update(before)
+                found.append(name)
+        return found
+
+    def _codes_put_back(self) -> list[str]:
+        changed = []
+        for function, before in zip(self.functions, self.codes, strict=True):
+            if function.__code__ is not before:
+                function.__code__ = before
+                changed.append(f"the code of {function.__module__}.{function.__qualname__}")
+        return changed
+
+
+@dataclass(frozen=True, eq=False)
+class Seal:
+    """What the judge is made of at one moment; ``core`` is what every verdict goes through."""
+
+    whole: _Part
+    core: _Part
+    unseen: tuple[Any, ...]
+    kernels: frozenset[str]
+
+    def broken(self, *, everywhere: bool = True) -> list[str]:
+        """What is no longer as it was, in words; it is put back as far as that is possible.
+
+        Without ``everywhere`` only what every verdict goes through is looked at.
+        """
+        found = (self.whole if everywhere else self.core).put_back()
+        return found if self.unseen == unseen() else found + taken_back(self.unseen, self.kernels)
+
+
+def seal() -> Seal:
+    """Take down what the judge is made of now."""
+    modules = len(sys.modules)
+    functions = _functions(modules)
+    names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(modules))
+    tables = tuple((name, table, dict(table)) for name, table in _tables(modules))
+    whole = _Part(names, functions, list(map(_code, functions)), tables)
+    core_functions = tuple(f for f in functions if _is_core(f.__module__))
+    used = frozenset(name for f in core_functions for name in f.__code__.co_names)
+    core = _Part(
+        tuple(kept for held in names if (kept := _used(held, used)).names),
+        core_functions,
+        list(map(_code, core_functions)),
+        tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
+    )
+    return Seal(whole, core, unseen(), registered())
+
+
+def _used(held: _Names, used: frozenset[str]) -> _Names:
+    """What every verdict uses of some names; all of them where new ones matter, too."""
+    if held.closed:
+        return held
+    if not _is_core(_home(held.owner)):
+        return _held(held.owner, (), closed=False)
+    return _held(held.owner, tuple(name for name in held.names if name in used), closed=False)
+
+
+def _home(owner: Any) -> str:
+    """The module that a class is defined in, or the name of a module."""
+    return str(owner.__module__ if isinstance(owner, type) else owner.__name__)
+
+
+def _is_core(module: str) -> bool:
+    return module in _CORE or module.startswith(_GOLDEN)
+
+
+def _held(owner: Any, names: tuple[str, ...], *, closed: bool) -> _Names:
+    known = vars(owner)
+    kept = tuple(known) if closed else tuple(name for name in names if name in known)
+    pick = itemgetter(*kept) if len(kept) > 1 else _several(kept)
+    return _Names(owner, kept, pick, pick(known), closed)
+
+
+def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Like ``itemgetter`` for no name or one, which would not give a tuple."""
+    return lambda known: tuple(known[name] for name in names)
+
+
+@lru_cache(maxsize=1)
+def _owners(_modules: int) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
+    """Modules and classes with the names that are watched; all of them for a closed one."""
+    found: list[tuple[Any, tuple[str, ...], bool]] = [(Tensor, (), True)]
+    found += [(module, _public(module), False) for module in _OUTSIDE]
+    for module in _judges():
+        own = [(name, entry) for name, entry in vars(module).items() if not name.startswith("__")]
+        found.append((module, tuple(name for name, _ in own), False))
+        found += [
+            (entry, _methods(entry), False)
+            for _, entry in own
+            if isinstance(entry, type) and entry.__module__ == module.__name__
+        ]
+    return tuple(found)
+
+
+def _judges() -> list[Any]:
+    """The modules of the harness that a verdict depends on, and the golden's."""
+    return [
+        module
+        for name, module in sorted(sys.modules.items())
+        if module is not None and _decides(name.split("."))
+    ]
+
+
+def _decides(parts: list[str]) -> bool:
+    if parts[0] == _GOLDEN:
+        return True
+    return parts[0] == _HARNESS and (len(parts) == 1 or parts[1] not in _ONLOOKERS)
+
+
+def _public(module: Any) -> tuple[str, ...]:
+    """Functions and classes that are offered to everybody."""
+    return tuple(
+        name
+        for name, entry in vars(module).items()
+        if callable(entry) and not name.startswith("_") and name not in _REPLACED_BY_TORCH
+    )
+
+
+def _methods(owner: type) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, entry in vars(owner).items()
+        if isinstance(entry, (FunctionType, property, classmethod, staticmethod))
+    )
+
+
+@lru_cache(maxsize=1)
+def _functions(_modules: int) -> tuple[FunctionType, ...]:
+    """The harness' own functions and methods, whose code could be exchanged under their names."""
+    found: list[FunctionType] = []
+    for module in _judges():
+        own = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
+        for owner in (module, *(entry for entry in own if isinstance(entry, type))):
+            entries = (_function_of(entry) for entry in vars(owner).values())
+            found += [f for f in entries if f is not None and _made_by(f, module.__name__)]
+    return tuple(found)
+
+
+def _function_of(entry: Any) -> FunctionType | None:
+    """The function behind a function, a property or a static or class method."""
+    inner = getattr(entry, "fget", None) or getattr(entry, "func", None)
+    inner = inner or getattr(entry, "__func__", None) or entry
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _made_by(entry: Any, module: str) -> bool:
+    return isinstance(entry, (FunctionType, type)) and entry.__module__ == module
+
+
+@lru_cache(maxsize=1)
+def _tables(_modules: int) -> tuple[tuple[str, dict[Any, Any]], ...]:
+    """The harness' own constant tables, such as the unit roundoffs."""
+    return tuple(
+        (f"{module.__name__}.{name}", entry)
+        for module in _judges()
+        for name, entry in vars(module).items()
+        if name.isupper() and isinstance(entry, dict)
+    )
+
+
+_WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("who is told", default=None)
+# What was replaced when the candidates were loaded: of torch, which their calls get back, and of
+# the harness, which is reported.
+_THEIRS: Final[list[tuple[Any, str, Any]]] = []
+_AT_LOAD: Final[list[str]] = []
+
+
+# Who was told last: calls that nobody watches are held against the same.
+_LAST: Final[list[tuple[Seal, list[str]]]] = []
+
+
+def _last() -> tuple[Seal, list[str]] | None:
+    return _LAST[0] if _LAST else None
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Load candidates. What they replace of torch is theirs alone, of the harness it is reported.
+
+    A library may patch torch when it is imported: its calls see that, the judge does not.
+    """
+    before = seal()
+    try:
+        yield
+    finally:
+        for held in before.whole.names:
+            if held.owner in (Tensor, *_OUTSIDE) and not held.as_before():
+                _THEIRS.extend((held.owner, name, new) for name, new in held.changed().items())
+                held.put_back()
+        _AT_LOAD.extend(name for name in before.broken() if name not in _AT_LOAD)
+
+
+def tampered_at_load() -> list[str]:
+    """What of the harness the candidates replaced when they were loaded."""
+    return list(_AT_LOAD)
+
+
+@contextlib.contextmanager
+def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
+    """Have calls held against a seal; what they broke is added to ``found``."""
+    token = _WATCH.set((sealed, found))
+    _LAST[:] = [(sealed, found)]
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """A call of the candidate's code, after which the judge is put together again."""
+    sealed, found = _WATCH.get() or _last() or (seal(), [])
+    ours = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
+    for patched in _THEIRS:
+        _put(*patched)
+    try:
+        yield
+    finally:
+        for original in ours:
+            _put(*original)
+        found.extend(sealed.broken(everywhere=False))
+
+
+def _put(owner: Any, name: str, entry: Any) -> None:
+    if entry is not _GONE:
+        setattr(owner, name, entry)
+    elif name in vars(owner):
+        delattr(owner, name)

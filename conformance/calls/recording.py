@@ -1,0 +1,100 @@
+"""The calls of one example as they were made: what was given, what came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..base.results import Violation
+from ..problems.inputs import Inputs
+from .calling import Answer, Arguments, Forward
+from .placing import brought_back
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One call of the candidate.
+
+    inputs
+        What the arguments were made of; they may lie in memory in another way.
+    forward
+        What was called: the core itself, or a layer that was built.
+    given, before
+        The arguments themselves, and copies from before the call in the same memory layout.
+    answer, output, weights
+        What was returned, and copies from right after the call; None when it was refused.
+    refused
+        How the answer could not be judged: an exception, a wrong shape or type.
+    """
+
+    inputs: Inputs
+    forward: Forward
+    given: Arguments
+    before: Arguments
+    answer: Answer | None = None
+    output: Tensor | None = None
+    weights: Tensor | None = None
+    refused: Violation | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pulled:
+    """Gradients that flowed back through one call.
+
+    answer
+        What that call returned.
+    upstream
+        The output gradient, like what was returned.
+    leaves, found
+        The arguments that asked for gradients (see ``Taped.given_names``), and what arrived, by
+        the harness' names.
+    """
+
+    answer: Answer
+    upstream: Tensor
+    leaves: tuple[str, ...]
+    found: dict[str, Tensor]
+
+
+@dataclass
+class Recording:
+    """The calls of an example in their order, and the inputs each layer was built for.
+
+    Gradients that were asked for are in ``pulled``.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    built: list[tuple[Forward, Inputs]] = field(default_factory=list)
+    pulled: list[Pulled] = field(default_factory=list)
+
+    def begin(self, made: Call) -> None:
+        """Hear of a call that is about to be made."""
+
+    def add_built(self, forward: Forward, inputs: Inputs) -> None:
+        """Keep what a layer was built for."""
+        self.built.append((forward, inputs))
+
+    def number(self, output: Tensor) -> int | None:
+        """The number of the call that returned a tensor."""
+        for number, call in enumerate(self.calls):
+            if call.answer is not None and output is call.answer.output:
+                return number
+        return None
+
+    def builder_inputs(self, forward: Forward) -> Inputs | None:
+        """What a layer was built for; None for a core."""
+        return next((inputs for made, inputs in self.built if made is forward), None)
+
+
+def copied(given: Arguments) -> Arguments:
+    """The same tensors in new storages: strides, offsets and shared storages stay as they are.
+
+    The copies lie on the CPU.
+    """
+    return brought_back(given)
+
+
+def kept(tensor: Tensor | None) -> Tensor | None:
+    """A copy that later calls cannot change."""
+    return None if tensor is None else tensor.detach().clone()

@@ -1,0 +1,168 @@
+"""The weights of a layer as leaves of a graph: those given, or the parameters they were copied to.
+
+A builder may use the weights it is given, or copy them into the parameters of a module, packed or
+transposed. Which element of a parameter is which element of a weight is read off by building the
+layer once more from numbered elements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from .._golden import golden
+from ..declare.candidate import Candidate
+from ..problems.inputs import Inputs
+from .calling import CandidateFailure, Forward, build_forward
+from .placing import weights_on
+
+ROLES: Final = tuple(field.name for field in dataclasses.fields(golden.ProjectionWeights))
+# Numbers of elements start here, where no constant of a module lies; float32 counts to 2**24.
+_FIRST: Final = 2**20
+_LAST: Final = 2**24
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightLeaves:
+    """Where the gradients of a layer's weights arrive.
+
+    given
+        The weights that the builder got, by role; they ask for gradients.
+    promised
+        Whether the layer promises that gradients arrive there.
+    parameters
+        The parameters of the module that was built, with the number of the weight's element (from
+        0, all roles in a row) that each of their elements is, or -1.
+    """
+
+    given: dict[str, Tensor]
+    promised: bool = False
+    parameters: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything that may get a gradient."""
+        return (*self.given.values(), *(parameter for parameter, _ in self.parameters))
+
+    def gather(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
+        """The gradient of each weight from those of ``tensors``, in their order.
+
+        Without a role to which no gradient can flow: one that was copied where nobody finds it. A
+        role that gets none, though it could or others do, is None.
+        """
+        direct = dict(zip(self.given, gradients, strict=False))
+        copied = self._copied(gradients[len(direct) :])
+        reached = any(gradient is not None for gradient in direct.values())
+        found: dict[str, Tensor | None] = {}
+        for role, gradient in direct.items():
+            if gradient is not None or role not in copied:
+                if gradient is not None or ((reached or self.promised) and not self.parameters):
+                    found[role] = gradient
+            else:
+                found[role] = copied[role]
+        return found
+
+    def _copied(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
+        """What arrives at the parameters, for roles of which every element is in one of them."""
+        count = sum(tensor.numel() for tensor in self.given.values())
+        total = torch.zeros(count, dtype=torch.float64)
+        places, reached = torch.zeros(count), torch.zeros(count)
+        for (_, numbers), gradient in zip(self.parameters, gradients, strict=True):
+            held = numbers >= 0
+            places.index_add_(0, numbers[held], torch.ones(int(held.sum())))
+            if gradient is not None:
+                arrived = gradient.detach().cpu()[held].double()
+                total.index_add_(0, numbers[held], arrived)
+                reached.index_add_(0, numbers[held], torch.ones(int(held.sum())))
+        sizes = [tensor.numel() for tensor in self.given.values()]
+        parts = (part.split(sizes) for part in (total, places, reached))
+        found: dict[str, Tensor | None] = {}
+        for role, gradient, place, hits in zip(self.given, *parts, strict=True):
+            if place.numel() and bool((place > 0).all()):
+                like = self.given[role]
+                shaped = gradient.reshape(like.shape).to(like.dtype)
+                found[role] = shaped if bool(hits.any()) else None
+        return found
+
+
+def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, WeightLeaves | None]:
+    """A layer built so that its weights can get gradients; None where it brings its own.
+
+    A builder that refuses weights which ask for gradients is given them as always. Raises
+    CandidateFailure for a layer that cannot be built at all.
+    """
+    if not candidate.draws_weights or inputs.weights is None:
+        return build_forward(candidate, inputs), None
+    asking = _asking(inputs)
+    given = {role: getattr(asking, role) for role in ROLES if getattr(asking, role) is not None}
+    try:
+        forward = build_forward(candidate, inputs, leaves=asking)
+    except CandidateFailure:
+        forward = build_forward(candidate, inputs)
+    leaves = WeightLeaves(
+        given=given,
+        promised="grad_weights" in candidate.declaration.features,
+        parameters=_parameters(forward, candidate, inputs),
+    )
+    return forward, leaves
+
+
+def _asking(inputs: Inputs) -> golden.ProjectionWeights:
+    weights = weights_on(inputs.weights, inputs.device)
+
+    def leaf(role: str) -> Any:
+        tensor = getattr(weights, role)
+        return None if tensor is None else tensor.detach().clone().requires_grad_()
+
+    return golden.ProjectionWeights(**{role: leaf(role) for role in ROLES})
+
+
+def _parameters(
+    forward: Forward, candidate: Candidate, inputs: Inputs
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The parameters that hold given weights, with the numbers of the elements they hold."""
+    if not isinstance(forward, nn.Module):
+        return ()
+    asking = [(name, p) for name, p in forward.named_parameters() if p.requires_grad]
+    if not asking:
+        return ()
+    weights, count = _numbered(inputs)
+    if _FIRST + count > _LAST:
+        return ()
+    try:
+        twin = build_forward(candidate, inputs.replace(weights=weights, device="cpu"))
+    except CandidateFailure:
+        return ()
+    told = dict(twin.named_parameters()) if isinstance(twin, nn.Module) else {}
+    return tuple(
+        (parameter, _numbers(told[name].detach(), count))
+        for name, parameter in asking
+        if name in told and told[name].shape == parameter.shape
+    )
+
+
+def _numbered(inputs: Inputs) -> tuple[golden.ProjectionWeights, int]:
+    """Weights of which each element is its number, and how many there are."""
+    start = 0
+    numbered: dict[str, Tensor | None] = {}
+    for role in ROLES:
+        tensor = getattr(inputs.weights, role)
+        numbered[role] = None
+        if tensor is not None:
+            stop = start + tensor.numel()
+            elements = torch.arange(_FIRST + start, _FIRST + stop, dtype=torch.float64)
+            wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+            numbered[role] = elements.to(wide).reshape(tensor.shape)
+            start = stop
+    return golden.ProjectionWeights(**numbered), start  # type: ignore[arg-type]  # matrices are never None
+
+
+def _numbers(held: Tensor, count: int) -> Tensor:
+    """The number of each element, -1 for what is none."""
+    numbers = held.double() - _FIRST
+    known = (numbers >= 0) & (numbers < count) & (numbers == numbers.round())
+    return numbers.where(known, -1.0).nan_to_num(nan=-1.0).to(torch.int64)

@@ -1,0 +1,260 @@
+"""What a clause is, and the registry of them all."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ..declare.candidate import Candidate
+from ..errors import DeclarationError, UsageError
+from ..problems.space import Space
+from ..targets.entry_points import CLAUSES, registered, taking_in
+from .clause_checks import why_not
+
+if TYPE_CHECKING:
+    from ..base.results import Violation
+    from ..problems.problem import Problem
+    from .subject import Subject
+
+Level = Literal["MUST", "SHOULD", "MAY"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one example showed.
+
+    ``binding`` says that the clause's counterfactual would have been seen on this example.
+    ``margin`` is the largest error over its bound, None where no numbers were compared.
+    ``refused`` says that the candidate raised where it may: see ``RowWithoutKeysRefused``.
+    ``inapplicable`` is the reason why the clause turned out not to apply to what was asked, or "".
+    """
+
+    binding: bool = True
+    refused: bool = False
+    inapplicable: str = ""
+    margin: float | None = None
+    violation: Violation | None = None
+
+
+Check = Callable[["Subject", "Problem"], Finding]
+Applies = Callable[[Candidate], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clause:
+    """One requirement of the specification and how it is checked.
+
+    id
+        The stable slug, such as ``mask.no-leak``; its first word is the family.
+    level
+        MUST, SHOULD or MAY, or one for each kind of candidate.
+    sentence, source
+        The requirement in one sentence, and where it comes from.
+    counterfactual
+        What an example must be able to tell apart to count; empty when every example counts.
+    space
+        The problems that it is tried on.
+    requirements
+        Each gives the reason why the clause does not apply to a candidate, or "".
+    explained
+        Whether another point of the semantics may explain a failure, so that it is diagnosed.
+    of_repetition
+        Whether it asks if equal calls give equal answers: then randomness is what it finds, and
+        elsewhere an answer that differs from call to call says nothing.
+    subtle
+        Whether a coarse precision may hide what it speaks of: then it does not apply, where other
+        clauses would be untestable. A declared ``precision`` may hide it from any clause.
+
+    Raises DeclarationError (a ValueError) for a field that no clause can have.
+    """
+
+    id: str
+    level: Level | Mapping[str, Level]
+    sentence: str
+    source: str
+    check: Check
+    space: Space
+    counterfactual: str = ""
+    needs_golden: bool = False
+    requirements: tuple[Applies, ...] = ()
+    explained: bool = True
+    subtle: bool = False
+    of_repetition: bool = False
+
+    def __post_init__(self) -> None:
+        reason = why_not(self)
+        if reason:
+            msg = f"the clause {self.id!r} {reason}"
+            raise DeclarationError(msg)
+
+    @property
+    def origin(self) -> str:
+        """The package that brings the clause along, "" for the specification's own."""
+        package = self.check.__module__.partition(".")[0]
+        return "" if package == _OWN else package
+
+    @property
+    def family(self) -> str:
+        """The first word of the slug."""
+        return self.id.partition(".")[0]
+
+    @property
+    def level_text(self) -> str:
+        """The level, or one for each kind: ``MUST (core), SHOULD (layer)``."""
+        levels = {kind: self.level_for(kind) for kind in self.space.kinds}
+        if len(set(levels.values())) == 1:
+            return next(iter(levels.values()))
+        return ", ".join(f"{level} ({kind})" for kind, level in levels.items())
+
+    def level_for(self, kind: str) -> Level:
+        """The level for a kind of candidate; MUST where none is given.
+
+        Where nothing is said of graphs, they are held to what layers are.
+        """
+        if isinstance(self.level, str):
+            return self.level
+        return self.level.get(kind, self.level_for("layer") if kind == "graph" else "MUST")
+
+    def not_applicable(self, candidate: Candidate) -> str:
+        """Why the clause does not apply to a candidate, or ""."""
+        if candidate.kind not in self.space.kinds:
+            return self.space.not_applicable(candidate)
+        if self.needs_golden and not candidate.golden_known:
+            why = (
+                "the weights are unknown"
+                if not candidate.weights_known
+                else "it mixes in positions"
+            )
+            return f"{why}, so there is no golden answer"
+        for requirement in (*self.requirements, self.space.not_applicable):
+            reason = requirement(candidate)
+            if reason:
+                return reason
+        return ""
+
+
+REGISTRY: Final[dict[str, Clause]] = {}
+_OWN: Final = str(__package__).partition(".")[0]
+_FAMILIES: Final = str(__package__)
+_taken_in: Final[set[str]] = set()
+
+
+def clause(
+    slug: str,
+    *,
+    level: Level | Mapping[str, Level],
+    sentence: str,
+    source: str,
+    space: Space,
+    counterfactual: str = "",
+    needs_golden: bool = False,
+    applies: tuple[Applies, ...] = (),
+    explained: bool = True,
+    subtle: bool = False,
+    of_repetition: bool = False,
+) -> Callable[[Check], Check]:
+    """Register the decorated check as a clause of the specification.
+
+    The check is called as ``check(subject, problem)`` and returns a :class:`Finding`. The other
+    arguments are the fields of :class:`Clause`. Every list, report and run then has the clause:
+    installed distributions register theirs under the entry point ``attention_conformance.clauses``.
+    A family's file that is imported afresh registers its clauses anew.
+
+    Raises DeclarationError (a ValueError) for a slug that is taken or an argument that no clause
+    can have.
+    """
+
+    def register(check: Check) -> Check:
+        add(
+            Clause(
+                id=slug,
+                level=level,
+                sentence=sentence,
+                source=source,
+                check=check,
+                space=space,
+                counterfactual=counterfactual,
+                needs_golden=needs_golden,
+                requirements=applies,
+                explained=explained,
+                subtle=subtle,
+                of_repetition=of_repetition,
+            )
+        )
+        return check
+
+    return register
+
+
+def add(new: Clause) -> None:
+    """Register a clause; raises DeclarationError for a slug that is taken."""
+    if new.origin:  # the specification's own come first, and keep their slugs
+        importlib.import_module(_FAMILIES)
+    taken = REGISTRY.get(new.id)
+    if taken is not None and taken is not new and _still_imported(taken.check):
+        msg = f"two clauses are called {new.id}"
+        raise DeclarationError(msg)
+    REGISTRY[new.id] = new
+
+
+def _still_imported(check: Check) -> bool:
+    """Whether the module that defines a check is the one that Python knows under its name.
+
+    pytester's runs inside a process drop from ``sys.modules`` what they imported, and an import
+    that failed half-way is dropped, too: what such a module has registered is taken by nobody.
+    """
+    module = sys.modules.get(check.__module__)
+    return module is not None and vars(module) is getattr(check, "__globals__", None)
+
+
+def all_clauses() -> list[Clause]:
+    """Every clause: the specification's, in the order of the families' files, then the others.
+
+    Raises UsageError when an installed distribution registers what cannot be used.
+    """
+    # The families register their clauses when they are imported, and they import this module.
+    importlib.import_module(_FAMILIES)
+    for entry in registered(CLAUSES) if not _taken_in else ():
+        taking_in(entry, "clauses", _take)
+    _taken_in.add(CLAUSES)  # looking for distributions takes as long as a clause
+    return list(REGISTRY.values())
+
+
+def _take(given: Any) -> None:
+    """Register what an entry point holds: a module has done so when it was imported."""
+    if isinstance(given, Clause):
+        add(given)
+    elif isinstance(given, (list, tuple)):
+        for entry in given:
+            _take(entry)
+    elif not isinstance(given, ModuleType) and not _is_registered(given):
+        if not callable(given):
+            msg = (
+                f"it is {given!r:.60}: name a module, a clause, a list of clauses or a function "
+                "without arguments"
+            )
+            raise UsageError(msg)
+        _take_returned(given())
+
+
+def _take_returned(given: Any) -> None:
+    if given is not None:
+        if callable(given) and not _is_registered(given):
+            msg = f"it returns {given!r:.60}, which is no clause"
+            raise UsageError(msg)
+        _take(given)
+
+
+def _is_registered(check: Any) -> bool:
+    return any(clause.check is check for clause in REGISTRY.values())
+
+
+def specification_hash() -> str:
+    """Twelve hexadecimal digits that change when a slug, a level or a sentence changes."""
+    text = "\n".join(f"{c.id} {c.level} {c.sentence}" for c in all_clauses())
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,181 @@
+"""``conformance check``: every clause on every candidate of the targets."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from ..errors import UsageError
+from ._github import GITHUB, is_for_github, no_commands, tell_github
+from ._long import long_options, read_long
+from ._options import (
+    DEVICE,
+    DTYPE,
+    FAIL_ON,
+    ONLY,
+    SKIP,
+    STRICT,
+    UNCHECKED,
+    expected_failures_option,
+    json_option,
+    profile_option,
+    timeout_option,
+)
+from ._output import printing, progress_bar
+from ._views import STANDARD_OUTPUT, Files, check_files, told_to, view_options, write_views
+
+# Seconds that a call may take where it has to be compiled first, on a busy machine.
+COMPILING = 300.0
+
+
+@click.command(name="check")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@profile_option()
+@DTYPE
+@DEVICE
+@click.option(
+    "--source",
+    metavar="TARGET",
+    help="The module (package.module:object) that the ONNX graph was exported from.",
+)
+@click.option(
+    "--state-dict",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The weights of the ONNX graph: .pt (weights only) or .safetensors.",
+)
+@click.option(
+    "--declaration",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML: roles and promises of the ONNX graph [default: NAME.conformance.toml beside it].",
+)
+@click.option(
+    "--compile",
+    "compiled",
+    is_flag=True,
+    help=(
+        "Run every candidate through torch.compile, too, with static and with dynamic sizes; a "
+        "call may then take five minutes."
+    ),
+)
+@long_options
+@ONLY
+@SKIP
+@UNCHECKED
+@expected_failures_option(
+    "TOML: [[expected]] tables with clause and reason, and kind, diagnosis, candidate, dtype, "
+    "device, expires as needed."
+)
+@click.option(
+    "--write-expected",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=(
+        "Write the expected failures that make this run green there; entries of the file, and of "
+        "--expected-failures, that still hold stay as they are."
+    ),
+)
+@FAIL_ON
+@STRICT
+@timeout_option(
+    "Stop a candidate that gives no answer for so long; loading may take twice as long."
+)
+@json_option("Write the record of the run there (- for standard output).")
+@view_options()
+@GITHUB
+def check_command(
+    *,
+    targets: tuple[str, ...],
+    profile: str,
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    source: str | None,
+    state_dict: Path | None,
+    declaration: Path | None,
+    compiled: bool,
+    jobs: str,
+    max_time: str | None,
+    shard: str | None,
+    databases: tuple[str, ...],
+    seed: int | None,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    unchecked: tuple[str, ...],
+    expected_failures: Path | None,
+    write_expected: Path | None,
+    fail_on: str,
+    strict: bool,
+    timeout: float,
+    json_path: Path | None,
+    views: Files,
+    github: bool | None,
+) -> int:
+    """Check every candidate of the targets.
+
+    A TARGET is package.module:object, path/to/file.py:object, a package, module, file or folder
+    alone (every candidate declared in it), path/to/model.onnx, or the name of a registered
+    candidate. Candidates run in a process of their own; what they print is not shown.
+    """
+    began = time.monotonic()  # what is imported now is part of the time that a run may take
+    from ..base.graph_options import Beside  # noqa: PLC0415
+    from ..running.workers.messages import RunOptions  # noqa: PLC0415
+    from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
+    from ..session.renewing import Gate  # noqa: PLC0415
+    from ..session.report import gate_code  # noqa: PLC0415
+    from ..views.renewed import show_renewed  # noqa: PLC0415
+    from ..views.terminal import show  # noqa: PLC0415
+
+    strict = strict or fail_on == "should"
+    check_files(views, {"--json": json_path, "--write-expected": write_expected})
+    work = read_long(
+        profile, jobs=jobs, max_time=max_time, shard=shard, databases=databases, seed=seed
+    )
+    if write_expected == STANDARD_OUTPUT:
+        msg = "--write-expected - names no file: it is read again, and needs one"
+        raise UsageError(msg)
+    if shard is not None and write_expected is not None:
+        msg = "--write-expected needs the whole run, not a shard: give it to a run without --shard"
+        raise UsageError(msg)
+    options = RunOptions(
+        targets=targets,
+        profile=profile,
+        seed=work.seed,
+        compile=compiled,
+        dtypes=dtypes or None,
+        devices=devices or None,
+        only=only,
+        skip=skip,
+        unchecked=unchecked,
+        beside=Beside(
+            source=source,
+            state_dict=None if state_dict is None else str(state_dict),
+            declaration=None if declaration is None else str(declaration),
+        ),
+        shard=work.shard,
+        databases=work.databases,
+    )
+    with progress_bar() as progress:
+        report = check(
+            options,
+            gate=Gate(expected=expected_failures, write=write_expected, strict=strict),
+            timeout=max(timeout, COMPILING) if compiled else timeout,
+            jobs=work.jobs,
+            max_time=work.max_time,
+            began=began,
+            progress=progress,
+        )
+    report["fail_on"] = "should" if strict else "must"
+    try:
+        write_views(report, views, json_path)
+    finally:  # what was found is not lost because a disk is full
+        told, on_github = told_to(views, json_path), is_for_github(asked=github)
+        with printing():
+            with no_commands(told, active=on_github):
+                show(report, told)
+                show_renewed(report, told)
+            if on_github:
+                tell_github(report, told)
+    return gate_code(report, strict=strict)

@@ -1,0 +1,128 @@
+"""``conformance export-check``: a module exported in several ways, and every graph checked."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ..errors import UsageError
+from ._options import (
+    ONLY,
+    SEED,
+    SKIP,
+    STRICT,
+    json_option,
+    profile_option,
+    separated,
+    timeout_option,
+)
+from ._output import printing, progress_bar
+
+EXPORTERS = ("dynamo", "legacy")
+OPSETS = ("18", "20", "23")
+
+
+@click.command(name="export-check")
+@click.argument("target", metavar="MODULE")
+@click.option(
+    "--opset",
+    "opsets",
+    multiple=True,
+    callback=separated(),
+    metavar="N,...",
+    help=f"Export at these opsets; may be repeated [default: {','.join(OPSETS)}].",
+)
+@click.option(
+    "--exporter",
+    "exporters",
+    multiple=True,
+    callback=separated(EXPORTERS),
+    metavar=f"[{'|'.join(EXPORTERS)}],...",
+    help="Export with these of torch's exporters; may be repeated [default: both].",
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Leave the graphs there, with source.py, which --source of check takes.",
+)
+@profile_option("quick")
+@SEED
+@ONLY
+@SKIP
+@STRICT
+@timeout_option(
+    "Stop a graph that gives no answer for so long; exporting may take four times as long."
+)
+@json_option("Write the record of the run there.")
+def export_check_command(
+    *,
+    target: str,
+    opsets: tuple[str, ...],
+    exporters: tuple[str, ...],
+    keep: Path | None,
+    profile: str,
+    seed: int,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    strict: bool,
+    timeout: float,
+    json_path: Path | None,
+) -> int:
+    """Export MODULE with torch's exporters and check every graph against it.
+
+    MODULE is package.module:object or path/to/file.py:object: a torch.nn.Module, a class of them
+    that can be constructed, or a function without arguments that returns one. Needs onnxscript:
+    pip install 'attention-conformance[export]'.
+
+    Exit code: that of check; 1 as well when an export failed. An opset that an exporter does not
+    know is no failure.
+    """
+    from ..running.workers.messages import RunOptions  # noqa: PLC0415
+    from ..session.report import check_writable, write_report  # noqa: PLC0415
+    from ..tools.exporting.session import Wanted, exit_code_of, export_check  # noqa: PLC0415 (--help)
+    from ..views.export_check import show  # noqa: PLC0415
+
+    if json_path is not None:
+        check_writable(json_path, "--json")
+    numbers = tuple(_opset(word) for word in opsets or OPSETS)
+    options = RunOptions(targets=(), profile=profile, seed=seed, only=only, skip=skip)
+    with _folder(keep) as folder, progress_bar() as progress:
+        wanted = Wanted(
+            target=target, exporters=exporters or EXPORTERS, opsets=numbers, folder=folder
+        )
+        report = export_check(wanted, options, timeout=timeout, progress=progress)
+    try:
+        if json_path is not None:
+            write_report(report, json_path)
+    finally:  # what was found is not lost because a disk is full
+        with printing():
+            show(report, sys.stdout, kept=keep is not None)
+    return exit_code_of(report, strict=strict)
+
+
+def _opset(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        msg = f"--opset {word}: give positive numbers, such as --opset 18,20"
+        raise UsageError(msg)
+    return int(word)
+
+
+@contextlib.contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """The folder of the graphs: the user's, or one that goes away."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="conformance-exports-") as name:
+            yield Path(name)
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"--keep {keep} cannot be made: {error.strerror or error}"
+        raise UsageError(msg) from None
+    yield keep.resolve()

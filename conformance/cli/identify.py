@@ -1,0 +1,109 @@
+"""``conformance identify``: what something undeclared computes, and a declaration for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import sysconfig
+from pathlib import Path
+
+import click
+
+from ..errors import UsageError
+from ._options import json_option, timeout_option
+from ._output import printing, progress_bar
+
+
+@click.command(name="identify")
+@click.argument("target", metavar="TARGET")
+@timeout_option("Stop a thing that gives no answer for so long.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the declaration there.",
+)
+@click.option(
+    "--as-observed",
+    is_flag=True,
+    help="Promise what was found even where it is probably a mistake.",
+)
+@click.option(
+    "--check/--no-check",
+    "checked",
+    default=True,
+    help="Check the declaration that --output writes, in quick, and note in it what fails.",
+)
+@json_option("Write the facts and the declaration there as JSON.")
+def identify_command(
+    *,
+    target: str,
+    timeout: float,
+    output: Path | None,
+    as_observed: bool,
+    checked: bool,
+    json_path: Path | None,
+) -> int:
+    """Say what TARGET computes, and write a declaration that can be pasted.
+
+    TARGET is package.module:object or path/to/file.py:object: a function of query, key and value
+    (under any names), a torch.nn.Module class or instance, a builder of layers, a function without
+    arguments that returns one of these, or a declared candidate. It needs no declaration; one that
+    is there is compared with what is found.
+    """
+    from ..session.report import EXIT_OK, EXIT_RED, check_writable, write_report  # noqa: PLC0415
+    from ..tools.identification.session import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
+    from ..views.identification import show  # noqa: PLC0415
+
+    for path, option in ((output, "--output"), (json_path, "--json")):
+        if path is not None:
+            check_writable(path, option)
+    if output is not None:
+        _refuse_hiding(output, target)
+    with progress_bar() as progress:
+        record = identify(target, as_observed=as_observed, timeout=timeout, progress=progress)
+    try:
+        if output is not None and record["declaration"]:
+            if checked:
+                with progress_bar() as progress:
+                    write_checked(record, output, timeout=timeout, progress=progress)
+            else:
+                output.write_text(record["declaration"], encoding="utf-8")
+        if json_path is not None:
+            write_report(record, json_path)
+    finally:  # what was found is not lost because a disk is full
+        with printing():
+            show(record, sys.stdout)
+    return EXIT_OK if record["identified"] else EXIT_RED
+
+
+def _refuse_hiding(output: Path, target: str) -> None:
+    """Require a name that hides nothing: the folder of a declaration comes first on the path."""
+    where = target.rpartition(":")[0] or target
+    is_path = "/" in where or where.endswith(".py")
+    read = Path(where).stem if is_path else where.partition(".")[0]
+    if is_path and Path(where).resolve() == output.resolve():
+        msg = f"--output {output} is what is read: give another name"
+        raise UsageError(msg)
+    name = output.stem
+    if output.suffix == ".py" and (name == read or _is_installed(name)):
+        msg = (
+            f"--output {output} would hide the module {name} from what is written there: give "
+            f"another name, such as {output.with_stem(f'declared_{name}')}"
+        )
+        raise UsageError(msg)
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a name is that of an installed module or of one of the standard library."""
+    if name in sys.stdlib_module_names:
+        return True
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # its own parent is broken, or it has no specification
+        return False
+    if found is None:
+        return False
+    folders = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    places = [found.origin, *(found.submodule_search_locations or ())]
+    return any(place is not None and place.startswith(folders) for place in places)

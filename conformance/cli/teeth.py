@@ -1,0 +1,137 @@
+"""``conformance teeth``: every mistake of the catalogue against every clause."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ._options import SEED, profile_option
+from ._output import printing, progress_bar
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(name="teeth")
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@profile_option("quick")
+@SEED
+@click.option(
+    "--first",
+    is_flag=True,
+    help="Stop each mistake at the first clause that catches it, the primary one tried first, and "
+    "leave candidates/legitimate out, which the tests run.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="GLOB",
+    help="Run only these mistakes, and no correct candidate but those of --correct.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    metavar="GLOB",
+    help="Leave these mistakes out, and every correct candidate but those of --correct.",
+)
+@click.option(
+    "--correct",
+    multiple=True,
+    metavar="TARGET",
+    help="A further correct candidate, which no clause may flag; may be repeated.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Worker processes; by default one a processor, at most 8.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop a mistake that gives no answer for so long: it is caught.",
+)
+@click.option("--json", "json_path", type=FILE, metavar="FILE", help="Write the record there.")
+@click.option("--html", "html_path", type=FILE, metavar="FILE", help="Write the matrix as a page.")
+@click.option(
+    "--markdown", "markdown_path", type=FILE, metavar="FILE", help="Write the matrix as markdown."
+)
+def teeth_command(
+    *,
+    targets: tuple[str, ...],
+    profile: str,
+    seed: int,
+    first: bool,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    correct: tuple[str, ...],
+    jobs: int | None,
+    timeout: float,
+    json_path: Path | None,
+    html_path: Path | None,
+    markdown_path: Path | None,
+) -> int:
+    """Run the catalogue of mistakes, and the correct candidates, against every clause.
+
+    A TARGET names a conformance.Mistake, a list of them, a module of either, or candidates that are
+    known to be broken. Without any it is the whole catalogue: the shipped mistakes, those of
+    installed distributions and, in a checkout of the repository, candidates/broken.
+
+    Exit code: 0 when every mistake is caught, by its primary clause too, every clause catches a
+    mistake and no correct candidate is flagged; else 1; 2 for bad input, 3 when the harness failed,
+    130 when it was interrupted: what was found until then is shown and written.
+    """
+    from ..running.workers.crew import default_jobs  # noqa: PLC0415
+    from ..session.report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
+    from ..tools.teeth.jobs import Pace  # noqa: PLC0415
+    from ..tools.teeth.options import TeethOptions  # noqa: PLC0415
+    from ..tools.teeth.record import exit_code  # noqa: PLC0415
+    from ..tools.teeth.running import run_teeth  # noqa: PLC0415
+
+    files = {"--json": json_path, "--html": html_path, "--markdown": markdown_path}
+    check_apart(files)
+    for option, path in files.items():
+        if path is not None:
+            check_writable(path, option)
+    options = TeethOptions(
+        targets=targets,
+        profile=profile,
+        seed=seed,
+        correct=correct,
+        mistakes=only,
+        not_mistakes=skip,
+        thorough=not first,
+    )
+    pace = Pace(jobs=jobs or default_jobs(), timeout=timeout, first=first)
+    with progress_bar() as progress:
+        record = run_teeth(options, pace, progress)
+    try:
+        _write(record, files)
+    finally:  # what was found is not lost because a disk is full
+        from ..views.teeth import show_teeth  # noqa: PLC0415
+
+        with printing():
+            show_teeth(record, sys.stdout)
+    return exit_code(record)
+
+
+def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
+    """Write the views that are asked for."""
+    from ..session.report import write_report, write_text  # noqa: PLC0415
+
+    if (path := files["--json"]) is not None:
+        write_report(record, path)
+    if (path := files["--html"]) is not None:
+        from ..views.teeth_html import render_html  # noqa: PLC0415 (loads jinja2)
+
+        write_text(render_html(record), path)
+    if (path := files["--markdown"]) is not None:
+        from ..views.teeth_markdown import render_markdown  # noqa: PLC0415
+
+        write_text(render_markdown(record), path)

@@ -1,0 +1,1 @@
+"""What a candidate promises, checked when it is declared."""

@@ -1,0 +1,77 @@
+"""A candidate: something that claims to be attention, with its declaration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .._golden import golden
+from ..graphs.opened import OpenedGraph
+from .declaration import Declaration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A declared candidate. It still calls like the function it wraps.
+
+    function
+        For a core the kernel; for a layer the builder ``(geometry, weights) -> forward``; for a
+        position encoding the function that adds it to its input.
+    fixed_weights
+        The weights a layer brings along; None when it takes those of each problem. With
+        ``weights_known=False`` it brings weights nobody can see: no golden answer exists.
+    graph
+        The ONNX graph behind it, when there is one.
+    declared_on
+        The declared devices, where the declaration is narrowed to the one that is judged.
+    eager
+        What it was compiled from, for one that was.
+    """
+
+    name: str
+    declaration: Declaration
+    function: Callable[..., Any]
+    target: str = ""
+    fixed_weights: golden.ProjectionWeights | None = None
+    weights_known: bool = True
+    graph: OpenedGraph | None = None
+    declared_on: tuple[str, ...] = ()
+    eager: Candidate | None = None
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the wrapped function."""
+        return self.function(*arguments, **keywords)
+
+    @property
+    def kind(self) -> str:
+        """``core``, ``layer`` or ``positions``."""
+        return self.declaration.kind
+
+    @property
+    def shown_kind(self) -> str:
+        """The kind as a report says it: ``graph`` for any ONNX graph."""
+        return self.kind if self.graph is None else "graph"
+
+    @property
+    def draws_weights(self) -> bool:
+        """Whether a layer takes the weights of each problem."""
+        return self.kind == "layer" and self.fixed_weights is None and self.weights_known
+
+    @property
+    def golden_known(self) -> bool:
+        """Whether a golden answer exists: the weights are known and what positions it mixes in."""
+        return self.weights_known and self.declaration.positions_known
+
+    def on(self, device: str) -> Candidate:
+        """The same candidate as it is judged on one device: its precision follows from that."""
+        if self.declaration.devices == (device,):
+            return self
+        declared = self.declared_on or self.declaration.devices
+        declaration = dataclasses.replace(self.declaration, devices=(device,))
+        return dataclasses.replace(self, declaration=declaration, declared_on=declared)
+
+    def located(self, target: str) -> Candidate:
+        """The same candidate, said to come from a target."""
+        return dataclasses.replace(self, target=target)

@@ -1,0 +1,225 @@
+"""What a candidate promises, in the words of the public contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .._golden import golden
+from ..base.expected import ExpectedFailure
+from ..base.geometry import Pins
+
+KINDS: Final = ("core", "layer", "positions")
+MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
+ALIGNMENTS: Final = ("bottom-right", "top-left")
+EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
+# Ways to a row without keys, beside the forms of masks, that may have a rule of their own.
+BY_CAUSALITY: Final = "causal"
+WITH_WEIGHTS: Final = "weights"
+PRECISIONS: Final = ("int8-dynamic",)
+INPUTS: Final = ("separate", "self", "memory")
+POSITIONS: Final = ("sinusoidal", "learned", "rotary", "alibi", "relative")
+LAYOUTS: Final = ("BHSD", "BSHD", "packed-qkv", "packed-kv", "varlen")
+ARRAYS: Final = ("torch", "numpy", "jax")
+MIXED: Final = ("refuse", "promote", "query")
+MEMORY: Final = ("linear", "quadratic")
+STRIDES: Final = ("any", "contiguous")
+DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
+    "core": frozenset({"gradients"}),
+    "layer": frozenset({"gradients", "cross"}),
+    "positions": frozenset(),
+}
+FEATURES: Final = frozenset(
+    {
+        "autocast",
+        "batch_invariant",
+        "cross",
+        "double_backward",
+        "dropout",
+        "gqa",
+        "grad_bias",
+        "grad_weights",
+        "gradients",
+        "graph_capture",
+        "kv_cache",
+        "out",
+        "scale",
+        "sinks",
+        "softcap",
+        "weights",
+        "window",
+    }
+)
+# What only torch's own tensors can show.
+OF_TENSORS: Final = frozenset(
+    {"autocast", "double_backward", "grad_bias", "grad_weights", "gradients", "graph_capture"}
+)
+FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
+    "scale": ("scale",),
+    "softcap": ("softcap",),
+    "window": ("window",),
+    "weights": ("return_weights",),
+    "dropout": ("dropout",),
+    "kv_cache": ("past_key", "past_value"),
+    "sinks": ("sinks",),
+    "out": ("out",),
+}
+# Every keyword that a function may be declared to take.
+OWN_KEYWORDS: Final = frozenset(
+    {"causal", *MASK_FORMS, *(word for words in FEATURE_KEYWORDS.values() for word in words)}
+)
+# The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
+SEQUENCES: Final = "sequences"
+SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+# Inputs that several of query, key and value lie in.
+PACKED: Final = {"packed-qkv": ("qkv",), "packed-kv": ("query", "kv")}
+DEFAULT_MASK_SHAPES: Final = ("BHQK", "B1QK", "B11K", "11QK")
+DEFAULT_LENGTH_SHAPES: Final = ("B",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """A candidate's promises.
+
+    ``empty_rows`` is the one rule for rows without keys, "any" where there is none; where it
+    differs by the way to them, ``empty_rows_by`` holds pairs of a way and its rule.
+    ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
+    of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
+    ``empty_rows`` already in it. ``always_causal`` says that every call is causal unasked, so that
+    no keyword is passed; ``precision`` is "int8-dynamic" for a layer whose projections are made of
+    8-bit integers, "" for others. ``layout`` is how a core takes its heads, ``arrays`` whose arrays
+    it takes, ``operator`` the registered torch operator behind it, ``mixed`` what it does with
+    inputs of several dtypes, ``memory`` how its peak memory grows with the length (None: nothing
+    is promised), ``strides`` whether it may refuse what is not contiguous. ``assumptions`` says
+    what an adapter took for granted; ``mask_pairs`` which form an adapter takes in which shape,
+    None for any in any. Of ``features``, ``declared_features`` are those that were named, not just
+    there by default. ``unchecked`` names parameters that stay unchecked on purpose.
+    """
+
+    kind: str
+    masks: tuple[str, ...]
+    mask_shapes: tuple[str, ...]
+    length_shapes: tuple[str, ...]
+    causal: str | None
+    empty_rows: str
+    features: frozenset[str]
+    inputs: str
+    batched: bool
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    accumulate: str | None
+    tf32: bool
+    scores: str
+    pins: Pins
+    semantics: golden.Semantics
+    position: str | None
+    max_length: int | None
+    expected_failures: tuple[ExpectedFailure, ...]
+    assumptions: tuple[str, ...] = ()
+    mask_pairs: tuple[tuple[str, str], ...] | None = None
+    always_causal: bool = False
+    precision: str = ""
+    layout: str = "BHSD"
+    arrays: str = "torch"
+    operator: str = ""
+    mixed: str | None = None
+    memory: str | None = None
+    strides: str = "any"
+    declared_features: frozenset[str] = frozenset()
+    unchecked: tuple[str, ...] = ()
+    empty_rows_by: tuple[tuple[str, str], ...] = ()
+
+    def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
+        """What is promised for a row without keys in a call with a mask, the flag, weights.
+
+        Calls that return weights follow their own rule if they have one. Where mask and flag, both
+        given, go by different rules, nothing is promised.
+        """
+        if not self.empty_rows_by:
+            return self.empty_rows
+        rules = dict(self.empty_rows_by)
+        if weights and WITH_WEIGHTS in rules:
+            return rules[WITH_WEIGHTS]
+        ways = [*([] if form is None else [form]), *([BY_CAUSALITY] if causal else [])]
+        found = {rules.get(way, "any") for way in ways}
+        return found.pop() if len(found) == 1 else "any"
+
+    @property
+    def empty_rules(self) -> frozenset[str]:
+        """Every rule that some call follows, "any" among them only where nothing is promised."""
+        named = {rule for _, rule in self.empty_rows_by if rule != "any"}
+        return frozenset(named or {self.empty_rows})
+
+    @property
+    def positions_known(self) -> bool:
+        """Whether the declared point says which positions are mixed in, if any are."""
+        return self.position is None or self.position == mixed_in(self.semantics)
+
+    def shapes_of(self, form: str) -> tuple[str, ...]:
+        """The shapes in which masks of a form are accepted."""
+        shapes = self.length_shapes if form in ("lengths", SEQUENCES) else self.mask_shapes
+        if self.mask_pairs is None:
+            return shapes
+        return tuple(shape for shape in shapes if (form, shape) in self.mask_pairs)
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """Every keyword that a call may use."""
+        flagged = self.causal is not None and not self.always_causal
+        offered = [form for form in self.masks if form != SEQUENCES]
+        offered += [*self.required, *(["causal"] if flagged else [])]
+        for feature in sorted(self.features):
+            offered.extend(FEATURE_KEYWORDS.get(feature, ()))
+        return tuple(offered)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Every keyword that every call uses."""
+        return SEQUENCE_KEYWORDS if self.layout == "varlen" else ()
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """The names of the inputs that are passed by position."""
+        if self.kind == "positions" or self.inputs == "self":
+            return ("x",)
+        if self.layout in PACKED:
+            return PACKED[self.layout]
+        return ("query", "context") if self.inputs == "memory" else ("query", "key", "value")
+
+    def as_json(self) -> dict[str, Any]:
+        """The declaration as plain data, for the report."""
+        changed = golden.STANDARD.differences(self.semantics)
+        return {
+            "kind": self.kind,
+            "masks": list(self.masks),
+            "mask_shapes": list(self.mask_shapes + self.length_shapes),
+            "causal": self.causal,
+            "always_causal": self.always_causal,
+            "empty_rows": dict(self.empty_rows_by) or self.empty_rows,
+            "features": sorted(self.features),
+            "inputs": self.inputs,
+            "batched": self.batched,
+            "dtypes": list(self.dtypes),
+            "devices": list(self.devices),
+            "accumulate": self.accumulate,
+            "tf32": self.tf32,
+            "scores": self.scores,
+            "precision": self.precision,
+            "position": self.position,
+            "layout": self.layout,
+            "arrays": self.arrays,
+            "operator": self.operator,
+            "mixed": self.mixed,
+            "memory": self.memory,
+            "strides": self.strides,
+            "unchecked": list(self.unchecked),
+            "semantics": {name: str(pair[1]) for name, pair in changed.items()},
+            "assumptions": list(self.assumptions),
+        }
+
+
+def mixed_in(point: golden.Semantics) -> str | None:
+    """The kind of positions (of ``POSITIONS``) that a point of the semantics mixes in, if any."""
+    if point.rotary != "none":
+        return "rotary"
+    return "alibi" if point.alibi else None

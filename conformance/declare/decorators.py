@@ -1,0 +1,321 @@
+"""The public ways to declare a candidate in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..errors import DeclarationError, did_you_mean
+from .candidate import Candidate
+from .declaration import Declaration
+from .operators import operator_of, registered_operator, signature_of
+from .promises import declare
+
+Decorator = Callable[[Callable[..., Any]], Candidate]
+_WIDTHS = ("query_size", "key_size", "value_size", "output_size")
+
+
+@overload
+def core(
+    function: Callable[..., Any], /, *, name: str | None = ..., **promises: Any
+) -> Candidate: ...
+@overload
+def core(*, name: str | None = ..., **promises: Any) -> Decorator: ...
+def core(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **promises: Any
+) -> Candidate | Decorator:
+    """Declare a bare attention function; ``@core`` alone is ``@core()``.
+
+    It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``, ``key
+    [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the query's
+    dtype. The keywords passed are those that are declared and that the problem uses. One that is
+    causal in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is
+    passed, and every problem is causal. ``layout`` is how it takes its heads where that is another
+    way: ``"BSHD"``, ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"``
+    (:mod:`conformance.problems.arrangements`). One that takes contiguous tensors alone declares
+    ``strides="contiguous"``: it may raise for others, but not answer wrongly.
+
+    Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
+    signature cannot keep.
+    """
+    return _applied(_decorator("core", name, promises), function)
+
+
+@overload
+def layer(
+    function: Callable[..., Any], /, *, name: str | None = ..., **promises: Any
+) -> Candidate: ...
+@overload
+def layer(*, name: str | None = ..., **promises: Any) -> Decorator: ...
+def layer(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **promises: Any
+) -> Candidate | Decorator:
+    """Declare a builder ``(geometry, weights) -> forward`` of a multi-head attention layer.
+
+    ``forward(query, key, value, **keywords)`` takes ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]`` and
+    ``value [B, Lk, Ev]`` and returns ``[B, Lq, Eo]``. ``inputs="self"`` calls ``forward(x)``,
+    ``inputs="memory"`` calls ``forward(query, context)``; ``batched=False`` drops the batch axis.
+    A forward that is a ``torch.nn.Module`` is put in eval mode. ``@layer`` alone is ``@layer()``.
+
+    Raises DeclarationError (a ValueError) for a promise that is unknown.
+    """
+    return _applied(_decorator("layer", name, promises), function)
+
+
+def positions(
+    function: object = None,
+    /,
+    *,
+    max_length: int | None = None,
+    name: str | None = None,
+    **promises: Any,
+) -> Decorator:
+    """Declare a position encoding on its own: a function ``[B, L, E] -> [B, L, E]``.
+
+    It returns its input plus the sinusoidal encoding of positions 0 .. L, for any even width E and
+    any length up to ``max_length``, which must be given.
+
+    Raises DeclarationError (a ValueError) without it, and for a promise that is unknown.
+    """
+    if function is not None or max_length is None:
+        msg = "conformance.positions needs to know how long: write positions(max_length=512)"
+        raise DeclarationError(msg)
+    return _decorator("positions", name, {**promises, "max_length": max_length})
+
+
+def fixed_layer(
+    forward: Callable[..., Any],
+    weights: golden.ProjectionWeights | None,
+    *,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    name: str | None = None,
+    **promises: Any,
+) -> Candidate:
+    """Declare a layer that brings its own weights: a built module, a library's layer.
+
+    Widths and heads are pinned by the weights; batch, lengths, values and masks are drawn. With
+    ``weights=None`` no golden answer exists: only metamorphic clauses run, and ``geometry=`` must
+    pin the widths.
+
+    Raises DeclarationError for weights that contradict the number of heads.
+    """
+    if not callable(forward):
+        msg = f"conformance.fixed_layer takes a forward function or module, not {forward!r}"
+        raise DeclarationError(msg)
+    pinned = _fixed_pins(weights, num_heads, num_kv_heads, promises.get("geometry"))
+    return Candidate(
+        name=name or _name_of(forward),
+        declaration=_declare("layer", {**promises, "geometry": pinned}, "fixed_layer"),
+        function=lambda _geometry, _weights: forward,
+        fixed_weights=weights,
+        weights_known=weights is not None,
+    )
+
+
+def _fixed_pins(
+    weights: golden.ProjectionWeights | None,
+    num_heads: int | None,
+    num_kv_heads: int | None,
+    rule: Any,
+) -> Any:
+    """The geometry rule of a layer whose sizes its weights, or its declaration, decide."""
+    if weights is None:
+        return _pins_without_weights(num_heads, num_kv_heads, rule)
+    if not isinstance(weights, golden.ProjectionWeights):
+        kind = type(weights).__name__
+        msg = f"weights is a {kind}: give a conformance.ProjectionWeights, or None"
+        raise DeclarationError(msg)
+    if callable(rule):
+        msg = "geometry is a function, but the weights pin the sizes: give a dict for the others"
+        raise DeclarationError(msg)
+    return {**dict(rule or {}), **_pins_of(weights, num_heads, num_kv_heads)}
+
+
+def _pins_without_weights(num_heads: int | None, num_kv_heads: int | None, rule: Any) -> Any:
+    if callable(rule):
+        return rule
+    pinned = dict(rule or {})
+    if num_heads is not None:
+        pinned = {"num_heads": num_heads, "num_kv_heads": num_kv_heads or num_heads, **pinned}
+    missing = sorted(set(_WIDTHS) - set(pinned))
+    if missing:
+        widths, lacking = ", ".join(_WIDTHS), ", ".join(missing)
+        msg = f"without weights, geometry= must pin {widths}: {lacking} missing"
+        raise DeclarationError(msg)
+    return pinned
+
+
+def _pins_of(
+    weights: golden.ProjectionWeights, num_heads: int | None, num_kv_heads: int | None
+) -> dict[str, int]:
+    _check_numbers(weights)
+    query_rows, key_rows, value_rows = (t.shape[0] for t in (weights.q, weights.k, weights.v))
+    if not isinstance(num_heads, int) or num_heads < 1 or query_rows % num_heads:
+        msg = f"num_heads is {num_heads!r}: it must divide the {query_rows} rows of weights.q"
+        raise DeclarationError(msg)
+    head_size = query_rows // num_heads
+    if key_rows % head_size:
+        msg = f"weights.k has {key_rows} rows, which the head size {head_size} does not divide"
+        raise DeclarationError(msg)
+    kv_heads = key_rows // head_size
+    if num_kv_heads not in (None, kv_heads):
+        msg = f"num_kv_heads is {num_kv_heads!r}, but the key rows make {kv_heads} heads"
+        raise DeclarationError(msg)
+    if num_heads % kv_heads:
+        msg = (
+            f"the key rows make {kv_heads} heads, which do not divide the {num_heads} heads of "
+            "weights.q"
+        )
+        raise DeclarationError(msg)
+    if value_rows % kv_heads:
+        msg = f"weights.v has {value_rows} rows, which the {kv_heads} key/value heads do not divide"
+        raise DeclarationError(msg)
+    value_head_size = value_rows // kv_heads
+    merged = num_heads * value_head_size
+    _check_fixed(weights, num_heads, value_head_size)
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": kv_heads,
+        "head_size": head_size,
+        "value_head_size": value_head_size,
+        "query_size": weights.q.shape[1],
+        "key_size": weights.k.shape[1],
+        "value_size": weights.v.shape[1],
+        "output_size": merged if weights.o is None else weights.o.shape[0],
+    }
+
+
+def _check_numbers(weights: golden.ProjectionWeights) -> None:
+    """Require rows and columns in every matrix, and finite numbers in it and in every bias."""
+    for field in dataclasses.fields(weights):
+        tensor: Tensor | None = getattr(weights, field.name)
+        if tensor is None:
+            continue
+        if 0 in tensor.shape:
+            msg = (
+                f"weights.{field.name} has shape {list(tensor.shape)}: give a layer of at least "
+                "one row and one column"
+            )
+            raise DeclarationError(msg)
+        broken = (~torch.isfinite(tensor)).nonzero()
+        if len(broken):
+            where = broken[0].tolist()
+            msg = (
+                f"weights.{field.name} holds {float(tensor[tuple(where)])} at {where}: no answer "
+                "could be right; give finite weights"
+            )
+            raise DeclarationError(msg)
+
+
+def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_size: int) -> None:
+    """Require an output matrix for the merged heads, and biases as long as their matrices."""
+    merged = num_heads * value_head_size
+    if weights.o is not None and weights.o.shape[1] != merged:
+        msg = (
+            f"weights.o has {weights.o.shape[1]} columns where {num_heads} heads of size "
+            f"{value_head_size} make {merged}"
+        )
+        raise DeclarationError(msg)
+    for role in "qkvo":
+        matrix, bias = getattr(weights, role), getattr(weights, f"{role}_bias")
+        if matrix is not None and bias is not None and tuple(bias.shape) != (matrix.shape[0],):
+            msg = (
+                f"weights.{role}_bias has shape {list(bias.shape)} where weights.{role} has "
+                f"{matrix.shape[0]} rows"
+            )
+            raise DeclarationError(msg)
+
+
+def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorator:
+    declaration = _declare(kind, promises)
+    if declaration.operator:
+        registered_operator(declaration.operator)
+
+    def decorate(function: Callable[..., Any]) -> Candidate:
+        if not callable(function):
+            msg = f"conformance.{kind} decorates a function, not {function!r}"
+            raise DeclarationError(msg)
+        shown = name or _name_of(function)
+        if kind != "layer":
+            check_signature(function, declaration, shown)
+        operator = declaration.operator or operator_of(function)
+        declared = dataclasses.replace(declaration, operator=operator)
+        return Candidate(name=shown, declaration=declared, function=function)
+
+    return decorate
+
+
+def _applied(decorator: Decorator, function: object) -> Candidate | Decorator:
+    """The decorator, or what it makes of the function that was given without parentheses."""
+    return decorator if function is None else decorator(function)  # type: ignore[arg-type]  # it refuses what is no function
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    operator = operator_of(function)
+    if operator:
+        return operator.partition("::")[2]
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _declare(kind: str, promises: dict[str, Any], said: str = "") -> Declaration:
+    """Declare; ``said`` is the name of the public function when it is not the kind's own."""
+    known = [word for word in inspect.signature(declare).parameters if word != "kind"]
+    for word in promises:
+        if word not in known:
+            suggestion = did_you_mean(word, known)
+            msg = f"conformance.{said or kind} got an unknown argument {word!r}{suggestion}"
+            raise DeclarationError(msg)
+    return declare(kind, **promises)
+
+
+def check_signature(function: Callable[..., Any], declaration: Declaration, name: str) -> None:
+    """Require that a function can be called as declared; raises DeclarationError.
+
+    Functions written in C have no signature to look at: they are taken at their word.
+    """
+    try:
+        signature = signature_of(function) or inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    inputs = declaration.positional
+    try:
+        signature.bind_partial(*inputs)
+    except TypeError:
+        called = f"{len(inputs)} positional inputs ({', '.join(inputs)})"
+        msg = f"{name}{signature} is called with {called}"
+        raise DeclarationError(msg) from None
+    for keyword in declaration.keywords:
+        try:
+            signature.bind_partial(*inputs, **{keyword: None})
+        except TypeError:
+            promised = f"the keyword {keyword!r} that its declaration promises"
+            msg = f"{name}{signature} does not take {promised}"
+            raise DeclarationError(msg) from None
+    _check_required(signature, inputs, declaration, name)
+
+
+def _check_required(
+    signature: inspect.Signature, inputs: tuple[str, ...], declaration: Declaration, name: str
+) -> None:
+    """A call without any keyword must be possible: problems without mask, causal … make it."""
+    try:
+        signature.bind(*inputs, **dict.fromkeys(declaration.required))
+    except TypeError as error:
+        given = ", ".join((*inputs, *declaration.required))
+        msg = (
+            f"{name}{signature} cannot be called with {given} alone ({error}): give "
+            f"{'its keywords' if declaration.keywords else 'the other parameters'} defaults"
+        )
+        raise DeclarationError(msg) from None
+
+
+def renamed(candidate: Candidate, name: str) -> Candidate:
+    """The same candidate under another name."""
+    return dataclasses.replace(candidate, name=name)

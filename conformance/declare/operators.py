@@ -1,0 +1,151 @@
+"""Operators registered with torch: found by name, behind an object, and in the calls of others."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import DeclarationError
+
+# What was called: the overload, with its arguments.
+Called = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
+_SEPARATOR: Final = "::"
+
+
+def operator_of(function: Any) -> str:
+    """The name ``ns::name`` of the operator that an object is, "" for anything else."""
+    packet = packet_of(function)
+    return "" if packet is None else str(packet._qualified_op_name)  # noqa: SLF001 (it has no public name)
+
+
+def packet_of(function: Any) -> OpOverloadPacket | None:
+    """All overloads of the operator that an object is; None for anything else."""
+    if isinstance(function, CustomOpDef):
+        function = function._opoverload  # noqa: SLF001 (what opcheck itself asks for)
+    if isinstance(function, OpOverload):
+        packet: OpOverloadPacket = function.overloadpacket
+        return packet
+    return function if isinstance(function, OpOverloadPacket) else None
+
+
+def registered_operator(name: str) -> OpOverloadPacket:
+    """All overloads of a registered operator; raises DeclarationError for an unknown one."""
+    namespace, separator, own = name.partition(_SEPARATOR)
+    if not separator or not namespace or not own:
+        msg = f"operator is {name!r}: write its namespace and its name, such as 'mylib::attention'"
+        raise DeclarationError(msg)
+    try:
+        found = getattr(getattr(torch.ops, namespace), own)
+    except AttributeError:
+        found = None
+    if not isinstance(found, OpOverloadPacket):  # aten::__class__ is found, and no operator
+        msg = (
+            f"operator is {name!r}, which is not registered: import what registers it (or load its "
+            "library) before it is declared"
+        )
+        raise DeclarationError(msg)
+    return found
+
+
+def signature_of(function: Any) -> inspect.Signature | None:
+    """The signature of an operator with one overload, as its schema says; None for others."""
+    packet = packet_of(function)
+    if packet is None or len(packet.overloads()) != 1:
+        return None
+    schema = getattr(packet, packet.overloads()[0])._schema  # noqa: SLF001 (it has no public name)
+    return inspect.Signature([_parameter(argument) for argument in schema.arguments])
+
+
+def _parameter(argument: Any) -> inspect.Parameter:
+    parameter = inspect.Parameter
+    kind = parameter.KEYWORD_ONLY if argument.kwarg_only else parameter.POSITIONAL_OR_KEYWORD
+    has_default = argument.has_default_value()
+    default = argument.default_value if has_default else inspect.Parameter.empty
+    return inspect.Parameter(argument.name, kind, default=default)
+
+
+class Calls(TorchFunctionMode):
+    """Keeps the calls of one operator that are made from Python meanwhile."""
+
+    def __init__(self, packet: OpOverloadPacket) -> None:
+        super().__init__()
+        self.packet = packet
+        self.found: list[Called] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Note the call, and make it."""
+        named = kwargs or {}
+        if packet_of(func) is self.packet:
+            self.found.append((_resolved(func, args, named), *_before(args, named)))
+        return func(*args, **named)
+
+
+class DispatchedCalls(TorchDispatchMode):
+    """The same for calls that come from C++."""
+
+    def __init__(self, packet: OpOverloadPacket) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self.packet = packet
+        self.found: list[Called] = []
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Note the call, and make it."""
+        named = kwargs or {}
+        if packet_of(func) is self.packet:
+            self.found.append((func, *_before(args, named)))
+        return func(*args, **named)
+
+
+def _before(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the arguments as they are before the call, which may write to them."""
+
+    def copied(value: Any) -> Any:
+        return value.detach().clone() if isinstance(value, Tensor) else value
+
+    return tuple(map(copied, args)), {name: copied(value) for name, value in named.items()}
+
+
+def _resolved(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> OpOverload:
+    """The overload that a call means."""
+    if isinstance(func, OpOverload):
+        return func
+    names = func.overloads()
+    if len(names) == 1:
+        return getattr(func, names[0])  # type: ignore[no-any-return]  # an overload of the packet
+    chosen = torch._C._jit_resolve_packet(func._qualified_op_name, *args, **named)  # noqa: SLF001 (how torch itself chooses)
+    return getattr(func, chosen)  # type: ignore[no-any-return]  # an overload of the packet
+
+
+def written_arguments(overload: OpOverload) -> frozenset[str]:
+    """The names of the arguments that a schema says are written to."""
+    schema = overload._schema  # noqa: SLF001 (it has no public name)
+    return frozenset(
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def argument_names(overload: OpOverload) -> list[str]:
+    """The names of the arguments in their order."""
+    return [argument.name for argument in overload._schema.arguments]  # noqa: SLF001 (it has no public name)

@@ -1,0 +1,372 @@
+"""Reads promises: checks what a candidate declares as far as that goes, and puts it together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from .._golden import golden
+from ..base.dtypes import DTYPES
+from ..base.expected import GivenExpectations, read_expected
+from ..base.geometry import GeometryRule, Pins, read_pins
+from ..errors import DeclarationError, did_you_mean
+from .declaration import (
+    ALIGNMENTS,
+    ARRAYS,
+    BY_CAUSALITY,
+    DEFAULT_FEATURES,
+    DEFAULT_LENGTH_SHAPES,
+    DEFAULT_MASK_SHAPES,
+    EMPTY_ROWS,
+    FEATURES,
+    INPUTS,
+    LAYOUTS,
+    MASK_FORMS,
+    MEMORY,
+    MIXED,
+    OF_TENSORS,
+    POSITIONS,
+    PRECISIONS,
+    STRIDES,
+    WITH_WEIGHTS,
+    Declaration,
+    mixed_in,
+)
+from .layout_promises import check_company, forms_of_layout, tied_by_layout
+
+
+def declare(
+    kind: str,
+    *,
+    masks: Iterable[str] = (),
+    mask_shapes: Iterable[str] | None = None,
+    causal: str | None = None,
+    always_causal: bool = False,
+    empty_rows: str | Mapping[str, str] = "any",
+    features: Iterable[str] = (),
+    without: Iterable[str] = (),
+    inputs: str = "separate",
+    batched: bool = True,
+    dtypes: Iterable[str] = ("float32",),
+    devices: Iterable[str] = ("cpu",),
+    accumulate: str | None = None,
+    tf32: bool = False,
+    scores: str = "eager",
+    precision: str = "",
+    geometry: GeometryRule | None = None,
+    semantics: golden.Semantics | None = None,
+    position: str | None = None,
+    max_length: int | None = None,
+    layout: str = "BHSD",
+    arrays: str = "torch",
+    operator: str = "",
+    mixed: str | None = None,
+    memory: str | None = None,
+    strides: str = "any",
+    unchecked: Iterable[str] = (),
+    expected_failures: GivenExpectations = None,
+) -> Declaration:
+    """Check every promise and put them together; raises DeclarationError with one sentence."""
+    _flags(always_causal=always_causal, batched=batched, tf32=tf32)
+    forms = _words("masks", masks, MASK_FORMS)
+    pins = read_pins(geometry)
+    if layout != "BHSD":
+        pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
+    named = _words("features", features, FEATURES)
+    key_shapes, length_shapes = _read_shapes(mask_shapes, batched=batched)
+    _choice("inputs", inputs, INPUTS)
+    _choice("scores", scores, ("eager", "fused"))
+    if causal is not None:
+        _choice("causal", causal, ALIGNMENTS)
+    if always_causal and causal is None:
+        msg = (
+            "always_causal is True but causal is not declared: give its alignment, causal="
+            f"{' or '.join(repr(word) for word in ALIGNMENTS)}"
+        )
+        raise DeclarationError(msg)
+    if accumulate is not None:
+        _choice("accumulate", accumulate, (*DTYPES, "native"))
+    if position is not None:
+        _choice("position", position, POSITIONS)
+    _choice("arrays", arrays, ARRAYS)
+    _choice("strides", strides, STRIDES)
+    _optional_choices(mixed=(mixed, MIXED), memory=(memory, MEMORY))
+    offered = _read_features(kind, named, without, forms)
+    one_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
+    for rule in (one_rule, *rules.values()):
+        check_company(layout, offered, rule)
+    if arrays != "torch":
+        offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
+    point = _read_semantics(semantics, causal, one_rule)
+    _combination(point, forms, always_causal=always_causal)
+    if kind == "core" and inputs != "separate":
+        msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
+        raise DeclarationError(msg)
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        msg = f"max_length is {max_length!r}: give a positive integer"
+        raise DeclarationError(msg)
+    return Declaration(
+        kind=kind,
+        masks=forms,
+        mask_shapes=key_shapes,
+        length_shapes=length_shapes,
+        causal=causal,
+        empty_rows=one_rule,
+        features=offered,
+        inputs=inputs,
+        batched=batched,
+        dtypes=_some("dtypes", _words("dtypes", dtypes, DTYPES), "float32"),
+        devices=_some("devices", _devices(devices), "cpu"),
+        accumulate=accumulate,
+        tf32=tf32,
+        scores=scores,
+        pins=pins,
+        semantics=point,
+        position=_read_position(position, point),
+        max_length=max_length,
+        expected_failures=read_expected(expected_failures),
+        always_causal=always_causal,
+        precision=_read_precision(precision, kind, dtypes),
+        layout=layout,
+        arrays=arrays,
+        operator=str(operator),
+        mixed=mixed,
+        memory=memory,
+        strides=strides,
+        declared_features=frozenset(named),
+        empty_rows_by=tuple(rules.items()),
+        unchecked=_names("unchecked", unchecked),
+    )
+
+
+def _read_empty_rows(
+    given: str | Mapping[str, str],
+    forms: tuple[str, ...],
+    causal: str | None,
+    offered: frozenset[str],
+) -> tuple[str, dict[str, str]]:
+    """The one rule for rows without keys, "any" if they differ by way, and then those by way."""
+    if not isinstance(given, Mapping):
+        _choice("empty_rows", given, EMPTY_ROWS)
+        return given, {}
+    ways = [*forms, *([] if causal is None else [BY_CAUSALITY])]
+    known = [*ways, *([WITH_WEIGHTS] if "weights" in offered else [])]
+    for way, rule in given.items():
+        if way not in known:
+            msg = (
+                f"empty_rows has the key {way!r}, but rows without keys can come by "
+                f"{', '.join(known) or 'nothing'} here: give one of these{did_you_mean(way, known)}"
+            )
+            raise DeclarationError(msg)
+        _choice(f"empty_rows[{way!r}]", rule, EMPTY_ROWS)
+    rules = {way: given.get(way, "any") for way in ways}
+    if WITH_WEIGHTS in given:
+        rules[WITH_WEIGHTS] = given[WITH_WEIGHTS]
+    if len(set(rules.values())) == 1:
+        return next(iter(rules.values())), {}
+    return "any", rules
+
+
+def _flags(**given: object) -> None:
+    """Require True or False: the text "no" would be as good as True."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            msg = f"{name} is {value!r}: give True or False"
+            raise DeclarationError(msg)
+
+
+def _optional_choices(**given: tuple[str | None, tuple[str, ...]]) -> None:
+    for name, (value, known) in given.items():
+        if value is not None:
+            _choice(name, value, known)
+
+
+def _read_layout(
+    kind: str, layout: str, forms: tuple[str, ...], pins: Pins, *, batched: bool
+) -> tuple[Pins, tuple[str, ...]]:
+    """The pins and the mask forms of a core whose heads lie in another order than usual."""
+    _choice("layout", layout, LAYOUTS)
+    if kind != "core":
+        msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
+        raise DeclarationError(msg)
+    if not batched:
+        msg = f"layout is {layout!r} beside batched=False: drop one"
+        raise DeclarationError(msg)
+    return tied_by_layout(layout, pins), forms_of_layout(layout, forms)
+
+
+def _read_arrays(
+    arrays: str,
+    dtypes: Iterable[str],
+    devices: Iterable[str],
+    offered: frozenset[str],
+    named: frozenset[str],
+) -> frozenset[str]:
+    """The features of what takes arrays of another library; raises DeclarationError."""
+    impossible = sorted(named & (OF_TENSORS | ({"out"} if arrays == "jax" else set())))
+    if impossible:
+        msg = f"the feature {impossible[0]!r} needs tensors, but arrays is {arrays!r}: drop one"
+        raise DeclarationError(msg)
+    if arrays == "numpy" and "bfloat16" in dtypes:
+        msg = "dtypes has 'bfloat16' with arrays='numpy', which has no such numbers: drop it"
+        raise DeclarationError(msg)
+    if tuple(devices) != ("cpu",):
+        msg = f"devices is {list(devices)} with arrays={arrays!r}, which are handed over on the CPU"
+        raise DeclarationError(msg)
+    return offered - OF_TENSORS
+
+
+def _read_position(position: str | None, point: golden.Semantics) -> str | None:
+    """What is declared, or what the point mixes in; raises DeclarationError when they differ."""
+    known = mixed_in(point)
+    if position is not None and known is not None and position != known:
+        msg = f"position is {position!r} but semantics mixes in {known} positions: drop one"
+        raise DeclarationError(msg)
+    return position or known
+
+
+def _read_precision(precision: str, kind: str, dtypes: Iterable[str]) -> str:
+    """A declared precision beyond that of the dtype: DynamicQuantizeLinear knows float32 alone."""
+    if not precision:
+        return ""
+    _choice("precision", precision, PRECISIONS)
+    if kind != "layer" or set(dtypes) != {"float32"}:
+        msg = (
+            f"precision is {precision!r}, which speaks of the projections of a layer in float32: "
+            "declare a layer with dtypes=['float32'], or drop it"
+        )
+        raise DeclarationError(msg)
+    return precision
+
+
+def _choice(name: str, value: object, known: Iterable[str]) -> None:
+    known = tuple(known)
+    if value not in known:
+        msg = f"{name} is {value!r}, which is unknown{did_you_mean(str(value), known)}"
+        raise DeclarationError(msg)
+
+
+def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(values, str):
+        msg = f"{name} is the text {values!r}: give a list, such as [{values!r}]"
+        raise DeclarationError(msg)
+    try:
+        texts = tuple(values)
+    except TypeError:
+        msg = f"{name} is {values!r}: give a list of texts"
+        raise DeclarationError(msg) from None
+    return texts
+
+
+def _names(name: str, values: Iterable[str]) -> tuple[str, ...]:
+    names = _texts(name, values)
+    for one in names:
+        if not isinstance(one, str) or not one.isidentifier():
+            msg = f"an entry of {name} is {one!r}: give the name of a parameter"
+            raise DeclarationError(msg)
+    return names
+
+
+def _words(name: str, values: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    words = _texts(name, values)
+    for word in words:
+        _choice(f"an entry of {name}", word, known)
+    return tuple(dict.fromkeys(words))
+
+
+def _devices(names: Iterable[str]) -> tuple[str, ...]:
+    """The names of devices that torch knows, whether they are here or not."""
+    given = _texts("devices", names)
+    for name in given:
+        try:
+            torch.device(name)
+        except (RuntimeError, TypeError):
+            msg = (
+                f"an entry of devices is {name!r}, which torch does not know: try 'cpu' or 'cuda:0'"
+            )
+            raise DeclarationError(msg) from None
+    return given
+
+
+def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
+    """Require at least one value: without any, no clause would be run, and none would fail."""
+    if not values:
+        msg = f"{name} is empty, so nothing would be judged: give at least one, such as {example!r}"
+        raise DeclarationError(msg)
+    return values
+
+
+def _read_features(
+    kind: str, named: Iterable[str], removed: Iterable[str], forms: tuple[str, ...]
+) -> frozenset[str]:
+    fewer = _words("without", removed, FEATURES)
+    offered = (DEFAULT_FEATURES[kind] | set(named)) - set(fewer)
+    if "grad_bias" in offered and (kind != "core" or "bias" not in forms):
+        msg = "features has 'grad_bias', which is for a core whose masks have 'bias'"
+        raise DeclarationError(msg)
+    return offered
+
+
+def _read_shapes(
+    given: Iterable[str] | None, *, batched: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Shapes with a key axis and shapes of lengths, each in the letters of the axes, in order."""
+    shapes: tuple[str, ...]
+    if given is not None:
+        shapes = _texts("mask_shapes", given)
+    else:
+        shapes = (*DEFAULT_MASK_SHAPES, *DEFAULT_LENGTH_SHAPES)
+        if not batched:
+            shapes = tuple(dict.fromkeys(shape[1:] for shape in shapes))
+    for shape in shapes:
+        _check_shape(shape)
+        if "B" in shape and not batched:
+            msg = f"an entry of mask_shapes is {shape!r}, but batched=False leaves no axis B"
+            raise DeclarationError(msg)
+    with_keys = tuple(shape for shape in shapes if shape.endswith("K"))
+    lengths = tuple(shape for shape in shapes if not shape.endswith("K"))
+    default_lengths = ("B",) if batched else ("",)
+    return with_keys, lengths or default_lengths
+
+
+def _check_shape(shape: object) -> None:
+    letters = [sign for sign in str(shape) if sign != "1"]
+    in_order = [sign for sign in "BHQK" if sign in letters]
+    if not isinstance(shape, str) or letters != in_order or len(shape) > len("BHQK"):
+        msg = (
+            f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each "
+            "at most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
+        )
+        raise DeclarationError(msg)
+
+
+def _combination(point: golden.Semantics, forms: tuple[str, ...], *, always_causal: bool) -> None:
+    if always_causal and forms and point.causal_combination == "refused":
+        msg = (
+            "always_causal is True and semantics refuses a mask beside causality, which leaves no "
+            "call with a mask: declare no masks"
+        )
+        raise DeclarationError(msg)
+
+
+def _read_semantics(
+    given: golden.Semantics | None, causal: str | None, empty_rows: str
+) -> golden.Semantics:
+    point = golden.STANDARD if given is None else given
+    if not isinstance(point, golden.Semantics):
+        msg = f"semantics is {point!r}: give a conformance.Semantics"
+        raise DeclarationError(msg)
+    changed = golden.STANDARD.differences(point)
+    for name, declared, field in (
+        ("causal", causal, "causal_alignment"),
+        ("empty_rows", None if empty_rows == "any" else empty_rows, "empty_rows"),
+    ):
+        if declared is None:
+            continue
+        if field in changed and getattr(point, field) != declared:
+            other = f"{field}={getattr(point, field)!r}"
+            msg = f"{name} is {declared!r} but semantics says {other}: drop one"
+            raise DeclarationError(msg)
+        point = point.replace(**{field: declared})
+    return point

@@ -1,0 +1,1 @@
+"""Which step of an export changes the answers."""

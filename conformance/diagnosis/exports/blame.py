@@ -1,0 +1,169 @@
+"""Where an answer first leaves its bound on the way from a module to its graph in the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from ...base.results import Violation
+from ...calls.calling import CandidateFailure
+from ...calls.recording import Recording
+from ...clauses.subject import Subject
+from ...graphs.opened import OpenedGraph
+from ...graphs.process import Setting
+from ...problems.inputs import Inputs
+from .influence import without_influence, without_refusal
+from .sentence import sentence
+from .stages import OUTPUT, first_stage
+from .steps import AT_HIGHEST, AT_LOWEST, MIDDLE, Outcome, Step, outcome, steps
+from .trail import Trail, with_step
+
+# Clauses that compare the steps with one another: what is wrong in all of them is none of theirs.
+MATCHES: Final = "export.matches-source"
+RELATIVE: Final = (MATCHES, "export.optimisation-levels", "export.providers")
+INFLUENCE: Final = "export.inputs-matter"
+# What ends a process is seen once: each time costs a process, or all of its time.
+_LOST: Final = ("crashed", "hung")
+# Of the calls that an example makes, the first are looked at.
+_MOST_CALLS: Final = 4
+
+Alive = Callable[[], None]
+
+
+class Blamer:
+    """Blames the failures of one graph in one dtype."""
+
+    def __init__(self, subject: Subject, graph: OpenedGraph) -> None:
+        self.subject = subject
+        self.graph = graph
+        self._lost: dict[str, dict[str, Any] | None] = {}
+
+    def blame(
+        self, clause: str, violation: Violation, recording: Recording, alive: Alive = lambda: None
+    ) -> dict[str, Any] | None:
+        """The step and the stage to blame for a failure, None where no call shows one.
+
+        ``step`` and ``stage`` are names ("" for an unknown stage), ``level`` is the first one that
+        departs where optimisation does, ``text`` is a sentence, ``steps`` says of every step
+        whether its answer departs. ``alive`` is called before each of them.
+        """
+        kind = violation.kind
+        if kind in self._lost:
+            return self._lost[kind]
+        if clause == INFLUENCE and violation.got is not None:
+            return self._without_influence(str(violation.got), recording)
+        found = self._blamed(clause, violation, recording, alive)
+        if kind in _LOST:
+            self._lost[kind] = found
+        return found
+
+    def _without_influence(self, name: str, recording: Recording) -> dict[str, Any] | None:
+        if not recording.calls:
+            return None
+        some = list(steps(self.subject, self.graph))
+        return without_influence(self.graph, recording.calls[0].inputs, name, some)
+
+    def _blamed(
+        self, clause: str, violation: Violation, recording: Recording, alive: Alive
+    ) -> dict[str, Any] | None:
+        asked = list({id(call.inputs): call.inputs for call in recording.calls}.values())
+        told = [inputs for inputs in asked if self._has_answer(inputs)][:_MOST_CALLS]
+        seen = [(inputs, self._outcomes(inputs, alive)) for inputs in told]
+        if asked and not told and violation.kind == "not-raised":
+            return without_refusal(self._outcomes(asked[-1], alive))
+        for sharp in (False, True):
+            for inputs, outcomes in seen:
+                absolute = clause not in RELATIVE
+                trail = Trail(self.subject, inputs, outcomes, absolute=absolute, sharp=sharp)
+                if trail.departures:
+                    return self._told(self._trusted(trail))
+        if not asked and clause == MATCHES and self.graph.lacking:
+            return self._without_input()
+        return None
+
+    def _trusted(self, trail: Trail) -> Trail:
+        """The trail without the golden, where what a mask means was read off a graph that is wrong.
+
+        A source that departs, and a graph that departs from it: then the reading may be at fault.
+        """
+        told = [self.graph.told.inputs.get(role.name, {}) for role in self.graph.reading.masks]
+        guessed = trail.inputs.masked and not all("role" in one for one in told)
+        if not guessed or trail.departures[0] != 0 or len(trail.departures) == 1:
+            return trail
+        return Trail(self.subject, trail.inputs, trail.outcomes, absolute=False)
+
+    def _without_input(self) -> dict[str, Any]:
+        names = ", ".join(self.graph.lacking)
+        return {
+            "step": AT_LOWEST,
+            "stage": "",
+            "level": "",
+            "text": f"the export is to blame: the graph has no input for {names}",
+            "steps": [],
+        }
+
+    def _has_answer(self, inputs: Inputs) -> bool:
+        """Whether some answer is right: a call may be made to be refused."""
+        if not self.subject.candidate.golden_known:
+            return True
+        try:
+            self.subject.golden(inputs)
+        except (ValueError, RuntimeError, TypeError, IndexError):
+            return False
+        return True
+
+    def _outcomes(self, inputs: Inputs, alive: Alive) -> list[Outcome]:
+        outcomes = []
+        for step in steps(self.subject, self.graph):
+            alive()
+            outcomes.append(outcome(step, inputs))
+        return outcomes
+
+    def _told(self, trail: Trail) -> dict[str, Any]:
+        number = trail.departures[0]
+        names = [one.step.name for one in trail.outcomes]
+        step = names[number]
+        stage = self._stage(trail, number)
+        level = self._level(trail) if step == AT_HIGHEST else ""
+        return {
+            "step": step,
+            "stage": stage,
+            "level": level,
+            "text": sentence(trail, number, stage, level),
+            "steps": [
+                {"step": name, "departs": at in trail.departures, "text": one.text}
+                for at, (name, one) in enumerate(zip(names, trail.outcomes, strict=True))
+            ],
+        }
+
+    def _stage(self, trail: Trail, number: int) -> str:
+        """The first stage that is wrong inside the graph, "" where nobody can tell."""
+        step = trail.outcomes[number].step
+        at = number if step.setting is not None else self._lowest(trail)
+        found = trail.outcomes[at]
+        setting = found.step.setting
+        known = self.subject.candidate.golden_known
+        if not known or setting is None or found.output is None or not trail.is_wrong(at):
+            return ""
+        try:
+            stage = first_stage(self.subject, self.graph, trail.inputs, setting)
+        except CandidateFailure:
+            return ""
+        if stage or step.name == AT_HIGHEST:  # what is tapped there is not fused
+            return stage
+        stages = self.graph.found.stages
+        return OUTPUT if stages.weights or stages.heads else ""
+
+    def _lowest(self, trail: Trail) -> int:
+        names = [one.step.name for one in trail.outcomes]
+        return names.index(AT_LOWEST)
+
+    def _level(self, trail: Trail) -> str:
+        """The first level of optimisation whose answer departs."""
+        for level in MIDDLE:
+            setting = Setting(level=level)
+            step = Step(name=level, forward=self.graph.forward(setting), setting=setting)
+            tried = with_step(trail.outcomes, outcome(step, trail.inputs))
+            if Trail(self.subject, trail.inputs, tried, absolute=False).departures:
+                return level
+        return "all"

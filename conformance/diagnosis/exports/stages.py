@@ -1,0 +1,198 @@
+"""Which stage inside a graph leaves its bound first, seen in tensors that are tapped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...calls.calling import arguments, guarded
+from ...clauses.subject import Subject
+from ...graphs.opened import OpenedGraph
+from ...graphs.process import Setting
+from ...graphs.weighing import Stages
+from ...oracle.oracle import known_weights
+from ...problems.inputs import Inputs
+from ...tolerance.core import one_sided_bound
+from ...tolerance.layer import head_errors
+from .views import views
+
+# In the order of the computation; what comes behind the heads is the output.
+NAMES: Final = tuple(stage.name for stage in dataclasses.fields(Stages))
+OUTPUT: Final = "output"
+SPOKEN: Final = {
+    "query": "the projected queries",
+    "key": "the projected keys",
+    "value": "the projected values",
+    "scores": "the scores",
+    "weights": "the attention weights",
+    "heads": "the weighted values",
+    "output": "the output projection",
+}
+
+
+def first_stage(subject: Subject, graph: OpenedGraph, inputs: Inputs, setting: Setting) -> str:
+    """The first stage that is outside of its bound, "" where every one that is known is within.
+
+    Raises CandidateFailure when the graph does not run with its stages tapped.
+    """
+    taps = {name: getattr(graph.found.stages, name) for name in NAMES}
+    taps = {name: tensor for name, tensor in taps.items() if tensor}
+    if not taps:
+        return ""
+    forward: Any = graph.forward(setting)
+    feeds = forward.feeds(*arguments(inputs))
+    found = guarded(
+        lambda: graph.process.run(feeds, setting=setting, taps=tuple(taps.values())), (), {}
+    )
+    tapped = {name: torch.from_numpy(found[tensor]).double() for name, tensor in taps.items()}
+    held = Held(subject, inputs, tapped)
+    return next((name for name in taps if not held.is_right(name)), "")
+
+
+class Held:
+    """Tensors of a graph by stage, held against the golden's own stages.
+
+    A stage is right where it is so under some order of its axes: nobody declared them. Queries and
+    keys may be scaled on their way to the scores, where a wrong scale shows.
+    """
+
+    def __init__(self, subject: Subject, inputs: Inputs, tapped: Mapping[str, Tensor]) -> None:
+        self.subject = subject
+        self.inputs = inputs
+        self.tapped = tapped
+        known = subject.golden(inputs)
+        self.core = known.core
+        self.rows = ~known.empty & known.representable_core
+        self.contract = subject.oracle.contract(known.core.scale)
+
+    def is_right(self, name: str) -> bool:
+        """Whether a stage is within its bound."""
+        if name in ("query", "key", "value"):
+            return self._projected_right(name)
+        if name == "scores":
+            return self._scores_right()
+        if name == "weights":
+            return self._weights_right()
+        bound = one_sided_bound(self.core, self.contract, *self._errors) * self.contract.sides
+        return self._within("heads", self.core.output, bound, self.rows.unsqueeze(-1))
+
+    @cached_property
+    def _errors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What projected query, key and value may err by; None where they are exact."""
+        inputs = self.inputs
+        if not inputs.is_layer:
+            return None, None, None
+        return head_errors(
+            self.core,
+            (inputs.query, inputs.key, inputs.value),
+            known_weights(inputs),
+            self.subject.declaration.semantics,
+            self.contract,
+        )
+
+    def _projected_right(self, name: str) -> bool:
+        place = ("query", "key", "value").index(name)
+        error = self._errors[place]
+        repeated = self._heads(place)
+        bound = torch.zeros_like(repeated) if error is None else error
+        count = self.core.query.shape[1] if place == 0 else self.inputs.geometry.num_kv_heads
+        for wanted, allowed in self._as_many(repeated, bound, count):
+            for seen in views(self.tapped[name], tuple(wanted.shape)):
+                if _within(seen, wanted, allowed) or (
+                    name != "value" and self._scaled(seen, wanted, allowed)
+                ):
+                    return True
+        return False
+
+    def _heads(self, place: int) -> Tensor:
+        """The golden's own heads, those that nothing reads as well: ``[B, H, L, D]``."""
+        inputs, point = self.inputs, self.subject.declaration.semantics
+        sizes = inputs.geometry
+        count = sizes.num_heads if place == 0 else sizes.num_kv_heads
+        tokens = (inputs.query, inputs.key, inputs.value)[place].double()
+        if inputs.is_layer:
+            letter, weights = "qkv"[place], known_weights(inputs)
+            has_bias = (point.query_bias, point.key_bias, point.value_bias)[place]
+            bias = getattr(weights, f"{letter}_bias") if has_bias else None
+            projected = golden.project(tokens, getattr(weights, letter), bias)
+            tokens = golden.split_heads(projected, count, point)
+        return golden.repeat_heads(tokens, sizes.num_heads, point)
+
+    def _as_many(
+        self, repeated: Tensor, bound: Tensor, count: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Heads as often as queries read them, and each once."""
+        yield repeated, bound
+        if count != repeated.shape[1]:
+            tile = self.subject.declaration.semantics.group_order == "tile"
+            step = 1 if tile else repeated.shape[1] // count
+            chosen = torch.arange(count) * step
+            yield repeated[:, chosen], bound[:, chosen]
+
+    def _scaled(self, seen: Tensor, wanted: Tensor, bound: Tensor) -> bool:
+        """Whether a tensor is the wanted one times some number, which rounds once or twice.
+
+        The number is fitted, so that it carries the errors of all elements.
+        """
+        size = float(wanted.square().sum())
+        if size == 0.0 or not bool(torch.isfinite(seen).all()):
+            return False
+        factor = float((seen * wanted).sum()) / size
+        fitted = wanted.abs() * (float((bound * wanted.abs()).sum()) / size)
+        rounding = self.contract.pre_scaling_roundings * self.contract.unit_roundoff
+        allowed = abs(factor) * (bound + fitted + 2.0 * rounding * wanted.abs())
+        return factor != 0.0 and _within(seen, factor * wanted, allowed)
+
+    def _scores_right(self) -> bool:
+        """Whether softmax makes the golden weights of the scores, whatever a row has in common.
+
+        Scores that are right but for the mask are right where it comes after them.
+        """
+        if self._softmax_right(masked=False):
+            return True
+        after = self._softmax_right(masked=True)
+        return after and ("weights" not in self.tapped or self._weights_right())
+
+    def _softmax_right(self, *, masked: bool) -> bool:
+        core = self.core
+        for scores in views(self.tapped["scores"], tuple(core.weights.shape)):
+            logits = scores
+            if masked:
+                bias = 0.0 if core.bias is None else core.bias.nan_to_num(neginf=0.0)
+                logits = (scores + bias).masked_fill(~core.allowed, float("-inf"))
+            if self._are_weights(golden.softmax(logits.nan_to_num(nan=float("inf")))):
+                return True
+        return False
+
+    def _weights_right(self) -> bool:
+        """Whether weights are golden, or will be when a row is divided by its sum."""
+        for weights in views(self.tapped["weights"], tuple(self.core.weights.shape)):
+            total = weights.sum(dim=-1, keepdim=True)
+            if self._are_weights(weights) or self._are_weights(weights / total):
+                return True
+        return False
+
+    def _are_weights(self, weights: Tensor) -> bool:
+        bound = self.subject.oracle.weights_bound(self.inputs)
+        return _within(weights, self.core.weights, bound, self.rows.unsqueeze(-1))
+
+    def _within(self, name: str, wanted: Tensor, bound: Tensor, rows: Tensor) -> bool:
+        seen = views(self.tapped[name], tuple(wanted.shape))
+        return any(_within(view, wanted, bound, rows) for view in seen)
+
+
+def _within(seen: Tensor, wanted: Tensor, bound: Tensor, rows: Tensor | None = None) -> bool:
+    """Whether a tensor is within its bound in the rows that are judged.
+
+    What is not finite in the golden either says nothing.
+    """
+    close = ((seen - wanted).abs() <= bound) | ~(torch.isfinite(seen) | torch.isfinite(wanted))
+    if rows is not None:
+        close = close | ~rows
+    return bool(close.all())

@@ -1,0 +1,145 @@
+"""Small steps that several named mistakes share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...problems.inputs import Inputs
+from .named import Asked, CoreChange, NotExpressible, Question
+
+
+def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
+    """The same attention with other weights; values that no weight meets cannot hurt."""
+    read = (weights != 0.0).any(dim=2).unsqueeze(-1)
+    value = attention.value.masked_fill(~read, 0.0)
+    return dataclasses.replace(attention, weights=weights, output=weights @ value)
+
+
+def reweighed(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
+    """Other weights, made from the masked logits ``[B, H, Lq, Lk]``; none in rows without keys."""
+
+    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+        weights = weights_of(attention.logits).double()
+        empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
+        # The rule of such rows stands, which is what the unchanged weights follow.
+        return weighing(attention, torch.where(empty, attention.weights, weights))
+
+    return core
+
+
+def with_output(change: Callable[[golden.Attention], Tensor]) -> CoreChange:
+    """Another output of the attention proper."""
+    return lambda _asked, attention: dataclasses.replace(attention, output=change(attention))
+
+
+def plain_scores(attention: golden.Attention) -> Tensor:
+    """The scaled dot products with every key, ignored ones too."""
+    return (attention.query @ attention.key.transpose(-1, -2)) * attention.scale
+
+
+def capped_scores(attention: golden.Attention) -> Tensor:
+    """The same after the softcap."""
+    scores, cap = plain_scores(attention), attention.softcap
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+def unmasked_logits(attention: golden.Attention) -> Tensor:
+    """Capped scores and finite biases, before any key is ignored."""
+    bias = attention.bias
+    capped = biased(attention, capped_scores(attention))
+    return capped if bias is None else capped + bias.masked_fill(torch.isneginf(bias), 0.0)
+
+
+def biased(attention: golden.Attention, capped: Tensor) -> Tensor:
+    """Capped scores behind the declared function, with the biases by distance."""
+    modified = golden.modify(capped, attention.semantics)
+    return modified if attention.alibi is None else modified + attention.alibi
+
+
+def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
+    """The softmax over the keys of other logits, ignored ones among them at minus infinity.
+
+    Rows without a finite logit keep what their rule gives them.
+    """
+    empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+    weights = golden.softmax(logits, sinks=attention.sinks)
+    weights = torch.where(empty, attention.weights, weights)
+    return weighing(dataclasses.replace(attention, logits=logits), weights)
+
+
+def rescored(scores_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
+    """Other scores of unmasked logits; bias, mask and softmax are as they should be."""
+
+    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+        bias = attention.bias
+        logits = biased(attention, scores_of(attention))
+        logits = logits if bias is None else logits + bias
+        return relogited(attention, logits.masked_fill(~attention.allowed, float("-inf")))
+
+    return core
+
+
+def structure_of(asked: Asked) -> Tensor:
+    """What causality and window admit: bool ``[Lq, Lk]``."""
+    return asked.inputs.structure(asked.semantics)
+
+
+def given_of(asked: Asked) -> Tensor:
+    """What the mask of the call admits: bool, four axes; bias of minus infinity included."""
+    inputs = asked.inputs
+    given = torch.ones(1, 1, 1, 1, dtype=torch.bool) if inputs.keep is None else inputs.keep
+    if inputs.keep is not None and asked.semantics.mask_polarity == "drop":
+        given = ~given
+    return given if inputs.bias is None else given & ~torch.isneginf(inputs.bias)
+
+
+def remasked(
+    change: Callable[[Tensor], Tensor | None],
+    *,
+    forms: tuple[str, ...] = (),
+    where: Callable[[Inputs], bool] = lambda _inputs: True,
+) -> Question:
+    """Other tables: what is done to ``keep`` is done to a finite bias, too.
+
+    ``change`` gets a table ``[b, h, q, Lk]``; None from it means that nothing changes.
+    """
+
+    def question(asked: Asked) -> Inputs | None:
+        inputs = asked.inputs
+        if not inputs.masked or (forms and inputs.mask_form not in forms) or not where(inputs):
+            return None
+        keep = None if inputs.keep is None else change(inputs.keep)
+        bias = None if inputs.bias is None else change(inputs.bias)
+        if keep is None and bias is None:
+            return None
+        return inputs.replace(
+            keep=inputs.keep if keep is None else keep, bias=inputs.bias if bias is None else bias
+        )
+
+    return question
+
+
+def rekept(
+    change: Callable[[Inputs, Tensor], Tensor | None], *, forms: tuple[str, ...] = ()
+) -> Question:
+    """Another table of kept keys; a bias stays as it is."""
+
+    def question(asked: Asked) -> Inputs | None:
+        inputs = asked.inputs
+        if inputs.keep is None or (forms and inputs.mask_form not in forms):
+            return None
+        keep = change(inputs, inputs.keep)
+        return None if keep is None else inputs.replace(keep=keep)
+
+    return question
+
+
+def require(possible: bool) -> None:  # noqa: FBT001 (the one question there is)
+    """Raise NotExpressible where a mistake cannot be made."""
+    if not possible:
+        raise NotExpressible

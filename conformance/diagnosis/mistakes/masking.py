@@ -1,0 +1,310 @@
+"""Masks lost, inverted, or applied to other items, heads, queries or keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...problems.inputs import Inputs
+from ._steps import rekept, remasked, require
+from .named import Asked, NamedMistake, Question, mistakes
+
+_FORMS: Final = ("keep", "drop", "keep_int", "lengths")
+
+
+_BOOLEAN: Final = ("keep", "drop", "keep_int")
+
+
+def _first_of(axis: int) -> Callable[[Tensor], Tensor | None]:
+    return lambda table: table.narrow(axis, 0, 1) if table.shape[axis] > 1 else None
+
+
+def _first_kept_of(axis: int) -> Callable[[Inputs, Tensor], Tensor | None]:
+    """The minus infinities of an additive mask are added as well, each where it belongs."""
+
+    def change(inputs: Inputs, keep: Tensor) -> Tensor | None:
+        first = _first_of(axis)(keep)
+        return keep & first if inputs.mask_form == "bias" and first is not None else first
+
+    return change
+
+
+def _turned(table: Tensor) -> Tensor:
+    """Queries and keys of a table swapped."""
+    require(table.shape[-2] in (1, table.shape[-1]))
+    return table.transpose(-1, -2)
+
+
+def _hides_queries(_inputs: Inputs, keep: Tensor) -> Tensor:
+    require(keep.shape[-2] == 1)
+    return keep.transpose(-1, -2)
+
+
+def _square(inputs: Inputs) -> bool:
+    return inputs.geometry.query_length == inputs.geometry.key_length
+
+
+def _on_queries(inputs: Inputs, keep: Tensor) -> Tensor | None:
+    return _hides_queries(inputs, keep) if keep.shape[-2] == 1 and _square(inputs) else None
+
+
+def _on_queries_too(inputs: Inputs, keep: Tensor) -> Tensor | None:
+    if keep.shape[-2] != 1 or not _square(inputs):
+        return None
+    return keep & keep.transpose(-1, -2)
+
+
+def _folded(order: Callable[[Tensor, int, int], Tensor]) -> Question:
+    """The batch axis of a table meets the heads wrongly, as when heads are folded into the batch.
+
+    ``order`` gives the item whose table each of ``B * H`` entries reads.
+    """
+
+    def question(asked: Asked) -> Inputs | None:
+        sizes = asked.inputs.geometry
+        batch, heads = sizes.batch, sizes.num_heads
+        if batch == 1 or heads == 1:
+            return None
+        items = order(torch.arange(batch * heads), batch, heads).reshape(batch, heads)
+        return remasked(lambda table: _reread(table, items))(asked)
+
+    return question
+
+
+def _reread(table: Tensor, items: Tensor) -> Tensor | None:
+    if table.shape[0] == 1:
+        return None
+    heads = torch.arange(items.shape[1]) if table.shape[1] > 1 else torch.zeros_like(items[0])
+    return table[items, heads.expand_as(items)]
+
+
+def _batch_on_heads(table: Tensor, heads: int) -> Tensor | None:
+    if table.shape[0] == 1 or table.shape[1] != 1:
+        return None
+    return table.transpose(0, 1)[:, torch.arange(heads) % table.shape[0]]
+
+
+def _on_heads(asked: Asked) -> Inputs | None:
+    heads = asked.inputs.geometry.num_heads
+    return remasked(lambda table: _batch_on_heads(table, heads))(asked)
+
+
+def _first_head_only(*, headless: bool) -> Question:
+    def question(asked: Asked) -> Inputs | None:
+        inputs = asked.inputs
+        heads = inputs.geometry.num_heads
+        if not inputs.masked or heads == 1:
+            return None
+        if headless and inputs.keep is not None and inputs.keep.shape[1] > 1:
+            return None
+        others = (torch.arange(heads) > 0).reshape(1, -1, 1, 1)
+        keep = None if inputs.keep is None else inputs.keep | others
+        bias = None if inputs.bias is None else inputs.bias.masked_fill(others, 0.0)
+        return inputs.replace(keep=keep, bias=bias)
+
+    return question
+
+
+def _rows_refilled(inputs: Inputs, keep: Tensor) -> Tensor | None:
+    """Rows without any key of the mask see all."""
+    del inputs
+    empty = ~keep.any(dim=-1, keepdim=True)
+    return keep | empty if bool(empty.any()) else None
+
+
+def _all_if_any_empty(_inputs: Inputs, keep: Tensor) -> Tensor | None:
+    return torch.ones_like(keep) if bool((~keep.any(dim=-1)).any()) else None
+
+
+def _flipped(table: Tensor) -> Tensor:
+    return table.flip(-1)
+
+
+def _inverted(_inputs: Inputs, keep: Tensor) -> Tensor:
+    return ~keep
+
+
+def _without_mask(forms: tuple[str, ...], *, bias_too: bool = False) -> Question:
+    def question(asked: Asked) -> Inputs | None:
+        inputs = asked.inputs
+        if inputs.mask_form not in forms:
+            return None
+        return inputs.replace(keep=None, bias=None if bias_too else inputs.bias)
+
+    return question
+
+
+def _shared(reduce: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor | None]:
+    """One table for all batch items; a bias has none that they could share."""
+
+    def change(table: Tensor) -> Tensor | None:
+        return reduce(table) if table.dtype == torch.bool and table.shape[0] > 1 else None
+
+    return change
+
+
+MASKING: Final[tuple[NamedMistake, ...]] = (
+    *mistakes(
+        "mask-ignored",
+        "mask.no-leak",
+        "the mask is ignored",
+        "apply it before the softmax, and keep what masked_fill returns",
+        {"question": _without_mask((*_FORMS, "bias"))},
+        {"question": _without_mask((*_FORMS, "bias"), bias_too=True)},
+        {"question": _without_mask(_FORMS)},
+    ),
+    *(
+        mistake
+        for form, spoken in (
+            ("keep", "the boolean mask"),
+            ("drop", "the mask of what to drop"),
+            ("keep_int", "the integer mask"),
+            ("lengths", "the lengths"),
+        )
+        for mistake in mistakes(
+            f"{form.replace('_', '-')}-ignored",
+            "mask.forms-agree",
+            f"{spoken} (`{form}`) has no effect" if form != "lengths" else f"{spoken} are ignored",
+            "apply it before the softmax",
+            {"question": _without_mask((form,))},
+            special_of="mask-ignored",
+        )
+    ),
+    *mistakes(
+        "mask-inverted",
+        "mask.golden",
+        "the mask is read with the opposite polarity: what it hides is attended",
+        "invert the mask where it is applied",
+        {"question": rekept(_inverted, forms=_BOOLEAN)},
+        {"question": rekept(_inverted, forms=_FORMS)},
+    ),
+    *(
+        mistake
+        for form, spoken in (
+            ("keep", "True in `keep` is taken for ignore"),
+            ("drop", "True in `drop` is taken for attend"),
+            ("keep_int", "ones in `keep_int` are taken for ignore"),
+            ("lengths", "keys before the length are ignored and those past it attended"),
+        )
+        for mistake in mistakes(
+            f"{form.replace('_', '-')}-inverted",
+            "mask.forms-agree",
+            f"{spoken}; the other forms are read rightly",
+            "invert the mask where it is applied",
+            {"question": rekept(_inverted, forms=(form,))},
+            special_of="mask-inverted",
+        )
+    ),
+    *mistakes(
+        "mask-of-first-item",
+        "mask.per-item",
+        "the mask of the first batch item is used for all",
+        "broadcast the mask along its own batch axis",
+        {"question": remasked(_first_of(0))},
+        {"question": rekept(_first_kept_of(0))},
+    ),
+    *mistakes(
+        "mask-of-first-head",
+        "mask.per-head",
+        "the mask of the first head is used for all",
+        "broadcast the mask along its own head axis",
+        {"question": remasked(_first_of(1))},
+        {"question": rekept(_first_kept_of(1))},
+    ),
+    *mistakes(
+        "mask-of-first-query",
+        "mask.golden",
+        "the mask of the first query is used for all, as if it were a padding mask",
+        "keep the query axis of the mask",
+        {"question": remasked(_first_of(2))},
+        {"question": rekept(_first_kept_of(2))},
+    ),
+    *mistakes(
+        "mask-batch-on-heads",
+        "mask.per-item",
+        "the batch axis of the mask is broadcast over the heads",
+        "insert the head axis: mask[:, None]",
+        {"question": _on_heads},
+    ),
+    *mistakes(
+        "mask-repeated-for-heads",
+        "mask.per-item",
+        "with heads folded into the batch, the mask is repeated in the wrong order",
+        "use repeat_interleave(heads, dim=0) where the heads of an item follow each other",
+        {"question": _folded(lambda index, batch, _heads: index % batch)},
+        {
+            "question": _folded(
+                lambda index, batch, heads: (index % heads * batch + index // heads) // heads
+            )
+        },
+    ),
+    *mistakes(
+        "mask-only-for-first-head",
+        "mask.golden",
+        "the mask is applied to the first head only",
+        "broadcast it over all heads",
+        {"question": _first_head_only(headless=True)},
+        {"question": _first_head_only(headless=False)},
+    ),
+    *mistakes(
+        "mask-transposed",
+        "mask.golden",
+        "queries and keys of the mask are swapped",
+        "the last axis of a mask is that of the keys",
+        {"question": remasked(_turned, where=_square)},
+    ),
+    *mistakes(
+        "mask-hides-queries",
+        "mask.broadcast",
+        "a mask of keys is applied to the queries where there are as many",
+        "put it along the last axis of the scores: mask[:, None, None, :]",
+        {"question": rekept(_on_queries)},
+        {"question": rekept(_on_queries_too)},
+    ),
+    *mistakes(
+        "mask-of-all-items",
+        "equivariance.batch-independent",
+        "a key that is hidden in one batch item is hidden in all",
+        "let each item have its own mask",
+        {"question": remasked(_shared(lambda table: table.all(dim=0, keepdim=True)))},
+    ),
+    *mistakes(
+        "mask-of-any-item",
+        "equivariance.batch-independent",
+        "a key that is kept in one batch item is kept in all",
+        "let each item have its own mask",
+        {"question": remasked(_shared(lambda table: table.any(dim=0, keepdim=True)))},
+    ),
+    *mistakes(
+        "mask-flipped",
+        "mask.golden",
+        "the mask is read from the last key to the first",
+        "leave the order of the keys as it is",
+        {"question": remasked(_flipped, forms=(*_BOOLEAN, "bias"))},
+    ),
+    *mistakes(
+        "mask-shifted",
+        "mask.golden",
+        "the mask is applied one key beside its own",
+        "entry j of the mask belongs to key j",
+        {"question": remasked(lambda table: table.roll(1, -1))},
+        {"question": remasked(lambda table: table.roll(-1, -1))},
+    ),
+    *mistakes(
+        "mask-ignored-when-a-row-is-empty",
+        "mask.empty-row",
+        "a mask that leaves some row without keys is ignored as a whole",
+        "apply it, and answer such rows by their rule",
+        {"question": rekept(_all_if_any_empty)},
+    ),
+    *mistakes(
+        "empty-rows-unmasked",
+        "mask.empty-row",
+        "a row whose keys are all hidden attends all of them",
+        "fill with minus infinity and set the weights of such a row to zero",
+        {"question": rekept(_rows_refilled)},
+    ),
+)

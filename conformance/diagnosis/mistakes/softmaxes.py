@@ -1,0 +1,171 @@
+"""Softmaxes made twice, over other axes, or with another maximum."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...problems.inputs import Inputs
+from ._softmax import BLOCKS, present, row_largest
+from ._steps import reweighed, weighing
+from .named import Asked, CoreChange, NamedMistake, mistakes
+
+_GOLDEN: Final = "numerics.golden"
+
+
+_CONVEX: Final = "numerics.convex"
+
+
+def _twice(logits: Tensor) -> Tensor:
+    once = torch.softmax(logits, dim=-1)
+    return torch.softmax(once.masked_fill(torch.isneginf(logits), -math.inf), dim=-1)
+
+
+def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
+    """Exponentials where the range of the working dtype decides: they overflow or vanish."""
+
+    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
+        logits = attention.logits.to(asked.inputs.query.dtype)
+        weights = weights_of(logits).double()
+        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        return weighing(attention, torch.where(empty, attention.weights, weights))
+
+    return core
+
+
+def _less(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
+    def weights(logits: Tensor) -> Tensor:
+        exponentials = torch.exp(logits - largest(logits))
+        return exponentials / exponentials.sum(dim=-1, keepdim=True)
+
+    return _in_working_dtype(weights)
+
+
+def _less_guarded(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
+    """With a sum of zero kept from dividing."""
+
+    def weights(logits: Tensor) -> Tensor:
+        exponentials = torch.exp(logits - largest(logits))
+        total = exponentials.sum(dim=-1, keepdim=True)
+        return exponentials / torch.where(total == 0.0, 1.0, total)
+
+    return _in_working_dtype(weights)
+
+
+def _less_at_last(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
+    """With the division after the weighted sum: tiny exponentials lose other digits then."""
+
+    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
+        working = asked.inputs.query.dtype
+        logits, value = attention.logits.to(working), attention.value.to(working)
+        exponentials = torch.exp(logits - largest(logits))
+        output = exponentials @ value / exponentials.sum(dim=-1, keepdim=True)
+        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        output = torch.where(empty, attention.output, output.double())
+        return dataclasses.replace(attention, output=output)
+
+    return core
+
+
+def _not_rescaled(block: int, *, sums_too: bool) -> CoreChange:
+    """Blocks of keys whose running maximum grows, and what was added up before is not rescaled."""
+
+    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+        logits = attention.logits
+        if logits.shape[-1] <= block:
+            return None
+        ends = (torch.arange(logits.shape[-1]) // block + 1) * block - 1
+        running = logits.cummax(dim=-1).values[..., ends.clamp_max(logits.shape[-1] - 1)]
+        running = torch.where(torch.isneginf(running), 0.0, running)
+        exponentials = torch.exp(logits - running)
+        final = torch.exp(logits - row_largest(logits))
+        total = (exponentials if sums_too else final).sum(dim=-1, keepdim=True)
+        weights = exponentials / torch.where(total == 0.0, 1.0, total)
+        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        return weighing(attention, torch.where(empty, attention.weights, weights))
+
+    return core
+
+
+def hiding(inputs: Inputs, seen: Tensor) -> Inputs:
+    """The same with further keys hidden."""
+    keep = seen if inputs.keep is None else inputs.keep & seen
+    return inputs.replace(keep=keep.reshape((1,) * (4 - keep.dim()) + keep.shape))
+
+
+def _joint(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+    """One softmax over all queries and keys of a head together."""
+    flat = attention.logits.flatten(-2).unsqueeze(-2)
+    return weighing(attention, golden.softmax(flat).reshape(attention.logits.shape))
+
+
+SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
+    *mistakes(
+        "softmax-twice",
+        _GOLDEN,
+        "the softmax is applied to weights that are a softmax already",
+        "apply it once",
+        {"core": reweighed(_twice)},
+        {"core": reweighed(lambda logits: torch.softmax(torch.softmax(logits, -1), -1))},
+    ),
+    *mistakes(
+        "softmax-over-queries-and-keys",
+        "numerics.constant-value",
+        "one softmax runs over queries and keys together",
+        "run it over the keys of each query",
+        {"core": _joint},
+    ),
+    *mistakes(
+        "softmax-log",
+        _CONVEX,
+        "the logarithm of the softmax weighs the values",
+        "use softmax, not log_softmax",
+        {"core": reweighed(lambda logits: present(torch.log_softmax(logits, -1)))},
+    ),
+    *mistakes(
+        "maximum-not-subtracted",
+        "numerics.large-logits",
+        "the exponentials are taken without subtracting the row's largest logit: they overflow",
+        "subtract each row's largest logit first, or use torch.softmax",
+        {"core": _less(lambda _logits: 0.0)},
+        {"core": _less_guarded(lambda _logits: 0.0)},
+        {"core": _less_at_last(lambda _logits: 0.0)},
+    ),
+    *mistakes(
+        "maximum-of-the-whole-tensor",
+        "numerics.large-logits",
+        "one maximum is subtracted from all rows: low rows vanish",
+        "subtract each row's own largest logit",
+        {"core": _less(lambda logits: logits.max())},
+        {"core": _less_guarded(lambda logits: logits.max())},
+        {"core": _less_at_last(lambda logits: logits.max())},
+        {"core": _less(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
+        {"core": _less_guarded(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
+    ),
+    *mistakes(
+        "running-maximum-starts-at-zero",
+        "numerics.large-logits",
+        "the running maximum starts at zero: rows of very negative logits vanish",
+        "start it at minus infinity",
+        {"core": _less(lambda logits: row_largest(logits).clamp_min(0.0))},
+        {"core": _less_guarded(lambda logits: row_largest(logits).clamp_min(0.0))},
+        {"core": _less_at_last(lambda logits: row_largest(logits).clamp_min(0.0))},
+    ),
+    *mistakes(
+        "accumulator-not-rescaled",
+        _GOLDEN,
+        "when the running maximum grows, what was added up before is not rescaled",
+        "multiply accumulator and sum by exp(old maximum - new maximum)",
+        *(
+            {"core": _not_rescaled(block, sums_too=sums_too)}
+            for sums_too in (True, False)
+            for block in BLOCKS
+        ),
+    ),
+)

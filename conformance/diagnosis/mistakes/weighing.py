@@ -1,0 +1,265 @@
+"""Other weights, other scores, other answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..._golden import golden
+from ._softmax import present, row_largest
+from ._steps import plain_scores, require, rescored, reweighed, weighing, with_output
+from .named import Asked, CoreChange, Heads, NamedMistake, mistakes
+
+_GOLDEN: Final = "numerics.golden"
+
+
+_CONVEX: Final = "numerics.convex"
+
+
+_NORMALISE: Final = "divide the exponentials by their own sum over the keys"
+
+
+def _one_more(logits: Tensor) -> Tensor:
+    largest = row_largest(logits).clamp_min(0.0)
+    exponentials = torch.exp(logits - largest)
+    return exponentials / (exponentials.sum(dim=-1, keepdim=True) + torch.exp(-largest))
+
+
+def _over_their_sum(logits: Tensor) -> Tensor:
+    scores = present(logits)
+    return scores / scores.sum(dim=-1, keepdim=True)
+
+
+def _over_their_size(logits: Tensor) -> Tensor:
+    return functional.normalize(present(logits), p=1.0, dim=-1)
+
+
+def _uniform(logits: Tensor) -> Tensor:
+    kept = (~torch.isneginf(logits)).double()
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+def _hardest(logits: Tensor) -> Tensor:
+    return functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
+
+
+def _rectified(logits: Tensor) -> Tensor:
+    return present(logits).relu()
+
+
+def _normalised(*roles: str) -> Callable[[Asked, Heads], Heads]:
+    def heads(_asked: Asked, given: Heads) -> Heads:
+        named = zip(("query", "key", "value"), given, strict=True)
+        changed = [functional.normalize(t, dim=-1) if name in roles else t for name, t in named]
+        return changed[0], changed[1], changed[2]
+
+    return heads
+
+
+def _transposed_weights(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+    require(attention.weights.shape[-1] == attention.weights.shape[-2])
+    return weighing(attention, attention.weights.mT)
+
+
+def _distances(attention: golden.Attention) -> Tensor:
+    return -torch.cdist(attention.query, attention.key) * attention.scale
+
+
+def _squared_distances(attention: golden.Attention) -> Tensor:
+    return -torch.cdist(attention.query, attention.key).square() * attention.scale
+
+
+def _clamped(largest: float) -> CoreChange:
+    return rescored(lambda attention: plain_scores(attention).clamp(-largest, largest))
+
+
+def _clamped_above(largest: float) -> CoreChange:
+    return rescored(lambda attention: plain_scores(attention).clamp_max(largest))
+
+
+def _times_keys(power: float) -> CoreChange:
+    return with_output(lambda attention: attention.output * attention.logits.shape[-1] ** power)
+
+
+def _as_logits(change: Callable[[Tensor], Tensor]) -> CoreChange:
+    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+        return dataclasses.replace(attention, output=change(attention.output))
+
+    return core
+
+
+WEIGHING: Final[tuple[NamedMistake, ...]] = (
+    *mistakes(
+        "logits-clamped",
+        "numerics.large-logits",
+        "the logits are clamped",
+        "subtract each row's largest logit instead",
+        *(
+            {"core": make(float(largest))}
+            for make in (_clamped, _clamped_above)
+            for largest in (5, 10, 20, 30, 50, 60, 80, 88, 100)
+        ),
+    ),
+    *mistakes(
+        "weights-of-sigmoid",
+        "numerics.constant-value",
+        "each weight is the sigmoid of its own logit: they do not sum to one",
+        "use softmax",
+        {"core": reweighed(torch.sigmoid)},
+    ),
+    *mistakes(
+        "weights-of-relu",
+        _CONVEX,
+        "the weights are the positive scores: there is no softmax",
+        "use softmax",
+        {"core": reweighed(_rectified)},
+        {"core": reweighed(lambda logits: functional.normalize(_rectified(logits), p=1.0, dim=-1))},
+    ),
+    *mistakes(
+        "one-in-the-denominator",
+        "numerics.constant-value",
+        "a one is added to the sum of the exponentials",
+        _NORMALISE,
+        {"core": reweighed(_one_more)},
+        {
+            "core": reweighed(
+                lambda logits: (
+                    torch.exp(logits - row_largest(logits))
+                    / (1.0 + torch.exp(logits - row_largest(logits)).sum(-1, keepdim=True))
+                )
+            )
+        },
+    ),
+    *mistakes(
+        "weights-not-normalised",
+        "numerics.constant-value",
+        "the exponentials are not divided by their sum",
+        _NORMALISE,
+        {"core": reweighed(lambda logits: torch.exp(logits - row_largest(logits)))},
+        {"core": reweighed(torch.exp)},
+    ),
+    *mistakes(
+        "weights-divided-by-count",
+        "numerics.constant-value",
+        "the exponentials are divided by the number of keys instead of their sum",
+        _NORMALISE,
+        {
+            "core": reweighed(
+                lambda logits: torch.exp(logits - row_largest(logits)) / logits.shape[-1]
+            )
+        },
+        {"core": reweighed(lambda logits: torch.exp(logits) / logits.shape[-1])},
+    ),
+    *mistakes(
+        "scores-over-their-sum",
+        _CONVEX,
+        "the scores are divided by their sum without exponentials",
+        "use softmax",
+        {"core": reweighed(_over_their_sum)},
+        {"core": reweighed(_over_their_size)},
+    ),
+    *mistakes(
+        "weights-uniform",
+        _GOLDEN,
+        "all keys that are not hidden weigh the same: the scores have no influence",
+        "weigh the values by the softmax of the scores",
+        {"core": reweighed(_uniform)},
+    ),
+    *mistakes(
+        "weights-of-argmax",
+        _GOLDEN,
+        "only the key with the largest logit is attended",
+        "weigh the values by the softmax of the scores",
+        {"core": reweighed(_hardest)},
+    ),
+    *mistakes(
+        "weights-transposed",
+        _GOLDEN,
+        "queries and keys of the weights are swapped before they meet the values",
+        "multiply weights [.., queries, keys] by the values",
+        {"core": _transposed_weights},
+    ),
+    *mistakes(
+        "scores-of-cosines",
+        _GOLDEN,
+        "queries and keys are normalised first: the scores are cosines",
+        "take the dot products of the queries and keys as they are",
+        {"heads": _normalised("query", "key")},
+    ),
+    *mistakes(
+        "queries-normalised",
+        _GOLDEN,
+        "the queries are normalised to unit length first",
+        "take the dot products of the queries as they are",
+        {"heads": _normalised("query")},
+    ),
+    *mistakes(
+        "keys-normalised",
+        _GOLDEN,
+        "the keys are normalised to unit length first",
+        "take the dot products of the keys as they are",
+        {"heads": _normalised("key")},
+    ),
+    *mistakes(
+        "scores-of-distances",
+        "numerics.key-shift",
+        "the scores are negative distances between query and key",
+        "take dot products",
+        {"core": rescored(_distances)},
+        {"core": rescored(_squared_distances)},
+    ),
+    *mistakes(
+        "scores-without-sign",
+        _GOLDEN,
+        "the sign of the scores is lost",
+        "take the dot products as they are",
+        {"core": rescored(lambda attention: plain_scores(attention).abs())},
+    ),
+    *mistakes(
+        "values-normalised",
+        "numerics.value-linear",
+        "the values are normalised to unit length",
+        "take the values as they are",
+        {"heads": _normalised("value")},
+    ),
+    *mistakes(
+        "heads-output-rectified",
+        "numerics.value-linear",
+        "an activation function is applied to the weighted sums: negative ones become zero",
+        "leave it out",
+        {"core": _as_logits(torch.relu)},
+    ),
+    *mistakes(
+        "output-times-root-of-keys",
+        _CONVEX,
+        "the weighted sums are multiplied by the root of the number of keys",
+        "leave the factor out",
+        {"core": _times_keys(0.5)},
+    ),
+    *mistakes(
+        "output-divided-by-keys",
+        _CONVEX,
+        "the weighted sums are divided by the number of keys: a mean where a sum is meant",
+        "add the weighted values up",
+        {"core": _times_keys(-1.0)},
+    ),
+    *mistakes(
+        "output-times-keys",
+        _CONVEX,
+        "the weighted sums are multiplied by the number of keys",
+        "leave the factor out",
+        {"core": _times_keys(1.0)},
+    ),
+    *mistakes(
+        "answer-zero",
+        _GOLDEN,
+        "the answer is zero",
+        "return what was computed",
+        {"output": lambda _asked, output: torch.zeros_like(output)},
+    ),
+)

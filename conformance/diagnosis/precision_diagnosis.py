@@ -1,0 +1,369 @@
+"""Names a mistake of precision: a scale that is slightly off, or a rounding nobody declared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..calls.calling import CandidateFailure
+from ..clauses.accumulation import LONG
+from ..clauses.precision import AVERAGED, NEARLY_TIED
+from ..clauses.subject import Subject
+from ..oracle.comparison import compare
+from ..oracle.oracle import known_weights
+from ..oracle.scale_error import fitted_scale_error
+from ..problems.edges import edge_problems
+from ..problems.inputs import Inputs
+from ..tolerance import model
+from ..tolerance.fit import Fit
+from .precision_losses import (
+    COARSER,
+    EIGHT_BITS,
+    LOSSES,
+    ROUNDINGS,
+    SHORT_FORMATS,
+    SPOKEN,
+    SUMS,
+    TEN_BITS,
+    PrecisionLoss,
+)
+
+Observed = Sequence[tuple[Inputs, Tensor]]
+Acted = Callable[[golden.Attention], Tensor]
+# Edge problems of each space that the candidate is asked: one of each recipe.
+PROBED: Final = 2
+# Wrong answers that every loss of precision is tried on, and the part it must explain to go on.
+FIRST_TRIED: Final = 3
+HALF: Final = 0.5
+# Mantissas of zero and of powers of two.
+EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
+# Dtypes that TensorFloat-32 cuts.
+ROUNDED_SHORT: Final = ("float32", "float64")
+
+
+def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
+    """The scale as the mistake, with its relative error, if it explains every wrong answer."""
+    wrong = [pair for pair in observed if not _agrees(subject, *pair)]
+    known = _scale_errors(subject, wrong)
+    if known:
+        if not all(_answers_again(subject, *pair) for pair in wrong):
+            return None
+        return _scale(min(known), max(known), _head_sizes(subject, [pair[0] for pair in wrong]))
+    averaged = _averaged_scale_error(subject)
+    if averaged is None or not all(
+        _agrees(subject, *pair, factor=1.0 + averaged[1].scale_error) for pair in wrong
+    ):
+        return None
+    inputs, found = averaged
+    entry = _scale(found.scale_error, found.scale_error, _head_sizes(subject, [inputs]))
+    # Another mistake may lean the same way: the number explains this part of the squared errors.
+    return {**entry, "confidence": _part(found)}
+
+
+def _part(found: Fit) -> float:
+    """The part of the squared errors that a scale explains."""
+    return 1.0 - (found.unexplained / found.rms) ** 2
+
+
+def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> float:
+    """The part of the squared errors that one factor on the whole answer explains."""
+    known = subject.golden(inputs)
+    judged = known.judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    error = (output - known.output)[judged] * weight
+    along = known.output[judged] * weight
+    total = float(error.square().sum() * along.square().sum())
+    return float((error * along).sum()) ** 2 / total if total > 0.0 else 0.0
+
+
+def _scale_errors(subject: Subject, wrong: Observed) -> list[float]:
+    """The error of the scale behind each wrong answer; none as soon as one has another cause."""
+    found: list[float] = []
+    for pair in wrong:
+        error = fitted_scale_error(subject.oracle, *pair)
+        if error is None:
+            return []
+        found.append(error)
+    return found
+
+
+def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
+    """Whether a second call errs as the first did: else the scale is not one number."""
+    try:
+        again = subject.answer(inputs).double()
+    except CandidateFailure:
+        return False
+    known = subject.golden(inputs)
+    judged = known.judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    apart = float(((again - output)[judged] * weight).square().sum())
+    error = float(((output - known.output)[judged] * weight).square().sum())
+    return apart <= model.LARGEST_UNEXPLAINED * error
+
+
+def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
+    """The same where single answers are too few or too coarse, and many elements together tell."""
+    for inputs, output in _probed(subject):
+        measured = subject.yardstick(inputs)
+        found = measured.fit(output)
+        if found is None or not found.blames_scale:
+            continue
+        if _a_factor_explains(subject, inputs, output) >= model.EXPLAINED_BY_SCALE * _part(found):
+            return None  # answers that are too large or small as a whole lean that way, too
+        again = measured.fit(subject.answer(inputs).double())
+        if again is None or abs(again.scale_error - found.scale_error) > found.scale_allowed:
+            return None
+        return inputs, found
+    return None
+
+
+def _head_sizes(subject: Subject, spoken: Sequence[Inputs]) -> set[int]:
+    return {subject.golden(inputs).core.query.shape[-1] for inputs in spoken}
+
+
+def _scale(least: float, most: float, head_sizes: set[int]) -> dict[str, Any]:
+    one, other = f"{least:+.3g}", f"{most:+.3g}"
+    told = one if one == other else f"between {one} and {other}"
+    where = f" (seen at head size {min(head_sizes)} only)" if len(head_sizes) == 1 else ""
+    return {
+        "name": "scale-off",
+        "text": f"the logits are multiplied by a scale whose relative error is {told}{where}",
+        "confidence": 1.0,
+        "scale_error": most if abs(most) >= abs(least) else least,
+    }
+
+
+def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
+    """The loss of precision that, acted out, gives the candidate's answers; None if none does."""
+    every = [*observed, *_probed(subject)]
+    wrong = [pair for pair in every if not _agrees(subject, *pair)]
+    if not wrong or any(output.shape != inputs.output_shape for inputs, output in wrong):
+        return None
+    small = list(_small(subject))
+    return (
+        _coarse_entry(subject, [*every, *small])
+        or _epsilon_entry(subject, wrong)
+        or _loss_entry(subject, [*wrong, *small])
+    )
+
+
+def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
+    """The simplest of the losses that leave the least; others that leave as little are doubts."""
+    for losses in (LOSSES, EIGHT_BITS, SUMS):
+        entry = _entry_of(subject, wrong, losses)
+        if entry is not None:
+            return entry
+    return None
+
+
+def _entry_of(
+    subject: Subject, wrong: Observed, losses: Sequence[PrecisionLoss]
+) -> dict[str, Any] | None:
+    """The simplest of some losses that explains the answers, if one does."""
+    if not _any_promising(subject, wrong[:FIRST_TRIED], losses):
+        return None
+    left = [(_unexplained(subject, loss.output, wrong), loss) for loss in losses]
+    least = min(part for part, _ in left)
+    if least > model.LARGEST_LEFT_BY_LOSS:
+        return None
+    equals = [loss for part, loss in left if part * model.CLEARLY_LESS <= least]
+    best = equals[0]
+    # Float16 and tf32 round ties apart: one element may leave a hundredth and proves neither.
+    formats = {
+        loss.number_format
+        for part, loss in left
+        if loss.stage == best.stage and part <= max(least / model.CLEARLY_LESS, model.MUCH_CLOSER)
+    }
+    either = best.number_format in SHORT_FORMATS and formats.issuperset(SHORT_FORMATS)
+    text = best.in_ten_bits() if either else best.text
+    doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
+    return {"name": best.name, "text": text, "confidence": (1.0 - least) / doubt}
+
+
+def _any_promising(subject: Subject, few: Observed, losses: Sequence[PrecisionLoss]) -> bool:
+    """Whether some loss explains half of a few answers: most mistakes are none of precision."""
+    return any(_unexplained(subject, loss.output, few) <= HALF for loss in losses)
+
+
+def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
+    """A number added to the sum of the exponentials, if that explains every wrong answer."""
+    epsilon = 0.0
+    for _ in range(model.NEWTON_STEPS):
+        move = _newton_step(subject, wrong, epsilon)
+        if not math.isfinite(move):
+            return None
+        epsilon += max(-model.LARGEST_STEP, min(move, model.LARGEST_STEP))
+    if epsilon <= 0.0 or not _one_number_explains(subject, wrong, _with_epsilon(epsilon)):
+        return None
+    return {
+        "name": "epsilon-in-the-denominator",
+        "text": f"about {epsilon:.2g} is added to the sum of the exponentials",
+        "confidence": 1.0,
+        "epsilon": epsilon,
+    }
+
+
+def _newton_step(subject: Subject, wrong: Observed, epsilon: float) -> float:
+    """Gauss and Newton's step to the epsilon that leaves the least; infinite if none matters."""
+    step, along, steepness = model.DIFFERENCE_STEP, 0.0, 0.0
+    for inputs, output in wrong:
+        here, below, above = (
+            _lacking(subject, inputs, output, _with_epsilon(epsilon + change))
+            for change in (0.0, -step, step)
+        )
+        slope = (below - above) / (2.0 * step)
+        along += float((here * slope).sum())
+        steepness += float(slope.square().sum())
+    return along / steepness if steepness > 0.0 else math.inf
+
+
+def _with_epsilon(epsilon: float) -> Acted:
+    """Divided by a sum that is too large; the exponentials are those of logits less the largest."""
+
+    def output(core: golden.Attention) -> Tensor:
+        # The exponential of the largest is one, so its weight is one over the sum.
+        largest = golden.softmax(core.logits).amax(dim=-1, keepdim=True)
+        return core.output / (1.0 + epsilon * largest)
+
+    return output
+
+
+def _one_number_explains(subject: Subject, wrong: Observed, acted: Acted) -> bool:
+    """Whether next to nothing is left of any wrong answer, and enough elements speak."""
+    elements = 0
+    for inputs, output in wrong:
+        elements += output.numel()
+        if _unexplained(subject, acted, [(inputs, output)]) > model.LARGEST_UNEXPLAINED:
+            return False
+    return elements >= model.FEWEST_FITTED
+
+
+def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
+    """Answers to problems that bring out losses of precision."""
+    for space in (AVERAGED, NEARLY_TIED, LONG):
+        if space.not_applicable(subject.candidate):
+            continue
+        for problem in edge_problems(subject.candidate, space, dtype=subject.dtype)[:PROBED]:
+            inputs = subject.inputs(problem)
+            try:
+                yield inputs, subject.answer(inputs).double()
+            except CandidateFailure:
+                continue
+
+
+def _small(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
+    """Wrong answers where float16 loses more than TensorFloat-32: to small numbers."""
+    for inputs, _ in _probed(subject):
+        if inputs.is_layer or inputs.mode != "separate" or subject.dtype not in ROUNDED_SHORT:
+            return
+        for factor in (model.SHRUNK, 1.0 / model.SHRUNK):
+            small = inputs.with_tokens(
+                query=inputs.query * factor,
+                key=inputs.key / factor,
+                value=inputs.value * model.SHRUNK,
+            )
+            try:
+                output = subject.answer(small).double()
+            except CandidateFailure:
+                continue
+            if not _agrees(subject, small, output):
+                yield small, output
+
+
+def _agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 1.0) -> bool:
+    """Whether an answer is the golden one, at a multiple of the scale."""
+    known = subject.golden(inputs)
+    if known.output.shape != output.shape:
+        return False
+    if factor != 1.0:
+        known = subject.golden(inputs.replace(scale=known.core.scale * factor))
+    return compare(output, known.output, known.bound, judged=known.judged).margin <= 1.0
+
+
+def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
+    """The coarsest format that holds every answer, of formats coarser than the tensors'.
+
+    Correct answers are numbers of a format that drops 13 bits or more once in thousands of cases.
+    """
+    telling = _telling(subject, observed)
+    if telling.numel() < model.FEWEST_FITTED:
+        return None
+    for name in COARSER[subject.dtype]:
+        if bool((ROUNDINGS[name](telling) == telling).all()):
+            return _coarse(name, telling)
+    return None
+
+
+def _telling(subject: Subject, observed: Observed) -> Tensor:
+    """The judged finite answers but zeros and powers of two, which every format has."""
+    judged = []
+    for inputs, output in observed:
+        rows = subject.golden(inputs).judged.expand(inputs.output_shape)
+        judged.append(output[rows] if output.shape == rows.shape else output.flatten())
+    answers = torch.cat(judged)
+    answers = answers[torch.isfinite(answers)]
+    return answers[~torch.isin(torch.frexp(answers).mantissa.abs(), EVERYWHERE)]
+
+
+def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
+    spoken, confidence = SPOKEN.get(name, name), 1.0
+    below = answers.abs() < torch.finfo(torch.float16).smallest_normal
+    if name == "float16" and int(below.sum()) < model.FEWEST_FITTED:
+        spoken, confidence = TEN_BITS, 1.0 / len(SHORT_FORMATS)
+    return {
+        "name": f"computed-in-{name}",
+        "text": (
+            f"its answers are all numbers of {spoken}: "
+            "it computes in that inside, or rounds its answer to it"
+        ),
+        "confidence": confidence,
+    }
+
+
+def _unexplained(subject: Subject, acted: Acted, wrong: Observed) -> float:
+    """What a loss leaves of the squared errors, each in units of its bound: 0 is all explained."""
+    left = total = 0.0
+    for inputs, output in wrong:
+        total += float(_lacking(subject, inputs, output, _nothing_lost).square().sum())
+        left += float(_lacking(subject, inputs, output, acted).square().sum())
+    part = left / total if total > 0.0 else math.inf
+    return part if math.isfinite(part) else math.inf
+
+
+def _nothing_lost(core: golden.Attention) -> Tensor:
+    return core.output
+
+
+def _lacking(subject: Subject, inputs: Inputs, output: Tensor, acted: Acted) -> Tensor:
+    """How far an answer is from that of an acted loss, in bounds, element by element.
+
+    Rows that are not finite do not count: formats differ in where they overflow.
+    """
+    known = subject.golden(inputs)
+    judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
+    judged = judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    return (output - _acted(subject, inputs, known.evaluation, acted))[judged] * weight
+
+
+def _acted(
+    subject: Subject,
+    inputs: Inputs,
+    evaluation: golden.Attention | golden.MultiHeadAttention,
+    loss: Acted,
+) -> Tensor:
+    """The whole answer of a candidate that loses precision in its attention proper."""
+    if isinstance(evaluation, golden.Attention):
+        return loss(evaluation)
+    semantics = subject.declaration.semantics
+    merged = golden.merge_heads(loss(evaluation.core), semantics)
+    weights = known_weights(inputs)
+    if weights.o is None:
+        return merged
+    matrix = weights.o[:, : merged.shape[-1]]
+    return golden.project(merged, matrix, weights.o_bias if semantics.output_bias else None)

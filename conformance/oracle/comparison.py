@@ -1,0 +1,278 @@
+"""Compares an answer with what is expected, within an elementwise bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..base.results import Violation
+from ..base.tables import keeping, table, told_whole
+
+# What the axes of an answer are called, by their number: heads, tokens.
+AXES: Final[Mapping[int, tuple[str, ...]]] = {
+    4: ("batch", "head", "query", "channel"),
+    3: ("batch", "query", "channel"),
+}
+WEIGHT_AXES: Final = ("batch", "head", "query", "key")
+# An error of so many bounds is no rounding: what the bound consists of would only mislead.
+GROSS: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ToldApart:
+    """Where a counterfactual answer lies outside the bound, and where anybody looks; bool."""
+
+    moved: Tensor
+    judged: Tensor
+
+
+_told_apart: Final[ContextVar[list[ToldApart] | None]] = ContextVar("told_apart", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The outcome of one comparison, as numbers; :func:`disagreement` says it in words.
+
+    margin
+        The largest error over its bound; 1 is at the bound. Infinite where an answer is not finite.
+    kind
+        "" when they agree, else ``value`` or ``finite``: the violation's kind.
+    index, where
+        The worst element, as an index and with the names of its axes (batch, head, query, channel).
+    expected, got, error, bound
+        Of the worst element.
+    counted, compared
+        How many elements are not finite (of kind ``finite``), of how many.
+    both_answers
+        Whether the expected values are an answer of the candidate, too.
+    parts
+        The share of each stage of the computation in the bound of the worst element, the largest
+        first (see ``tolerance.contract.STAGES``); empty where no single bound was derived.
+    scale_error
+        The relative error of the logit scale that explains the errors best, None if none was
+        fitted.
+    tables
+        The tensors that were compared, as plain data; empty where they are large.
+    """
+
+    margin: float
+    kind: str = ""
+    wording: str = ""
+    index: tuple[int, ...] = ()
+    axes: tuple[str, ...] = ()
+    expected: float = 0.0
+    got: float = 0.0
+    error: float = 0.0
+    bound: float = 0.0
+    counted: int = 0
+    compared: int = 0
+    both_answers: bool = False
+    parts: Mapping[str, float] = field(default_factory=dict)
+    scale_error: float | None = None
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> dict[str, int]:
+        """The worst element by the names of its axes; empty for shapes without names."""
+        named = len(self.axes) == len(self.index)
+        return dict(zip(self.axes, self.index, strict=True)) if named else {}
+
+    def replace(self, **changes: Any) -> Comparison:
+        """The same comparison with more known about it."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def violation(self) -> Violation | None:
+        """How the answer is wrong, None when it agrees."""
+        reason = disagreement(self)
+        if not reason:
+            return None
+        unexpected = self.kind == "finite" and self.both_answers
+        return Violation(
+            kind=self.kind,
+            message=reason,
+            expected=None if unexpected else self.expected,
+            got=self.got,
+            where=list(self.index),
+            measured=self._measured(),
+            compared=dict(self.tables),
+        )
+
+    def _measured(self) -> dict[str, Any]:
+        measured: dict[str, Any] = {
+            "margin": self.margin,
+            "error": self.error,
+            "bound": self.bound,
+            **self.where,
+        }
+        if self.parts:
+            measured["parts"] = dict(self.parts)
+        if self.scale_error is not None:
+            measured["scale_error"] = self.scale_error
+        return measured
+
+
+def disagreement(comparison: Comparison) -> str:
+    """Why an answer is not the expected one, in one sentence; "" when it is."""
+    if not comparison.kind:
+        return ""
+    place = _place(comparison)
+    wording, got = comparison.wording, comparison.got
+    if comparison.kind == "finite" and comparison.both_answers:
+        return f"{wording}: one of the two answers is not finite at {place}: {got}"
+    numbers = f"expected {comparison.expected:.9g}, got {got:.9g}"
+    if comparison.kind == "finite":
+        of_all = f"{comparison.counted} of {comparison.compared} elements are"
+        return f"{wording}: not finite at {place}: {numbers} ({of_all})"
+    allowed = f"error {comparison.error:.3g}, allowed {comparison.bound:.3g}"
+    mostly, scaled = _mostly(comparison), _scaled(comparison)
+    return f"{wording} at {place}: {numbers} ({allowed}{mostly}){scaled}"
+
+
+def _place(comparison: Comparison) -> str:
+    named = comparison.where
+    if not named:
+        return str(list(comparison.index))
+    return ", ".join(f"{axis} {number}" for axis, number in named.items())
+
+
+def _mostly(comparison: Comparison) -> str:
+    """What the bound consists of, for an error near enough to it that this matters."""
+    if not comparison.parts or comparison.margin >= GROSS:
+        return ""
+    stage, share = next(iter(comparison.parts.items()))
+    return f", {share:.0%} of it for {SPOKEN_STAGES[stage]}"
+
+
+def _scaled(comparison: Comparison) -> str:
+    if comparison.scale_error is None:
+        return ""
+    return f"; this fits a scale with a relative error of {comparison.scale_error:+.3g}"
+
+
+SPOKEN_STAGES: Final[Mapping[str, str]] = {
+    "projection": "rounding in the projections",
+    "quantisation": "the 8-bit integers of the projections",
+    "score": "rounding of the logits",
+    "exp": "the exponentials",
+    "accumulation": "rounding in the weighted sums",
+    "rounding": "rounding of the stored result",
+}
+
+
+def compare(
+    got: Tensor,
+    expected: Tensor,
+    bound: Tensor,
+    *,
+    judged: Tensor | None = None,
+    wording: str = "the answer differs from the expected one",
+    both_answers: bool = False,
+    remainder: Tensor | None = None,
+    axes: tuple[str, ...] | None = None,
+) -> Comparison:
+    """Require ``|got - expected| <= bound`` wherever ``judged`` (bool, broadcastable) is True.
+
+    Finiteness comes first: NaN or infinity where a finite value is expected is a violation of kind
+    ``finite`` whatever the bound. With ``both_answers`` the expected values are an answer of the
+    candidate as well: two NaN do not agree. ``remainder`` is what the expected values lack to be
+    exact. All tensors have the same shape.
+    """
+    got, expected = got.double(), expected.double()
+    judged = torch.ones_like(got, dtype=torch.bool) if judged is None else judged.expand(got.shape)
+    found = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording, judged)
+    found = dataclasses.replace(found, law=both_answers)
+    broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
+    if bool(broken.any()):
+        return found.at(broken, kind="finite", margin=math.inf)
+    if both_answers and not bool((torch.isfinite(expected) | ~judged).all()):
+        unknown = judged & ~torch.isfinite(expected)
+        swapped = dataclasses.replace(found, got=expected, both_answers=True)
+        return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=found.tables())
+    error = (got - expected).abs() if remainder is None else (got - expected - remainder).abs()
+    # A bound that is not a number allows nothing.
+    ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    ratio = torch.where(judged & torch.isfinite(expected), ratio, 0.0)
+    margin = float(ratio.max()) if ratio.numel() else 0.0
+    if margin <= 1.0:
+        return Comparison(margin=margin)
+    with_error = dataclasses.replace(found, error=error)
+    return with_error.at(ratio == margin, kind="value", margin=margin)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two answers under comparison, from which one element is picked."""
+
+    got: Tensor
+    expected: Tensor
+    bound: Tensor
+    axes: tuple[str, ...]
+    wording: str
+    judged: Tensor
+    both_answers: bool = False
+    error: Tensor | None = None
+    law: bool = False
+
+    def tables(self) -> dict[str, Any]:
+        """What was compared, if a person can read it; ``judged`` where not all of it counts."""
+        if not told_whole(self.got):
+            return {}
+        shown = {"expected": self.expected, "got": self.got, "bound": self.bound}
+        if not bool(self.judged.all()):
+            shown["judged"] = self.judged
+        tables: dict[str, Any] = {
+            name: table(tensor.expand(self.got.shape)) for name, tensor in shown.items()
+        }
+        return {**tables, "law": True} if self.law and keeping() else tables
+
+    def at(self, chosen: Tensor, *, kind: str, margin: float) -> Comparison:
+        """What is wrong at the first chosen element."""
+        index = tuple(int(i) for i in chosen.nonzero()[0])
+        expected, got = float(self.expected[index]), float(self.got[index])
+        return Comparison(
+            margin=margin,
+            kind=kind,
+            wording=self.wording,
+            index=index,
+            axes=self.axes,
+            expected=expected,
+            got=got,
+            error=abs(got - expected) if self.error is None else float(self.error[index]),
+            bound=float(self.bound.expand(self.got.shape)[index]),
+            counted=int(chosen.sum()),
+            compared=self.got.numel(),
+            both_answers=self.both_answers,
+            tables=self.tables(),
+        )
+
+
+def moves(expected: Tensor, other: Tensor, bound: Tensor, judged: Tensor | None = None) -> bool:
+    """Whether another answer lies outside the bound somewhere that is judged."""
+    if other.shape != expected.shape:
+        return True
+    far = ~((other - expected).abs() <= bound)
+    watched = _told_apart.get()
+    if watched is not None:
+        seen = torch.ones_like(far) if judged is None else judged.expand(far.shape)
+        watched.append(ToldApart(moved=far & seen, judged=seen))
+    return bool((far if judged is None else far & judged).any())
+
+
+@contextmanager
+def telling_apart() -> Iterator[list[ToldApart]]:
+    """Keep which elements each counterfactual moved meanwhile: what made examples bind."""
+    found: list[ToldApart] = []
+    token = _told_apart.set(found)
+    try:
+        yield found
+    finally:
+        _told_apart.reset(token)

@@ -1,0 +1,175 @@
+"""Attention once more, from heads to heads, in double-double.
+
+Nothing is taken from the golden's arithmetic but what it decided: which keys are attended, which
+rows are empty, and which values an empty row reads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from .arithmetic import DoubleDouble, add, add_number, divide, exact, multiply, negate, select
+from .functions import exp, tanh
+from .products import matmul, total
+
+
+def supports(semantics: golden.Semantics) -> bool:
+    """Whether attention at this point can be evaluated here.
+
+    That asks for a softmax over the keys and for ignored keys whose logit is replaced or lowered by
+    ``mask_fill``; a cap that comes after the mask is known with a fill of minus infinity only. It
+    knows no positions, no normalised heads and no function of the scores.
+    """
+    plain = semantics.qk_norm == "none" and semantics.rotary == "none" and not semantics.alibi
+    return (
+        plain
+        and semantics.score_mod is None
+        and semantics.softmax_axis == "key"
+        and semantics.mask_operation in ("replace", "add")
+        and (semantics.softcap_order == "before-mask" or semantics.mask_fill == -math.inf)
+    )
+
+
+def core_output(attention: golden.Attention) -> tuple[Tensor, Tensor]:
+    """The exact output as ``high + low``, float64 ``[B, H, Lq, Dv]`` both.
+
+    Query, key, value, bias, scale and softcap of ``attention`` are taken as exact. ``high`` is the
+    exact output rounded to float64 (but for near ties of the rounding). Where the golden output is
+    not finite, and where double-double overflows, ``high`` is the golden output and ``low`` zero.
+
+    Raises ValueError at a point that :func:`supports` does not know.
+    """
+    heads = (exact(attention.query), exact(attention.key), exact(attention.value))
+    with torch.no_grad():
+        return settle(weighted_values(attention, *heads), attention.output)
+
+
+def settle(computed: DoubleDouble, golden_output: Tensor) -> DoubleDouble:
+    """What was computed, or the golden output with a zero where either is not finite."""
+    known = torch.isfinite(computed.high) & torch.isfinite(computed.low)
+    return select(known & torch.isfinite(golden_output), computed, exact(golden_output))
+
+
+def weighted_values(
+    attention: golden.Attention, query: DoubleDouble, key: DoubleDouble, value: DoubleDouble
+) -> DoubleDouble:
+    """The output for heads ``[B, H, L, D]`` that stand in for those of ``attention``."""
+    if not supports(attention.semantics):
+        msg = f"attention at {attention.semantics} is not evaluated in double-double"
+        raise ValueError(msg)
+    weights = _softmax(*_logits(attention, query, key), attention.sinks)
+    if not _excludes_exactly(attention):
+        return matmul(weights, value)
+    output = matmul(weights, _zero_unread(value, attention.allowed))
+    if not bool(attention.empty.any()):
+        return output
+    return select(attention.empty.unsqueeze(-1), _mean(attention, value), output)
+
+
+def _excludes_exactly(attention: golden.Attention) -> bool:
+    """Whether an ignored key has no influence at all, and the rule for empty rows holds."""
+    point = attention.semantics
+    capped_late = attention.softcap is not None and point.softcap_order == "after-mask"
+    return point.mask_fill == -math.inf and not capped_late
+
+
+def _zero_unread(value: DoubleDouble, read: Tensor) -> DoubleDouble:
+    """Zero the values that no query reads: 0 * NaN is NaN."""
+    unread = ~read.any(dim=2).unsqueeze(-1)
+    return DoubleDouble(value.high.masked_fill(unread, 0.0), value.low.masked_fill(unread, 0.0))
+
+
+def _logits(
+    attention: golden.Attention, query: DoubleDouble, key: DoubleDouble
+) -> tuple[DoubleDouble, Tensor]:
+    """The logits ``[B, H, Lq, Lk]``, and where they are more than minus infinity."""
+    scores = _scores(attention, query, key)
+    if attention.softcap is None:
+        return _masked(attention, _with_bias(attention, scores))
+    limit = exact(attention.softcap)
+    if attention.semantics.softcap_order == "before-mask":
+        return _masked(attention, _with_bias(attention, _cap(scores, limit)))
+    capped = _cap(_with_bias(attention, scores), limit)
+    lowest = exact(torch.full_like(capped.high, -attention.softcap))
+    everywhere = torch.ones_like(attention.allowed)
+    return select(attention.allowed, capped, lowest), everywhere
+
+
+def _scores(attention: golden.Attention, query: DoubleDouble, key: DoubleDouble) -> DoubleDouble:
+    products = matmul(query, DoubleDouble(key.high.transpose(-1, -2), key.low.transpose(-1, -2)))
+    if attention.bias is not None and attention.semantics.bias_order == "before-scale":
+        products = add_number(products, _finite_bias(attention.bias))
+    return multiply(products, exact(attention.scale))
+
+
+def _with_bias(attention: golden.Attention, scores: DoubleDouble) -> DoubleDouble:
+    """The scores with the finite part of the bias, unless it is in them already."""
+    if attention.bias is None or attention.semantics.bias_order == "before-scale":
+        return scores
+    return add_number(scores, _finite_bias(attention.bias))
+
+
+def _finite_bias(bias: Tensor) -> Tensor:
+    return torch.where(torch.isneginf(bias), 0.0, bias)
+
+
+def _cap(scores: DoubleDouble, limit: DoubleDouble) -> DoubleDouble:
+    return multiply(limit, tanh(divide(scores, limit)))
+
+
+def _masked(attention: golden.Attention, logits: DoubleDouble) -> tuple[DoubleDouble, Tensor]:
+    """Replace or lower the logits of ignored keys."""
+    fill = attention.semantics.mask_fill
+    if fill == -math.inf:
+        return logits, attention.allowed
+    filled = torch.full_like(logits.high, fill)
+    adds = attention.semantics.mask_operation == "add"
+    ignored = add_number(logits, filled) if adds else exact(filled)
+    live = attention.logits > -math.inf  # a bias of minus infinity may count whatever the mask says
+    return select(attention.allowed, logits, ignored), live
+
+
+def _softmax(logits: DoubleDouble, live: Tensor, sinks: Tensor | None) -> DoubleDouble:
+    """The weights over the live keys of each row; a row without one has zeros.
+
+    A sink is one more logit, whose weight is dropped.
+    """
+    if 0 in live.shape:
+        return exact(torch.zeros_like(logits.high))
+    if sinks is not None:
+        more = sinks[:, None, None].expand(*live.shape[:-1], 1)
+        heard = more > -math.inf
+        high = torch.cat([logits.high, more.masked_fill(~heard, 0.0)], dim=-1)
+        low = torch.cat([logits.low, torch.zeros_like(more)], dim=-1)
+        every = _softmax(DoubleDouble(high, low), torch.cat([live, heard], dim=-1), None)
+        return DoubleDouble(every.high[..., :-1], every.low[..., :-1])
+    high = logits.high.masked_fill(~live, -math.inf)
+    finite = DoubleDouble(logits.high.masked_fill(~live, 0.0), logits.low.masked_fill(~live, 0.0))
+    exponents = add(finite, negate(_largest(high, finite.low)))
+    exponents = select(live, exponents, exact(high))
+    exponentials = exp(exponents)
+    whole = total(exponentials)
+    return divide(exponentials, select(whole.high == 0, exact(1.0), whole))
+
+
+def _largest(high: Tensor, low: Tensor) -> DoubleDouble:
+    """The largest number of each row, whose low part counts: it may be far from zero itself.
+
+    ``high`` is minus infinity where a number does not take part; 0 for a row without any.
+    """
+    largest = high.amax(dim=-1, keepdim=True)
+    rest = low.where(high == largest, -math.inf).amax(dim=-1, keepdim=True)
+    empty = torch.isneginf(largest)
+    return DoubleDouble(largest.masked_fill(empty, 0.0), rest.masked_fill(empty, 0.0))
+
+
+def _mean(attention: golden.Attention, value: DoubleDouble) -> DoubleDouble:
+    """The mean of the values that the rule for empty rows chooses; zeros if there is none."""
+    chosen = attention.weights > 0
+    count = chosen.sum(dim=-1, keepdim=True).clamp_min_(1).double()
+    sums = matmul(exact(chosen.double()), _zero_unread(value, chosen))
+    return divide(sums, exact(count))

@@ -1,0 +1,271 @@
+"""The golden gradients of an example with their bounds, by the names of what is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES
+from ..problems.inputs import Inputs
+from ..tolerance import Gradient, add_gradients, core_gradients, layer_gradients, stack_gradients
+from ..tolerance.gradients import supports
+from .gradient_headroom import core_fits, found_fits, layer_fits
+from .oracle import Oracle, evaluate, known_weights
+
+# Points whose gradients have no bound; each field with what it is elsewhere.
+_PLAIN: dict[str, object] = {}
+# The same where projections come first.
+_PLAIN_LAYER: dict[str, object] = {**_PLAIN, "score_mod": None}
+
+
+def why_unknown(semantics: golden.Semantics, kind: str) -> str:
+    """Why there are no golden gradients at a point for a "core" or a "layer", or ""."""
+    behind = " behind projections" if kind == "layer" else ""
+    for name, plain in (_PLAIN_LAYER if kind == "layer" else _PLAIN).items():
+        found = getattr(semantics, name)
+        if found != plain:
+            after = "" if name in _PLAIN else behind
+            spoken = getattr(found, "__name__", repr(found))
+            return f"no bound is derived for gradients with {name}={spoken}{after}"
+    met = semantics.replace(qk_norm="none", rotary="none")
+    return "" if supports(met) else "no bound is derived for gradients at its semantics"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GoldenGradients:
+    """The gradients for one output gradient by name, and whether a candidate can represent them.
+
+    ``representable`` says that every intermediate value stays clear of the largest number, and
+    ``without_slope`` that a function of scores has no finite slope that torch could find.
+    """
+
+    gradients: dict[str, Gradient]
+    representable: bool
+    without_slope: bool = False
+
+
+def as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
+    """Those of keys and values apart from those of the first ones that are handed over cached."""
+    if not inputs.past:
+        return gradients
+    found: dict[str, Gradient] = {}
+    for name, each in gradients.items():
+        if name in CACHED_NAMES.values():
+            found[f"past_{name}"] = each.of_tokens(slice(0, inputs.past))
+            each = each.of_tokens(slice(inputs.past, None))  # noqa: PLW2901 (what is left of it)
+        found[name] = each
+    return found
+
+
+class GradientOracle:
+    """Gradients of the declared point; remembered for each inputs and output gradient."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._known: WeakKeyDictionary[Inputs, list[tuple[Tensor, GoldenGradients]]] = (
+            WeakKeyDictionary()
+        )
+
+    def answer(self, inputs: Inputs, upstream: Tensor) -> GoldenGradients:
+        """The gradients for an output gradient of the answer's shape, in the working dtype.
+
+        Rows without a key are taken to answer with zeros. Raises LookupError where nothing is
+        known of the weights or of the point.
+        """
+        remembered = self._known.setdefault(inputs, [])
+        for known, found in remembered:
+            if known is upstream or torch.equal(known, upstream):
+                return found
+        kind = "layer" if inputs.is_layer else "core"
+        unknown = why_unknown(self._oracle.declaration.semantics, kind)
+        if unknown:
+            raise LookupError(unknown)
+        start = time.perf_counter()
+        found = self._answer(inputs, upstream)
+        self._oracle.seconds += time.perf_counter() - start
+        remembered.append((upstream, found))
+        return found
+
+    def beside_weights(
+        self, inputs: Inputs, upstream: Tensor, of_weights: Tensor
+    ) -> GoldenGradients:
+        """The gradients of a core whose weights are returned and used, too.
+
+        ``of_weights [B, H, Lq, Lk]`` is the gradient of the returned weights. They are the answer
+        for values that are unit vectors: these are further channels of the values here. A candidate
+        adds what both give each weight, and may store one part and the sum.
+        """
+        length, width = inputs.geometry.key_length, inputs.geometry.value_head_size
+        units = torch.eye(length, dtype=inputs.value.dtype)
+        units = units.expand(*inputs.value.shape[:-2], length, length)
+        extended = inputs.replace(
+            value=torch.cat([inputs.value, units], dim=-1),
+            geometry=inputs.geometry.replace(value_head_size=width + length),
+            return_weights=False,
+        )
+        values = inputs.value.double()
+        heads = inputs.read_heads(self._oracle.point(inputs))
+        of_answer = upstream.double() @ values[:, heads].mT
+        unit = torch.finfo(inputs.query.dtype).eps / 2.0
+        stored = unit * (of_answer.abs() + of_weights.double().abs())
+        known = self._answer(
+            extended,
+            torch.cat([upstream, of_weights], dim=-1),
+            torch.cat([torch.zeros_like(upstream.double()), stored], dim=-1),
+        )
+        found = dict(known.gradients)
+        found["value"] = found["value"].of_channels(slice(0, width))
+        return dataclasses.replace(known, gradients=found)
+
+    def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GoldenGradients:
+        """The gradients of a core whose weights are multiplied by some factors.
+
+        ``factors [B, H, Lq, Lk]`` must be zeros and powers of two, which round nothing. Each query
+        becomes an item of its own, whose values have its factors in them; keys and values add up
+        what each query and head gives them.
+        """
+        sizes, point = inputs.geometry, self._oracle.point(inputs)
+        heads, count = inputs.read_heads(point), sizes.query_length
+        apart = _each_query_alone(inputs, point, factors, heads)
+        rows = upstream.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+        known = self._answer(apart, rows)
+        contract = self._oracle.contract(self._oracle.answer(apart).core.scale)
+
+        def of_query(part: Tensor) -> Tensor:
+            queries: Tensor = part.squeeze(2).unflatten(0, (sizes.batch, count)).transpose(1, 2)
+            return queries
+
+        def of_pair(part: Tensor, row: int, head: int) -> Tensor:
+            pair: Tensor = part.unflatten(0, (sizes.batch, count))[:, row, head]
+            return pair
+
+        def added(gradient: Gradient) -> Gradient:
+            """Over the queries, and the heads that read a key/value head."""
+            by_head = []
+            for kv_head in range(sizes.num_kv_heads):
+                readers = (heads == kv_head).nonzero().flatten().tolist()
+                parts = [
+                    gradient.seen(lambda part, row=row, head=head: of_pair(part, row, head))  # type: ignore[misc]  # bound at once
+                    for row in range(count)
+                    for head in readers
+                ]
+                by_head.append(add_gradients(parts, contract))
+            return stack_gradients(by_head, dim=1)
+
+        own = factors.transpose(1, 2).flatten(0, 1).unsqueeze(-1)
+        return dataclasses.replace(
+            known,
+            gradients={
+                "query": known.gradients["query"].seen(of_query),
+                "key": added(known.gradients["key"]),
+                "value": added(known.gradients["value"].seen(lambda part: part * own)),
+            },
+        )
+
+    def _answer(
+        self, inputs: Inputs, upstream: Tensor, carried: Tensor | None = None
+    ) -> GoldenGradients:
+        oracle, point = self._oracle, self._oracle.point(inputs)
+        known = oracle.answer(inputs)
+        evaluation = known.evaluation
+        if point.empty_rows != "zeros" and bool(known.empty.any()):
+            point = point.replace(empty_rows="zeros")
+            evaluation = evaluate(inputs, point)
+        contract = oracle.contract(known.core.scale)
+        with torch.no_grad():
+            if isinstance(evaluation, golden.Attention):
+                kv_heads = inputs.geometry.num_kv_heads
+                found = core_gradients(
+                    evaluation, upstream, contract, num_kv_heads=kv_heads, carried=carried
+                )
+                fits = core_fits(evaluation, upstream, known.limit)
+                fits = fits and found_fits(found, known.limit)
+                wild = any(not bool(each.worst.isfinite().all()) for each in found.values())
+                without_slope = wild and point.score_mod is not None
+                return GoldenGradients(
+                    gradients=found, representable=fits, without_slope=without_slope
+                )
+            found = layer_gradients(
+                evaluation,
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                known_weights(inputs),
+                point,
+                output_gradient=upstream,
+                contract=contract,
+            )
+            fits = layer_fits(evaluation, inputs, upstream, contract, known.limit)
+            fits = fits and found_fits(found, known.limit)
+            by_input = {name: found.pop(name) for name in INPUT_NAMES["separate"]}
+            if inputs.mode == "self":
+                added = {"x": add_gradients(list(by_input.values()), contract)}
+            elif inputs.mode == "memory":
+                both = add_gradients([by_input["key"], by_input["value"]], contract)
+                added = {"query": by_input["query"], "context": both}
+            else:
+                added = by_input
+        return GoldenGradients(gradients={**added, **found}, representable=fits)
+
+
+def _each_query_alone(
+    inputs: Inputs, point: golden.Semantics, factors: Tensor, heads: Tensor
+) -> Inputs:
+    """Each query of a core as an item ``[B * Lq, H, 1, D]``; its factors are in its values."""
+    sizes = inputs.geometry
+    count, items = sizes.query_length, sizes.batch * sizes.query_length
+
+    def rows(pairs: Tensor) -> Tensor:
+        """What is known of pairs ``[B, H, Lq, Lk]``, by item ``[B * Lq, H, 1, Lk]``."""
+        return pairs.expand(inputs.score_shape).transpose(1, 2).flatten(0, 1).unsqueeze(2)
+
+    def by_head(tensor: Tensor) -> Tensor:
+        return tensor[:, heads].repeat_interleave(count, dim=0)
+
+    scaled = by_head(inputs.value).double() * rows(factors).squeeze(2).unsqueeze(-1)
+    return inputs.replace(
+        geometry=sizes.replace(batch=items, query_length=1, num_kv_heads=sizes.num_heads),
+        query=inputs.query.transpose(1, 2).flatten(0, 1).unsqueeze(2),
+        key=by_head(inputs.key),
+        value=scaled.to(inputs.value.dtype),
+        keep=rows(inputs.allowed(point)),
+        bias=None if inputs.bias is None else rows(inputs.bias),
+        causal=False,
+        window=None,
+        dropout=None,
+        generic=False,
+    )
+
+
+def second_gradients(
+    oracle: Oracle, inputs: Inputs, upstream: Tensor, line: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradients of ``<gradients, line>`` by every input, float64: torch's own of the golden."""
+    leaves = {name: _source(inputs, name).double().requires_grad_() for name in line}
+    if inputs.mode == "self":
+        named = dict.fromkeys(("query", "key", "value"), leaves["x"])
+    elif inputs.mode == "memory":
+        named = {"query": leaves["query"], "key": leaves["context"], "value": leaves["context"]}
+    else:
+        named = leaves
+    point = oracle.point(inputs)
+    output = evaluate(inputs.replace(**named), point, recorded=True).output
+    every = tuple(leaves.values())
+    with torch.enable_grad():
+        first = torch.autograd.grad(output, every, upstream.double(), create_graph=True)
+        parts = zip(line.values(), first, strict=True)
+        total = torch.stack([(each * way).sum() for way, each in parts]).sum()
+    second = torch.autograd.grad(total, every)
+    return dict(zip(leaves, second, strict=True))
+
+
+def _source(inputs: Inputs, name: str) -> Tensor:
+    """A copy of the tensor that a gradient by name belongs to."""
+    tensor: Tensor = getattr(inputs, "key" if name in ("x", "context") else name)
+    return tensor.detach().clone()

@@ -1,0 +1,210 @@
+"""The golden answer and its bound for sequences too long for tables of all queries by all keys.
+
+A row of attention needs its own query alone: queries are taken a block at a time against all keys.
+What the bound takes from the keys as a whole, such as which of them any query sees, is found once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..declare.declaration import Declaration
+from ..problems.inputs import Inputs
+from ..tolerance import Contract, contract_for, core_bound
+from ..tolerance.model import MOST_SATURATED
+from ..tolerance.rows import sampled_rows
+from ..tolerance.statistical import core_statistics, supports
+from .comparison import Comparison, compare
+from .headroom import finite_limit
+from .oracle import Golden
+
+# The pairs of a block: a table of them takes 64 MiB in float64, and some twenty are held at once.
+MOST_PAIRS: Final = 2**23
+# Where a row of the answer needs its own query alone: the golden of some rows is that of all.
+ROWWISE: Final = frozenset(
+    {
+        "scale",
+        "scale_factor",
+        "causal_alignment",
+        "causal_offset",
+        "empty_rows",
+        "bias_order",
+        "softcap_order",
+        "window_offset",
+        "group_order",
+        "qk_norm",
+        "qk_norm_epsilon",
+        "query_bias",
+        "key_bias",
+        "value_bias",
+        "output_bias",
+    }
+)
+
+
+def rows_apart(semantics: golden.Semantics) -> bool:
+    """Whether no row of the answer depends on another query, at a point."""
+    return set(golden.STANDARD.differences(semantics)) <= ROWWISE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Some rows ``rows`` (int64 ``[R]``) of a long answer: all else is ``[B, H, R, Dv]``."""
+
+    rows: Tensor
+    output: Tensor
+    bound: Tensor
+    judged: Tensor
+
+
+class LongGolden:
+    """The golden answer of a core for long inputs, evaluated a block of rows at a time.
+
+    Raises ValueError for a layer, and at a point where rows depend on each other.
+    """
+
+    def __init__(
+        self, inputs: Inputs, declaration: Declaration, dtype: str, *, most_pairs: int = MOST_PAIRS
+    ) -> None:
+        if inputs.is_layer or not rows_apart(declaration.semantics):
+            msg = "a long sequence is judged in blocks of rows, which needs a core of separate rows"
+            raise ValueError(msg)
+        self.inputs = inputs
+        self.declaration = declaration
+        self.limit = finite_limit(declaration, dtype)
+        self._dtype = dtype
+        batch, heads, _, keys = inputs.score_shape
+        self.block = max(1, most_pairs // max(1, batch * heads * keys))
+        self._seen = self._seen_keys()
+
+    def blocks(self, rows: Tensor | None = None) -> Iterator[Rows]:
+        """All rows (or these, int64 ``[R]``, ascending) in blocks that fit the memory."""
+        length = self.inputs.geometry.query_length
+        wanted = torch.arange(length) if rows is None else rows
+        for chosen in wanted.split(self.block):
+            yield self._rows(chosen)
+
+    def statistical(self) -> Rows | None:
+        """A sample of the rows with the statistical bound where that is sharper.
+
+        None where errors cannot be taken for independent.
+        """
+        rows = sampled_rows(self.inputs.geometry.query_length)
+        known = self._golden(rows)
+        contract = self._contract(known.core.scale)
+        if contract.sides > 1 or not self.inputs.generic or not supports(known.core.semantics):
+            return None
+        statistics = core_statistics(known.core, contract, rows=rows)
+        if statistics.saturated >= MOST_SATURATED:
+            return None
+        bound = torch.minimum(known.bound, statistics.bound)
+        return Rows(rows=rows, output=known.output, bound=bound, judged=known.judged)
+
+    def compare(
+        self,
+        answer: Tensor,
+        wording: str = "the answer to a long sequence is wrong",
+        *,
+        rows: Tensor | None = None,
+    ) -> Comparison:
+        """Hold an answer ``[B, H, Lq, Dv]`` against all rows (or these) and the sampled ones."""
+        worst = Comparison(margin=0.0)
+        sample = self.statistical()
+        for known in (*([] if sample is None else [sample]), *self.blocks(rows)):
+            found = compare(
+                answer[..., known.rows, :],
+                known.output,
+                known.bound,
+                judged=known.judged,
+                wording=wording,
+            )
+            if found.margin > worst.margin:
+                worst = _in_place(found, known.rows)
+        return worst
+
+    def _contract(self, scale: float) -> Contract:
+        return contract_for(self.declaration, self._dtype, scale)
+
+    def _rows(self, rows: Tensor) -> Rows:
+        known = self._golden(rows)
+        return Rows(rows=rows, output=known.output, bound=known.bound, judged=known.judged)
+
+    def _golden(self, rows: Tensor) -> Golden:
+        """The golden of some rows, whose keys are those that any row sees."""
+        inputs, semantics = self.inputs, self.declaration.semantics
+        with torch.no_grad():
+            core = golden.attend(
+                inputs.query[..., rows, :],
+                inputs.key,
+                inputs.value,
+                keep=self._allowed(rows),
+                bias=_of_rows(inputs.bias, rows),
+                scale=inputs.scale,
+                softcap=inputs.softcap,
+                sinks=inputs.sinks,
+                semantics=semantics,
+            )
+        # What only other rows see counts in the bound of the whole. Normalised keys, and those
+        # beside a sink (one more key), are taken as the rows see them: the bound holds as well.
+        seen = None if inputs.sinks is not None or semantics.qk_norm != "none" else self._seen
+        if seen is not None:
+            heads, unseen = inputs.geometry.num_heads, ~seen
+            key, value = (
+                golden.repeat_heads(tokens.double(), heads, semantics).masked_fill(unseen, 0.0)
+                for tokens in (inputs.key, inputs.value)
+            )
+            core = dataclasses.replace(core, key=key, given_key=key, value=value)
+        return Golden(
+            output=core.output,
+            bound=core_bound(core, self._contract(core.scale), seen=seen),
+            weights=core.weights,
+            empty=core.empty,
+            core=core,
+            evaluation=core,
+            limit=self.limit,
+        )
+
+    def _allowed(self, rows: Tensor) -> Tensor | None:
+        """Which keys some rows may attend, ``[B or 1, H or 1, R, Lk]``; None where all are."""
+        inputs = self.inputs
+        if not inputs.causal and inputs.window is None:
+            return _of_rows(inputs.keep, rows)
+        structure = inputs.structure(self.declaration.semantics, rows)
+        keep = _of_rows(inputs.keep, rows)
+        return structure[None, None] if keep is None else structure & keep
+
+    def _seen_keys(self) -> Tensor | None:
+        """The keys that any row may attend, bool ``[B, H, Lk, 1]``; None where all rows may all."""
+        inputs = self.inputs
+        batch, heads, length, keys = inputs.score_shape
+        seen = torch.zeros(batch, heads, keys, dtype=torch.bool)
+        for rows in torch.arange(length).split(self.block):
+            allowed = self._allowed(rows)
+            bias = _of_rows(inputs.bias, rows)
+            if bias is not None:
+                finite = ~torch.isneginf(bias)
+                allowed = finite if allowed is None else allowed & finite
+            if allowed is None:
+                return None
+            seen |= allowed.any(dim=-2)
+        return seen.unsqueeze(-1)
+
+
+def _of_rows(mask: Tensor | None, rows: Tensor) -> Tensor | None:
+    """The rows of a mask with four axes that may repeat along them."""
+    return mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
+
+
+def _in_place(found: Comparison, rows: Tensor) -> Comparison:
+    """A comparison of some rows, its worst element where it is among all."""
+    if not found.index:
+        return found
+    *head, row, channel = found.index
+    return found.replace(index=(*head, int(rows[row]), channel))

@@ -1,0 +1,213 @@
+"""The golden answers and their bounds, computed once an example."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..declare.declaration import Declaration
+from ..problems.inputs import Inputs
+from ..tolerance import Contract, contract_for, core_bound, layer_bound
+from ..tolerance.layer import head_errors
+from ..tolerance.parts import shares
+from ..tolerance.returned_weights import weights_bound
+from .headroom import finite_limit, representable_output, representable_rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Golden:
+    """A golden answer: float64 output, its bound at the declared precision, weights, empty rows.
+
+    ``evaluation`` holds every intermediate value, ``core`` those of its attention proper. ``limit``
+    is the largest number that a candidate can compute with. Queries that are ``absent`` from their
+    sequence count as rows that nobody can represent.
+    """
+
+    output: Tensor
+    bound: Tensor
+    weights: Tensor
+    empty: Tensor
+    core: golden.Attention
+    evaluation: golden.Attention | golden.MultiHeadAttention
+    limit: float
+    absent: Tensor | None = None
+
+    @cached_property
+    def judged(self) -> Tensor:
+        """The rows that ordinary clauses judge, broadcastable to output.
+
+        All but the empty ones and those that a correct candidate may fail to represent.
+        """
+        return ~self.empty_rows & self.representable
+
+    @property
+    def empty_rows(self) -> Tensor:
+        """The rows of the answer in which some head has no key, broadcastable to output."""
+        return self._of_answer(self.empty)
+
+    @property
+    def representable(self) -> Tensor:
+        """The rows whose intermediate values are all representable, broadcastable to output."""
+        rows = ~self._of_answer(~self.representable_core)
+        return rows & representable_output(self.output, self.limit).unsqueeze(-1)
+
+    @cached_property
+    def representable_core(self) -> Tensor:
+        """The same for each head of the attention proper: ``[B, H, Lq]``."""
+        rows = representable_rows(self.core, self.limit)
+        return rows if self.absent is None else rows & ~self.absent
+
+    def _of_answer(self, heads: Tensor) -> Tensor:
+        """Whether some head of a row ``[B, H, Lq]`` is marked, as rows of the answer."""
+        is_layer = self.output.dim() == len("BLE")
+        return (heads.any(dim=1) if is_layer else heads).unsqueeze(-1)
+
+
+class Oracle:
+    """Evaluates the golden at the declared point, or at another one, and remembers the answers."""
+
+    def __init__(self, declaration: Declaration, dtype: str) -> None:
+        self.declaration = declaration
+        self.dtype = dtype
+        self.seconds = 0.0
+        self._known: WeakKeyDictionary[Inputs, Golden] = WeakKeyDictionary()
+
+    def answer(self, inputs: Inputs) -> Golden:
+        """The golden answer and bound of the declared point; remembered."""
+        found = self._known.get(inputs)
+        if found is None:
+            start = time.perf_counter()
+            found = self.at(inputs, self.point(inputs))
+            self.seconds += time.perf_counter() - start
+            self._known[inputs] = found
+        return found
+
+    def empty_rule(self, inputs: Inputs) -> str:
+        """What is promised for the rows without keys of a call, "any" for nothing."""
+        unasked = inputs.causal_unasked and inputs.masked
+        return self.declaration.empty_rule(
+            form=inputs.mask_form,
+            causal=inputs.causal and not unasked,
+            weights=inputs.return_weights,
+        )
+
+    def point(self, inputs: Inputs) -> golden.Semantics:
+        """The declared point, with the rule for rows without keys that some inputs fall under."""
+        declared = self.declaration
+        if not declared.empty_rows_by:
+            return declared.semantics
+        rule = self.empty_rule(inputs)
+        return declared.semantics.replace(empty_rows="zeros" if rule == "any" else rule)
+
+    def weights_bound(self, inputs: Inputs) -> Tensor:
+        """The bound of returned weights, ``[B, H, Lq, Lk]``."""
+        core = self.answer(inputs).core
+        contract = self.contract(core.scale)
+        if not inputs.is_layer or inputs.weights is None:
+            return weights_bound(core, contract)
+        query_error, key_error, _ = head_errors(
+            core,
+            (inputs.query, inputs.key, inputs.value),
+            inputs.weights,
+            self.point(inputs),
+            contract,
+        )
+        return weights_bound(core, contract, query_error=query_error, key_error=key_error)
+
+    def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
+        """The golden output alone, at any point of the semantics."""
+        point = self.point(inputs) if semantics is None else semantics
+        evaluation = evaluate(inputs, point)
+        return evaluation.output
+
+    def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
+        """The answer and its bound at any point; not remembered."""
+        evaluation = evaluate(inputs, point)
+        core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
+        return Golden(
+            output=evaluation.output,
+            bound=self._bound(inputs, evaluation, point, self.contract(core.scale)),
+            weights=core.weights,
+            empty=core.empty,
+            core=core,
+            evaluation=evaluation,
+            limit=finite_limit(self.declaration, self.dtype),
+            absent=inputs.absent,
+        )
+
+    def contract(self, scale: float) -> Contract:
+        """The declared precision contract for a scale."""
+        return contract_for(self.declaration, self.dtype, scale)
+
+    def shares(self, inputs: Inputs, index: tuple[int, ...]) -> dict[str, float]:
+        """The part of each stage in the worst-case bound of one element, the largest first."""
+        contract = self.contract(self.answer(inputs).core.scale)
+        return shares(lambda other: self.bound(inputs, other), contract, index)
+
+    def bound(self, inputs: Inputs, contract: Contract) -> Tensor:
+        """The worst-case bound of the declared point's answer under another contract."""
+        evaluation = self.answer(inputs).evaluation
+        return self._bound(inputs, evaluation, self.point(inputs), contract)
+
+    def _bound(
+        self,
+        inputs: Inputs,
+        evaluation: golden.Attention | golden.MultiHeadAttention,
+        point: golden.Semantics,
+        contract: Contract,
+    ) -> Tensor:
+        """The worst-case bound of one evaluation under a contract."""
+        if isinstance(evaluation, golden.Attention):
+            return core_bound(evaluation, contract)
+        return layer_bound(
+            evaluation,
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            known_weights(inputs),
+            point,
+            contract,
+        )
+
+
+def known_weights(inputs: Inputs) -> golden.ProjectionWeights:
+    """The projections of a layer's inputs. LookupError when the candidate keeps them to itself."""
+    if inputs.weights is None:
+        msg = "a layer whose weights are unknown has no golden answer"
+        raise LookupError(msg)
+    return inputs.weights
+
+
+def evaluate(
+    inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False
+) -> golden.Attention | golden.MultiHeadAttention:
+    """Run the golden on one example, with gradients recorded if asked for."""
+    keep, bias = inputs.keep, inputs.bias
+    common = {
+        "keep": keep,
+        "bias": None if bias is None else bias.double(),
+        "causal": inputs.causal,
+        "scale": inputs.scale,
+        "softcap": inputs.softcap,
+        "window": inputs.window,
+        "sinks": inputs.sinks,
+        "semantics": semantics,
+    }
+    with torch.set_grad_enabled(recorded):
+        if not inputs.is_layer:
+            return golden.attend(inputs.query, inputs.key, inputs.value, **common)  # type: ignore[arg-type]  # a dict of keywords
+        return golden.multi_head_attention(
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            known_weights(inputs),
+            num_heads=inputs.geometry.num_heads,
+            num_kv_heads=inputs.geometry.num_kv_heads,
+            **common,  # type: ignore[arg-type]  # a dict of keywords
+        )

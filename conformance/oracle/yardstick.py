@@ -1,0 +1,123 @@
+"""The sharpest measure of an answer: exact where possible, and every bound that holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..problems.inputs import Inputs
+from ..tolerance import Contract
+from ..tolerance.fit import Fit, fit, sharp_fit
+from ..tolerance.model import MOST_SATURATED
+from ..tolerance.statistical import Statistics, core_statistics, layer_statistics, supports
+from . import double_double
+from .oracle import Golden, Oracle, known_weights
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Yardstick:
+    """What a candidate's answer to some inputs is measured with, all float64.
+
+    output, remainder
+        Together the exact answer; ``remainder`` is None where ``output`` is exact enough: the
+        golden in float64 is, for tensors that are coarser.
+    bound
+        The worst-case bound, and on independent inputs the statistical one where that is smaller.
+    judged
+        The rows that are judged, broadcastable to ``output``.
+    statistics
+        The typical error of every element, None where errors cannot be taken for independent.
+    """
+
+    output: Tensor
+    remainder: Tensor | None
+    bound: Tensor
+    judged: Tensor
+    statistics: Statistics | None
+
+    def error(self, answer: Tensor) -> Tensor:
+        """How far an answer is from the exact one, with its sign."""
+        error = answer.double() - self.output
+        return error if self.remainder is None else error - self.remainder
+
+    def fit(self, answer: Tensor) -> Fit | None:
+        """The typical error and the scale that explain an answer best; None if nobody can tell."""
+        if self.statistics is None or not bool(torch.isfinite(answer).all()):
+            return None
+        return fit(self.error(answer), self.statistics, self.judged)
+
+    def sharp_fit(self, answer: Tensor) -> tuple[Fit, float] | None:
+        """The same by the deviations of roundings, and what it may leave."""
+        if self.statistics is None or not bool(torch.isfinite(answer).all()):
+            return None
+        return sharp_fit(self.error(answer), self.statistics, self.judged)
+
+
+def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
+    """The yardstick for some inputs at the declared point."""
+    known = oracle.answer(inputs)
+    contract = oracle.contract(known.core.scale)
+    exact = _exactly(oracle, inputs, known) if contract.sides > 1 else None
+    output, remainder = (known.output, None) if exact is None else exact
+    bound = known.bound
+    if exact is not None:
+        # A single computation is compared with the truth, not with another that errs as well; but
+        # where that would overflow, the golden stands in.
+        stands_in = (exact[0] == known.output) & (exact[1] == 0.0)
+        bound = torch.where(stands_in, bound, bound / contract.sides)
+        contract = dataclasses.replace(contract, sides=1)
+    statistics = None
+    if contract.sides == 1 and inputs.generic and not contract.activation_steps:
+        statistics = _statistics(oracle, inputs, known, contract)
+    if statistics is not None and statistics.saturated < MOST_SATURATED:
+        bound = _sharper(bound, statistics)
+    return Yardstick(
+        output=output,
+        remainder=remainder,
+        bound=bound,
+        judged=known.judged,
+        statistics=statistics,
+    )
+
+
+def _exactly(oracle: Oracle, inputs: Inputs, known: Golden) -> tuple[Tensor, Tensor] | None:
+    """The answer in double-double arithmetic, None at points that it does not know."""
+    point = oracle.point(inputs)
+    if not double_double.supports(point):
+        return None
+    if isinstance(known.evaluation, golden.Attention):
+        return double_double.core_output(known.evaluation)
+    return double_double.layer_output(
+        known.evaluation, inputs.query, inputs.key, inputs.value, known_weights(inputs), point
+    )
+
+
+def _statistics(
+    oracle: Oracle, inputs: Inputs, known: Golden, contract: Contract
+) -> Statistics | None:
+    point = oracle.point(inputs)
+    if not supports(point) or known.output.numel() == 0:
+        return None
+    if isinstance(known.evaluation, golden.Attention):
+        return core_statistics(known.evaluation, contract)
+    return layer_statistics(
+        known.evaluation,
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        known_weights(inputs),
+        point,
+        contract,
+    )
+
+
+def _sharper(bound: Tensor, statistics: Statistics) -> Tensor:
+    """The smaller of both bounds, in the rows for which there is a statistical one."""
+    sharper = bound.clone()
+    rows = statistics.rows
+    sharper[..., rows, :] = torch.minimum(bound[..., rows, :], statistics.bound)
+    return sharper

@@ -1,0 +1,142 @@
+"""Keys and values that are handed over as a cache: what is drawn, and what a call gets.
+
+The golden sees all keys of a problem; a candidate gets the first ``past`` of them as heads
+``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``, the others as usual. A layer's
+cached heads are its projections of the first tokens, rounded once to the working dtype: the bound
+of its own projections holds for them, too. They are what comes out of the projections, before
+anything else (a rotation by positions, say) is done to heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..declare.candidate import Candidate
+from .inputs import Inputs
+from .problem import Problem
+from .space import can_cross
+
+OFFERED = "kv_cache"
+
+
+def no_cache(candidate: Candidate) -> str:
+    """Why a candidate cannot be called with a cache, or ""."""
+    declared = candidate.declaration
+    if OFFERED not in declared.features:
+        return "no cache is declared"
+    if not candidate.weights_known:
+        return "its weights are unknown, so nobody can project what it would have cached"
+    if not declared.positions_known:
+        return f"semantics does not say how the {declared.position} positions of cached keys are"
+    return ""
+
+
+def draws_cache(candidate: Candidate) -> bool:
+    """Whether ordinary problems may hand over a cache: new queries and all keys differ in number.
+
+    What attends to itself gets caches from the clauses of caches alone.
+    """
+    return not no_cache(candidate) and can_cross(candidate)
+
+
+def settle_past(problem: Problem, candidate: Candidate) -> int:
+    """How many keys of a problem can be handed over as a cache: at least one stays new.
+
+    None where a place among the keys matters and is counted from the first one (top-left): ONNX
+    counts from the first new key there (onnx#8068), others from the first of all.
+    """
+    if not problem.past or not draws_cache(candidate):
+        return 0
+    declared = candidate.declaration
+    placed = problem.causal or problem.window is not None or declared.position is not None
+    if placed and declared.semantics.causal_alignment == "top-left":
+        return 0
+    return min(problem.past, problem.geometry.key_length - 1)
+
+
+def cached(inputs: Inputs, past: int, candidate: Candidate) -> Inputs:
+    """The same question with the first ``past`` keys and values handed over as a cache.
+
+    Where queries and new keys are as many, the queries of cached tokens are left out: only what is
+    new is asked.
+    """
+    if not can_cross(candidate):
+        inputs = query_rows(inputs, past, inputs.geometry.query_length)
+    return inputs.replace(past=past, generic=False)
+
+
+def without_key_bias(inputs: Inputs, candidate: Candidate) -> Inputs:
+    """The inputs of a layer that takes its weights from them, with no bias of the keys.
+
+    A layer that leaves the bias of its keys out answers alike, as long as no cached key has one.
+    """
+    if not candidate.draws_weights or inputs.weights is None:
+        return inputs
+    return inputs.replace(weights=dataclasses.replace(inputs.weights, k_bias=None))
+
+
+def query_rows(inputs: Inputs, start: int, stop: int) -> Inputs:
+    """Some of the queries with their rows of the mask; keys stay."""
+
+    def rows(mask: Tensor | None) -> Tensor | None:
+        return mask if mask is None or mask.shape[2] == 1 else mask[:, :, start:stop]
+
+    return inputs.replace(
+        geometry=inputs.geometry.replace(query_length=stop - start),
+        query=inputs.query[..., start:stop, :],
+        keep=rows(inputs.keep),
+        bias=rows(inputs.bias),
+        generic=False,
+    )
+
+
+def first_keys(inputs: Inputs, count: int) -> Inputs:
+    """The first ``count`` keys and values with their columns of the mask; queries stay."""
+    return _keys(inputs, slice(0, count))
+
+
+def without_cache(inputs: Inputs) -> Inputs:
+    """The same queries without the keys that are handed over as a cache: they are lost."""
+    return _keys(inputs, slice(inputs.past, None)).replace(past=0)
+
+
+def _keys(inputs: Inputs, kept: slice) -> Inputs:
+    def columns(mask: Tensor | None) -> Tensor | None:
+        return None if mask is None else mask[..., kept]
+
+    key, value = inputs.key[..., kept, :], inputs.value[..., kept, :]
+    return inputs.replace(
+        geometry=inputs.geometry.replace(key_length=key.shape[-2]),
+        key=key,
+        value=value,
+        keep=columns(inputs.keep),
+        bias=columns(inputs.bias),
+        generic=False,
+    )
+
+
+def handed_over(inputs: Inputs) -> Inputs:
+    """The inputs with the keys and values alone that are no cache."""
+    if not inputs.past:
+        return inputs
+    key, value = (tensor[..., inputs.past :, :] for tensor in (inputs.key, inputs.value))
+    return inputs.replace(key=key, value=key if inputs.value is inputs.key else value)
+
+
+def cached_heads(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]`` in the working dtype."""
+    key, value = (tensor[..., : inputs.past, :] for tensor in (inputs.key, inputs.value))
+    if not inputs.is_layer or inputs.weights is None:
+        return key, value
+    weights, point, heads = inputs.weights, inputs.point, inputs.geometry.num_kv_heads
+    with torch.no_grad():
+        keys = golden.project(key, weights.k, weights.k_bias if point.key_bias else None)
+        values = golden.project(value, weights.v, weights.v_bias if point.value_bias else None)
+        return (
+            golden.split_heads(keys, heads, point).to(inputs.query.dtype),
+            golden.split_heads(values, heads, point).to(inputs.query.dtype),
+        )

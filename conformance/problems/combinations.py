@@ -1,0 +1,500 @@
+"""Problems in which the options, sizes and memory layouts of a candidate meet, two or three each.
+
+A mistake that shows only where several things come together is found by no luck: nearly every one
+needs two or three of them (Kuhn, Wallace & Gallo 2004), few enough to try all. The parameters and
+their values follow from the declaration, and so does what can never meet (:func:`model_of`); a
+covering array of them (:mod:`conformance.problems.covering`) gives the rows, each of which is one problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from ..base.geometry import Geometry
+from ..declare.candidate import Candidate
+from ..declare.declaration import PACKED, SEQUENCES
+from .caching import draws_cache
+from .covering import Covering, Model, Parameter, Rule, alone, cover
+from .mask_patterns import NO_QUERIES
+from .materialise import structure
+from .problem import MaskPlan, Problem
+from .settling import either_or, settle, settle_causal
+from .space import Space
+
+Fields = dict[str, Any]
+NONE: Final = "none"
+# Sizes that differ from each other, so that none stands in for another.
+BASE: Final = Geometry(
+    batch=2,
+    num_heads=4,
+    num_kv_heads=4,
+    query_length=5,
+    key_length=7,
+    head_size=3,
+    value_head_size=6,
+    query_size=11,
+    key_size=13,
+    value_size=9,
+    output_size=10,
+)
+HEADS: Final = ("num_heads", "num_kv_heads")
+CHANNELS: Final = ("head_size", "value_head_size")
+WIDTHS: Final = ("query_size", "key_size", "value_size", "output_size")
+# Sizes that are special: one of each, all alike (as many items, heads, queries and keys), past the
+# edges of tiles and of vector units, in groups. The first is the plainest.
+SIZES: Final[dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]] = {
+    "batch": (("batch",), ((2,), (1,), (4,))),
+    "heads": (HEADS, ((4, 4), (1, 1), (4, 2), (4, 1), (6, 2))),
+    "queries": (("query_length",), ((5,), (1,), (4,), (17,))),
+    "keys": (("key_length",), ((7,), (1,), (4,), (33,))),
+    "head size": (CHANNELS, ((3, 6), (1, 1), (4, 4), (59, 20))),
+    "widths": (WIDTHS, ((11, 13, 9, 10), (12, 12, 12, 12))),
+}
+SCALES: Final = (None, 0.3, 1.0)
+SOFTCAPS: Final = (None, 1.5, 30.0)
+WINDOWS: Final = (None, (2, 1), (1, -1), (-1, 1), (0, 0), (3, 0))
+# How much of the keys is cached.
+CACHES: Final = (NONE, "one key", "half of the keys", "all keys but one")
+EMPTY: Final = "empty-rows"
+PATTERNS: Final = ("random", "dense", "padding", "left-padding", "full", EMPTY)
+# What lengths, and sequences, can say.
+OF_LENGTHS: Final = ("padding", "full", EMPTY)
+OF_SEQUENCES: Final = ("padding", "full", NO_QUERIES)
+MEMORY: Final = (
+    "contiguous",
+    "channels-first",
+    "tokens-first",
+    "every-other",
+    "sliced-tokens",
+    "odd-rows",
+    "mixed",
+    "expanded",
+    "expanded-heads",
+)
+MASK_MEMORY: Final = ("contiguous", "every-other", "channels-first", "expanded")
+APART, KEY_IS_VALUE, ALL_ONE = "three", "key is value", "one"
+# A probability so small that no weight is dropped, and none changes by what makes up for it.
+HARDLY: Final = 2.0**-60
+FINITE_BIAS: Final = "finite bias"
+# What often sends a call down another path than the usual one, where the mistakes of that one hide.
+OTHER_PATHS: Final = ("weights returned", "dropout", "memory", "mask memory", "tensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combinations:
+    """The problems of a model, one a row, and how many combinations they cover.
+
+    ``model`` has the parameters of more than one value; ``fixed`` are values that are declared but
+    that the sizes of a candidate leave no room for, with the reason.
+    """
+
+    problems: tuple[Problem, ...]
+    model: Model
+    covering: Covering
+    strength: int
+
+    def told(self, asked: Sequence[int]) -> dict[str, Any]:
+        """As plain data, what was covered by the rows that were asked."""
+        rows = self.covering
+        impossible = [
+            {"reason": reason, "combinations": count} for reason, count in rows.impossible.items()
+        ]
+        return {
+            "strength": self.strength,
+            "parameters": {one.name: list(one.values) for one in self.model.parameters},
+            "combinations": rows.combinations,
+            "covered": sum(rows.fresh[number] for number in asked if number < len(rows.fresh)),
+            "impossible": impossible,
+        }
+
+
+def combinations(
+    candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
+) -> Combinations:
+    """Every problem in which values of as many parameters meet as the strength says."""
+    if space.asks == "operator":
+        strength = 1
+    made = _Parameters(candidate, space)
+    covering = cover(made.model, strength, OTHER_PATHS)
+    names = [parameter.name for parameter in made.model.parameters]
+    problems = tuple(
+        made.problem(dict(zip(names, row, strict=True)), dtype=dtype, seed=seed)
+        for seed, row in enumerate(covering.rows)
+    )
+    return Combinations(problems=problems, model=made.model, covering=covering, strength=strength)
+
+
+def drawn_anew(problem: Problem, seed: int) -> Problem:
+    """The same combination with other values, and another scale and cap where any is given."""
+    draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
+    return problem.replace(
+        seed=draw.randrange(2**31),
+        scale=None if problem.scale is None else round(draw.uniform(0.05, 2.0), 3),
+        softcap=None if problem.softcap is None else round(draw.uniform(0.5, 40.0), 3),
+    )
+
+
+def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
+    """Each option alone at plain sizes, then so few problems that each is given with others."""
+    space = dataclasses.replace(space, asks="operator")
+    made = _Parameters(candidate, space)
+    names = [parameter.name for parameter in made.model.parameters]
+    rows = [dict(zip(names, row, strict=True)) for row in alone(made.model)]
+    plain = rows[0] if rows else {}
+    options = [row for row in rows if all(row[n] == plain[n] for n in names if n in SIZES)]
+    problems = [made.problem(row, dtype=dtype, seed=seed) for seed, row in enumerate(options)]
+    return [*problems, *combinations(candidate, space, dtype=dtype).problems]
+
+
+class _Parameters:
+    """The parameters of a candidate for a question, and what their values mean."""
+
+    def __init__(self, candidate: Candidate, space: Space) -> None:
+        self.candidate = candidate
+        self.declared = candidate.declaration
+        self.space = space
+        self.plain = settle(BASE, candidate, space)
+        self.meant: dict[str, dict[str, Any]] = {}
+        for name, values in self._every():
+            if len(values) > 1:
+                self.meant[name] = values
+        self.model = Model(
+            tuple(Parameter(name, tuple(values)) for name, values in self.meant.items()),
+            tuple(self._spoken_of(self._rules())),
+        )
+
+    def _every(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each parameter with its values: what they are called, and what they mean."""
+        yield from self._masks()
+        yield from self._options()
+        for name in SIZES:
+            yield name, self._sizes(name)
+        if self.space.asks != "operator" and self.declared.strides != "contiguous":
+            yield from self._memory()
+
+    # -- values ------------------------------------------------------------------------------
+
+    def _masks(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        offered = self.space.options(self.candidate) if self.space.mask != "never" else []
+        forms: dict[str, Any] = {NONE: None}
+        for form in dict.fromkeys(form for form, _ in offered):
+            forms[form] = (form, False)
+            if form == "bias" and self.space.finite_bias != "never":
+                forms[FINITE_BIAS] = (form, True)
+        shapes = dict.fromkeys(shape for _, shape in offered)
+        yield "mask", forms
+        yield "mask shape", {NONE: None, **{shape: shape for shape in shapes}}
+        if offered:
+            yield "mask pattern", {NONE: None, **{name: name for name in self._patterns(offered)}}
+
+    def _patterns(self, offered: list[tuple[str, str]]) -> list[str]:
+        forms = {form for form, _ in offered}
+        told = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}
+        some = {name for form in forms for name in told.get(form, PATTERNS)}
+        ways = itertools.product(forms, (False, True), (False, True))
+        if not any(self._judges(form, causal=flag, weights=too) for form, flag, too in ways):
+            some.discard(EMPTY)
+        return [name for name in (*PATTERNS, NO_QUERIES) if name in some]
+
+    def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:
+        """Whether it is known what a row without keys does in such a call."""
+        if self.space.asks == "gradients":
+            return False  # what such a row does to gradients is for gradients.empty-row-finite
+        return self.declared.empty_rule(form=form, causal=causal, weights=weights) != "any"
+
+    def _options(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        declared, features = self.declared, self.declared.features
+        if declared.causal is not None and not declared.always_causal:
+            yield "causal", {"no": False, "yes": True}
+        for name, values in (("scale", SCALES), ("softcap", SOFTCAPS), ("window", WINDOWS)):
+            if name in features:
+                yield name, {_spelled(value): value for value in values}
+        if "sinks" in features and self._takes_sinks():
+            yield "sinks", {"no": False, "yes": True}
+        if draws_cache(self.candidate) and self._takes_cache():
+            yield "cache", {name: name for name in CACHES}
+        if "weights" in features and self.space.asks != "operator":
+            yield "weights returned", {"no": False, "yes": True}
+        if "dropout" in features and self.space.asks != "operator":
+            yield "dropout", {NONE: None, "hardly any": HARDLY}
+        if self.candidate.kind == "layer" and self.candidate.draws_weights:
+            yield "projection biases", {"yes": True, "no": False}
+
+    def _takes_sinks(self) -> bool:
+        return self.candidate.kind == "core" or self.space.asks != "gradients"
+
+    def _takes_cache(self) -> bool:
+        """Whether an answer with a cache is known: nothing says where top-left places are."""
+        if self.space.asks == "gradients" and self.candidate.kind != "core":
+            return False  # what a layer has cached are heads, which the golden does not project
+        placed = self.declared.always_causal or self.declared.position is not None
+        return not (placed and self._counts_from_first())
+
+    def _counts_from_first(self) -> bool:
+        return self.declared.semantics.causal_alignment == "top-left"
+
+    def _sizes(self, name: str) -> dict[str, Any]:
+        """The sizes of one kind that the declaration leaves, each once, the plainest first."""
+        fields, values = SIZES[name]
+        found: dict[str, Any] = {}
+        for sizes in values:
+            given = dict(zip(fields, sizes, strict=True))
+            settled = settle(self.plain.replace(**given), self.candidate, self.space)
+            own = {field: getattr(settled, field) for field in fields}
+            found.setdefault("/".join(map(str, own.values())), own)
+        return found
+
+    def _memory(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        declared, layer = self.declared, self.candidate.kind != "core"
+        some = [
+            name for name in MEMORY if not (layer and name in ("tokens-first", "expanded-heads"))
+        ]
+        if declared.layout == "varlen":
+            some.remove("expanded")  # no axis holds the items
+        yield "memory", {name: name for name in some}
+        if declared.masks and declared.masks != (SEQUENCES,):
+            yield "mask memory", {name: name for name in MASK_MEMORY}
+        apart = declared.layout in ("BHSD", "BSHD") and declared.layout not in PACKED
+        if declared.inputs == "separate" and apart and self.space.asks == "answer":
+            yield "tensors", self._objects(layer=layer)
+
+    def _objects(self, *, layer: bool) -> dict[str, Any]:
+        """Which of the three tensors can be one: those whose shapes can be one."""
+        objects = {APART: ""}
+        kind, key, value = (
+            ("widths", "key_size", "value_size") if layer else ("head size", *CHANNELS)
+        )
+        shapes = [own for own in self._sizes(kind).values() if own[key] == own[value]]
+        if not shapes:
+            return objects
+        objects[KEY_IS_VALUE] = "key-value"
+        lengths = any(
+            one["query_length"] == two["key_length"]
+            for one in self._sizes("queries").values()
+            for two in self._sizes("keys").values()
+        )
+        rest = shapes if layer else self._sizes("heads").values()
+        one, other = ("query_size", "key_size") if layer else HEADS
+        if lengths and any(own[one] == own[other] for own in rest):
+            objects[ALL_ONE] = "all"
+        return objects
+
+    # -- what never meets ---------------------------------------------------------------------
+
+    def _rules(self) -> Iterator[Rule]:
+        yield from self._rules_of_masks()
+        yield from self._rules_of_sizes()
+        yield from self._rules_of_caches()
+        yield from self._rules_of_empty_rows()
+        yield from self._rules_of_memory()
+
+    def _spoken_of(self, rules: Iterator[Rule]) -> Iterator[Rule]:
+        """The rules all of whose parameters and values there are."""
+        for rule in rules:
+            sides = []
+            for name, values in rule.sides:
+                known = tuple(value for value in values if value in self.meant.get(name, {}))
+                sides.append((name, known))
+            if all(values for _, values in sides):
+                yield Rule(rule.reason, tuple(sides))
+
+    def _values(self, name: str, *, but: Sequence[str] = ()) -> tuple[str, ...]:
+        return tuple(value for value in self.meant.get(name, {}) if value not in but)
+
+    def _rules_of_masks(self) -> Iterator[Rule]:
+        reason = "without a mask it has no shape, no pattern and no place in memory"
+        for name, plain in (("mask shape", NONE), ("mask pattern", NONE)):
+            yield Rule(reason, (("mask", (NONE,)), (name, self._values(name, but=(plain,)))))
+            yield Rule(reason, (("mask", self._values("mask", but=(NONE,))), (name, (plain,))))
+        memory = self._values("mask memory", but=("contiguous",))
+        yield Rule(reason, (("mask", (NONE,)), ("mask memory", memory)))
+        yield Rule(
+            "the lengths of sequences come as they are",
+            (("mask", (SEQUENCES,)), ("mask memory", memory)),
+        )
+        for label, value in self.meant.get("mask", {}).items():
+            if value is None:
+                continue
+            own = {shape for form, shape in self.space.options(self.candidate) if form == value[0]}
+            others = self._values("mask shape", but=(NONE, *own))
+            yield Rule(
+                "each form of mask has shapes of its own",
+                (("mask", (label,)), ("mask shape", others)),
+            )
+            can = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}.get(value[0], PATTERNS)
+            cannot = self._values("mask pattern", but=(NONE, *can))
+            told = "lengths only say how many of the first keys there are"
+            yield Rule(told, (("mask", (label,)), ("mask pattern", cannot)))
+        lone = "a sequence that lacks queries is one of several"
+        yield Rule(lone, (("mask pattern", (NO_QUERIES,)), ("batch", self._one_item())))
+        if either_or(self.candidate):
+            told = "flag and mask are asked for one at a time where not both count"
+            masks = self._values("mask", but=(NONE,))
+            yield Rule(told, (("mask", masks), ("causal", ("yes",))))
+
+    def _rules_of_sizes(self) -> Iterator[Rule]:
+        """Sizes that a declaration does not leave together."""
+        for one, two in itertools.combinations([name for name in SIZES if name in self.meant], 2):
+            for first, sizes in self.meant[one].items():
+                apart = [
+                    second
+                    for second, others in self.meant[two].items()
+                    if not self._leaves({**sizes, **others})
+                ]
+                told = "the declared geometry has no such sizes together"
+                yield Rule(told, ((one, (first,)), (two, tuple(apart))))
+
+    def _leaves(self, sizes: Fields) -> bool:
+        """Whether the declaration leaves room for some sizes."""
+        settled = settle(self.plain.replace(**sizes), self.candidate, self.space)
+        return all(getattr(settled, name) == size for name, size in sizes.items())
+
+    def _rules_of_caches(self) -> Iterator[Rule]:
+        cached = self._values("cache", but=(NONE,))
+        yield Rule("one key at least is new", (("cache", cached), ("keys", ("1",))))
+        if self._counts_from_first():
+            told = "nobody says whether places are counted from the first cached key"
+            yield Rule(told, (("cache", cached), ("causal", ("yes",))))
+            yield Rule(told, (("cache", cached), ("window", self._values("window", but=(NONE,)))))
+
+    def _rules_of_empty_rows(self) -> Iterator[Rule]:
+        """Rows that mask, causal rule or window leave without a key, where nothing is said of them.
+
+        A parameter that there is not has one value, which is not spoken of.
+        """
+        told = "nothing is known of the queries that would have no key"
+        returned = self._values("weights returned") or ("",)
+        for flag in self._values("causal") or ("",):
+            unknown = {too: self._unjudged(flag, too) for too in returned}
+            alike = len(set(unknown.values())) == 1
+            for too in returned[:1] if alike else returned:
+                # What holds for every value of a parameter is said without it.
+                sides = (
+                    ("causal", (flag,)),
+                    ("weights returned", () if alike else (too,)),
+                    ("mask", unknown[too]),
+                )
+                every = set(unknown[too]) == set(self.meant.get("mask", {NONE: None}))
+                call = [
+                    (name, values)
+                    for name, values in sides
+                    if name in self.meant and values and not (name == "mask" and every)
+                ]
+                if unknown[too]:
+                    yield Rule(told, (*call, ("mask pattern", (EMPTY,))))
+                    for sizes in self._leaving_none(flag):
+                        yield Rule(told, (*call, *sizes))
+
+    def _unjudged(self, flag: str, too: str) -> tuple[str, ...]:
+        """The masks with which nothing is known of a row without keys in such a call."""
+        causal, weights = flag == "yes" or self.declared.always_causal, too == "yes"
+        return tuple(
+            label
+            for label, form in self.meant.get("mask", {NONE: None}).items()
+            if not self._judges(form and form[0], causal=causal, weights=weights)
+        )
+
+    def _leaving_none(self, flag: str) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
+        """Lengths and windows with which some query sees no key, whatever the mask."""
+        every: tuple[str, ...] = ("queries", "keys", "window")
+        names = [name for name in every if name in self.meant]
+        for values in itertools.product(*(self.meant[name] for name in names)):
+            row = dict(zip(names, values, strict=True))
+            given: dict[str, str] = {**row, **({"causal": flag} if "causal" in self.meant else {})}
+            problem = self.problem(given, dtype="float32", seed=0)
+            if not bool(structure(problem, self.candidate).any(dim=-1).all()):
+                yield tuple((name, (value,)) for name, value in row.items())
+
+    def _rules_of_memory(self) -> Iterator[Rule]:
+        told = "one item, or one head, is repeated by no stride"
+        yield Rule(told, (("memory", ("expanded",)), ("batch", self._one_item())))
+        one_head = [value for value, own in self._known("heads") if own["num_kv_heads"] == 1]
+        yield Rule(told, (("memory", ("expanded-heads",)), ("heads", tuple(one_head))))
+        told = "tensors of different shapes cannot be one"
+        shared, all_one = (KEY_IS_VALUE, ALL_ONE), (ALL_ONE,)
+        layer = self.candidate.kind == "layer"
+        fields = ("key_size", "value_size") if layer else CHANNELS
+        for name in ("widths",) if layer else ("head size",):
+            apart = [value for value, own in self._known(name) if own[fields[0]] != own[fields[1]]]
+            yield Rule(told, (("tensors", shared), (name, tuple(apart))))
+        if not layer:
+            grouped = [value for value, own in self._known("heads") if len(set(own.values())) > 1]
+            yield Rule(told, (("tensors", all_one), ("heads", tuple(grouped))))
+        else:
+            widths = [v for v, own in self._known("widths") if own["query_size"] != own["key_size"]]
+            yield Rule(told, (("tensors", all_one), ("widths", tuple(widths))))
+        for (queries, one), (keys, two) in itertools.product(
+            self._sizes("queries").items(), self._sizes("keys").items()
+        ):
+            given = (("queries", (queries,)), ("keys", (keys,)))
+            sides = [side for side in given if side[0] in self.meant]
+            if one["query_length"] != two["key_length"] and sides:
+                yield Rule(told, (("tensors", all_one), *sides))
+        cached = self._values("cache", but=(NONE,))
+        yield Rule("queries are more than new keys", (("tensors", all_one), ("cache", cached)))
+
+    def _one_item(self) -> tuple[str, ...]:
+        """The batches of one item."""
+        return tuple(value for value, own in self._known("batch") if own["batch"] == 1)
+
+    def _known(self, name: str) -> list[tuple[str, Fields]]:
+        return list(self.meant.get(name, {}).items())
+
+    # -- problems -----------------------------------------------------------------------------
+
+    def problem(self, row: dict[str, str], *, dtype: str, seed: int) -> Problem:
+        """The problem of one row; what it does not name is plain."""
+        given = {name: self.meant[name][value] for name, value in row.items()}
+        sizes: Fields = {}
+        for name in SIZES:
+            sizes |= given.get(name, {})
+        geometry = settle(self.plain.replace(**sizes), self.candidate, self.space)
+        causal = settle_causal(self.candidate, flagged=given.get("causal", False))
+        window = given.get("window")
+        mask = given.get("mask")
+        plan = None
+        if mask is not None:
+            plan = MaskPlan(
+                pattern=given["mask pattern"],
+                form=mask[0],
+                shape=given["mask shape"],
+                finite_bias=mask[1],
+                visible=(causal or window is not None)
+                and mask[0] != SEQUENCES
+                and given["mask pattern"] != EMPTY,
+            )
+        return Problem(
+            geometry=geometry,
+            dtype=dtype,
+            seed=seed,
+            values="normal",
+            mask=plan,
+            causal=causal,
+            scale=given.get("scale"),
+            softcap=given.get("softcap"),
+            window=window,
+            biases=given.get("projection biases", True),
+            past=_past(given.get("cache", NONE), geometry.key_length),
+            sinks=given.get("sinks", False),
+            layout=given.get("memory", "contiguous"),
+            mask_layout=given.get("mask memory", "contiguous"),
+            shared=given.get("tensors", ""),
+            return_weights=given.get("weights returned", False),
+            dropout=given.get("dropout"),
+        )
+
+
+def _past(cache: str, keys: int) -> int:
+    """How many keys are cached."""
+    return dict(zip(CACHES, (0, 1, max(keys // 2, 1), keys - 1), strict=True))[cache]
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " to ".join(map(str, value))
+    return NONE if value is None else f"{value:g}"

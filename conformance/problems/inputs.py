@@ -1,0 +1,193 @@
+"""The tensors of one example, in one canonical layout whatever the candidate's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..base.geometry import Geometry
+from ..declare.declaration import SEQUENCES
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """What a candidate and the golden both receive.
+
+    query, key, value
+        Heads ``[B, H, Lq, D]``, ``[B, Hkv, Lk, D]``, ``[B, Hkv, Lk, Dv]`` for a core; tokens
+        ``[B, L, width]`` for a layer; in the working dtype. With ``mode="self"`` the three are one
+        object, with ``mode="memory"`` key and value are.
+    keep, bias
+        The mask: bool, True attends, and additive finite values, both with four axes of size 1
+        where they do not vary. ``mask_form`` and ``mask_shape`` say how they are handed over.
+    present
+        Which queries ``[B, Lq]`` and which keys ``[B, Lk]`` the sequences have, where ``keep``
+        cannot say: a sequence that has either without the other. None elsewhere.
+    return_weights, dropout
+        Further keywords of the call.
+    generic
+        Whether tokens and weights are independent random numbers, so that the statistical bound
+        holds too; what is made of other tokens loses it.
+    layout, mask_layout
+        How tensors and mask lie in memory when they are handed over (:mod:`conformance.problems.layouts`).
+    grad_mode
+        Whether the call is made with gradients recorded, which nobody asks for here.
+    shared
+        Whether inputs that are one object here are handed over as one object, too.
+    causal_unasked
+        Whether the candidate applies the causal rule in every call, so that no flag is passed.
+    past
+        How many of the keys and values, the first ones, are handed over as a cache. With
+        ``mode="self"`` the query is what follows them.
+    empty_cache
+        Whether a cache is handed over that holds no token.
+    point
+        The declared point, which says how a layer projects what it would have cached.
+    sinks
+        For each head ``[H]`` the logit of one more key, whose value is zero; working dtype.
+    device, arrangement
+        Where the tensors of a call lie, and how a core takes its heads (the declared ``layout``);
+        the tensors here are always on the CPU and ``[B, H, L, D]``.
+    """
+
+    geometry: Geometry
+    mode: Literal["separate", "self", "memory"]
+    batched: bool
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weights: golden.ProjectionWeights | None = None
+    keep: Tensor | None = None
+    bias: Tensor | None = None
+    mask_form: str | None = None
+    mask_shape: str = ""
+    present: tuple[Tensor, Tensor] | None = None
+    causal: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    window: tuple[int, int] | None = None
+    return_weights: bool = False
+    dropout: float | None = None
+    generic: bool = False
+    layout: str = "contiguous"
+    mask_layout: str = "contiguous"
+    grad_mode: bool = False
+    shared: bool = False
+    causal_unasked: bool = False
+    past: int = 0
+    empty_cache: bool = False
+    point: golden.Semantics = golden.STANDARD
+    sinks: Tensor | None = None
+    device: str = "cpu"
+    arrangement: str = "BHSD"
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether the tensors are tokens for a layer rather than heads."""
+        return self.query.dim() == len("BLE")
+
+    @property
+    def masked(self) -> bool:
+        """Whether a mask is handed over."""
+        return self.mask_form is not None
+
+    @property
+    def absent(self) -> Tensor | None:
+        """Queries that no sequence has, bool ``[B, 1, Lq]``; None where each has all of them."""
+        if self.mask_form != SEQUENCES or self.keep is None:
+            return None
+        if self.present is not None:
+            return ~self.present[0].unsqueeze(1)
+        return ~self.keep.any(dim=-1)
+
+    def replace(self, **changes: Any) -> Inputs:
+        """The same inputs with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def without_mask(self) -> Inputs:
+        """The same problem with every key kept and no mask handed over."""
+        return self.replace(keep=None, bias=None, mask_form=None, mask_shape="", present=None)
+
+    def with_tokens(
+        self, *, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
+    ) -> Inputs:
+        """Change tokens and keep what is one object one object; sizes follow the tensors.
+
+        In mode "self" give ``key``: it becomes query, key and value. In mode "memory" give ``key``
+        for both key and value. Of a cache as much is left as leaves one new key.
+        """
+        key = self.key if key is None else key
+        past = min(self.past, max(key.shape[-2] - 1, 0))
+        if self.mode == "self":
+            query, value = key[..., past:, :] if past else key, key
+        elif self.mode == "memory":
+            value = key
+        query = self.query if query is None else query
+        value = self.value if value is None else value
+        geometry = self.geometry.replace(
+            batch=query.shape[0], query_length=query.shape[-2], key_length=key.shape[-2]
+        )
+        return self.replace(
+            geometry=geometry, query=query, key=key, value=value, past=past, generic=False
+        )
+
+    def counted(self, semantics: golden.Semantics) -> tuple[bool, bool]:
+        """Whether causality, and whether the mask, count at a point of the semantics."""
+        return golden.counted(
+            semantics,
+            causal=self.causal,
+            masked=self.keep is not None or self.bias is not None,
+            query_length=self.geometry.query_length,
+        )
+
+    def structure(self, semantics: golden.Semantics, rows: Tensor | None = None) -> Tensor:
+        """What causality, where it counts, and window admit: bool ``[Lq, Lk]``.
+
+        With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[R, Lk]``.
+        """
+        return golden.structural_mask(
+            self.geometry.query_length,
+            self.geometry.key_length,
+            causal=self.counted(semantics)[0],
+            window=self.window,
+            semantics=semantics,
+            rows=rows,
+        )
+
+    def allowed(self, semantics: golden.Semantics) -> Tensor:
+        """Which key each query may attend: bool ``[B, H, Lq, Lk]``."""
+        kept = self.structure(semantics)
+        if not self.counted(semantics)[1]:
+            return kept.expand(self.score_shape)
+        if self.keep is not None:
+            kept = kept & self.keep
+        if self.bias is not None:
+            kept = kept & ~torch.isneginf(self.bias)
+        return kept.expand(self.score_shape)
+
+    def read_heads(self, semantics: golden.Semantics) -> Tensor:
+        """Which key/value head each query head reads, ``[H]``."""
+        heads, kv_heads = self.geometry.num_heads, self.geometry.num_kv_heads
+        every = torch.arange(heads)
+        if semantics.group_order == "tile":
+            return every % kv_heads
+        return every // (heads // kv_heads)
+
+    @property
+    def score_shape(self) -> tuple[int, int, int, int]:
+        """``[B, H, Lq, Lk]``."""
+        sizes = self.geometry
+        return (sizes.batch, sizes.num_heads, sizes.query_length, sizes.key_length)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape the answer must have, batch axis included."""
+        sizes = self.geometry
+        if self.is_layer:
+            return (sizes.batch, sizes.query_length, sizes.output_size)
+        return (sizes.batch, sizes.num_heads, sizes.query_length, sizes.value_head_size)

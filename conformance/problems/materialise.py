@@ -1,0 +1,314 @@
+"""From a problem to its tensors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Generator, Tensor
+
+from .._golden import golden
+from ..base.geometry import Geometry
+from ..declare.candidate import Candidate
+from ..declare.declaration import SEQUENCES
+from .arrangements import sequences
+from .caching import settle_past, without_key_bias
+from .genericity import has_generic_weights
+from .inputs import Inputs
+from .mask_patterns import LENGTH_PATTERNS, PATTERNS
+from .overriding import overridden
+from .problem import MaskPlan, Problem
+from .recipes import RECIPES, normal
+
+TORCH_DTYPES: Final = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+# Layouts whose items, or heads, are equal.
+REPEATED: Final = ("expanded", "expanded-heads")
+# The stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
+SINKS: Final = 40
+SINK_SPREAD: Final = 2.0
+
+
+def generator_for(problem: Problem, purpose: int = 0) -> Generator:
+    """A generator seeded by the problem; each purpose gets a stream of its own."""
+    return Generator().manual_seed(problem.seed * 1_000_003 + purpose)
+
+
+def materialise(problem: Problem, candidate: Candidate) -> Inputs:
+    """Make the tensors of a problem for a candidate."""
+    generator = generator_for(problem)
+    query, key, value = _tokens(problem, candidate, generator)
+    keep, bias, present = _mask(problem, candidate, generator)
+    plan = problem.mask
+    drawn = Inputs(
+        geometry=problem.geometry,
+        mode=input_mode(candidate),  # type: ignore[arg-type]  # checked by declare()
+        batched=candidate.declaration.batched,
+        query=query,
+        key=key,
+        value=value,
+        weights=_weights(problem, candidate, generator),
+        keep=keep,
+        bias=bias,
+        mask_form=None if plan is None else plan.form,
+        mask_shape="" if plan is None else plan.shape,
+        present=present,
+        causal=problem.causal or candidate.declaration.always_causal,
+        scale=problem.scale,
+        softcap=problem.softcap,
+        window=problem.window,
+        sinks=_sinks(problem),
+        generic=_is_generic(problem, candidate),
+        causal_unasked=candidate.declaration.always_causal,
+        past=settle_past(problem, candidate),
+        point=candidate.declaration.semantics,
+        device=problem.device,
+        arrangement=candidate.declaration.layout,
+        layout=problem.layout,
+        mask_layout=problem.mask_layout,
+        shared=bool(problem.shared),
+        return_weights=problem.return_weights,
+        dropout=problem.dropout,
+    )
+    drawn = _alike(overridden(drawn, problem), problem)
+    return without_key_bias(drawn, candidate) if drawn.past else drawn
+
+
+def _is_generic(problem: Problem, candidate: Candidate) -> bool:
+    """Whether errors may be taken for independent."""
+    if problem.shared or problem.layout in REPEATED:
+        return False
+    return RECIPES[problem.values].generic and has_generic_weights(candidate)
+
+
+def input_mode(candidate: Candidate) -> str:
+    """Whether the candidate takes three inputs, one, or a query and a memory."""
+    return "self" if candidate.kind == "positions" else candidate.declaration.inputs
+
+
+def token_shapes(
+    geometry: Geometry, *, layer: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The shapes of query, key and value."""
+    batch, query_length, key_length = geometry.batch, geometry.query_length, geometry.key_length
+    if layer:
+        return (
+            (batch, query_length, geometry.query_size),
+            (batch, key_length, geometry.key_size),
+            (batch, key_length, geometry.value_size),
+        )
+    return (
+        (batch, geometry.num_heads, query_length, geometry.head_size),
+        (batch, geometry.num_kv_heads, key_length, geometry.head_size),
+        (batch, geometry.num_kv_heads, key_length, geometry.value_head_size),
+    )
+
+
+def _tokens(
+    problem: Problem, candidate: Candidate, generator: Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    recipe = RECIPES[problem.values]
+    mode = input_mode(candidate)
+    shapes = token_shapes(problem.geometry, layer=candidate.kind != "core")
+    working = TORCH_DTYPES[problem.dtype]
+    key = recipe.key(shapes[1], generator).to(working)
+    if mode == "self":
+        return key, key, key
+    query = recipe.query(shapes[0], generator).to(working)
+    value = key if mode == "memory" else recipe.value(shapes[2], generator).to(working)
+    return query, key, value
+
+
+def _alike(drawn: Inputs, problem: Problem) -> Inputs:
+    """The same inputs, equal where they are one tensor or lie in memory once for several."""
+    if not problem.shared and problem.layout not in REPEATED:
+        return drawn
+    query, key, value = drawn.query, drawn.key, drawn.value
+    # What takes one input, or key and value in one, gets one whatever the problem says.
+    all_one = problem.shared == "all" or query is key
+    key_is_value = bool(problem.shared) or key is value
+    if problem.layout in REPEATED:
+        query, key, value = (_repeated(each, problem.layout) for each in (query, key, value))
+    return drawn.replace(
+        query=key if all_one else query, key=key, value=key if key_is_value else value
+    )
+
+
+def _repeated(tensor: Tensor, layout: str) -> Tensor:
+    """The first item, or the first head, in place of each."""
+    first = tensor[:1] if layout == "expanded" else tensor[:, :1]
+    return first.expand(tensor.shape).contiguous()
+
+
+def _weights(
+    problem: Problem, candidate: Candidate, generator: Generator
+) -> golden.ProjectionWeights | None:
+    if candidate.kind != "layer":
+        return None
+    if not candidate.draws_weights:
+        return in_dtype(candidate.fixed_weights, TORCH_DTYPES[problem.dtype])
+    return draw_weights(problem, candidate.declaration.semantics, generator)
+
+
+def in_dtype(
+    weights: golden.ProjectionWeights | None, working: torch.dtype
+) -> golden.ProjectionWeights | None:
+    """The same weights in a working dtype, on the CPU."""
+    if weights is None:
+        return None
+
+    def cast(optional: Tensor | None) -> Tensor | None:
+        return None if optional is None else optional.detach().to("cpu", working)
+
+    return golden.ProjectionWeights(
+        q=weights.q.detach().to("cpu", working),
+        k=weights.k.detach().to("cpu", working),
+        v=weights.v.detach().to("cpu", working),
+        o=cast(weights.o),
+        q_bias=cast(weights.q_bias),
+        k_bias=cast(weights.k_bias),
+        v_bias=cast(weights.v_bias),
+        o_bias=cast(weights.o_bias),
+    )
+
+
+def draw_weights(
+    problem: Problem, semantics: golden.Semantics, generator: Generator
+) -> golden.ProjectionWeights:
+    """Random projections that keep the spread of their inputs, with biases of half that size."""
+    sizes = problem.geometry
+    working = TORCH_DTYPES[problem.dtype]
+    query_width = sizes.num_heads * sizes.head_size
+    key_width = sizes.num_kv_heads * sizes.head_size
+    value_width = sizes.num_kv_heads * sizes.value_head_size
+    merged = sizes.num_heads * sizes.value_head_size
+    shapes = {
+        "q": (query_width, sizes.query_size, semantics.query_bias),
+        "k": (key_width, sizes.key_size, semantics.key_bias),
+        "v": (value_width, sizes.value_size, semantics.value_bias),
+        "o": (sizes.output_size, merged, semantics.output_bias),
+    }
+    tensors: dict[str, Tensor | None] = {}
+    for role, (rows, columns, has_bias) in shapes.items():
+        matrix, bias = PROJECTIONS[RECIPES[problem.values].weights](rows, columns, generator)
+        tensors[role] = matrix.to(working)
+        tensors[f"{role}_bias"] = bias.to(working) if has_bias and problem.biases else None
+    return golden.ProjectionWeights(**tensors)  # type: ignore[arg-type]  # matrices are never None
+
+
+def _normal_projection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    matrix = normal((rows, columns), generator) / max(columns, 1) ** 0.5
+    return matrix, 0.5 * normal((rows,), generator)
+
+
+def _integer_projection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    matrix = torch.randint(-1, 2, (rows, columns), generator=generator).double()
+    return matrix, torch.randint(-2, 3, (rows,), generator=generator).double()
+
+
+def _selection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Each output is one input; all inputs are used if they fit."""
+    order = torch.randperm(columns, generator=generator)
+    chosen = order[torch.arange(rows).remainder(columns)]
+    matrix = torch.zeros(rows, columns, dtype=torch.float64)
+    matrix[torch.arange(rows), chosen] = 1.0
+    return matrix, torch.zeros(rows, dtype=torch.float64)
+
+
+def _signed_selection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """A selection that changes the sign of some of its outputs."""
+    matrix, bias = _selection(rows, columns, generator)
+    signs = torch.randint(0, 2, (rows, 1), generator=generator).double() * 2.0 - 1.0
+    return matrix * signs, bias
+
+
+PROJECTIONS: Final = {
+    "normal": _normal_projection,
+    "integers": _integer_projection,
+    "selections": _selection,
+    "signed-selections": _signed_selection,
+}
+
+
+def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]:
+    """The canonical four sizes of a mask that is handed over in some letters."""
+    sizes = {
+        "B": geometry.batch,
+        "H": geometry.num_heads,
+        "Q": geometry.query_length,
+        "K": geometry.key_length,
+    }
+    varies = [sizes[axis] if axis in plan_shape else 1 for axis in "BHQ"]
+    return (varies[0], varies[1], varies[2], geometry.key_length)
+
+
+def _mask(
+    problem: Problem, candidate: Candidate, generator: Generator
+) -> tuple[Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
+    """What is kept, the additive values, and which tokens there are where that does not say."""
+    plan, geometry = problem.mask, problem.geometry
+    if plan is None:
+        return None, None, None
+    if plan.form == SEQUENCES:
+        sizes = (geometry.batch, geometry.query_length, geometry.key_length)
+        alignment = candidate.declaration.semantics.causal_alignment
+        keep, present = sequences(plan.pattern, sizes, alignment, generator)
+        return keep, None, present
+    shape = mask_sizes(plan.shape, problem.geometry)
+    keep = PATTERNS[pattern_for(plan)](shape, generator)
+    if plan.visible:
+        seen = structure(problem, candidate)
+        keep = with_visible_keys(keep, seen, lengths=plan.form == "lengths")
+    if not plan.finite_bias:
+        return keep, None, None
+    bias = 2.0 * normal(shape, generator)
+    return keep, bias.to(TORCH_DTYPES[problem.dtype]), None
+
+
+def structure(problem: Problem, candidate: Candidate) -> Tensor:
+    """Which key each query may attend by causal rule and window: bool ``[Lq, Lk]``."""
+    sizes, declared = problem.geometry, candidate.declaration
+    return golden.structural_mask(
+        sizes.query_length,
+        sizes.key_length,
+        causal=problem.causal or declared.always_causal,
+        window=problem.window,
+        semantics=declared.semantics,
+    )
+
+
+def with_visible_keys(keep: Tensor, seen: Tensor, *, lengths: bool) -> Tensor:
+    """The mask with so many more keys that each query has one among those it may see anyway.
+
+    Queries that see no key at all stay without. Lengths can only grow.
+    """
+    keep = keep.clone()
+    keys = torch.arange(keep.shape[-1])
+    for row, places in enumerate(seen):
+        every = places.nonzero().flatten()
+        if not len(every):
+            continue
+        own = keep[:, :, row if keep.shape[2] > 1 else 0]  # a view
+        more = keys <= every[0] if lengths else keys == every[row % len(every)]
+        own |= ~(own & places).any(dim=-1, keepdim=True) & more
+    return keep
+
+
+def _sinks(problem: Problem) -> Tensor | None:
+    """A logit for each head, of the size of what it stands beside; a stream of its own."""
+    if not problem.sinks:
+        return None
+    generator = generator_for(problem, SINKS)
+    drawn = SINK_SPREAD * normal((problem.geometry.num_heads,), generator)
+    return drawn.to(TORCH_DTYPES[problem.dtype])
+
+
+def pattern_for(plan: MaskPlan) -> str:
+    """The pattern a form can express: lengths only know padding."""
+    return LENGTH_PATTERNS[plan.pattern] if plan.form == "lengths" else plan.pattern

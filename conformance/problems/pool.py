@@ -1,0 +1,135 @@
+"""The problems of a run: hand-picked edges, then drawn ones, shared by all clauses of a space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final
+
+from ..base.profile import Profile
+from ..declare.candidate import Candidate
+from .combinations import combinations, drawn_anew
+from .edges import edge_problems
+from .problem import Problem
+from .space import Space
+from .strategies import draw_problems
+
+# The part of the examples for each further dtype.
+OTHER_DTYPES: Final = 0.5
+# The part that is drawn at least, however many edges there are.
+LEAST_DRAWN: Final = 0.25
+# How many further problems are offered where none of the first could tell right from wrong.
+FURTHER: Final = 8
+# Between the seeds of two turns: far more than between those of two days.
+TURN: Final = 1_000_000_007
+
+
+class Pool:
+    """Problems by space and dtype; clauses of one space see the same, so goldens are shared."""
+
+    def __init__(
+        self, candidate: Candidate, profile: Profile, seed: int, *, leading: str = ""
+    ) -> None:
+        self._candidate = candidate
+        self._profile = profile
+        self._seed = seed
+        self._leading = leading
+        self._known: dict[tuple[Space, str], list[Problem]] = {}
+
+    def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
+        """The problems of a space: at least as many as the profile asks for.
+
+        The leading dtype, which is the one asked for first if none was named, gets them all: most
+        mistakes show in every dtype. Each device gets the same.
+        """
+        self._leading = self._leading or dtype
+        key = (space, dtype)
+        if key not in self._known:
+            self._known[key] = self._draw(space, dtype)
+        if device == "cpu":
+            return self._known[key]
+        return [problem.replace(device=device) for problem in self._known[key]]
+
+    def further(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
+        """A few other problems of a space, for a clause whose examples happened not to bind."""
+        asked = set(self.problems(space, dtype, device))
+        drawn = draw_problems(
+            self._candidate,
+            space,
+            dtype=dtype,
+            longest=self._profile.longest,
+            count=FURTHER,
+            seed_value=self._seed + 1,
+        )
+        edges = edge_problems(self._candidate, space, dtype=dtype)
+        placed = [problem.replace(device=device) for problem in [*edges[:FURTHER], *drawn]]
+        return [problem for problem in dict.fromkeys(placed) if problem not in asked]
+
+    def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
+        """As many problems as the profile asks for, all drawn: each turn has a seed of its own."""
+        found = draw_problems(
+            self._candidate,
+            space,
+            dtype=dtype,
+            longest=self._profile.longest,
+            count=max(1, self._wanted(space, dtype)),
+            seed_value=self._seed + turn * TURN,
+        )
+        return [problem.replace(device=device) for problem in found]
+
+    def coverage(self, space: Space, dtype: str, numbers: Iterable[int]) -> dict[str, Any] | None:
+        """How many combinations the problems of a space with some numbers cover, None of others."""
+        if space.edges != "combinations":
+            return None
+        self.problems(space, dtype)
+        made = combinations(
+            self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
+        )
+        return made.told([number for number in numbers if number < len(made.problems)])
+
+    def _strength(self, space: Space, dtype: str) -> int:
+        """Full in the leading dtype: most interactions show in every dtype.
+
+        Gradients cost several answers, so that another dtype gets one step less of them.
+        """
+        full = self._profile.strength
+        if dtype == self._leading:
+            return full
+        return max(full - 1, 1) if space.asks == "gradients" else min(2, full)
+
+    def _wanted(self, space: Space, dtype: str) -> int:
+        part = 1.0 if dtype == self._leading else OTHER_DTYPES
+        return round(self._profile.examples * space.share * part)
+
+    def _turned(self, space: Space, dtype: str) -> list[Problem]:
+        """The combinations again with drawn values, as often as the profile says."""
+        if space.edges != "combinations" or self._profile.turns == 1 or dtype != self._leading:
+            return []
+        made = combinations(
+            self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
+        )
+        return [
+            drawn_anew(problem, self._seed + turn * TURN)
+            for turn in range(1, self._profile.turns)
+            for problem in made.problems
+        ]
+
+    def _draw(self, space: Space, dtype: str) -> list[Problem]:
+        wanted = self._wanted(space, dtype)
+        most = self._profile.edges
+        if space.share < 1.0 and space.edges == "sizes":
+            # A part of each: edges alone are the same in every run.
+            most = wanted // 2 if most is None else min(most, wanted // 2)
+        edges = edge_problems(
+            self._candidate, space, dtype=dtype, most=most, strength=self._strength(space, dtype)
+        )
+        edges += self._turned(space, dtype)
+        drawn = draw_problems(
+            self._candidate,
+            space,
+            dtype=dtype,
+            longest=self._profile.longest,
+            count=max(wanted - len(edges), math.ceil(LEAST_DRAWN * wanted), 1),
+            seed_value=self._seed,
+        )
+        return edges + drawn

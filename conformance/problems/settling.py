@@ -1,0 +1,129 @@
+"""Fits sizes and causality to what a candidate can be called with and what a clause needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..base.geometry import Geometry, nearest_size
+from ..declare.candidate import Candidate
+from .problem import Problem
+from .space import LENGTHS, WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
+
+# How often a geometry function is applied before what it makes is taken as it is.
+BUILDS = 2
+
+
+def settle(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
+    """The nearest geometry that the space and the candidate's declaration allow.
+
+    What the candidate's own geometry function makes stands, even outside the space.
+    """
+    build = candidate.declaration.pins.build
+    geometry = _settle_sizes(geometry, candidate, space)
+    if build is None:
+        return geometry
+    built = build(geometry)
+    for _ in range(BUILDS):
+        geometry = _settle_sizes(built, candidate, space)
+        if geometry == built:
+            break
+        built = build(geometry)
+    return built
+
+
+def settle_causal(candidate: Candidate, *, flagged: bool, masked: bool = False) -> bool:
+    """Whether a problem is causal: where it can be asked for, and wherever it always is.
+
+    ``masked`` says that it has a mask beside which the flag is not given: see ``either_or``.
+    """
+    declared = candidate.declaration
+    return declared.always_causal or (flagged and declared.causal is not None and not masked)
+
+
+def one_at_a_time(problem: Problem, candidate: Candidate) -> Problem:
+    """The problem without its flag where a mask is given and both are not asked for together."""
+    alone = problem.mask is not None and either_or(candidate)
+    causal = settle_causal(candidate, flagged=problem.causal, masked=alone)
+    return problem.replace(causal=causal)
+
+
+def either_or(candidate: Candidate) -> bool:
+    """Whether flag and mask are asked for one at a time: where not both count together.
+
+    ``mask.causal-and-mask`` alone gives both.
+    """
+    return candidate.declaration.semantics.causal_combination != "both"
+
+
+def settle_shared(problem: Problem, candidate: Candidate) -> str:
+    """Which inputs of a problem can be one tensor: those of one shape, as many as are to be."""
+    sizes = problem.geometry
+    if candidate.kind == "core":
+        values = sizes.head_size == sizes.value_head_size
+        queries = sizes.num_heads == sizes.num_kv_heads
+    else:
+        values = sizes.key_size == sizes.value_size
+        queries = sizes.query_size == sizes.key_size
+    if not problem.shared or not values:
+        return ""
+    whole = queries and sizes.query_length == sizes.key_length and not problem.past
+    return problem.shared if whole else "key-value"
+
+
+def counts_from_first_key(candidate: Candidate) -> bool:
+    """Whether queries are never drawn where they would stand before the first key."""
+    point = candidate.declaration.semantics
+    counted = point.rotary != "none" and point.causal_alignment == "bottom-right"
+    return counted and not set(LENGTHS) & set(candidate.declaration.pins.sizes)
+
+
+def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
+    """Sizes that are allowed, equal where they must be, and large enough where they can be."""
+    pinned = candidate.declaration.pins.sizes
+    sizes = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(geometry)}
+    for group in tied_fields(candidate, space):
+        lead = next((name for name in group if name in pinned), group[0])
+        allowed = allowed_sizes(group, candidate)
+        nearest = nearest_size(sizes[lead], allowed, wanted_size(group, space))
+        sizes |= dict.fromkeys(group, nearest)
+    if space.square == "never" and sizes["query_length"] == sizes["key_length"]:
+        sizes["query_length" if "key_length" in pinned else "key_length"] += 2
+    sizes |= _behind_no_key(sizes, candidate, space)
+    shared = sizes["num_heads"] > sizes["num_kv_heads"] or not space.grouped
+    if sizes["num_heads"] % sizes["num_kv_heads"] or not shared:
+        sizes |= _whole_groups(sizes, candidate, space)
+    if candidate.kind == "core":
+        sizes |= dict.fromkeys(WIDTHS, 1)
+    if candidate.kind == "positions":
+        sizes |= dict.fromkeys(("num_heads", "num_kv_heads", "head_size", "value_head_size"), 1)
+        sizes |= dict.fromkeys(WIDTHS, sizes["key_size"] + sizes["key_size"] % 2)
+    return Geometry(**sizes)
+
+
+def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:
+    """Lengths exchanged where the first queries would stand before the first key.
+
+    No table of sines has a row for a place before zero.
+    """
+    queries, keys = (sizes[name] for name in LENGTHS)
+    fewer = max(keys, wanted_size(("query_length",), space))
+    if not counts_from_first_key(candidate) or queries <= keys or fewer > queries:
+        return {}
+    return {"query_length": fewer, "key_length": queries}
+
+
+def _whole_groups(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:
+    """The nearest numbers of heads and key/value heads of which one divides the other."""
+    pinned = candidate.declaration.pins.sizes
+    heads, kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+    most = 2 * heads + kv_heads + 1 if space.grouped else heads + kv_heads
+    many = pinned.get("num_heads", range(1, most))
+    few = pinned.get("num_kv_heads", range(1, max(many) + 1))
+    least, least_kv = (least_size((name,), space) for name in ("num_heads", "num_kv_heads"))
+    pairs = [(n, k) for n in many for k in few if n % k == 0 and n >= least and k >= least_kv]
+    if space.grouped:
+        pairs = [(n, k) for n, k in pairs if n > k]
+    if not pairs:
+        return {"num_kv_heads": 1}
+    best = min(pairs, key=lambda pair: abs(pair[0] - heads) + abs(pair[1] - kv_heads))
+    return {"num_heads": best[0], "num_kv_heads": best[1]}

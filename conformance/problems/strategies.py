@@ -1,0 +1,173 @@
+"""Hypothesis strategies: problems for a candidate, drawn as small integers and named recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from ..base.geometry import Geometry
+from ..declare.candidate import Candidate
+from .draft import Draft
+from .problem import Problem
+from .space import Space
+
+# Lengths on both sides of the tile edges of blocked kernels.
+TILE_EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513)
+HEAD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32, 40, 59, 64, 72, 80, 96, 128, 160, 256)
+FEW_QUERIES = 5
+# Head sizes up to this are drawn whatever the lengths.
+WIDE = 64
+SHORT = 9
+WIDEST_INPUT = 24
+CHOICES = 2**16
+# Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes dropped.
+OVERSAMPLING = 3
+# At least so many drafts are drawn, and twice as many where these are not enough.
+FEW_DRAFTS = 10
+# Choices are told apart modulo this: more than a space offers of anything.
+VARIETY = 12
+
+
+def problems(
+    candidate: Candidate, space: Space, *, dtype: str, longest: int = 40
+) -> st.SearchStrategy[Problem]:
+    """Problems of a space that a candidate can be called with; lengths stay below ``longest``."""
+    return drafts(longest=longest).map(lambda draft: draft.problem(candidate, space, dtype=dtype))
+
+
+def drafts(*, longest: int = 40) -> st.SearchStrategy[Draft]:
+    """Drafts of problems: sizes, a seed and choices that shrink as integers."""
+    choice = st.integers(0, CHOICES)
+    return st.builds(
+        Draft,
+        geometry=geometries(longest=longest),
+        seed=st.integers(0, 2**31 - 1),
+        values=choice,
+        option=choice,
+        pattern=choice,
+        masked=st.booleans(),
+        causal=st.booleans(),
+        finite_bias=st.booleans(),
+        biases=st.integers(0, 4).map(bool),
+        extras=choice,
+    )
+
+
+@st.composite
+def geometries(draw: st.DrawFn, *, longest: int = 40) -> Geometry:
+    """Geometries whose long axis is at most ``longest`` and whose other lengths stay short."""
+    query_length, key_length = draw(_lengths(longest))
+    num_kv_heads = draw(st.integers(1, 3))
+    small = st.integers(1, 8)
+    sizes = [size for size in HEAD_SIZES if size <= max(WIDE, longest)]
+    widths = [draw(st.integers(1, WIDEST_INPUT)) for _ in range(4)]
+    return Geometry(
+        batch=draw(st.sampled_from((1, 2, 3, 2, 5))),
+        num_heads=num_kv_heads * draw(st.sampled_from((1, 1, 2, 3, 4))),
+        num_kv_heads=num_kv_heads,
+        query_length=query_length,
+        key_length=key_length,
+        head_size=draw(small | st.sampled_from(sizes)),
+        value_head_size=draw(small | st.sampled_from(sizes)),
+        query_size=widths[0],
+        key_size=widths[1],
+        value_size=widths[2],
+        output_size=widths[3],
+    )
+
+
+def _lengths(longest: int) -> st.SearchStrategy[tuple[int, int]]:
+    edges = [length for length in TILE_EDGES if length <= longest] or [longest]
+    short, few, edge = st.integers(1, SHORT), st.integers(1, FEW_QUERIES), st.sampled_from(edges)
+    square = st.integers(1, SHORT).map(lambda length: (length, length))
+    return (
+        st.tuples(short, short)
+        | square
+        | st.tuples(few, edge)
+        | st.tuples(edge, few)
+        | st.tuples(short, short)
+    )
+
+
+def first_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
+    """The first drafts of a seed: those of a smaller count are the start of those of a larger one.
+
+    Drawing is dear: clauses that want a few take the first of what others want more of.
+    """
+    whole = FEW_DRAFTS
+    while whole < count:
+        whole *= 2
+    return draw_drafts(longest=longest, count=whole, seed_value=seed_value)[:count]
+
+
+@lru_cache(maxsize=16)
+def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
+    """``count`` drafts drawn by hypothesis, the same ones for the same seed."""
+    found: list[Draft] = []
+
+    @seed(seed_value)
+    @settings(
+        max_examples=OVERSAMPLING * count,
+        phases=(Phase.generate,),
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drafts(longest=longest))
+    def collect(draft: Draft) -> None:
+        found.append(draft)
+
+    collect()
+    return tuple(_diverse(found, count))
+
+
+def _diverse(found: list[Draft], count: int) -> list[Draft]:
+    """The drafts that bring the most that is new, one after the other."""
+    rest = {draft: frozenset(_features(draft)) for draft in dict.fromkeys(found)}
+    chosen: list[Draft] = []
+    seen: frozenset[tuple[object, ...]] = frozenset()
+    while rest and len(chosen) < count:
+        best = max(rest, key=lambda draft: len(rest[draft] - seen))
+        seen |= rest.pop(best)
+        chosen.append(best)
+    return chosen
+
+
+def _features(draft: Draft) -> Iterator[tuple[object, ...]]:
+    """What makes a draft unlike another: its sizes alone and in pairs, and its choices."""
+    sizes = draft.geometry
+    yield ("lengths", sizes.query_length, sizes.key_length)
+    yield ("heads", sizes.num_heads, sizes.num_kv_heads, sizes.batch)
+    for name in ("query_length", "key_length", "head_size", "value_head_size", "key_size"):
+        yield (name, getattr(sizes, name))
+    yield ("values", draft.values % VARIETY)
+    yield ("mask", draft.option % VARIETY, draft.masked, draft.causal)
+    yield ("pattern", draft.pattern % VARIETY)
+
+
+def draw_problems(
+    candidate: Candidate, space: Space, *, dtype: str, longest: int, count: int, seed_value: int
+) -> list[Problem]:
+    """``count`` problems of a space, the same ones for the same seed, each only once.
+
+    What a candidate's own geometry function makes outside the space is replaced by others with
+    fresh seeds; there are none when it always does.
+    """
+    found: list[Problem] = []
+    for draft in first_drafts(longest=longest, count=count, seed_value=seed_value):
+        problem = draft.problem(candidate, space, dtype=dtype)
+        if space.admits(problem, candidate):
+            found.append(_another(problem, found))
+    for index in range(count - len(found) if found else 0):
+        found.append(_another(found[index], found))
+    return found
+
+
+def _another(problem: Problem, known: list[Problem]) -> Problem:
+    """The same, with a fresh seed if it is known: pinned sizes make likes of unlike drafts."""
+    while problem in known:
+        problem = problem.replace(seed=problem.seed + 1)
+    return problem

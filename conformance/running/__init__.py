@@ -1,0 +1,1 @@
+"""Running the clauses of one candidate, and the processes that this happens in."""

@@ -1,0 +1,1 @@
+"""Candidates run in processes that may hang or die."""

@@ -1,0 +1,120 @@
+"""What the command line's process and its worker say to each other: plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...base.expected import ExpectedFailure
+from ...base.graph_options import Beside
+from ...base.parameter_names import OptionParameter
+from ...base.shard import WHOLE, Shard
+
+PLAN_TARGETS: Final = "conformance.running.workers.loaded:plan_targets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What to check and how hard; everything a worker needs to start over.
+
+    ``loader`` names the function (``conformance.module:function``) that makes plans of the options
+    in the worker: it is called like ``plan_targets``, and each of its plans has ``loaded()``.
+
+    ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
+    slugs; ``beside`` speaks of the graphs among the targets. Without ``preflight`` layers are not
+    built while loading (their builder killed a worker). Without ``trials`` no call is made then:
+    what is replayed is the first call of its process. With ``compile`` each candidate is run
+    through torch.compile, too. Of a ``shard`` only its part of the examples is asked;
+    ``databases`` name where failing problems are kept, ``unchecked`` are globs of parameters that
+    may stay unchecked.
+    """
+
+    targets: tuple[str, ...]
+    profile: str = "default"
+    seed: int = 0
+    dtypes: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    preflight: bool = True
+    trials: bool = True
+    compile: bool = False
+    loader: str = PLAN_TARGETS
+    beside: Beside = field(default_factory=Beside)
+    shard: Shard = WHOLE
+    databases: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One clause of one candidate in one dtype on one device; ``reason`` says why not to run it."""
+
+    id: str
+    family: str
+    level: str
+    dtype: str
+    device: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A candidate as the report needs it, with its plan.
+
+    ``deviations`` are the fields in which its semantics differs from the standard, but for the
+    causal alignment, which every kernel has to choose. ``mistaken`` says in words which of them
+    nobody chooses on purpose. ``gauge`` says what was not verified, and
+    why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
+    sentences that belong into the record. ``unchecked`` are parameters that look like options and
+    that no call gives.
+    """
+
+    name: str
+    target: str
+    kind: str
+    declaration: dict[str, Any]
+    gauge: str
+    deviations: tuple[str, ...]
+    expected: tuple[ExpectedFailure, ...]
+    tasks: tuple[Task, ...]
+    location: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    unchecked: tuple[OptionParameter, ...] = ()
+    mistaken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """How the worker is to run a clause.
+
+    ``seconds`` is the time after which no example is begun, None for as long as it takes. A failure
+    is left as it was found when it is ``deferred``, and made small and named when it is handed back
+    as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores.
+    """
+
+    seconds: float | None = None
+    deferred: bool = False
+    failure: dict[str, Any] | None = None
+    round: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What a worker knows before it loads anything: the specification and its surroundings.
+
+    ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
+    origin. ``elsewhere`` are the slugs of clauses that nothing is asked on a CPU. ``clauses`` is
+    what reports tell of each clause beside its results.
+    """
+
+    environment: dict[str, Any]
+    specification: str
+    sentences: dict[str, str]
+    levels: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
+    clauses: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+Event = tuple[str, Any]

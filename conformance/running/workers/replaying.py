@@ -1,0 +1,131 @@
+"""The job of ``replay`` in the worker: one counterexample of a report, examined again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...adapters.graph_forward import described
+from ...base.results import Violation, plain
+from ...calls import torch_state
+from ...calls.recording import Recording
+from ...clauses.registry import Clause, all_clauses
+from ...clauses.subject import Subject
+from ...errors import UsageError, did_you_mean
+from ...problems.problem import Problem, problem_from_json
+from ...shrinking.counterexample import describe
+from ...shrinking.smallest import Smallest, examine, examine_recorded, tells_the_same
+from ..runner import one_thread, why_unusable
+from .loaded import Plan
+
+
+def replay_job(
+    plan: Plan, argument: dict[str, Any], tell: Callable[[str, str], None]
+) -> dict[str, Any]:
+    """Examine a problem again and say what became of its failure, as plain data.
+
+    ``argument`` holds ``clause``, ``dtype``, ``device``, ``problem`` and the ``violation`` of the
+    report, and which of the clause's earlier examples are asked first (``earlier``). The answer's
+    ``outcome`` is "passes", "fails" or "differs", for which there are the new
+    ``violation`` and ``counterexample``. Raises UsageError for a clause or problem that this
+    version cannot ask.
+    """
+    clause, subject, problem = asked(plan, argument)
+    with one_thread(), torch_state.neutral():
+        recording = Recording()
+        before = argument.get("earlier", {"last": 0, "of": 0})
+        for earlier in _asked_before(plan, clause, subject, before["of"], last=before["last"]):
+            tell("calling", plan.candidate.name)  # a new time limit
+            examine_recorded(clause, subject, earlier, recording)
+        finding, recording = examine_recorded(clause, subject, problem, recording)
+        if finding.violation is None:
+            return {"outcome": "passes"}
+        shown = describe(clause.id, subject, as_smallest(problem, finding.violation, recording))
+    found: dict[str, Any] = plain(
+        {
+            "outcome": outcome(argument, finding.violation),
+            "violation": vars(finding.violation),
+            "counterexample": {**shown, "access": access(plan)},
+        }
+    )
+    return found
+
+
+def earlier_job(plan: Plan, argument: dict[str, Any], tell: Callable[[str, str], None]) -> None:
+    """Ask the first ``count`` examples of a clause as the run did; what they show is not judged.
+
+    ``argument`` holds ``clause``, ``dtype``, ``device`` and ``count``.
+    """
+    clause = {clause.id: clause for clause in all_clauses()}.get(argument["clause"])
+    if clause is None or why_unusable(plan.candidate, argument["device"]):
+        return
+    if clause.not_applicable(plan.candidate.on(argument["device"])):
+        return
+    subject = plan.run.subject(argument["dtype"], argument["device"])
+    with one_thread(), torch_state.neutral():
+        for problem in _asked_before(plan, clause, subject, argument["count"]):
+            tell("calling", plan.candidate.name)  # a new time limit
+            examine(clause, subject, problem)
+
+
+def _asked_before(
+    plan: Plan, clause: Clause, subject: Subject, count: int, *, last: int | None = None
+) -> list[Problem]:
+    """The first ``count`` problems that a run asks of a clause, or the last few of these."""
+    if not count or last == 0:
+        return []
+    asked_first = plan.run.pool.problems(clause.space, subject.dtype, subject.device)[:count]
+    return asked_first if last is None else asked_first[-last:]
+
+
+def asked(plan: Plan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
+    """What a counterexample asks of whom; raises UsageError where that cannot be asked."""
+    clauses = {clause.id: clause for clause in all_clauses()}
+    slug = argument["clause"]
+    if slug not in clauses:
+        msg = f"this version has no clause {slug!r}{did_you_mean(slug, clauses)}"
+        raise UsageError(msg)
+    try:
+        problem = problem_from_json(argument["problem"])
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        msg = f"the counterexample of {slug} cannot be rebuilt: {error}"
+        raise UsageError(msg) from None
+    device = argument["device"]
+    absent = why_unusable(plan.candidate, device)
+    if absent:
+        msg = f"{slug} of {plan.candidate.name} cannot be asked again: {absent}"
+        raise UsageError(msg)
+    refused = clauses[slug].not_applicable(plan.candidate.on(device))
+    if refused:
+        msg = f"{slug} does not apply to {plan.candidate.name} any more: {refused}"
+        raise UsageError(msg)
+    return clauses[slug], plan.run.subject(argument["dtype"], device), problem
+
+
+def as_smallest(problem: Problem, violation: Violation, recording: Recording) -> Smallest:
+    """A failure that was asked again, as one that was found and not made smaller."""
+    return Smallest(
+        problem=problem, violation=violation, recording=recording, tries=0, repeated=True
+    )
+
+
+def outcome(argument: dict[str, Any], violation: Violation) -> str:
+    """Whether a violation is that of the report: "fails", else "differs"."""
+    same = tells_the_same(Violation(**argument["violation"]), violation)
+    return "fails" if same else "differs"
+
+
+def access(plan: Plan) -> dict[str, Any]:
+    """How a script finds the candidate at its target, and whether it can call it without us."""
+    candidate = plan.candidate
+    function = candidate.function
+    module = str(getattr(function, "__module__", "") or type(function).__module__)
+    return {
+        "adapted": candidate.graph is None and module.startswith("conformance.adapters"),
+        "graph": None if candidate.graph is None else described(candidate.graph),
+        "batched": plan.candidate.declaration.batched,
+        "layout": plan.candidate.declaration.layout,
+        "arrays": plan.candidate.declaration.arrays,
+        "compiled": candidate.eager is not None,
+        "kind": plan.candidate.kind,
+    }

@@ -1,0 +1,393 @@
+"""Drives one worker process: restarts it when a candidate hangs or dies, and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
+from ...base.results import ClauseResult, result_from_json
+from ...errors import UsageError
+from .heard import Heard
+from .messages import Event, Loaded, Order, Ready, RunOptions
+from .outcomes import not_applicable, outcome
+from .starvation import Patience, reading
+from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
+
+DEFAULT_TIMEOUT: Final = 30.0
+_AFTER_A_HANG: Final = 5.0
+_LOADING_FACTOR: Final = 2.0  # importing a library and building a module takes longer than a call
+_START_LIMIT: Final = 300.0  # importing torch from a cold disk
+_FAREWELL: Final = 2.0
+_IN_A_ROW: Final = 3
+_HANGS_IN_ALL: Final = 8  # each of them takes seconds
+_LAST_WORDS: Final = 2000
+AT_LEISURE: Final = Order()
+_STARTING: Final = threading.Lock()  # a process inherits what is set for all threads
+
+
+class HarnessError(Exception):
+    """The harness itself cannot go on: one sentence, exit code 3."""
+
+
+class OutOfTime(Exception):  # noqa: N818 (no error: the run's time is up)
+    """The run has reached its limit: the worker was stopped."""
+
+
+class WorkerLost(Exception):  # noqa: N818 (no error of ours: the candidate hung or died)
+    """The worker gave no answer; ``kind`` is ``hung`` or ``crashed``."""
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Supervisor:
+    """One worker at a time, on which targets are loaded and clauses run one by one.
+
+    What waits for the worker raises OutOfTime when the run's ``deadline`` has passed.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        deadline: Deadline | None = None,
+    ) -> None:
+        self._options = options
+        self._timeout = timeout
+        self._deadline = deadline
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._last_words = bytearray()
+        self._loaded: list[Loaded] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None and not self._is_over:
+            self._say_stop()
+        self._kill()
+
+    def start(self) -> Ready:
+        """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        listen, output = context.Pipe(duplex=False)
+        process = context.Process(target=serve, args=(theirs, output), name="conformance-worker")
+        with _STARTING, _no_interrupt(), _safe_path():  # the worker is born deaf to Ctrl-C
+            process.start()
+            self._process, self._connection = process, ours
+        theirs.close()
+        output.close()
+        self._last_words = bytearray()
+        threading.Thread(target=_drain, args=(listen, self._last_words), daemon=True).start()
+        try:
+            tag, payload = self._event(_START_LIMIT)
+        except WorkerLost as lost:
+            msg = f"the worker process could not start: {lost}"
+            raise HarnessError(msg) from None
+        if tag == "refused":
+            raise UsageError(str(payload))
+        if tag != "ready":
+            raise HarnessError(str(payload))
+        ready: Ready = payload
+        return ready
+
+    def load(self) -> list[Loaded]:
+        """Load the targets; raises UsageError for bad ones, those that hang or crash included."""
+        step, name = "loading", ""
+        while True:
+            try:
+                self._send("load", self._options)
+                while True:
+                    factor = 1.0 if step == "trying" else _LOADING_FACTOR
+                    tag, payload = self._event(self._timeout * factor)
+                    if tag == "loaded":
+                        self._loaded = payload
+                        return self._loaded
+                    if tag == "refused":
+                        raise UsageError(payload)
+                    if tag == "broken":
+                        raise HarnessError(payload)
+                    step, name = tag, payload
+            except WorkerLost as lost:
+                if step not in ("building", "trying"):
+                    hint = "; --timeout sets the limit" if lost.kind == "hung" else ""
+                    msg = f"{step} {name} {lost}{hint}"
+                    raise UsageError(msg) from None
+                # What kills its process is a verdict: load again without building or trying.
+                self._options = dataclasses.replace(self._options, preflight=False)
+                self.start()
+
+    def run_candidate(
+        self, index: int, numbers: Sequence[int] | None = None, order: Order = AT_LEISURE
+    ) -> Iterator[ClauseResult]:
+        """Every clause of a candidate, one after the other, whatever becomes of the worker.
+
+        ``numbers`` are the places of some of its tasks; the results come in their order.
+        """
+        in_a_row, hangs, limit, last = 0, 0, self._timeout, ""
+        tasks = self._loaded[index].tasks
+        for number in range(len(tasks)) if numbers is None else numbers:
+            task = tasks[number]
+            if task.reason:
+                yield not_applicable(task)
+            elif in_a_row >= _IN_A_ROW:
+                reason = f"{NOT_RUN}the candidate {last} in {_IN_A_ROW} clauses in a row"
+                yield outcome(task, "untestable", reason)
+            elif hangs >= _HANGS_IN_ALL:
+                reason = f"{NOT_RUN}the candidate hung in {_HANGS_IN_ALL} clauses"
+                yield outcome(task, "untestable", reason)
+            else:
+                result = self._run(index, number, order, limit)
+                kind = "" if result.violation is None else result.violation.kind
+                lost = kind in ("hung", "crashed")
+                in_a_row = in_a_row + 1 if lost else 0
+                last = kind if lost else last
+                hangs += kind == "hung"
+                if kind == "hung" and self._process is None:  # a graph's worker waits for no hang
+                    limit = min(limit, _AFTER_A_HANG)
+                yield result
+
+    def explain(self, index: int, number: int, found: ClauseResult) -> ClauseResult:
+        """The failure of a deferred run, made small and named."""
+        order = Order(failure=found.as_json())
+        return self._run(index, number, order, self._timeout)
+
+    def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
+        task, started, heard = self._loaded[index].tasks[number], time.perf_counter(), Heard()
+        if order.failure is not None:
+            heard.found = result_from_json(order.failure)
+        if self._deadline is not None:
+            order = dataclasses.replace(order, seconds=self._deadline.left())
+        try:
+            if order.seconds == 0.0:
+                raise OutOfTime  # noqa: TRY301 (as if the worker had been asked)
+            self._revive()
+            self._send("run", (index, number, order))
+            while True:
+                tag, payload = self._event(limit)
+                if tag == "result":
+                    return self._in_time(result_from_json(payload))
+                heard.take(tag, payload)
+        except WorkerLost as lost:
+            seconds = time.perf_counter() - started
+            return heard.lost(task, lost.kind, f"the candidate {lost}", seconds)
+        except OutOfTime:
+            return self._in_time(heard.cut(task, time.perf_counter() - started))
+        except (UsageError, HarnessError) as error:
+            return outcome(task, "untestable", f"the candidate could not be loaded again: {error}")
+
+    def _in_time(self, result: ClauseResult) -> ClauseResult:
+        """The result, which says so if the run's limit has cut it short."""
+        if result.planned is None or self._deadline is None:
+            return result
+        if not result.examples and not result.reason:
+            reason = f"{NOT_RUN}{self._deadline.sentence}"
+            return result.replace(reason=reason, planned=None)
+        asked = f"after {result.examples} of {result.planned} examples, none of which failed"
+        more = f"; {result.reason}" if result.reason else ""
+        return result.replace(reason=f"{NOT_FINISHED}{self._deadline.sentence} {asked}{more}")
+
+    def perform(
+        self,
+        index: int,
+        job: str,
+        argument: Any = None,
+        on_event: Callable[[str, Any], None] = lambda _step, _what: None,
+    ) -> Any:
+        """What ``job(plan, argument, tell)`` returns in the worker, for a loaded candidate's plan.
+
+        ``job`` is ``conformance.module:function``; argument and result are plain data. Each
+        ``tell`` in the job is an event, which gives it a new time limit. Raises WorkerLost when the
+        candidate hangs or dies, UsageError for what the job refuses, HarnessError when it fails.
+        """
+        self._revive()
+        self._send("perform", (index, job, argument))
+        while True:
+            tag, payload = self._event(self._timeout)
+            if tag == "performed":
+                return payload
+            if tag == "refused":
+                raise UsageError(payload)
+            if tag == "broken":
+                raise HarnessError(payload)
+            on_event(tag, payload)
+
+    def _revive(self) -> None:
+        """Have a worker with the candidates loaded; the last one may have been stopped."""
+        if self._process is None:
+            before = [loaded.tasks for loaded in self._loaded]
+            self.start()
+            if [loaded.tasks for loaded in self.load()] != before:
+                msg = "its targets changed while they were checked"
+                raise HarnessError(msg)
+
+    def _send(self, command: str, payload: Any) -> None:
+        if self._connection is None:
+            msg = "the worker is gone"
+            raise HarnessError(msg)
+        try:
+            self._connection.send((command, payload))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died() from None
+
+    def _event(self, limit: float) -> Event:
+        """The next event; stops the worker and raises WorkerLost when none comes in time.
+
+        A worker that the machine leaves without a processor is waited for longer: see Patience.
+        """
+        connection, process = self._connection, self._process
+        if connection is None or process is None:
+            msg = "the worker is gone"
+            raise HarnessError(msg)
+        pid, last = process.pid or 0, math.inf if self._deadline is None else self._deadline.last
+        patience = Patience(limit, lambda: reading(pid))
+        try:
+            while not connection.poll(max(0.0, min(patience.pause(), last - time.monotonic()))):
+                if not process.is_alive() and not connection.poll(0):
+                    raise self._died()
+                if patience.is_over():
+                    self._kill()
+                    msg = f"gave no answer within {limit:g} s and was stopped"
+                    raise WorkerLost(msg, kind="hung")
+                if time.monotonic() >= last:
+                    self._kill()
+                    raise OutOfTime
+            event: Event = connection.recv()
+        except (EOFError, ConnectionResetError, pickle.UnpicklingError):
+            raise self._died() from None
+        return event
+
+    def _died(self) -> WorkerLost:
+        """Why the worker is gone, in words."""
+        process = self._process
+        if process is not None:
+            process.join(_FAREWELL)
+        status = None if process is None else process.exitcode
+        self._kill()
+        return WorkerLost(f"{_cause(status)}{_quoted(self._last_words)}", kind="crashed")
+
+    @property
+    def _is_over(self) -> bool:
+        return self._deadline is not None and self._deadline.left() == 0.0
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether the targets are loaded."""
+        return bool(self._loaded)
+
+    def abandon(self) -> None:
+        """End the worker at once, from any thread: who waits for its answer gets WorkerLost."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ValueError):  # it has ended by itself meanwhile
+                _kill_group(process)
+
+    def dismiss(self) -> None:
+        """Let the worker end by itself, without waiting for that."""
+        if self._connection is not None and self._process is not None:
+            with contextlib.suppress(OSError):
+                self._connection.send(("stop", None))
+
+    def _say_stop(self) -> None:
+        self.dismiss()
+        if self._process is not None:
+            self._process.join(_FAREWELL)
+
+    def _kill(self) -> None:
+        """End the worker and what it started, as it may be stuck where no signal is handled."""
+        process, self._process = self._process, None
+        if process is not None:
+            _kill_group(process)
+            process.join()
+            process.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _kill_group(process: BaseProcess) -> None:
+    pid = process.pid
+    if pid is not None and hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == pid:  # once the worker has its own group, never ours
+                os.killpg(pid, signal.SIGKILL)
+    process.kill()
+
+
+def _cause(status: int | None) -> str:
+    if status is None:
+        return "lost its process"
+    if status < 0:
+        try:
+            return f"killed its process ({signal.Signals(-status).name})"
+        except ValueError:
+            return f"killed its process (signal {-status})"
+    return f"ended its process (exit status {status})"
+
+
+def _quoted(words: bytearray) -> str:
+    """The last line that the worker printed, such as the message of an abort."""
+    lines = words.decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f", after printing {last!r}" if last else ""
+
+
+def _drain(listen: Connection, into: bytearray) -> None:
+    """Read what the worker prints for as long as it lives, and keep the end of it."""
+    with contextlib.suppress(OSError):
+        while chunk := os.read(listen.fileno(), 65536):
+            into.extend(chunk)
+            del into[:-_LAST_WORDS]
+    listen.close()
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back; a process started meanwhile inherits that."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep the working folder off the path of a process that starts meanwhile.
+
+    It would come first while the standard library is imported, and a user's ``signal.py`` or
+    ``array.py`` would be taken for the library's.
+    """
+    if os.environ.get(SAFE_PATH):
+        yield
+        return
+    os.environ[SAFE_PATH] = SAFE_PATH_BY_US
+    try:
+        yield
+    finally:
+        del os.environ[SAFE_PATH]

@@ -1,0 +1,231 @@
+"""The process that runs candidates, so that they can hang or die without taking the verdict along.
+
+Module level stays light: a worker must shield itself (signals, output) before torch is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from ...base.results import ClauseResult
+    from ...base.tally import Tally
+    from .loaded import Plan
+    from .messages import Order, RunOptions
+
+_WORKER: Final = os.getpid()  # this module is imported anew in each worker
+SAFE_PATH: Final = "PYTHONSAFEPATH"
+SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's own would be kept
+
+
+def serve(connection: Connection, output: Connection) -> None:
+    """Answer the supervisor's commands until it says stop or goes away."""
+    _shield(output)
+    try:
+        _serve(connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the supervisor is gone: there is nobody to tell
+
+
+def _shield(output: Connection) -> None:
+    """Leave the terminal to the supervisor: Ctrl-C, standard output and error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setsid"):
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    sys.stdout, sys.stderr = _writer(1), _writer(2)
+    # hypothesis keeps its caches there, by default in the user's working folder.
+    cache = os.path.join(tempfile.gettempdir(), f"attention-conformance-{_user()}")  # noqa: PTH118
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", cache)
+    if os.environ.get(SAFE_PATH) == SAFE_PATH_BY_US:  # no business of what a candidate starts
+        del os.environ[SAFE_PATH]
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _user() -> str:
+    return str(os.getuid()) if hasattr(os, "getuid") else "user"
+
+
+def _writer(descriptor: int) -> TextIO:
+    """A new stream, as the old one may believe that it still writes to a file it can seek in."""
+    return os.fdopen(
+        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+
+
+def _follow_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _serve(connection: Connection) -> None:
+    from ...errors import UsageError  # noqa: PLC0415
+
+    try:
+        connection.send(("ready", _ready()))
+    except UsageError as error:  # an installed distribution brings clauses that cannot be used
+        connection.send(("refused", str(error)))
+        return
+    except ImportError as error:
+        connection.send(("broken", f"the harness cannot start: {error}"))
+        return
+    plans: list[Plan] = []
+    current = (0, 0)  # candidate and round
+    while True:
+        command, payload = connection.recv()
+        if command == "load":
+            plans, current = _load(connection, payload), (0, 0)
+        elif command == "run":
+            candidate, task, order = payload
+            if (candidate, order.round) != current:  # each holds a hundred megabytes
+                plans[current[0]].run.forget()
+                current = candidate, order.round
+            _tell(connection, "result", _run(connection, plans[candidate], task, order).as_json())
+        elif command == "perform":
+            candidate, job, argument = payload
+            _perform(connection, plans[candidate], job, argument)
+        else:
+            return
+
+
+def _tell(connection: Connection, tag: str, payload: Any) -> None:
+    """Send an event; a copy of the worker that a candidate forked and let return ends here."""
+    if os.getpid() != _WORKER:
+        os._exit(1)
+    connection.send((tag, payload))
+
+
+def _ready() -> Any:
+    from ...clauses._devices import on_a_device  # noqa: PLC0415 (loads torch)
+    from ...clauses.clause_facts import facts  # noqa: PLC0415
+    from ...clauses.registry import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
+    from .environment import environment  # noqa: PLC0415
+    from .messages import Ready  # noqa: PLC0415
+
+    clauses = all_clauses()
+    return Ready(
+        environment=environment(None),
+        specification=specification_hash(),
+        sentences={clause.id: clause.sentence for clause in clauses},
+        levels={clause.id: clause.level_text for clause in clauses},
+        origins={clause.id: clause.origin for clause in clauses if clause.origin},
+        elsewhere=frozenset(clause.id for clause in clauses if on_a_device in clause.requirements),
+        clauses={clause.id: facts(clause) for clause in clauses},
+    )
+
+
+def _load(connection: Connection, options: RunOptions) -> list[Plan]:
+    from ...calls.integrity import loading  # noqa: PLC0415 (loads torch)
+    from ...errors import UsageError  # noqa: PLC0415
+    from ...targets.loading import named, one_line  # noqa: PLC0415
+
+    last = ("loading", "")
+
+    def tell(step: str, name: str) -> None:
+        nonlocal last
+        last = (step, name)
+        _tell(connection, step, name)
+
+    try:
+        with loading():
+            plans: list[Plan] = named(options.loader)(options, tell)
+        loaded = [plan.loaded() for plan in plans]
+    except UsageError as error:
+        _tell(connection, "refused", str(error))
+        return []
+    except KeyboardInterrupt as error:  # a real Ctrl-C is ignored here: this one is the user's code
+        _tell(connection, "refused", f"{last[0]} {last[1]} raised {one_line(error)}")
+        return []
+    except Exception as error:  # noqa: BLE001 (the harness' own mistake, told as one sentence)
+        _tell(connection, "broken", f"{last[0]} {last[1]}: {one_line(error)}")
+        return []
+    _tell(connection, "loaded", loaded)
+    return plans
+
+
+def _run(connection: Connection, plan: Plan, index: int, order: Order) -> ClauseResult:
+    """Run one clause; exceptions the runner lets through end in the result, never in the worker."""
+    from ...base.results import result_from_json  # noqa: PLC0415
+    from ..asking import Asking  # noqa: PLC0415
+    from .heard import Heard  # noqa: PLC0415
+
+    task, started = plan.planned[index], time.perf_counter()
+    heard = Heard()
+
+    def on_example(problem: dict[str, Any], tally: Tally) -> None:
+        heard.take("example", (problem, tally.counted()))
+        _tell(connection, "example", (problem, tally.counted()))
+
+    def on_failure(found: ClauseResult) -> None:
+        heard.take("found", found.as_json())
+        _tell(connection, "found", found.as_json())
+
+    asking = Asking(
+        until=None if order.seconds is None else time.monotonic() + order.seconds,
+        on_example=on_example,
+        on_failure=on_failure,
+        deferred=order.deferred,
+        round=order.round,
+    )
+    try:
+        if order.failure is None:
+            result = plan.run.run(task, asking=asking)
+        else:
+            result = plan.run.explain_failure(task, result_from_json(order.failure), asking=asking)
+    except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
+        from .outcomes import from_exception  # noqa: PLC0415
+
+        seconds = time.perf_counter() - started
+        result = from_exception(
+            task,
+            error,
+            heard.problem,
+            examples=heard.examples,
+            seconds=seconds,
+            trail=heard.trail,
+        )
+    if result.status in ("failed", "error"):
+        _leave_a_broken_device(task.device)
+    return result
+
+
+def _leave_a_broken_device(device: str) -> None:
+    """End the process where a kernel has broken the device: nothing there works in it any more."""
+    from ...calls.devices import why_absent  # noqa: PLC0415 (loads torch)
+
+    reason = why_absent(device)
+    if reason:
+        sys.stderr.write(f"the device {device} does not answer any more: {reason}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _perform(connection: Connection, plan: Plan, job: str, argument: Any) -> None:
+    """Call ``job(plan, argument, tell)``, a function of the harness, and send what it returns."""
+    from ...errors import UsageError  # noqa: PLC0415
+    from ...targets.loading import named, one_line  # noqa: PLC0415
+
+    def tell(step: str, name: str) -> None:
+        _tell(connection, step, name)
+
+    try:
+        done = named(job)(plan, argument, tell)
+    except UsageError as error:
+        _tell(connection, "refused", str(error))
+    except BaseException as error:  # noqa: BLE001 (the worker stays; the supervisor says what it was)
+        _tell(connection, "broken", f"{job} raised {one_line(error)}")
+    else:
+        _tell(connection, "performed", done)

@@ -1,0 +1,1 @@
+"""What ``check`` does: select, run, hold against expected failures, put the record together."""

@@ -1,0 +1,248 @@
+"""One run from targets to record: what ``conformance check`` does but for options and views."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+from ..base import clock
+from ..base.expected import ExpectedFailure
+from ..base.limits import Deadline
+from ..base.profile import PROFILES
+from ..base.results import ClauseResult
+from ..running.workers.crew import Crew
+from ..running.workers.messages import Loaded, Ready, RunOptions
+from ..running.workers.supervisor import DEFAULT_TIMEOUT, OutOfTime
+from . import expectations
+from .announcing import Outcome
+from .expectations import Selection, Stale
+from .judging import judge
+from .partial import (
+    is_shard,
+    judging_entry,
+    limit_entry,
+    options_entry,
+    shard_entry,
+    what_is_missing,
+)
+from .renewing import Gate, renew
+from .report import build_report, candidate_entry
+from .selection import check_selection, selected
+from .spreading import Progress, Spread
+
+NO_GATE: Final = Gate()
+
+
+def _silent(_doing: str, _done: int, _total: int, _left: float | None = None) -> None:
+    """Show nothing."""
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """What a run knows so far; an interrupted one is reported from it."""
+
+    ready: Ready = field(
+        default_factory=lambda: Ready(environment={}, specification="", sentences={})
+    )
+    loaded: list[Loaded] = field(default_factory=list)
+    found: dict[str, list[ClauseResult]] = field(default_factory=dict)
+    results: dict[str, list[ClauseResult]] = field(default_factory=dict)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
+    from_file: tuple[ExpectedFailure, ...] = ()
+    today: date = field(default_factory=clock.today)
+    written: dict[str, Any] | None = None
+    started: str = ""
+    deadline: Deadline | None = None
+    spread: Spread | None = None
+    interrupted: bool = False
+    finished: bool = False
+
+
+def check(
+    options: RunOptions,
+    *,
+    gate: Gate = NO_GATE,
+    timeout: float = DEFAULT_TIMEOUT,
+    jobs: int = 1,
+    max_time: float | None = None,
+    began: float | None = None,
+    progress: Progress = _silent,
+) -> dict[str, Any]:
+    """Run every clause on every candidate and return the record.
+
+    ``gate`` names the file of expected failures, and the one to renew from what is found. As many
+    as ``jobs`` workers share the work. After ``max_time`` seconds nothing more is asked: the record
+    says of each clause that it was not run. They count from ``began`` on the monotonic clock, by
+    default from now.
+
+    An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
+    UsageError for bad input and HarnessError when no worker can run.
+    """
+    started = time.monotonic()
+    run = _Run(started=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
+    if max_time is not None:
+        run.deadline = Deadline(limit=max_time, started=started if began is None else began)
+    try:
+        with Crew(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as crew:
+            _prepare(run, crew, options, gate, progress)
+            run.spread = _spread(run, crew, options, jobs, progress)
+            run.spread.run()
+        run.finished = True
+    except OutOfTime:
+        run.finished = True
+    except KeyboardInterrupt:
+        run.interrupted = not run.finished
+    _collect(run, options)
+    if gate.write is not None:
+        _renew(run, options, gate)
+    return _record(run, options, time.monotonic() - started)
+
+
+def _prepare(
+    run: _Run,
+    crew: Crew,
+    options: RunOptions,
+    gate: Gate,
+    progress: Progress,
+) -> None:
+    progress("starting", 0, 0)
+    run.ready = crew.start()
+    slugs = run.ready.sentences
+    check_selection(slugs, options.only, options.skip)
+    run.from_file = gate.entries(slugs)
+    progress("loading", 0, 0)
+    run.loaded = crew.load()
+    for loaded in run.loaded:
+        for entry in loaded.expected:
+            expectations.check_clause(entry, slugs, f"{loaded.name} ({loaded.target})")
+
+
+def _spread(run: _Run, crew: Crew, options: RunOptions, jobs: int, progress: Progress) -> Spread:
+    return Spread(
+        crew=crew,
+        loaded=run.loaded,
+        judge=lambda loaded, result: _judged(run, loaded, result, options),
+        progress=progress,
+        jobs=jobs,
+        deadline=run.deadline,
+        explores=PROFILES[options.profile].explores,
+        warns=("failed",) if is_shard(options) else ("failed", "untestable"),
+        remembers=bool(options.databases),
+    )
+
+
+def _judged(run: _Run, loaded: Loaded, result: ClauseResult, options: RunOptions) -> ClauseResult:
+    """A result in the light of what is expected; that of a shard may yet fail in another one."""
+    entries = (*loaded.expected, *run.from_file)
+    judged = judge(result, loaded.name, entries, today=run.today)
+    return result if is_shard(options) and judged.status == "unexpected-pass" else judged
+
+
+def _collect(run: _Run, options: RunOptions) -> None:
+    """What was found, also in a run that was cut off."""
+    if run.spread is None:
+        return
+    for index, loaded in enumerate(run.loaded):
+        found = run.found[loaded.name] = run.spread.found(index)
+        run.results[loaded.name] = [_judged(run, loaded, one, options) for one in found]
+        run.warnings[loaded.name] = run.spread.warnings.get(index, list(loaded.notes))
+
+
+def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
+    """Write the file of expected failures that makes the run green, and hold the run against it.
+
+    An interrupted run has not seen everything: nothing is written.
+    """
+    outcome = Outcome(
+        loaded=run.loaded,
+        results=run.found,
+        selection=_selection(run, options),
+        today=run.today,
+        strict=gate.strict,
+    )
+    interrupted = f"{gate.write} is left as it was: the run was interrupted"
+    limited = f"{gate.write} is left as it was: the limit was reached before all clauses were run"
+    cut = interrupted if run.interrupted else limited if _limit(run).get("reached") else ""
+    renewed = cut or renew(gate, outcome)
+    if isinstance(renewed, str):
+        run.written = {"file": str(gate.write), "refused": renewed}
+        return
+    run.written, run.from_file = renewed.told, renewed.entries
+    run.results = outcome.judged(renewed.entries)
+
+
+def _selection(run: _Run, options: RunOptions) -> Selection:
+    slugs = selected(run.ready.sentences, options.only, options.skip)
+    return Selection(slugs=slugs, dtypes=options.dtypes, devices=options.devices)
+
+
+def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
+    stale_by_name, all_stale = _stale(run, options)
+    entries = [
+        candidate_entry(
+            loaded,
+            run.results.get(loaded.name, []),
+            run.ready.sentences,
+            stale_by_name[loaded.name],
+            warnings=run.warnings.get(loaded.name, ()),
+            beside=options.beside,
+            interrupted=run.interrupted
+            and len(run.results.get(loaded.name, [])) < max(1, len(loaded.tasks)),
+            missing=what_is_missing(options, run.deadline, run.results.get(loaded.name, [])),
+        )
+        for loaded in run.loaded
+    ]
+    if is_shard(options):
+        for loaded, entry in zip(run.loaded, entries, strict=True):
+            entry["shard"] = judging_entry(loaded)
+    report = build_report(
+        run.ready,
+        options,
+        entries,
+        stale=all_stale,
+        seconds=seconds,
+        started=run.started,
+        interrupted=run.interrupted,
+        more=_more(run, options),
+    )
+    return report if run.written is None else {**report, "written_expectations": run.written}
+
+
+def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
+    """What the record says of how the run was made, and of what is missing."""
+    more: dict[str, Any] = {"options": options_entry(options)}
+    if is_shard(options):
+        more["shard"] = shard_entry(options, run.from_file)
+    if run.deadline is not None:
+        more["limit"] = _limit(run)
+    if run.spread is not None and run.spread.rounds:
+        more["explored"] = {"rounds": run.spread.rounds, "examples": run.spread.explored}
+    return more
+
+
+def _limit(run: _Run) -> dict[str, Any]:
+    if run.deadline is None:
+        return {}
+    return limit_entry(run.deadline, run.results.values(), loaded=bool(run.loaded))
+
+
+def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], Sequence[Stale]]:
+    """Expectations that do not hold by the candidate they redden, and all of them."""
+    by_name: dict[str, list[Stale]] = {loaded.name: [] for loaded in run.loaded}
+    if run.interrupted or is_shard(options) or not run.loaded:
+        return by_name, []
+    selection = _selection(run, options)
+    found = expectations.not_holding(run.from_file, run.results, selection, today=run.today)
+    for entry in found:
+        for name, stale in by_name.items():
+            if entry.names(name):
+                stale.append(entry)
+    for loaded in run.loaded:
+        own = {loaded.name: run.results[loaded.name]}
+        declared = expectations.not_holding(loaded.expected, own, selection, today=run.today)
+        by_name[loaded.name].extend(declared)
+        found = [*found, *(entry.of(loaded.name) for entry in declared)]
+    return by_name, found

@@ -1,0 +1,205 @@
+"""Expected failures applied to results, and the expectations that have to be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from ..base.clock import today as clock_today
+from ..base.expected import ExpectedFailure
+from ..base.expected_file import parse, read_text
+from ..base.results import ClauseResult
+from ..errors import UsageError
+from .judging import concerning, covers, drop, why_different, why_expired
+from .selection import matching, suggestion
+
+Problem = Literal["stale", "expired", "different"]
+_NOT_STALE: Final = ("failed", "expected-failure", "unexpected-pass", "untestable", "error")
+_STILL_THERE: Final = ("failed", "expected-failure", "untestable", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale:
+    """An expectation that does not hold, and why.
+
+    problem
+        ``stale``: nothing answers to it any more; ``expired``: its last day is over;
+        ``different``: the clause fails in another way.
+    change
+        What to do about it, and in which line.
+    """
+
+    expectation: ExpectedFailure
+    why: str
+    problem: Problem = "stale"
+    change: str = ""
+
+    def names(self, candidate: str) -> bool:
+        """Whether the expectation speaks of a candidate."""
+        return fnmatchcase(candidate, self.expectation.candidate)
+
+    def of(self, candidate: str) -> Stale:
+        """The same, said of one candidate: the one whose declaration holds it."""
+        return replace(self, expectation=replace(self.expectation, candidate=candidate))
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of the report's ``stale_expectations``."""
+        return {
+            **self.expectation.as_json(),
+            "problem": self.problem,
+            "why": self.why,
+            "change": self.change,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a run was asked for: the selected slugs; dtypes and devices when they were chosen."""
+
+    slugs: Collection[str]
+    dtypes: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
+
+    def admits(self, entry: ExpectedFailure) -> bool:
+        """Whether anything that an expectation speaks of was asked for."""
+        return bool(
+            matching([entry.clause], self.slugs)
+            and (self.dtypes is None or matching([entry.dtype], self.dtypes))
+            and (self.devices is None or matching([entry.device], self.devices))
+        )
+
+
+def read_file(path: Path, slugs: Collection[str]) -> tuple[ExpectedFailure, ...]:
+    """The ``[[expected]]`` tables of a TOML file; raises UsageError that names file and entry."""
+    entries = parse(read_text(path), path)
+    check_entries(entries, slugs, path)
+    return entries
+
+
+def check_entries(entries: Iterable[ExpectedFailure], slugs: Collection[str], path: Path) -> None:
+    """Require that the entries of a file speak of clauses that exist; raises UsageError."""
+    for number, entry in enumerate(entries, 1):
+        line = None if entry.place is None else entry.place.line
+        told = "" if line is None else f"line {line}, "
+        check_clause(entry, slugs, f"{path}, {told}entry {number}")
+
+
+def check_clause(entry: ExpectedFailure, slugs: Collection[str], where: str) -> None:
+    """Require that an expectation speaks of a clause that exists; raises UsageError."""
+    if not matching([entry.clause], slugs):
+        hint = suggestion(entry.clause, slugs)
+        msg = f"{where}: the expected failure {entry.clause!r} matches no clause{hint}"
+        raise UsageError(msg)
+
+
+def stale(
+    entries: Iterable[ExpectedFailure],
+    results: Mapping[str, Sequence[ClauseResult]],
+    selection: Selection,
+) -> list[Stale]:
+    """The expectations that nothing answered to; ``results`` are by candidate, already judged."""
+    found = []
+    for entry in entries:
+        why = _why_stale(entry, results, selection)
+        if why:
+            found.append(Stale(expectation=entry, why=why, change=drop(entry)))
+    return found
+
+
+def not_holding(
+    entries: Sequence[ExpectedFailure],
+    results: Mapping[str, Sequence[ClauseResult]],
+    selection: Selection,
+    *,
+    today: date | None = None,
+) -> list[Stale]:
+    """The expectations that are stale, expired, or whose clause fails in another way."""
+    day = today or clock_today()
+    found = stale(entries, results, selection)
+    gone = {id(entry.expectation) for entry in found}
+    asked = [entry for entry in entries if id(entry) not in gone and selection.admits(entry)]
+    valid = [entry for entry in asked if not entry.expired(day)]
+    return [*found, *_expired_ones(asked, results, day), *_different_ones(valid, results, entries)]
+
+
+def _expired_ones(
+    entries: Iterable[ExpectedFailure],
+    results: Mapping[str, Sequence[ClauseResult]],
+    today: date,
+) -> list[Stale]:
+    """Those past their last day, unless all that they speak of has passed and is red anyway."""
+    found = []
+    for entry in entries:
+        there = any(result.status in _STILL_THERE for _, result in _runs(entry, results))
+        if entry.expired(today) and there:
+            why, change = why_expired(entry, today)
+            found.append(Stale(expectation=entry, why=why, problem="expired", change=change))
+    return found
+
+
+def _different_ones(
+    entries: Iterable[ExpectedFailure],
+    results: Mapping[str, Sequence[ClauseResult]],
+    all_entries: Sequence[ExpectedFailure],
+) -> list[Stale]:
+    """Those that name a clause which fails in a way that no expectation covers.
+
+    A glob announces no clause in particular: what it does not cover is a failure like any other.
+    """
+    found = []
+    for entry in entries:
+        others = {
+            name: result
+            for name, result in reversed(_runs(entry, results))
+            if entry.exact and result.status == "failed" and not _covered(result, name, all_entries)
+        }
+        for name, result in others.items():
+            why, change = why_different(entry, result)
+            item = Stale(expectation=entry, why=why, problem="different", change=change)
+            found.append(item.of(name))
+    return found
+
+
+def _covered(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFailure]) -> bool:
+    return any(covers(entry, result) for entry in concerning(result, candidate, entries))
+
+
+def _runs(
+    entry: ExpectedFailure, results: Mapping[str, Sequence[ClauseResult]]
+) -> list[tuple[str, ClauseResult]]:
+    """What was run of that which an expectation speaks of."""
+    return [
+        (name, result)
+        for name, some in results.items()
+        for result in some
+        if entry.concerns(name, result.id, result.dtype, result.device)
+    ]
+
+
+def _why_stale(
+    entry: ExpectedFailure,
+    results: Mapping[str, Sequence[ClauseResult]],
+    selection: Selection,
+) -> str:
+    if not selection.admits(entry):
+        return ""  # it was not asked for
+    if not any(fnmatchcase(name, entry.candidate) for name in results):
+        return f"no candidate is called {entry.candidate!r}"
+    runs = [result for _, result in _runs(entry, results)]
+    return _why_unanswered(entry, runs)
+
+
+def _why_unanswered(entry: ExpectedFailure, runs: Sequence[ClauseResult]) -> str:
+    if not runs:
+        device = "" if entry.device == "*" else f" on the device {entry.device!r}"
+        dtype = "" if entry.dtype == "*" and device else f" in the dtype {entry.dtype!r}"
+        return f"nothing was run{dtype}{device}"
+    if any(result.status in _NOT_STALE for result in runs):
+        return ""
+    if all(result.status == "not-applicable" for result in runs):
+        return f"the clause is not applicable: {runs[0].reason}"
+    return "nothing that it covers failed"

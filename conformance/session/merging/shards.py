@@ -1,0 +1,131 @@
+"""The records of shards, checked to be all of those of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...base.shard import MOST, Shard
+from ...errors import UsageError
+from ..recorded import read_record
+
+Record = Mapping[str, Any]
+# What draws the examples, or may answer otherwise, must be the same on every machine.
+_VERSIONS: Final = ("torch", "numpy", "hypothesis")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """The record of one shard, and the file that it was read from."""
+
+    path: Path
+    shard: Shard
+    record: Record
+
+
+def read_shards(paths: Sequence[Path]) -> list[ShardRecord]:
+    """The shards of one run, in order.
+
+    Raises UsageError with one sentence for a file that is no shard, for shards of different runs,
+    and for one that is missing, given twice or was interrupted.
+    """
+    found = [_read(path) for path in paths]
+    for one in found[1:]:
+        _check_same(found[0], one)
+    taken: dict[int, ShardRecord] = {}
+    for one in found:
+        other = taken.setdefault(one.shard.index, one)
+        if other is not one:
+            msg = f"{other.path} and {one.path} are both shard {one.shard}: give each shard once"
+            raise UsageError(msg)
+    count = found[0].shard.count
+    missing = [str(number) for number in range(1, count + 1) if number not in taken]
+    if missing:
+        word = "shard" if len(missing) == 1 else "shards"
+        msg = f"{word} {', '.join(missing)} of {count} missing: give the records of all {count}"
+        raise UsageError(msg)
+    return [taken[number] for number in sorted(taken)]
+
+
+def _read(path: Path) -> ShardRecord:
+    record = read_record(path)
+    told = record.get("shard")
+    if told is None:
+        msg = f"{path} is no shard of a run: 'conformance check --shard I/N --json FILE' writes one"
+        raise UsageError(msg)
+    if not isinstance(told, Mapping) or not _is_shard(told):
+        msg = f"{path} says it is the shard {told!r:.60}, which is none: was it edited?"
+        raise UsageError(msg)
+    if record.get("interrupted"):
+        msg = f"{path} was interrupted before it was complete: run this shard again"
+        raise UsageError(msg)
+    shard = Shard(index=told["index"], count=told["count"])
+    return ShardRecord(path=path, shard=shard, record=record)
+
+
+def _is_shard(told: Record) -> bool:
+    index, count = told.get("index"), told.get("count")
+    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (index, count))
+    expected = told.get("expected", [])
+    listed = isinstance(expected, list) and all(isinstance(one, dict) for one in expected)
+    return whole and listed and 1 <= told["index"] <= told["count"] <= MOST
+
+
+def _check_same(first: ShardRecord, other: ShardRecord) -> None:
+    """Require shards of one run; raises UsageError that names what differs."""
+    for name, of in _facts():
+        one, two = of(first.record), of(other.record)
+        if one != two:
+            msg = (
+                f"{first.path} and {other.path} are no shards of one run: "
+                f"{name} is {_short(one)} in one and {_short(two)} in the other"
+            )
+            raise UsageError(msg)
+    both = [_names(one.record) for one in (first, other)]
+    if all(both) and both[0] != both[1]:  # a shard whose time was up may have loaded none
+        msg = f"{first.path} and {other.path} are no shards of one run: they list other candidates"
+        raise UsageError(msg)
+
+
+def _facts() -> Iterator[tuple[str, Callable[[Record], Any]]]:
+    """What shards of one run have in common, the most telling first."""
+    yield "the number of shards", lambda record: record["shard"]["count"]
+    yield "the version", lambda record: _in(record, "tool", "version")
+    yield "the specification", lambda record: _in(record, "tool", "specification")
+    yield "the profile", lambda record: record.get("profile")
+    yield "the seed", lambda record: record.get("seed")
+    for name in ("targets", "dtypes", "devices", "only", "skip", "compile"):
+        yield f"the option for {name}", partial(_in, part="options", name=name)
+    for name in _VERSIONS:
+        yield f"the version of {name}", partial(_in, part="environment", name=name)
+    yield "the version of python", _python
+    yield "the file of expected failures", _expected
+
+
+def _in(record: Record, part: str, name: str) -> Any:
+    inside = record.get(part)
+    return inside.get(name) if isinstance(inside, Mapping) else None
+
+
+def _python(record: Record) -> str:
+    """Without the last part, which a hosted machine may have in two versions on one day."""
+    return str(_in(record, "environment", "python")).rpartition(".")[0]
+
+
+def _expected(record: Record) -> list[dict[str, Any]]:
+    """Wherever the file lies."""
+    place = ("file", "line")
+    entries = record["shard"].get("expected", [])
+    return [{key: one[key] for key in one if key not in place} for one in entries]
+
+
+def _names(record: Record) -> list[str]:
+    return [candidate["name"] for candidate in record["candidates"]]
+
+
+def _short(value: Any) -> str:
+    told = f"{value!r}"
+    return told if len(told) <= 60 else f"{told[:57]}..."  # noqa: PLR2004 (a part of one line)

@@ -1,0 +1,424 @@
+"""The record of a run: one JSON document of schema 1, its verdicts and its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from ..base.graph_options import NOTHING, Beside
+from ..base.results import ClauseResult, plain
+from ..errors import UsageError
+from ..running.workers.environment import package_version, project_url
+from ..running.workers.messages import Loaded, Ready, RunOptions
+from .expectations import Stale
+
+SCHEMA: Final = 1
+TOOL: Final = "attention-conformance"
+VERDICTS: Final = (
+    "conforms",
+    "conforms-with-deviations",
+    "conforms-up-to-gauge",
+    "inconclusive",
+    "fails",
+    "error",
+)
+GREEN: Final = VERDICTS[:3]
+# Report, its candidates, a candidate, its clauses: each entry of these stands on a line.
+_ON_LINES: Final = 4
+EXIT_OK: Final = 0
+EXIT_RED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_HARNESS: Final = 3
+EXIT_INTERRUPTED: Final = 130
+_PROBLEMS: Final = {
+    "stale": "stale expected failures",
+    "expired": "expired expected failures",
+    "different": "not the expected failures",
+}
+# Clauses that fail with an exception from one line before that is told of them together.
+_MANY: Final = 3
+_RAN: Final = ("passed", "failed", "expected-failure", "unexpected-pass")
+
+
+def verdict(
+    loaded: Loaded,
+    results: Sequence[ClauseResult],
+    stale: Sequence[Stale] = (),
+    *,
+    interrupted: bool = False,
+    missing: str = "",
+) -> tuple[str, str]:
+    """The verdict on a candidate and the reason for it in one sentence.
+
+    ``missing`` says what was not asked, without which nothing but a failure is certain.
+    """
+    for found in (
+        _error(results),
+        _fails(results, stale),
+        ("inconclusive", missing) if missing and not interrupted else None,
+        _inconclusive(results, interrupted=interrupted),
+    ):
+        if found:
+            return found
+    word, reason = _green(loaded, results)
+    unknown = unchecked_masks(loaded, [result.id for result in results])
+    if unknown:
+        return "inconclusive", f"{word}, but {unknown}"
+    left = [one.name for one in loaded.unchecked]
+    return word, f"{reason}; not checked: {', '.join(left)}" if left else reason
+
+
+def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
+    """The verdict where nothing that was asked speaks against the candidate."""
+    if loaded.gauge:
+        return "conforms-up-to-gauge", loaded.gauge
+    expected = [result.id for result in results if result.status == "expected-failure"]
+    mistaken = f"; it declares what only mistakes do: {', '.join(loaded.mistaken)}"
+    mistaken = mistaken if loaded.mistaken else ""
+    if expected:
+        return "conforms-with-deviations", f"expected failures: {_some(expected)}{mistaken}"
+    if loaded.deviations:
+        declared = f"it declares another {', '.join(loaded.deviations)} than the standard"
+        return "conforms-with-deviations", f"{declared}{mistaken}"
+    return "conforms", "every applicable MUST clause passed"
+
+
+def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
+    """Why parameters that look like masks leave a verdict open, in words, or "".
+
+    A run that selects no clause of masks claims nothing about them.
+    """
+    names = [one.name for one in loaded.unchecked if one.option == "mask" and not one.accepted]
+    if not names or not any(slug.startswith("mask.") for slug in slugs):
+        return ""
+    listed = " and ".join(f"`{name}`" for name in names)
+    given = ", ".join(repr(name) for name in names)
+    was = "was" if len(names) == 1 else "were"
+    return (
+        f"{listed} {was} not checked: declare what it means with masks= ('conformance identify "
+        f"{loaded.target}' finds out), or let it stay so with unchecked=[{given}] or --unchecked "
+        f"{','.join(names)}"
+    )
+
+
+def _one_exception(results: Sequence[ClauseResult]) -> list[str]:
+    """A sentence on each line that made many clauses fail: they have one reason, not many."""
+    by_place: dict[str, list[ClauseResult]] = {}
+    for result in results:
+        raised = result.violation is not None and result.violation.kind == "raised"
+        if raised and result.violation is not None and result.status == "failed":
+            place = result.violation.message.rpartition(" (")[2]
+            by_place.setdefault(place, []).append(result)
+    return [
+        f"{len({one.id for one in found})} clauses failed with one exception, such as: "
+        f"{found[0].reason}; mend it, or pin with geometry= what can be taken"
+        for found in by_place.values()
+        if len({one.id for one in found}) >= _MANY
+    ]
+
+
+def _error(results: Sequence[ClauseResult]) -> tuple[str, str] | None:
+    broken = [result.id for result in results if result.status == "error"]
+    return ("error", f"the harness failed in {_some(broken)}") if broken else None
+
+
+def _fails(results: Sequence[ClauseResult], stale: Sequence[Stale]) -> tuple[str, str] | None:
+    failed = [
+        result.id for result in results if result.status == "failed" and result.level == "MUST"
+    ]
+    if failed:
+        return "fails", f"MUST clauses failed: {_some(failed)}"
+    passed = [result.id for result in results if result.status == "unexpected-pass"]
+    if passed:
+        return "fails", f"expected to fail but passed: {_some(passed)}"
+    told = [_told(problem, stale) for problem in _PROBLEMS]
+    return ("fails", "; ".join(filter(None, told))) if stale else None
+
+
+def _told(problem: str, stale: Sequence[Stale]) -> str:
+    clauses = [entry.expectation.clause for entry in stale if entry.problem == problem]
+    return f"{_PROBLEMS[problem]}: {_some(clauses)}" if clauses else ""
+
+
+def _inconclusive(results: Sequence[ClauseResult], *, interrupted: bool) -> tuple[str, str] | None:
+    if interrupted:
+        return "inconclusive", "the run was interrupted"
+    untestable = [
+        result.id for result in results if result.status == "untestable" and result.level == "MUST"
+    ]
+    if untestable:
+        return "inconclusive", f"MUST clauses could not be tested: {_some(untestable)}"
+    if not any(result.status in _RAN for result in results):
+        reasons = {result.reason for result in results}
+        why = f": {reasons.pop()}" if len(reasons) == 1 else ""
+        return "inconclusive", f"no clause was run{why}"
+    return None
+
+
+def _some(slugs: Iterable[str], most: int = 4) -> str:
+    unique = list(dict.fromkeys(slugs))
+    more = f" and {len(unique) - most} more" if len(unique) > most else ""
+    return f"{', '.join(unique[:most])}{more}"
+
+
+def candidate_entry(
+    loaded: Loaded,
+    results: Sequence[ClauseResult],
+    sentences: Mapping[str, str],
+    stale: Sequence[Stale] = (),
+    *,
+    interrupted: bool = False,
+    missing: str = "",
+    warnings: Sequence[str] = (),
+    beside: Beside = NOTHING,
+) -> dict[str, Any]:
+    """The entry for one candidate; ``warnings`` say where its declaration is contradicted.
+
+    Before them stands what exception many clauses failed with.
+
+    ``beside`` is what was given for graphs, so that a replay can open the same again.
+    """
+    word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
+    return {
+        "target": loaded.target,
+        "name": loaded.name,
+        "kind": loaded.kind,
+        **({"location": loaded.location} if loaded.location is not None else {}),
+        "declaration": loaded.declaration,
+        **({"beside": asdict(beside)} if loaded.kind == "graph" else {}),
+        "verdict": word,
+        "verdict_reason": reason,
+        "warnings": [*_one_exception(results), *warnings],
+        "unchecked": [asdict(one) for one in loaded.unchecked],
+        "counts": dict(Counter(result.status for result in results)),
+        "seconds": round(sum(result.seconds for result in results), 4),
+        **_coverage(results),
+        "clauses": [
+            {**result.as_json(), "requirement": sentences.get(result.id, "")} for result in results
+        ],
+    }
+
+
+def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
+    """What share of the combinations of its parameters all clauses about them have asked."""
+    told = [result.coverage for result in results if result.coverage]
+    if not told:
+        return {}
+    impossible = Counter[str]()
+    for one in told:
+        for entry in one["impossible"]:
+            impossible[str(entry["reason"])] += int(entry["combinations"])
+    return {
+        "coverage": {
+            "strength": max(int(one["strength"]) for one in told),
+            "combinations": sum(int(one["combinations"]) for one in told),
+            "covered": sum(int(one["covered"]) for one in told),
+            "impossible": [
+                {"reason": reason, "combinations": count}
+                for reason, count in impossible.most_common()
+            ],
+        }
+    }
+
+
+def build_report(
+    ready: Ready,
+    options: RunOptions,
+    candidates: Sequence[dict[str, Any]],
+    *,
+    stale: Sequence[Stale] = (),
+    seconds: float = 0.0,
+    started: str = "",
+    interrupted: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The whole record, as data that JSON can hold; ``started`` is a time in ISO 8601.
+
+    ``more`` are further keys: see :mod:`conformance.session.partial`.
+    """
+    environment = dict(ready.environment)
+    if options.devices:
+        environment["device"] = ", ".join(options.devices)
+    record: dict[str, Any] = plain(
+        {
+            "schema": SCHEMA,
+            "tool": _tool(ready.specification),
+            "environment": environment,
+            "profile": options.profile,
+            "seed": options.seed,
+            **({"started": started} if started else {}),
+            "seconds": round(seconds, 4),
+            "interrupted": interrupted,
+            **(more or {}),
+            "stale_expectations": [entry.as_json() for entry in stale],
+            "clauses": _clauses(ready, candidates),
+            "candidates": list(candidates),
+        }
+    )
+    return record
+
+
+def _tool(specification: str) -> dict[str, str]:
+    """What made the record, and where it is documented, if anywhere."""
+    documentation = project_url(TOOL, "Documentation")
+    return {
+        "name": TOOL,
+        "version": package_version(TOOL),
+        "specification": specification,
+        **({"documentation": documentation} if documentation else {}),
+    }
+
+
+def _clauses(ready: Ready, candidates: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """What there is to know of each clause that the record speaks of, by slug."""
+    slugs = {clause["id"] for candidate in candidates for clause in candidate["clauses"]}
+    return {slug: told for slug, told in ready.clauses.items() if slug in slugs}
+
+
+def exit_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
+    """0 when every candidate conforms, 1 when one does not, 3 when the harness failed.
+
+    A shard in whose examples nothing failed is no verdict, but nothing to stop for either.
+    """
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
+    verdicts = [candidate["verdict"] for candidate in report["candidates"]]
+    if "error" in verdicts:
+        return EXIT_HARNESS
+    enough = (*GREEN, "inconclusive") if _is_whole_shard(report) else GREEN
+    green = bool(verdicts) and all(word in enough for word in verdicts)
+    cut = bool(report.get("limit", {}).get("reached", False))
+    if not green or cut or report["stale_expectations"] or (strict and _should_failed(report)):
+        return EXIT_RED
+    return EXIT_OK
+
+
+def _is_whole_shard(report: Mapping[str, Any]) -> bool:
+    """Whether it is a shard that was run to its end."""
+    return bool(report.get("shard")) and not report.get("limit", {}).get("reached", False)
+
+
+def gate_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
+    """The exit code of a run that may have been asked to renew its expected failures.
+
+    A green run whose file could not be written is bad input: the next one would not be green.
+    """
+    code = exit_code(report, strict=strict)
+    refused = report.get("written_expectations", {}).get("refused")
+    return EXIT_USAGE if refused and code == EXIT_OK else code
+
+
+def _should_failed(report: Mapping[str, Any]) -> bool:
+    return any(
+        clause["status"] == "failed" and clause["level"] == "SHOULD"
+        for candidate in report["candidates"]
+        for clause in candidate["clauses"]
+    )
+
+
+def check_apart(files: Mapping[str, Path | None]) -> None:
+    """Require that no two options name one file: the second would take the first one's place."""
+    taken: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None or (path.exists() and _is_special(path)):
+            continue
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            msg = f"{other} and {option} name the same file {path}: give each its own"
+            raise UsageError(msg)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Require that a file can be written there; raises UsageError. Leaves nothing behind."""
+    path = path.resolve()
+    if path.is_dir():
+        msg = f"{option} {path} is a folder: name a file"
+        raise UsageError(msg)
+    if not path.parent.is_dir():
+        msg = f"{option} {path} cannot be written: there is no folder {path.parent}"
+        raise UsageError(msg)
+    try:
+        if path.exists():
+            with path.open("ab"):
+                pass
+        if not _is_special(path):
+            with _beside(path).open("xb"):
+                pass
+            _beside(path).unlink()
+    except OSError as error:
+        msg = f"{option} {path} cannot be written: {error.strerror or error}"
+        raise UsageError(msg) from None
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Write the record in one step: readers see the old file or the whole new one.
+
+    Raises UsageError when it cannot be written after all: a folder that went away, a full disk.
+    """
+    write_text(report_text(report), path)
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """The record as the JSON document that is written: a line for each clause of a candidate.
+
+    What lies deeper would take three times the room if each of its numbers had a line.
+    """
+    return _indented(report, depth=_ON_LINES) + "\n"
+
+
+def _indented(value: Any, *, depth: int, margin: str = "") -> str:
+    """JSON whose outer containers have a line for each entry, down to some depth."""
+    if not depth or not value or not isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner = f"{margin}  "
+    if isinstance(value, dict):
+        opening, closing = "{}"
+        names = [f"{json.dumps(name, ensure_ascii=False)}: " for name in value]
+        entries: list[Any] = list(value.values())
+    else:
+        opening, closing = "[]"
+        names, entries = [""] * len(value), value
+    lines = [
+        f"{inner}{name}{_indented(entry, depth=depth - 1, margin=inner)}"
+        for name, entry in zip(names, entries, strict=True)
+    ]
+    return "\n".join([opening, ",\n".join(lines), f"{margin}{closing}"])
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a view of the record in the same way."""
+    path = path.resolve()
+    data = text.encode("utf-8", errors="backslashreplace")
+    try:
+        _write(data, path)
+    except OSError as error:
+        msg = f"the report {path} cannot be written: {error.strerror or error}"
+        raise UsageError(msg) from None
+
+
+def _write(data: bytes, path: Path) -> None:
+    if _is_special(path):
+        path.write_bytes(data)
+        return
+    try:
+        _beside(path).write_bytes(data)
+        _beside(path).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _beside(path).unlink()
+        raise
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _is_special(path: Path) -> bool:
+    """A device or a pipe, which cannot be replaced by a file."""
+    return path.exists() and not path.is_file()

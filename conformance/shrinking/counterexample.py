@@ -1,0 +1,169 @@
+"""A failing problem as plain data: what rebuilds it, and the calls that show the failure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..base.tables import keeping, table
+from ..calls.calling import Forward
+from ..calls.placing import taken, whole_storage
+from ..calls.recording import Call, Recording
+from ..clauses.subject import Subject
+from ..oracle.comparison import compare
+from ..problems.inputs import Inputs
+from ..problems.overriding import PROJECTIONS
+from .attention_told import attention
+from .smallest import Smallest
+
+# Calls of one example that are shown; the clauses make one to four that matter.
+MOST_CALLS: Final = 8
+# Violations whose answers have numbers that are wrong: what was attended to may explain them.
+WRONG_NUMBERS: Final = ("value", "finite")
+# Elements of a storage that is written out with the gaps between a tensor's elements.
+LARGEST_STORAGE: Final = 256
+
+
+def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any]:
+    """Everything that rebuilds a failure, and its tensors where they have up to 64 elements.
+
+    ``problem`` rebuilds the tensors; ``inputs`` are they. ``calls`` are those that the clause made,
+    with their arguments and answers, and ``layers`` what was built for them. ``expected``, ``got``
+    and ``bound`` are what the clause compared, ``relation`` which answers they are made of. A call
+    whose numbers are wrong has ``attention``: the weights that were expected, and its own.
+    """
+    problem, violation = smallest.problem, smallest.violation
+    data: dict[str, Any] = {
+        "clause": clause,
+        "candidate": subject.candidate.name,
+        "target": subject.candidate.target,
+        "problem": problem.as_json(),
+        "repeated": smallest.repeated,
+        "inputs": described_inputs(subject.inputs(problem)),
+        **described_calls(subject, smallest.recording),
+        "expected": violation.expected,
+        "got": violation.got,
+        **violation.compared,
+    }
+    if "relation" in data:
+        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+            entry.update(_right(subject, call))
+    if violation.kind in WRONG_NUMBERS:
+        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+            entry.update(attention(subject, call))
+    if violation.kind == "mutated":
+        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+            _mark_edited(call, entry)
+    return data
+
+
+def _mark_edited(call: Call, entry: dict[str, Any]) -> None:
+    """Say of each tensor that a call was given what became of it."""
+    for name, given, before in zip(entry["arguments"], call.given[0], call.before[0], strict=False):
+        entry["arguments"][name].update(_edited(given, before))
+    for name, before in call.before[1].items():
+        if isinstance(before, Tensor):
+            entry["keywords"][name].update(_edited(call.given[1][name], before))
+
+
+def described_inputs(inputs: Inputs) -> dict[str, Any]:
+    """The tensors of a problem."""
+    names = ("query", "key", "value", "keep", "bias", "sinks")
+    tensors = {name: getattr(inputs, name) for name in names}
+    shown = {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
+    if inputs.weights is not None:
+        shown["weights"] = _weights(inputs.weights)
+    return shown
+
+
+def _weights(weights: golden.ProjectionWeights) -> dict[str, Any]:
+    tensors = {name: getattr(weights, name) for name in PROJECTIONS}
+    return {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
+
+
+def described_calls(subject: Subject, recording: Recording) -> dict[str, Any]:
+    """The calls in their order, and the layers that were called."""
+    forwards = [forward for forward, _ in recording.built]
+    names = subject.declaration.positional
+    seen: dict[int, list[Any]] = {}
+    calls = [
+        _call(call, number, names, forwards, seen)
+        for number, call in enumerate(recording.calls[: None if keeping() else MOST_CALLS])
+    ]
+    layers = [_layer(inputs) for _, inputs in recording.built] if calls else []
+    return {"calls": calls, **({"layers": layers} if layers else {})}
+
+
+def _layer(inputs: Inputs) -> dict[str, Any]:
+    weights = None if inputs.weights is None else _weights(inputs.weights)
+    sizes = inputs.geometry
+    return {"geometry": {name: getattr(sizes, name) for name in vars(sizes)}, "weights": weights}
+
+
+def _call(
+    call: Call,
+    number: int,
+    names: tuple[str, ...],
+    forwards: list[Forward],
+    seen: dict[int, list[Any]],
+) -> dict[str, Any]:
+    """One call; ``seen`` are the tensor objects of earlier calls with where they were given."""
+    arguments: dict[str, Any] = {}
+    for name, given, before in zip(names, call.given[0], call.before[0], strict=False):
+        arguments[name] = as_given(before)
+        if id(given) in seen:
+            arguments[name]["same_as"] = seen[id(given)]
+        seen.setdefault(id(given), [number, name])
+    keywords = {
+        name: as_given(value) if isinstance(value, Tensor) else value
+        for name, value in call.before[1].items()
+    }
+    shown: dict[str, Any] = {"arguments": arguments, "keywords": keywords}
+    layer = next((n for n, forward in enumerate(forwards) if forward is call.forward), None)
+    if layer is not None:
+        shown["layer"] = layer
+    if call.refused is not None:
+        shown["refused"] = {"kind": call.refused.kind, "message": call.refused.message}
+    for name, answer in (("output", call.output), ("weights", call.weights)):
+        if answer is not None:
+            shown[name] = table(answer)
+    return shown
+
+
+def _edited(given: Tensor, before: Tensor) -> dict[str, Any]:
+    """What a tensor became, where the call (or a later one in its storage) changed it."""
+    given = taken(given)
+    same = (given == before) | (given.isnan() & before.isnan())
+    return {} if bool(same.all()) else {"after": table(given)}
+
+
+def as_given(before: Tensor) -> dict[str, Any]:
+    """A tensor as it was given, with its layout in memory where it is no plain one."""
+    shown = table(before)
+    # A stride along an axis of size 1 moves nothing, and yet kernels look at it.
+    plain = torch.empty(before.shape, device="meta").stride()
+    if before.stride() != plain or before.storage_offset():
+        shown |= {"stride": list(before.stride()), "offset": before.storage_offset()}
+        storage = whole_storage(before)
+        if keeping():
+            shown["storage"] = table(storage)
+        elif storage.numel() <= LARGEST_STORAGE:
+            shown["storage"] = storage.tolist()
+    return shown
+
+
+def _right(subject: Subject, call: Call) -> dict[str, Any]:
+    """The golden answer where a call's is not within its bound; None in its place where it is.
+
+    Nothing where there is no golden answer.
+    """
+    if call.output is None or not subject.candidate.golden_known:
+        return {}
+    if subject.candidate.kind == "positions":
+        return {}
+    known = subject.golden(call.inputs)
+    found = compare(call.output, known.output, known.bound, judged=known.judged)
+    return {"right": table(known.output) if found.kind else None}

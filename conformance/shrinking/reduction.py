@@ -1,0 +1,265 @@
+"""Makes a failing problem smaller: sizes and options, for as long as the same failure is seen.
+
+Hypothesis shrinks neither explicit examples nor, without slipping to another bug, failures of a
+pool that many clauses share. A problem is a handful of integers and names, so two searches end at
+tiny sizes in a few dozen calls: a ladder of the smallest sizes that can show anything, from below,
+and a greedy descent from what fails already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
+from typing import Any, Final
+
+from ..base.geometry import FIELDS, Geometry
+from ..declare.candidate import Candidate
+from ..problems.caching import settle_past
+from ..problems.problem import Problem
+from ..problems.settling import settle, settle_shared
+from ..problems.space import WIDTHS, Space
+
+StillFails = Callable[[Problem], bool]
+SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)
+SEEDS = 4
+# Elements of query, key and value that a reader takes in at a glance: other seeds are not worth it.
+SMALL_ENOUGH = 8
+# Counterexamples of other clauses that are tried.
+MOST_KNOWN = 6
+# Lengths and heads first: they make the largest difference to a reader.
+ORDER = (
+    "batch",
+    "key_length",
+    "query_length",
+    "num_heads",
+    "num_kv_heads",
+    "head_size",
+    "value_head_size",
+    "query_size",
+    "key_size",
+    "value_size",
+    "output_size",
+)
+assert set(ORDER) == set(FIELDS)  # noqa: S101 (a field added to Geometry must be reduced too)
+# Axes that many mistakes need at more than one together; the rest stays at one.
+RUNGS: tuple[tuple[str, ...], ...] = (
+    (),
+    *((name,) for name in ORDER),
+    ("query_length", "key_length"),
+    ("key_length", "head_size"),
+    ("key_length", "value_head_size"),
+    ("num_heads", "num_kv_heads"),
+    ("num_heads", "key_length"),
+    ("num_heads", "num_kv_heads", "key_length"),
+    ("batch", "key_length"),
+    ("batch", "num_heads", "num_kv_heads"),
+    WIDTHS,
+    ("key_length", *WIDTHS),
+    ("query_length", "key_length", *WIDTHS),
+    ("query_length", "key_length", "head_size", "value_head_size"),
+    tuple(FIELDS),
+)
+TOGETHER = (
+    ("num_heads", "num_kv_heads"),
+    ("query_length", "key_length"),
+    ("head_size", "value_head_size"),
+    WIDTHS,
+)
+
+
+def reduce_problem(
+    problem: Problem,
+    candidate: Candidate,
+    space: Space,
+    still_fails: StillFails,
+    *,
+    tries: int,
+    known: Iterable[Problem] = (),
+) -> tuple[Problem, int]:
+    """The smallest failing problem found within some tries, and how many were made.
+
+    ``known`` are problems that other clauses were reduced to: what shows one failure of a candidate
+    mostly shows the next. Sizes that a clause only prefers, for its power, bind no reduction.
+    """
+    search = _Search(
+        candidate, dataclasses.replace(space, preferred=()), still_fails, tries, problem
+    )
+    search.take_first(_alike(problem, known))
+    search.take_first(_ladder(search.best, candidate, seeds=()))
+    search.descend()
+    if elements(search.best.geometry, candidate.kind) > SMALL_ENOUGH and search.take_first(
+        _ladder(search.best, candidate, seeds=range(SEEDS))
+    ):
+        search.descend()
+    return search.best, search.used
+
+
+class _Search:
+    """The smallest failing problem so far, and what was tried."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        space: Space,
+        still_fails: StillFails,
+        tries: int,
+        problem: Problem,
+    ) -> None:
+        self.candidate = candidate
+        self.space = space
+        self.best = problem
+        self.used = 0
+        self._still_fails = still_fails
+        self._tries = tries
+        self._seen = {problem}
+
+    def take_first(self, proposals: Iterable[Problem]) -> bool:
+        """Go on with the first proposal that fails and is no larger; whether there was one."""
+        for proposal in proposals:
+            smaller = self._settled(proposal)
+            if smaller is None:
+                continue
+            if self.used >= self._tries:
+                return False
+            self.used += 1
+            self._seen.add(smaller)
+            if self._still_fails(smaller):
+                self.best = smaller
+                return True
+        return False
+
+    def descend(self) -> None:
+        """Go on with simpler problems until none of them fails."""
+        while self.take_first(_simpler(self.best, self.space, self.candidate)):
+            pass
+
+    def _settled(self, proposal: Problem) -> Problem | None:
+        """The proposal as it can be asked; None when it was, may not be, or is larger."""
+        geometry = settle(proposal.geometry, self.candidate, self.space)
+        settled = proposal.replace(geometry=geometry)
+        settled = settled.replace(past=settle_past(settled, self.candidate))
+        settled = settled.replace(shared=settle_shared(settled, self.candidate))
+        kind = self.candidate.kind
+        if settled in self._seen or not self.space.admits(settled, self.candidate):
+            return None
+        return None if volume(geometry, kind) > volume(self.best.geometry, kind) else settled
+
+
+def elements(geometry: Geometry, kind: str) -> int:
+    """How many elements query, key and value have together."""
+    sizes = geometry
+    if kind == "core":
+        queries = sizes.num_heads * sizes.query_length * sizes.head_size
+        keys = sizes.num_kv_heads * sizes.key_length * (sizes.head_size + sizes.value_head_size)
+    else:
+        queries = sizes.query_length * sizes.query_size
+        keys = sizes.key_length * (sizes.key_size + sizes.value_size)
+    return sizes.batch * (queries + keys)
+
+
+def volume(geometry: Geometry, kind: str) -> tuple[int, int]:
+    """What a reader must look at: elements of the inputs, then all sizes, weights and output."""
+    return elements(geometry, kind), sum(getattr(geometry, name) for name in FIELDS)
+
+
+def _alike(problem: Problem, known: Iterable[Problem]) -> Iterator[Problem]:
+    """The sizes and values of other clauses' counterexamples, with this problem's options."""
+    smallest = sorted(known, key=lambda other: sum(vars(other.geometry).values()))
+    for other in smallest[:MOST_KNOWN]:
+        yield problem.replace(geometry=other.geometry, values=other.values, seed=other.seed)
+
+
+def _ladder(problem: Problem, candidate: Candidate, *, seeds: Iterable[int]) -> Iterator[Problem]:
+    """Tiny sizes from the smallest up, below those of a problem; under other seeds if given."""
+    kind = candidate.kind
+    rungs = [Geometry(**{name: 1 + (name in rung) for name in FIELDS}) for rung in RUNGS]
+    rungs.append(Geometry(**{**dict.fromkeys(FIELDS, 1), "query_length": 2, "key_length": 3}))
+    rungs.append(Geometry(**{**dict.fromkeys(FIELDS, 1), "key_length": 3}))
+    rungs.sort(key=lambda rung: volume(rung, kind))
+    limit = volume(problem.geometry, kind)
+    for rung in takewhile(lambda rung: volume(rung, kind) < limit, rungs):
+        for seed in tuple(seeds) or (problem.seed,):
+            yield problem.replace(geometry=rung, seed=seed)
+
+
+def _simpler(problem: Problem, space: Space, candidate: Candidate) -> Iterator[Problem]:
+    """Problems with a size or an option less, the boldest first."""
+    geometry = problem.geometry
+    for name in ORDER:
+        sizes = _smaller_sizes(getattr(geometry, name))
+        for size in sizes:
+            yield problem.replace(geometry=geometry.replace(**{name: size}))
+        for names in TOGETHER:
+            if names[0] != name:
+                continue
+            for size in sizes:
+                least = {other: min(size, getattr(geometry, other)) for other in names}
+                yield problem.replace(geometry=geometry.replace(**least))
+    yield from _plainer(problem, space)
+    yield from _plainer_mask(problem, space, candidate)
+
+
+# What is asked for in a call, and how its tensors lie, as it is where nobody says anything.
+_UNASKED: Final[dict[str, Any]] = {
+    "sinks": False,
+    "layout": "contiguous",
+    "mask_layout": "contiguous",
+    "shared": "",
+    "return_weights": False,
+    "dropout": None,
+}
+
+
+def _smaller_sizes(have: int) -> list[int]:
+    """A few tiny sizes, then half of what there is, and ever less off it."""
+    sizes = [size for size in SIMPLER_SIZES if size < have]
+    step = have // 2
+    while step:
+        sizes.append(have - step)
+        step //= 2
+    return list(dict.fromkeys(size for size in sizes if 0 < size < have))
+
+
+def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
+    """Fewer options: no bias, no mask, no causality, plain values, a small seed.
+
+    What a space always offers may be what its clause is about, so it stays.
+    """
+    options = dict.fromkeys(("scale", "softcap", "window", "mask"))
+    for name, none in (*options.items(), *_UNASKED.items()):
+        kept = name == "mask" and space.mask != "maybe"
+        if getattr(problem, name) != none and not kept:
+            yield problem.replace(**{name: none})
+    if problem.causal and space.causal == "maybe":
+        yield problem.replace(causal=False)
+    for past in (0, 1):
+        if problem.past > past:
+            yield problem.replace(past=past)
+    if problem.biases:
+        yield problem.replace(biases=False)
+    if problem.values != "integers":
+        yield problem.replace(values="integers")
+    for seed in range(SEEDS):
+        if problem.seed > seed:
+            yield problem.replace(seed=seed)
+
+
+def _plainer_mask(problem: Problem, space: Space, candidate: Candidate) -> Iterator[Problem]:
+    """A mask without numbers, in a shape with fewer axes that vary, of a plainer pattern."""
+    plan = problem.mask
+    if plan is None:
+        return
+    if plan.finite_bias:
+        yield problem.replace(mask=plan.replace(finite_bias=False))
+    options = [shape for form, shape in space.options(candidate) if form == plan.form]
+    for shape in sorted(options, key=_varying):
+        if _varying(shape) < _varying(plan.shape):
+            yield problem.replace(mask=plan.replace(shape=shape))
+    for pattern in takewhile(lambda pattern: pattern != plan.pattern, ("full", "padding")):
+        if pattern in space.patterns:
+            yield problem.replace(mask=plan.replace(pattern=pattern))
+
+
+def _varying(shape: str) -> int:
+    return sum(letter != "1" for letter in shape)

@@ -1,0 +1,170 @@
+"""From a failing example to the smallest one that shows the same failure."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure, RowWithoutKeysRefused, StridesRefused
+from ..calls.differentiating import NotDifferentiable
+from ..calls.recording import Recording
+from ..clauses.registry import Clause, Finding
+from ..clauses.subject import Subject
+from ..oracle.comparison import GROSS
+from ..problems.overriding import changeable
+from ..problems.problem import Problem
+from .control import Control, NoControlError
+from .reduction import reduce_problem
+from .simplification import simplify_values
+
+# Of the tries of a reduction, the part that is kept for plainer numbers.
+SHARE_OF_VALUES = 0.3
+_NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE)
+_PLACE = re.compile(r"\([^()]*:\d+\)")
+
+OnExample = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smallest:
+    """The smallest problem found, what it showed in which calls, and how many were tried.
+
+    ``repeated`` says whether the failure was seen again; if not, there are no calls to show.
+    """
+
+    problem: Problem
+    violation: Violation
+    recording: Recording
+    tries: int
+    repeated: bool
+
+
+def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
+    """One example of a clause; what the candidate raises or returns wrongly is a violation."""
+    try:
+        return clause.check(subject, problem)
+    except RowWithoutKeysRefused:
+        return Finding(binding=False, refused=True)
+    except StridesRefused:
+        return Finding()  # loudly, which is what it declares to do
+    except NotDifferentiable as told:
+        return Finding(binding=False, inapplicable=str(told))
+    except CandidateFailure as failure:
+        return Finding(violation=failure.violation)
+
+
+def examine_recorded(
+    clause: Clause, subject: Subject, problem: Problem, into: Recording | None = None
+) -> tuple[Finding, Recording]:
+    """The same with the calls that were made, kept in a recording of ours or in a given one."""
+    recording = Recording() if into is None else into
+    with subject.recorded(recording):
+        return examine(clause, subject, problem), recording
+
+
+def smallest_failure(
+    clause: Clause,
+    subject: Subject,
+    problem: Problem,
+    violation: Violation,
+    *,
+    tries: int,
+    known: Iterable[Problem] = (),
+    on_example: OnExample | None = None,
+    until: float | None = None,
+) -> Smallest:
+    """The smallest problem that shows the same failure, the given one if it does not show again.
+
+    A smaller problem shows the same failure when the violation is of one kind, says the same but
+    for numbers and names the same line of an exception, when what was far beyond its bound still
+    is, and when the golden would pass. From the moment ``until`` on the monotonic clock nothing is
+    tried any more.
+    """
+    control = Control(subject)
+    controlled = _passes(clause, control, problem)
+
+    def still_fails(smaller: Problem) -> bool:
+        if until is not None and time.monotonic() >= until:
+            return False
+        if on_example is not None:
+            on_example(smaller.as_json())
+        found = examine(clause, subject, smaller).violation
+        if found is None or not same_failure(violation, found):
+            return False
+        return not controlled or _passes(clause, control, smaller)
+
+    for_values = int(tries * SHARE_OF_VALUES)
+    reduced, used = reduce_problem(
+        problem,
+        subject.candidate,
+        clause.space,
+        still_fails,
+        tries=tries - for_values,
+        known=known,
+    )
+    plain, more = reduced, 0
+    if controlled:  # numbers of nobody's making may be what fails
+        drawn = drawn_values(subject, reduced)
+        plain, more = simplify_values(reduced, drawn, still_fails, tries=tries - used)
+    for final in dict.fromkeys((plain, problem)):
+        finding, recording = examine_recorded(clause, subject, final)
+        if finding.violation is not None:
+            return Smallest(
+                problem=final,
+                violation=finding.violation,
+                recording=recording,
+                tries=used + more,
+                repeated=True,
+            )
+    return Smallest(
+        problem=problem,
+        violation=violation,
+        recording=Recording(),
+        tries=used + more,
+        repeated=False,
+    )
+
+
+def _passes(clause: Clause, control: Control, problem: Problem) -> bool:
+    """Whether the golden passes; False as well where it cannot take the candidate's place."""
+    try:
+        return examine(clause, control, problem).violation is None
+    except NoControlError:
+        return False
+
+
+def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, ...]]:
+    """The values of the tensors that a problem of this candidate may override."""
+    found = changeable(subject.inputs(problem), weights=subject.candidate.draws_weights)
+    return {
+        name: tuple(float(value) for value in tensor.flatten().tolist())
+        for name, tensor in found.items()
+    }
+
+
+def same_failure(first: Violation, other: Violation) -> bool:
+    """Whether a violation tells the same as the first, and is as far beyond its bound."""
+    return tells_the_same(first, other) and (_gross(other) or not _gross(first))
+
+
+def tells_the_same(first: Violation, other: Violation) -> bool:
+    """Whether two violations of one clause are of one kind and tell the same but for numbers."""
+    return (first.kind, _told(first)) == (other.kind, _told(other))
+
+
+def _told(violation: Violation) -> str:
+    """A violation without its numbers; of an exception its type and the line that raised it."""
+    if violation.kind == "raised":
+        place = _PLACE.search(violation.message)
+        return f"{violation.got} {place.group() if place else ''}"
+    sentence, _, _ = violation.message.partition(" at ")
+    return _NUMBER.sub("#", sentence)
+
+
+def _gross(violation: Violation) -> bool:
+    margin = violation.measured.get("margin")
+    return margin is None or float(margin) >= GROSS

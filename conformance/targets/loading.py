@@ -1,0 +1,218 @@
+"""Imports what a target names, and turns the user's own errors into one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+from ..base.printable import printable
+from ..errors import UsageError
+
+_LONGEST_MESSAGE: Final = 400
+_OWN_FOLDER: Final = str(Path(__file__).resolve().parent.parent)
+_LIBRARIES: Final = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def guarded(what: str, action: Callable[[], Any]) -> Any:
+    """Do something that runs the user's code; whatever it raises becomes a UsageError.
+
+    SystemExit is the user's too (a script that parses arguments when imported), a real Ctrl-C is
+    not.
+    """
+    try:
+        return action()
+    except KeyboardInterrupt:
+        raise
+    except UsageError as error:
+        place = _place(error)
+        msg = f"{place}: {error}" if place else str(error)
+        raise UsageError(msg) from None
+    except BaseException as error:  # noqa: BLE001 (any error of the user's code is one sentence)
+        msg = f"{what}: {one_line(error)}"
+        raise UsageError(msg) from None
+
+
+def named(name: str) -> Callable[..., Any]:
+    """A function of the harness by its dotted name, ``conformance.module:function``."""
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return function
+
+
+def one_line(error: BaseException) -> str:
+    """``NameError: name 'x' is not defined (attn.py:3)``: an error with where it was raised."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError) and error.msg:
+        text = error.msg
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]}…"
+    place = _place(error)
+    return printable(
+        "".join((type(error).__name__, f": {text}" if text else "", f" ({place})" if place else ""))
+    )
+
+
+def _place(error: BaseException) -> str:
+    """``file:line`` of the innermost frame that is the user's, or "" when there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{shown_path(error.filename)}:{error.lineno}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen", _OWN_FOLDER))
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    chosen = (own or frames)[-1:]
+    return f"{shown_path(chosen[0].filename)}:{chosen[0].lineno}" if chosen else ""
+
+
+def shown_path(path: str | Path) -> str:
+    """A path relative to the working folder where it lies below it."""
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def closest(word: str, known: list[str]) -> str:
+    """``; did you mean 'x'?`` when a known word is close, else nothing."""
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def put_on_path(folder: Path) -> None:
+    """Let imports find what lies in a folder, before anything else of the same name."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def import_dotted(name: str) -> ModuleType:
+    """Import ``package.module``; raises UsageError when it is missing or its own code fails."""
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            _raise_own(f"{name} cannot be imported", error)
+        msg = f"there is no module {error.name!r}{_near_module(error.name)}"
+        raise UsageError(msg) from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 (any error of the user's code is one sentence)
+        _raise_own(f"{name} cannot be imported", error)
+
+
+def _raise_own(what: str, error: BaseException) -> NoReturn:
+    def again() -> None:
+        raise error
+
+    guarded(what, again)
+    raise error  # not reached: guarded raises
+
+
+def _near_module(name: str) -> str:
+    """A suggestion from the modules beside the missing one."""
+    parent, _, last = name.rpartition(".")
+    folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else [Path.cwd()]
+    names = {path.stem for folder in folders for path in Path(folder).glob("*.py")}
+    names |= {path.parent.name for folder in folders for path in Path(folder).glob("*/__init__.py")}
+    return closest(last, sorted(names)) or " (looked in the working folder and on Python's path)"
+
+
+def import_path(path: Path) -> ModuleType:
+    """Import a file or a package folder by the name it has in its package, if it lies in one.
+
+    The package's root goes on the path; a file outside any package has its own folder there.
+    Raises UsageError when it is missing or its own code fails.
+    """
+    path = path.resolve()
+    root, parts = path.parent, [path.stem if path.is_file() else path.name]
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    if parts[-1] == "__init__":
+        parts.pop()
+    put_on_path(root)
+    if path.is_file() and len(parts) == 1 and path.name != "__init__.py":
+        return _import_lone_file(path)
+    if not all(part.isidentifier() for part in parts):
+        msg = f"{shown_path(path)} has no importable name: {'.'.join(parts)!r} is not a dotted name"
+        raise UsageError(msg)
+    return _same_file(import_dotted(".".join(parts)), path)
+
+
+def _same_file(module: ModuleType, path: Path) -> ModuleType:
+    """Require that the import found this file and not another package of the same name."""
+    wanted = path / "__init__.py" if path.is_dir() else path
+    if module.__file__ is None or Path(module.__file__).resolve() != wanted:
+        msg = (
+            f"{shown_path(wanted)} cannot be imported as {module.__name__}: that name is taken by "
+            f"{module.__file__}; check the two in separate runs"
+        )
+        raise UsageError(msg)
+    return module
+
+
+def _import_lone_file(path: Path) -> ModuleType:
+    """Import a file that lies in no package, under its own name where that is free."""
+    taken = sys.modules.get(path.stem)
+    if taken is not None and getattr(taken, "__file__", None) == str(path):
+        return taken
+    name = path.stem
+    if taken is not None or name in sys.stdlib_module_names or not name.isidentifier():
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+        name = f"_conformance_target_{digest}"
+        if name in sys.modules:
+            return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        msg = f"{shown_path(path)} is not a Python file"
+        raise UsageError(msg)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        guarded(f"{shown_path(path)} cannot be imported", lambda: _execute(spec.loader, module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _execute(loader: Any, module: ModuleType) -> None:
+    try:
+        loader.exec_module(module)
+    except ImportError as error:
+        if not str(error).startswith("attempted relative import"):
+            raise
+        msg = (
+            f"{shown_path(str(module.__file__))} cannot be imported: {one_line(error)}; add an "
+            "__init__.py to its folder, or name it as package.module"
+        )
+        raise UsageError(msg) from None
+
+
+def attribute(holder: Any, dotted: str, where: str) -> Any:
+    """``holder.a.b``; raises UsageError that suggests a near name when there is none."""
+    for name in dotted.split("."):
+        if not name.isidentifier():
+            msg = f"{where}:{dotted} is not a target: {name!r} is not a Python name"
+            raise UsageError(msg)
+        try:
+            holder = getattr(holder, name)
+        except AttributeError:
+            known = [word for word in dir(holder) if not word.startswith("__")]
+            msg = f"{where} has no attribute {name!r}{closest(name, known)}"
+            raise UsageError(msg) from None
+    return holder

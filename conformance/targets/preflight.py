@@ -1,0 +1,154 @@
+"""Builds a layer once, to see whether its forward can be called as declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from .._golden import golden
+from ..adapters.calling import AdaptedModule
+from ..base.geometry import Geometry
+from ..base.parameter_names import OptionParameter, undeclared_options
+from ..declare.candidate import Candidate
+from ..declare.declaration import OWN_KEYWORDS
+from ..declare.decorators import check_signature
+from ..declare.operators import signature_of
+from ..errors import DeclarationError, UsageError, did_you_mean
+
+
+def check_layer(candidate: Candidate) -> Callable[..., Any] | None:
+    """Require that a layer's builder makes a forward of the declared signature, and return that.
+
+    A builder that raises is left to the run, which says so: it has none, and what is no layer has
+    none either. Raises UsageError (a DeclarationError for a keyword or an input too few).
+    """
+    if candidate.kind != "layer":
+        return None
+    _check_builder(candidate)
+    try:
+        forward = _build(candidate)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 (the user's builder: the run reports what it raises)
+        return None
+    if not callable(forward):
+        msg = (
+            f"{_shown(candidate)} made a {type(forward).__name__} instead of a forward function: "
+            "return something callable"
+        )
+        raise UsageError(msg)
+    check_signature(_callee(forward), candidate.declaration, f"the forward of {_shown(candidate)}")
+    made: Callable[..., Any] = forward
+    return made
+
+
+def unchecked_options(
+    candidate: Candidate, forward: Callable[..., Any] | None, accepted: Iterable[str] = ()
+) -> tuple[OptionParameter, ...]:
+    """The parameters that look like options and that no call will give.
+
+    ``forward`` is what a layer's builder made. ``accepted`` are globs of names that may stay
+    unchecked, beside those that the declaration names. What shows no signature has none, and who
+    declares a function of the harness' own keywords has chosen among these: they count in a module
+    only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is declared.
+    """
+    if candidate.graph is not None or candidate.kind == "positions":
+        return ()
+    declaration, given = candidate.declaration, set(candidate.declaration.keywords)
+    called = (candidate.eager or candidate).function if candidate.kind == "core" else forward
+    chosen = OWN_KEYWORDS
+    if isinstance(called, AdaptedModule):
+        given, chosen = called.given(declaration), frozenset()
+        called = called.module
+    try:
+        signature = signature_of(called) or inspect.signature(_callee(called))
+    except (TypeError, ValueError):  # nothing was built, or it is written in C
+        return ()
+    for name in declaration.unchecked:
+        _check_unchecked(candidate, signature, given, name)
+    known = given | chosen
+    return tuple(undeclared_options(signature, known, (*declaration.unchecked, *accepted)))
+
+
+def _check_unchecked(
+    candidate: Candidate, signature: inspect.Signature, given: set[str], name: str
+) -> None:
+    known = signature.parameters
+    if name in given:
+        msg = f"unchecked of {candidate.name} names {name!r}, which is declared: drop one"
+        raise DeclarationError(msg)
+    if name not in known and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        hint = did_you_mean(name, known)
+        msg = f"unchecked of {candidate.name} names {name!r}, which is no parameter{hint}"
+        raise DeclarationError(msg)
+
+
+def _shown(candidate: Candidate) -> str:
+    return f"{candidate.name} ({candidate.target})" if candidate.target else candidate.name
+
+
+def _check_builder(candidate: Candidate) -> None:
+    try:
+        inspect.signature(candidate.function).bind("geometry", "weights")
+    except TypeError:
+        signature = inspect.signature(candidate.function)
+        msg = (
+            f"{candidate.name}{signature} is declared as a layer and must take (geometry, weights) "
+            "and return the forward function"
+        )
+        raise UsageError(msg) from None
+    except ValueError:  # written in C, no signature to look at
+        return
+
+
+def _build(candidate: Candidate) -> Any:
+    geometry = candidate.declaration.pins.apply(_tiny())
+    weights = candidate.fixed_weights
+    if candidate.draws_weights:
+        weights = _weights(geometry, candidate.declaration.semantics)
+    with torch.random.fork_rng(devices=[]):
+        return candidate.function(geometry, weights)
+
+
+def _tiny() -> Geometry:
+    return Geometry(
+        batch=1,
+        num_heads=2,
+        num_kv_heads=2,
+        query_length=3,
+        key_length=3,
+        head_size=2,
+        value_head_size=2,
+        query_size=4,
+        key_size=4,
+        value_size=4,
+        output_size=4,
+    )
+
+
+def _weights(geometry: Geometry, semantics: golden.Semantics) -> golden.ProjectionWeights:
+    """Zero projections of a geometry's sizes, with the biases that the semantics has."""
+    rows = {
+        "q": (geometry.num_heads * geometry.head_size, geometry.query_size),
+        "k": (geometry.num_kv_heads * geometry.head_size, geometry.key_size),
+        "v": (geometry.num_kv_heads * geometry.value_head_size, geometry.value_size),
+        "o": (geometry.output_size, geometry.num_heads * geometry.value_head_size),
+    }
+    biased = {
+        "q": semantics.query_bias,
+        "k": semantics.key_bias,
+        "v": semantics.value_bias,
+        "o": semantics.output_bias,
+    }
+    tensors: dict[str, Any] = {name: torch.zeros(shape) for name, shape in rows.items()}
+    for name, shape in rows.items():
+        tensors[f"{name}_bias"] = torch.zeros(shape[0]) if biased[name] else None
+    return golden.ProjectionWeights(**tensors)
+
+
+def _callee(forward: Any) -> Any:
+    """What shows the signature: a module's ``forward``, since its ``__call__`` takes anything."""
+    return forward.forward if isinstance(forward, torch.nn.Module) else forward

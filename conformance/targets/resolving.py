@@ -1,0 +1,366 @@
+"""Turns the target strings of the command line and of pytest into candidates."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ..base.graph_options import NOTHING, Beside
+from ..declare.candidate import Candidate
+from ..declare.decorators import renamed
+from ..errors import ConstructionError, DeclarationError, UsageError
+from .loading import (
+    attribute,
+    closest,
+    guarded,
+    import_dotted,
+    import_path,
+    put_on_path,
+    shown_path,
+)
+from .preflight import check_layer
+
+if TYPE_CHECKING:
+    from ..adapters.source import Source
+
+ENTRY_POINTS: Final = "attention_conformance.candidates"
+_NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
+_ACCEPTED: Final = (
+    "a declared candidate, a torch.nn.Module, a list of these, or a function without arguments "
+    "that returns one"
+)
+
+
+def resolve(targets: Iterable[str]) -> list[Candidate]:
+    """Every candidate that the targets name, under names that are unique.
+
+    Raises UsageError with one sentence for a target that is missing, that fails on import, that is
+    no candidate or that contradicts its declaration.
+    """
+    candidates = unique_names([found for target in targets for found in resolve_one(target)])
+    for candidate in candidates:
+        check_layer(candidate)
+    return candidates
+
+
+def resolve_one(target: str, beside: Beside = NOTHING) -> list[Candidate]:
+    """The candidates of one target, their layers not yet built.
+
+    ``beside`` is what the user gives for graphs; a target that is none must be given nothing.
+    """
+    found = list(_once(_find(target, beside)))
+    if not found:
+        msg = (
+            f"{target} declares no candidate: decorate one with @conformance.core or "
+            "@conformance.layer, or list it in __conformance__"
+        )
+        raise UsageError(msg)
+    return found
+
+
+def object_of(target: str) -> Any:
+    """The object or the module that a target names, None where it names neither.
+
+    Raises UsageError with one sentence for a target that is missing or that fails on import.
+    """
+    where, name = split_target(target)
+    if not is_path(where):
+        if name is None and where in [entry.name for entry in entry_points(group=ENTRY_POINTS)]:
+            return None
+        put_on_path(Path.cwd())
+        module = import_dotted(_checked_name(where))
+    else:
+        path = Path(where).expanduser()
+        if not (path / "__init__.py").is_file() and (path.suffix != ".py" or not path.is_file()):
+            return None
+        module = import_path(path)
+    return module if name is None else attribute(module, name, where)
+
+
+def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Each candidate once, the second of a name called ``name-2`` and so on."""
+    taken: set[str] = set()
+    first: dict[tuple[int, ...], Candidate] = {}
+    for candidate in candidates:
+        first.setdefault((id(candidate.function), id(candidate.declaration)), candidate)
+    result = []
+    for candidate in first.values():
+        name, number = candidate.name, 1
+        while name in taken:
+            number += 1
+            name = f"{candidate.name}-{number}"
+        taken.add(name)
+        result.append(candidate if name == candidate.name else renamed(candidate, name))
+    return result
+
+
+def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
+    """Each candidate object once, however many names it has, located at the first of them."""
+    seen: set[int] = set()
+    for candidate, place in candidates:
+        if id(candidate) not in seen:
+            seen.add(id(candidate))
+            yield candidate.located(place)
+
+
+def _find(target: str, beside: Beside) -> Iterable[tuple[Candidate, str]]:
+    if is_graph(target):
+        return [(_graph(Path(target).expanduser(), beside), target)]
+    if beside.given():
+        given = " and ".join(beside.given())
+        msg = f"{target} is no ONNX graph, and {given} can be given for graphs only"
+        raise UsageError(msg)
+    where, name = split_target(target)
+    if is_path(where):
+        return _from_path(Path(where).expanduser(), where, name)
+    if name is None:
+        registered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+        if where in registered:
+            return _from_entry_point(registered[where])
+    put_on_path(Path.cwd())
+    return _from_module(import_dotted(_checked_name(where)), where, name)
+
+
+def is_graph(target: str) -> bool:
+    """Whether a target is an ONNX file."""
+    return target.lower().endswith(".onnx")
+
+
+def _graph(path: Path, beside: Beside) -> Candidate:
+    """The candidate of an ONNX file, with what the user gives beside it."""
+    from ..adapters.graph import Besides, graph_candidate  # noqa: PLC0415 (onnx: only for graphs)
+
+    besides = Besides(
+        declaration=_file(beside.declaration, "--declaration"),
+        state_dict=_file(beside.state_dict, "--state-dict"),
+        source=None if beside.source is None else _source(beside.source),
+    )
+    return graph_candidate(path, besides)
+
+
+def _file(name: str | None, option: str) -> Path | None:
+    if name is None:
+        return None
+    path = Path(name).expanduser()
+    if not path.is_file():
+        msg = f"{option} {name}: there is no such file"
+        raise UsageError(msg)
+    return path
+
+
+def _source(target: str) -> Source:
+    """The module that a target names; a function without arguments is called once."""
+    from ..adapters.source import source_of  # noqa: PLC0415
+
+    value = object_of(target)
+    if value is None or isinstance(value, ModuleType):
+        msg = f"--source {target} names no object: write package.module:object"
+        raise UsageError(msg)
+    is_function = callable(value) and not _is_candidate(value)
+    if is_function:
+        value = _called(value, target)
+    return source_of(value, target)
+
+
+def split_target(target: str) -> tuple[str, str | None]:
+    """``where:object`` in its two parts; a drive letter is no separator."""
+    where, colon, name = target.rpartition(":")
+    if not colon or (len(where) == 1 and name[:1] in ("/", "\\")):
+        where, name = target, ""
+    if not where.strip() or (colon and not name and where != target):
+        msg = f"{target!r} is not a target: write package.module:object or path/to/file.py:object"
+        raise UsageError(msg)
+    return where, name or None
+
+
+def is_path(where: str) -> bool:
+    """Whether the first part of a target is the path of a file or folder."""
+    return "/" in where or "\\" in where or where.endswith(".py") or Path(where).exists()
+
+
+def _checked_name(name: str) -> str:
+    if all(part.isidentifier() for part in name.split(".")):
+        return name
+    msg = f"there is no file, module or registered candidate {name!r}"
+    raise UsageError(msg)
+
+
+def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candidate, str]]:
+    if not path.exists():
+        beside = [entry.name for entry in path.parent.glob("*")] if path.parent.is_dir() else []
+        msg = f"there is no file or folder {where}{closest(path.name, beside)}"
+        raise UsageError(msg)
+    if path.is_dir() and not (path / "__init__.py").is_file():
+        if name is not None:
+            msg = f"{where} is a folder without an __init__.py and so has no object {name!r}"
+            raise UsageError(msg)
+        return _from_folder(path)
+    if path.is_file() and path.suffix != ".py":
+        msg = f"{where} is not a Python file, a folder or an ONNX graph"
+        raise UsageError(msg)
+    return _from_module(import_path(path), where, name)
+
+
+def _from_folder(folder: Path) -> Iterator[tuple[Candidate, str]]:
+    """Every file and package of a plain folder, but none that belongs to tests or is hidden."""
+    for path in sorted(folder.iterdir()):
+        is_package = path.is_dir() and (path / "__init__.py").is_file()
+        is_file = path.suffix == ".py" and path.is_file()
+        if (is_package or is_file) and not _passed_over(path.stem):
+            yield from _declared_in(import_path(path), shown_path(path))
+
+
+def _passed_over(name: str) -> bool:
+    return name in _NOT_CANDIDATES or name.startswith((".", "test_")) or name == "tests"
+
+
+def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Candidate, str]]:
+    loaded = guarded(f"the registered candidate {entry.name!r} cannot be loaded", entry.load)
+    if isinstance(loaded, ModuleType):
+        return _declared_in(loaded, entry.name)
+    return candidates_of(loaded, entry.name)
+
+
+def _from_module(
+    module: ModuleType, where: str, name: str | None
+) -> Iterable[tuple[Candidate, str]]:
+    if name is None:
+        return _declared_in(module, where)
+    found = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
+    if isinstance(found, ModuleType):
+        return _declared_in(found, f"{where}:{name}")
+    return candidates_of(found, f"{where}:{name}")
+
+
+def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Candidate, str]]:
+    """What ``__conformance__`` lists; without it every declared candidate, submodules included."""
+    listed = vars(module).get("__conformance__")
+    if listed is not None:
+        yield from _listed(module, listed, where)
+        return
+    for name, value in list(vars(module).items()):
+        if isinstance(value, Candidate) or _is_candidate_list(value):
+            yield from candidates_of(value, f"{where}:{name}")
+    for submodule, place in _submodules(module, where):
+        yield from _declared_in(submodule, place)
+
+
+def _is_candidate_list(value: object) -> bool:
+    whole = isinstance(value, (list, tuple)) and bool(value)
+    return whole and all(isinstance(entry, Candidate) for entry in value)  # type: ignore[attr-defined]
+
+
+def _submodules(module: ModuleType, where: str) -> Iterator[tuple[ModuleType, str]]:
+    for info in sorted(pkgutil.iter_modules(getattr(module, "__path__", [])), key=lambda i: i.name):
+        if not _passed_over(info.name):
+            yield import_dotted(f"{module.__name__}.{info.name}"), _below(where, info.name)
+
+
+def _below(where: str, name: str) -> str:
+    """The target of a submodule, a path for a path and a dotted name for a dotted name."""
+    if not is_path(where):
+        return f"{where}.{name}"
+    inside = Path(where) / name
+    return str(inside) if inside.is_dir() else f"{inside}.py"
+
+
+def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Candidate, str]]:
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        msg = f"__conformance__ of {where} is {listed!r}: give a list of names or candidates"
+        raise UsageError(msg)
+    for entry in listed:
+        if not isinstance(entry, str):
+            yield from candidates_of(entry, where)
+        elif not hasattr(module, entry) and _has_submodule(module, entry):
+            submodule = import_dotted(f"{module.__name__}.{entry}")
+            yield from _declared_in(submodule, _below(where, entry))
+        else:
+            yield from _from_module(module, where, entry)
+
+
+def _has_submodule(module: ModuleType, name: str) -> bool:
+    return name in [info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))]
+
+
+def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
+    """The candidates that an object is or makes; raises UsageError when it does neither."""
+    made = value if _is_candidate(value) else _called(value, target)
+    for entry in _entries(made):
+        if isinstance(entry, Candidate):
+            yield entry, target
+        elif _is_module(entry):
+            yield _wrapped(entry, target), target
+        else:
+            msg = f"{target} gives {entry!r:.60}, which is not {_ACCEPTED}"
+            raise UsageError(msg)
+
+
+def _is_candidate(value: Any) -> bool:
+    return isinstance(value, (Candidate, list, tuple)) or _is_module(value)
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _is_module(value: Any) -> bool:
+    is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
+    return is_class or isinstance(value, torch.nn.Module)
+
+
+def _wrapped(value: Any, target: str) -> Candidate:
+    from ..adapters.module import module  # noqa: PLC0415 (only bare modules need the adapter)
+
+    def wrap() -> Candidate:
+        try:
+            return module(value)
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error)) from error
+        except DeclarationError as error:
+            name = value.__name__ if isinstance(value, type) else type(value).__name__
+            msg = (
+                f"{error}; what to pass is said in a file of yours, where 'layer = "
+                f"conformance.module({name}, …)' is the candidate FILE.py:layer"
+            )
+            raise UsageError(msg) from error
+
+    wrapped: Candidate = guarded(f"{target} cannot be taken as a layer", wrap)
+    return wrapped
+
+
+def how_to_make(error: ConstructionError) -> str:
+    """Why a class that a target names cannot be constructed, and how to name an instance."""
+    return (
+        f"{error.why}: write a function without arguments that returns an instance in a file of "
+        "yours, and name it as FILE.py:function"
+    )
+
+
+def _called(value: Any, target: str) -> Any:
+    """What a function without arguments returns."""
+    if not callable(value):
+        msg = f"{target} is {value!r:.60}, which is not callable: name {_ACCEPTED}"
+        raise UsageError(msg)
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        msg = (
+            f"{target} takes {_parameters(value)} and declares nothing: decorate it with "
+            f"@conformance.core or @conformance.layer, or let 'conformance identify {target}' "
+            "write that"
+        )
+        raise UsageError(msg) from None
+    except ValueError:  # a function written in C shows no signature: calling it will tell
+        pass
+    return guarded(f"{target}() raised", value)
+
+
+def _parameters(value: Any) -> str:
+    return f"({', '.join(inspect.signature(value).parameters)})"

@@ -1,0 +1,101 @@
+"""Where a candidate is written, so that reports can point at a line of the user's."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+import tokenize
+from pathlib import Path
+from typing import Any, Final
+
+from ..declare.candidate import Candidate
+from .resolving import is_graph, is_path, split_target
+
+_HARNESS: Final = Path(__file__).resolve().parent.parent
+
+Place = tuple[Path, int | None]
+
+
+def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
+    """``{"file": …, "line": …}`` of what a candidate wraps, else of what its target names.
+
+    The file is told from the root of the repository that holds it, with slashes, as services that
+    show a repository want it; outside of any from the working folder, elsewhere in full. The line
+    is None for a graph, or where it is not found. None where there is no file, as in a console.
+    """
+    found = candidate.eager or candidate
+    place = _of_graph(found.target) or _of_object(found.function) or _of_target(found.target)
+    if place is None:
+        return None
+    path, line = place
+    return {"file": _told_from_the_root(path.resolve()), "line": line}
+
+
+def _of_graph(target: str) -> Place | None:
+    return (Path(target).expanduser(), None) if is_graph(target) else None
+
+
+def _of_object(value: Any) -> Place | None:
+    """Where a function or a class is written; not for the harness' own, which wraps the user's."""
+    try:
+        found = inspect.unwrap(value)
+        while isinstance(found, functools.partial):
+            found = found.func
+        if not (inspect.isroutine(found) or inspect.isclass(found)):
+            found = type(found)
+        path = Path(inspect.getsourcefile(found) or "").resolve()
+        line = inspect.getsourcelines(found)[1]
+    except Exception:  # noqa: BLE001 (the user's object may answer anything: the target still tells)
+        return None
+    return (path, max(line, 1)) if path.is_file() and not path.is_relative_to(_HARNESS) else None
+
+
+def _of_target(target: str) -> Place | None:
+    """Where the object of a target is bound, else its file."""
+    try:
+        where, name = split_target(target)
+        path = Path(where).expanduser() if is_path(where) else _file_of_module(where)
+        path = path / "__init__.py" if path.is_dir() else path
+        return (path, _line_of(path, name)) if path.is_file() else None
+    except Exception:  # noqa: BLE001 (a target that a plugin resolves, a file that is not Python)
+        return None
+
+
+def _file_of_module(name: str) -> Path:
+    return Path(str(sys.modules[name].__file__))
+
+
+def _line_of(path: Path, name: str | None) -> int | None:
+    """The line that defines, assigns or imports a name first."""
+    with tokenize.open(path) as file:
+        tree = ast.parse(file.read())
+    wanted = (name or "").partition(".")[0]
+    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    lines = [node.lineno for node in statements if wanted in _bound(node)]
+    return min(lines, default=None)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement binds."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name for alias in node.names}
+    if isinstance(node, ast.Assign):
+        return {one.id for target in node.targets for one in _names(target)}
+    if isinstance(node, ast.AnnAssign):
+        return {one.id for one in _names(node.target)}
+    return set()
+
+
+def _names(target: ast.AST) -> list[ast.Name]:
+    return [node for node in ast.walk(target) if isinstance(node, ast.Name)]
+
+
+def _told_from_the_root(path: Path) -> str:
+    """A path as a repository shows it, else from the working folder, else in full."""
+    folders = [*path.parents]
+    root = next((folder for folder in folders if (folder / ".git").exists()), Path.cwd())
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()

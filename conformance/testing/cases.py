@@ -1,0 +1,194 @@
+"""One clause of one candidate as a test: how it runs, and what its status means to pytest."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn
+
+import pytest
+
+from ..base.expected import ExpectedFailure
+from ..base.printable import printable
+from ..base.results import ClauseResult
+from ..pytest_plugin import STATUS
+from ..running.asking import Planned
+from ..running.workers.loaded import Plan
+from ..running.workers.outcomes import from_exception, not_applicable, outcome
+from ..session.judging import is_announced, judge
+from ..views import counterexample
+from ..views.wording import explanation, message
+
+# The slug of the test that stands for parameters nobody declared.
+UNCHECKED: Final = "declaration.unchecked"
+
+
+class ClauseCase:
+    """The ``clause`` of a test: calling it checks the clause and ends the test accordingly.
+
+    ``candidate`` is the candidate's name; ``id``, ``level`` and ``requirement`` are the clause's;
+    ``result`` is what came out, None before.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        planned: Planned,
+        *,
+        requirement: str,
+        expected: Iterable[ExpectedFailure] = (),
+        qualified: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._planned = planned
+        self._expected = tuple(expected)
+        self._qualified = qualified
+        self.requirement = requirement
+        self.result: ClauseResult | None = None
+
+    @property
+    def id(self) -> str:
+        """The clause's slug."""
+        return self._planned.id
+
+    @property
+    def level(self) -> str:
+        """MUST, SHOULD or MAY."""
+        return self._planned.level
+
+    @property
+    def candidate(self) -> str:
+        """The candidate's name, with dtype and device where it is judged in several."""
+        where = f"-{self._planned.dtype}" if self._qualified else ""
+        if self._planned.device != "cpu":
+            where = f"{where}-{self._planned.device}"
+        return f"{self._plan.candidate.name}{where}"
+
+    @property
+    def test_id(self) -> str:
+        """What stands in the brackets of a suite's test."""
+        return f"{self.candidate}-{self.id}"
+
+    def __call__(self) -> None:
+        """Check the clause; fails, skips or xfails the running test unless it passed."""
+        _conclude(self, self.check())
+
+    def check(self) -> ClauseResult:
+        """Run the clause and return the result, expected failures applied; the verdict is yours."""
+        self.result = judge(self._run(), self._plan.candidate.name, self._expected)
+        return self.result
+
+    @property
+    def announced(self) -> bool:
+        """Whether the failure was announced, but as another one or until an earlier day."""
+        return self.result is not None and is_announced(
+            self.result, self._plan.candidate.name, self._expected
+        )
+
+    def explained(self) -> str:
+        """The result in words, for a failing test."""
+        if self.result is None:
+            return "not checked"
+        return _explained(self.result, self.requirement)
+
+    def properties(self) -> list[tuple[str, object]]:
+        """What is recorded for the test, such as in JUnit's properties."""
+        if self.result is None:
+            return []
+        return [*self._facts(self.result), *_findings(self.result)]
+
+    def _facts(self, result: ClauseResult) -> list[tuple[str, object]]:
+        return [
+            (STATUS, result.status),
+            ("conformance_candidate", self._plan.candidate.name),
+            ("conformance_clause", result.id),
+            ("conformance_level", result.level),
+            ("conformance_requirement", self.requirement),
+            ("conformance_dtype", result.dtype),
+            ("conformance_device", result.device),
+            ("conformance_examples", result.examples),
+            ("conformance_binding", result.binding),
+        ]
+
+    def _run(self) -> ClauseResult:
+        if self._planned.reason:
+            return not_applicable(self._planned)
+        started, last = time.perf_counter(), None
+
+        def on_example(problem: dict[str, Any]) -> None:
+            nonlocal last
+            last = problem
+
+        try:
+            # The user's filter may turn warnings into errors: a candidate that warns does not fail.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self._plan.run.run(self._planned, on_example)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
+            seconds = time.perf_counter() - started
+            return from_exception(self._planned, error, last, seconds=seconds)
+
+
+class UncheckedCase(ClauseCase):
+    """The test of a candidate whose parameters look like masks and are not declared.
+
+    It cannot be passed, as an untestable clause cannot: who wants it green declares them.
+    """
+
+    def __init__(self, plan: Plan, said: str) -> None:
+        planned = Planned(
+            id=UNCHECKED,
+            family=UNCHECKED.partition(".")[0],
+            level="MUST",
+            dtype=plan.planned[0].dtype,
+            device=plan.planned[0].device,
+        )
+        requirement = "A parameter that looks like a mask is declared, or said to stay unchecked."
+        super().__init__(plan, planned, requirement=requirement)
+        self._said = said
+
+    def _run(self) -> ClauseResult:
+        return outcome(self._planned, "untestable", self._said)
+
+
+def _findings(result: ClauseResult) -> list[tuple[str, object]]:
+    """What a clause found, as far as it found anything."""
+    named = [str(entry.get("name") or "") for entry in result.diagnosis]
+    found = {
+        "margin": result.margin,
+        "violation": None if result.violation is None else result.violation.kind,
+        "diagnosis": ", ".join(filter(None, named)) or None,
+        "reason": printable(result.reason) or None,
+    }
+    return [(f"conformance_{name}", value) for name, value in found.items() if value is not None]
+
+
+def _explained(result: ClauseResult, requirement: str) -> str:
+    where = f"{result.dtype} on {result.device}"
+    head = f"{result.id} [{result.level}, {where}] {result.status}"
+    entry = {**result.as_json(), "requirement": requirement}
+    told = [f"  {label}: {text}" for label, text in explanation(entry)]
+    shown = [f"    {line}" for line in counterexample.block(entry.get("counterexample") or {})]
+    return "\n".join([head, *told, *shown])
+
+
+def _conclude(case: ClauseCase, result: ClauseResult) -> None:
+    """End the running test as the result demands; only a pass returns."""
+    if result.status == "passed":
+        return
+    if result.status == "not-applicable":
+        pytest.skip(f"not applicable: {result.reason}")
+    if result.status == "expected-failure":
+        _tolerate(case, f"expected failure: {result.reason}")
+    if result.status in ("failed", "untestable") and result.level != "MUST" and not case.announced:
+        _tolerate(case, f"{result.level} {result.status}: {message(result.as_json())}")
+    pytest.fail(case.explained(), pytrace=False)
+
+
+def _tolerate(case: ClauseCase, reason: str) -> NoReturn:
+    """xfail; with --runxfail, which makes that return, fail."""
+    pytest.xfail(reason)
+    pytest.fail(case.explained(), pytrace=False)

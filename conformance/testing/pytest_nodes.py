@@ -1,0 +1,228 @@
+"""What pytest collects: the clauses of ``--candidate``, and the cases of a suite."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..base.dtypes import DTYPES
+from ..base.expected import ExpectedFailure, read_expected
+from ..base.printable import printable
+from ..base.profile import PROFILES
+from ..clauses.registry import all_clauses
+from ..errors import UsageError, did_you_mean
+from ..running.workers.loaded import Plan, check_devices, plan_candidates
+from ..running.workers.messages import RunOptions
+from ..running.workers.outcomes import not_applicable, outcome
+from ..session.expectations import Selection, check_clause, read_file, stale
+from ..session.report import unchecked_masks
+from ..session.selection import check_selection, selected
+from ..targets.declared_at import declared_expectations
+from ..targets.resolving import candidates_of, resolve_one, unique_names
+from .cases import ClauseCase, UncheckedCase
+from .suites import SuiteOptions
+
+PLANS = pytest.StashKey[dict[Any, list[Plan]]]()
+
+
+class ConformanceDirectory(pytest.Directory):
+    """The folder of this package, as ``--pyargs conformance`` names it."""
+
+    def collect(self) -> Iterator[pytest.Collector]:
+        """One file, whose tests are the clauses."""
+        yield ClauseFile.from_parent(self, path=self.path / "suites.py")
+
+
+class ClauseFile(pytest.File):
+    """The clauses of every ``--candidate``."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One test a clause and candidate: ``mask.no-leak[my_kernel]``."""
+        targets = tuple(self.config.getoption("conformance_candidates"))
+        for case in collect_suite(self.config, SuiteOptions(targets=targets), whole=True):
+            yield ClauseItem.from_parent(self, name=f"{case.id}[{case.candidate}]", case=case)
+
+
+class ClauseItem(pytest.Item):
+    """One clause of one candidate."""
+
+    def __init__(self, *, case: ClauseCase, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.case = case
+
+    def runtest(self) -> None:
+        """Check the clause and end accordingly."""
+        try:
+            self.case()
+        finally:
+            self.user_properties.extend(self.case.properties())
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """No line, and not the test's own name: pytest would show its dots as ``::``."""
+        return self.path, None, f"{self.case.candidate}: {self.case.id}"
+
+
+def collect_suite(
+    config: pytest.Config, options: SuiteOptions, *, whole: bool = False
+) -> list[ClauseCase]:
+    """The cases of a suite; with ``whole`` it is the only one that files of expectations speak of.
+
+    Raises CollectError with one sentence for targets and options that cannot be used.
+    """
+    try:
+        return _collect(config, options, whole=whole)
+    except UsageError as error:
+        raise pytest.Collector.CollectError(printable(str(error))) from None
+
+
+def _collect(config: pytest.Config, options: SuiteOptions, *, whole: bool) -> list[ClauseCase]:
+    sentences = {clause.id: clause.sentence for clause in all_clauses()}
+    check_selection(sentences, options.only, options.skip)
+    settings = _settings(config, options)
+    plans = _plans(config, settings, options.targets)
+    shared = _from_file(config, sentences)
+    own = _own(options, sentences)
+    for plan in plans:
+        for entry in declared_expectations(plan.candidate):
+            check_clause(entry, sentences, plan.candidate.name)
+    checked = (*own, *shared) if whole else own
+    selection = Selection(
+        slugs=_slugs(sentences, options), dtypes=settings.dtypes, devices=settings.devices
+    )
+    _refuse_stale(plans, checked, selection)
+    return [case for plan in plans for case in _cases(plan, sentences, expected=(*own, *shared))]
+
+
+def _slugs(sentences: Iterable[str], options: SuiteOptions) -> list[str]:
+    return selected(sentences, options.only, options.skip)
+
+
+def _cases(
+    plan: Plan, sentences: dict[str, str], *, expected: tuple[ExpectedFailure, ...]
+) -> Iterator[ClauseCase]:
+    qualified = len({planned.dtype for planned in plan.planned}) > 1
+    entries = (*declared_expectations(plan.candidate), *expected)
+    for planned in plan.planned:
+        yield ClauseCase(
+            plan,
+            planned,
+            requirement=sentences[planned.id],
+            expected=entries,
+            qualified=qualified,
+        )
+    said = unchecked_masks(plan.loaded(), [planned.id for planned in plan.planned])
+    if said:
+        yield UncheckedCase(plan, said)
+
+
+def _settings(config: pytest.Config, options: SuiteOptions) -> RunOptions:
+    """The choices of a suite: command line, environment, its own arguments, ini, default."""
+    profile = _choice(config, "conformance_profile", options.profile) or "quick"
+    seed = _choice(config, "conformance_seed", options.seed) or 0
+    dtype = _choice(config, "conformance_dtype", None)
+    if profile not in PROFILES:
+        msg = f"there is no profile {profile!r}{did_you_mean(str(profile), PROFILES)}"
+        raise UsageError(msg)
+    dtypes = options.dtypes if dtype is None else tuple(dtype.split(","))
+    for name in dtypes or ():
+        if name not in DTYPES:
+            msg = f"there is no dtype {name!r}{did_you_mean(name, DTYPES)}"
+            raise UsageError(msg)
+    check_devices(options.devices)
+    return RunOptions(
+        targets=(),
+        profile=profile,
+        seed=_seed(seed),
+        dtypes=dtypes,
+        devices=options.devices,
+        only=options.only,
+        skip=options.skip,
+        unchecked=(*options.unchecked, *_unchecked(config)),
+    )
+
+
+def _unchecked(config: pytest.Config) -> tuple[str, ...]:
+    """The globs of the command line, the environment or the ini file, separated by commas."""
+    given = _choice(config, "conformance_unchecked", None) or ""
+    return tuple(word.strip() for word in given.split(",") if word.strip())
+
+
+def _choice(config: pytest.Config, name: str, own: Any) -> Any:
+    """The first of command line, environment, the suite's own argument and ini that is given."""
+    for value in (config.getoption(name), os.environ.get(name.upper()), own, config.getini(name)):
+        if value not in (None, ""):
+            return value
+    return None
+
+
+def _seed(value: Any) -> int:
+    try:
+        seed = int(value)
+    except (TypeError, ValueError):
+        seed = -1
+    if seed < 0:
+        msg = f"the seed is {value!r}: give a number of at least 0"
+        raise UsageError(msg)
+    return seed
+
+
+def _plans(config: pytest.Config, settings: RunOptions, targets: tuple[Any, ...]) -> list[Plan]:
+    """The plans of a suite, made once a pytest run: suites of one target share their goldens."""
+    known = config.stash.setdefault(PLANS, {})
+    key = (settings, tuple(target if isinstance(target, str) else id(target) for target in targets))
+    if key not in known:
+        found = [candidate for target in targets for candidate in _resolve(target)]
+        known[key] = plan_candidates(unique_names(found), settings)
+    return known[key]
+
+
+def _resolve(target: Any) -> Iterable[Any]:
+    if isinstance(target, str):
+        return resolve_one(target)
+    shown = getattr(target, "name", None) or type(target).__name__
+    return [candidate for candidate, _ in candidates_of(target, str(shown))]
+
+
+def _from_file(config: pytest.Config, slugs: Iterable[str]) -> tuple[ExpectedFailure, ...]:
+    given = config.getoption("conformance_expected_failures")
+    given = given or os.environ.get("CONFORMANCE_EXPECTED_FAILURES")
+    if given:
+        return read_file(config.invocation_params.dir / given, list(slugs))
+    given = config.getini("conformance_expected_failures")
+    return read_file(config.rootpath / given, list(slugs)) if given else ()
+
+
+def _own(options: SuiteOptions, slugs: Iterable[str]) -> tuple[ExpectedFailure, ...]:
+    given, slugs = options.expected_failures, list(slugs)
+    if isinstance(given, (str, Path)):
+        return read_file(Path(given), slugs)
+    entries = read_expected(given)
+    for entry in entries:
+        check_clause(entry, slugs, "expected_failures")
+    return entries
+
+
+def _refuse_stale(
+    plans: list[Plan], entries: tuple[ExpectedFailure, ...], selection: Selection
+) -> None:
+    """Refuse expectations that no test can answer to: nothing matches, or nothing is applicable."""
+    foreseen = {
+        plan.candidate.name: [
+            not_applicable(planned) if planned.reason else outcome(planned, "untestable")
+            for planned in plan.planned
+        ]
+        for plan in plans
+    }
+    found = stale(entries, foreseen, selection)
+    for plan in plans:
+        own = {plan.candidate.name: foreseen[plan.candidate.name]}
+        found.extend(stale(declared_expectations(plan.candidate), own, selection))
+    if found:
+        first = found[0].expectation
+        told = f"{found[0].why}; {found[0].change}"
+        msg = f"the expected failure {first.clause!r} ({first.reason}) is stale: {told}"
+        raise UsageError(msg)

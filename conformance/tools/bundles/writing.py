@@ -1,0 +1,215 @@
+"""What ``conformance bundle`` does: a failure of a report as a folder that shows it without us."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...base.printable import printable_record
+from ...errors import UsageError
+from ...running.workers.supervisor import DEFAULT_TIMEOUT, WorkerLost
+from ...session.folders import check_folder, staged
+from ..replay import Case, Progress, argument_of, opened
+from .page import readme
+from .rehearsal import why_not_shown
+from .showing import bundle_script, shows_something, why_not_again
+from .told import check_told
+
+JOB: Final = "conformance.tools.bundles.job:bundle_job"
+SCHEMA: Final = 1
+MANIFEST: Final = "manifest.json"
+FAILURE: Final = "failure.json"
+SHOW: Final = "show.py"
+_UNDER_WAY: Final = "under-way.json"
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_ABSENT: Final = "the candidate could not be loaded where this bundle was written"
+_RECORDED: Final = "this bundle was made of the report alone"
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundled:
+    """A bundle that was written; ``again`` says why its script asks no candidate, or ""."""
+
+    folder: Path
+    clause: Record
+    outcome: str
+    again: str
+
+
+def folder_for(case: Case, output: Path | None) -> Path:
+    """Where to write a failure; raises UsageError for a place that is taken or not there."""
+    if output is None:
+        name = f"bundle-{case.candidate['name']}-{case.clause['id']}"
+        output = Path(_NO_NAME.sub("-", name))
+    check_folder(output)
+    return output
+
+
+def bundle(
+    case: Case,
+    report: Record,
+    output: Path,
+    *,
+    target: str | None = None,
+    recorded: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> Bundled:
+    """Ask a counterexample again, with every tensor kept, and write the folder in one step.
+
+    Where the candidate cannot be loaded, or with ``recorded``, the bundle is made of what the
+    report holds. Raises UsageError for what cannot be shown, with nothing written.
+    """
+    with staged(output) as folder:
+        clause, outcome, refused = (
+            _of_report(case, folder, _RECORDED)
+            if recorded
+            else _asked(case, folder, target, timeout, progress)
+        )
+        where = str(target or case.candidate.get("target") or "")
+        graph = _graph(clause, where, folder)
+        again = refused or why_not_again(clause, where)
+        if not again:
+            _write(folder, SHOW, bundle_script(clause, where, graph=graph, limit=timeout))
+            progress(f"trying {SHOW}", 0, 1)
+            again = why_not_shown(folder / SHOW, timeout)
+        if again:
+            _check_shows(clause, again)
+            _write(folder, SHOW, bundle_script(clause, where, refused=again))
+        (folder / _UNDER_WAY).unlink(missing_ok=True)
+        _write_json(folder, FAILURE, _failure(clause, case, report, outcome))
+        _write(folder, "README.md", readme(clause, case.candidate, report, again=again))
+        _write_json(folder, MANIFEST, _manifest(folder, clause, case, report))
+    return Bundled(folder=output, clause=clause, outcome=outcome, again=again)
+
+
+def _check_shows(clause: Record, again: str) -> None:
+    """Require that the files alone show something; raises UsageError."""
+    if not shows_something(clause):
+        msg = f"no bundle can be written for {clause['id']}: {again}"
+        raise UsageError(msg)
+
+
+def _asked(
+    case: Case, folder: Path, target: str | None, timeout: float, progress: Progress
+) -> tuple[Record, str, str]:
+    """The failure of today with its files, what became of it, and why not to ask again."""
+    progress(f"{case.candidate['name']} {case.clause['id']}", 0, 1)
+    try:
+        with opened([case], target, timeout) as (supervisor, index):
+            argument = {**argument_of(case), "folder": str(folder)}
+            try:
+                answer = supervisor.perform(index, JOB, argument)
+            except WorkerLost as lost:
+                return _of_lost(case, folder, lost), "fails", ""
+    except UsageError as error:
+        if target is not None or not _tells_values(case):
+            raise
+        return _of_report(case, folder, f"{_ABSENT} ({error})")
+    if answer["outcome"] == "passes":
+        msg = (
+            f"{case.clause['id']} of {case.candidate['name']} passes now: there is no failure to "
+            "bundle; --recorded bundles what the report holds"
+        )
+        raise UsageError(msg)
+    today = {name: answer[name] for name in ("violation", "counterexample")}
+    same = answer["outcome"] == "fails"
+    kept = {} if same else {"diagnosis": [], "reason": ""}
+    return {**case.clause, **kept, **today}, answer["outcome"], ""
+
+
+def _of_lost(case: Case, folder: Path, lost: WorkerLost) -> Record:
+    """What was written before the call from which nobody came back."""
+    noted = folder / _UNDER_WAY
+    if not noted.exists():
+        msg = f"no bundle can be written for {case.clause['id']}: the candidate {lost}"
+        raise UsageError(msg)
+    violation = {"kind": lost.kind, "message": f"the candidate {lost}"}
+    return {
+        **case.clause,
+        "violation": violation,
+        "counterexample": json.loads(noted.read_text(encoding="utf-8")),
+    }
+
+
+def _tells_values(case: Case) -> bool:
+    """Whether a report holds tensors of a failure, not only the problem."""
+    return bool(case.clause["counterexample"].get("calls"))
+
+
+def _of_report(case: Case, folder: Path, refused: str) -> tuple[Record, str, str]:
+    """The failure as the report holds it."""
+    from .arrays import named_arrays, of_values, write_arrays  # noqa: PLC0415 (numpy)
+
+    argument_of(case)
+    data = copy.deepcopy(dict(case.clause["counterexample"]))
+    try:
+        check_told(data)
+        write_arrays(named_arrays(data, of_values), folder)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        msg = f"the counterexample of {case.clause['id']} cannot be read: {error}"
+        raise UsageError(msg) from None
+    data.setdefault("candidate", case.candidate["name"])
+    return {**case.clause, "counterexample": data}, "recorded", refused
+
+
+def _graph(clause: Record, target: str, folder: Path) -> str:
+    """The name of the graph's file, copied with the files of its tensors; "" for no graph."""
+    external = (clause["counterexample"].get("access") or {}).get("external")
+    graph = Path(target)
+    if external is None or not graph.is_file():
+        return ""
+    for name in (graph.name, *external):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(graph.parent / name, folder / name)
+    return graph.name
+
+
+def _failure(clause: Record, case: Case, report: Record, outcome: str) -> dict[str, Any]:
+    """Everything that is known of the failure, with the arrays in their files."""
+    told = {name: case.candidate.get(name) for name in ("name", "target", "kind", "declaration")}
+    return {
+        "schema": SCHEMA,
+        "tool": report.get("tool"),
+        "environment": report.get("environment"),
+        "candidate": told,
+        "outcome": outcome,
+        "clause": clause,
+    }
+
+
+def _manifest(folder: Path, clause: Record, case: Case, report: Record) -> dict[str, Any]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        "schema": SCHEMA,
+        "bundle": clause["id"],
+        "candidate": case.candidate["name"],
+        "dtype": clause.get("dtype"),
+        "tool": report.get("tool"),
+        "files": {
+            path.relative_to(folder).as_posix(): {
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                "bytes": path.stat().st_size,
+            }
+            for path in files
+            if path.name != MANIFEST
+        },
+    }
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _write_json(folder: Path, name: str, data: Mapping[str, Any]) -> None:
+    plain = printable_record(dict(data))
+    _write(folder, name, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,146 @@
+"""Example inputs of a module for an exporter, by the names of its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ...adapters.calling import Calling, mask_parameters
+from ...adapters.understanding import calling_of, understand
+from ...adapters.wish import Wish
+from ...errors import DeclarationError, UsageError
+from .trying import Sizes, Tried, absent, first_mask
+
+# Sizes that are not one another's, nor one: what is traced must not be told apart by chance alone.
+BATCHES: Final = (2, 4)
+QUERIES: Final = 3
+KEYS: Final = 5
+_COUNT: Final = {"self": 1, "memory": 2, "separate": 3}
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BATCH, _QUERY, _KEY = "batch", "query_length", "key_length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How a module is called for its export.
+
+    inputs
+        Tensors by the names of the module's parameters.
+    axes
+        The names of the dynamic axes of each.
+    outputs
+        A name for each tensor that it returns.
+    """
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]
+    axes: Mapping[str, Mapping[int, str]]
+    outputs: tuple[str, ...]
+
+    def arguments(self) -> dict[str, Tensor | None]:
+        """Every argument by name, None for parameters without a default that take nothing."""
+        return {**absent(self.module), **self.inputs}
+
+
+def ask(module: nn.Module, shown: str) -> Asking:
+    """Find out how to call a module; raises UsageError with one sentence where nobody can tell."""
+    wish = Wish(
+        shown=shown, num_heads=None, num_kv_heads=None, call=None, projections=None, promises={}
+    )
+    widths: tuple[tuple[int, ...], ...]
+    heads = 0
+    try:
+        calling, finding, _ = understand(module, wish)
+        weights = finding.recipe.read(module, finding.sizes)
+        widths = ((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]),)
+        heads = finding.sizes.num_heads
+    except DeclarationError as error:
+        calling, widths = _calling(module, wish, str(error)), _possible_widths(module)
+    names = _names(module, calling)
+    batch = next(size for size in BATCHES if size != heads)
+    failure = "has no matrix that takes tokens"
+    for sizes in _sizes(batch, calling):
+        for width in widths:
+            tried = Tried(module, _tokens(names, width, sizes, calling), sizes, heads)
+            if tried.answers():
+                return _with_masks(tried, calling, names)
+            failure = tried.failure
+    msg = f"{shown} cannot be called with {', '.join(names)} of any width: it {failure}"
+    raise UsageError(msg)
+
+
+def _calling(module: nn.Module, wish: Wish, why: str) -> Calling:
+    try:
+        return calling_of(module, wish)
+    except DeclarationError:
+        raise UsageError(why) from None
+
+
+def _possible_widths(module: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """The widths that linear layers take, for modules whose projections nobody recognises."""
+    found = {part.in_features for part in module.modules() if isinstance(part, nn.Linear)}
+    found |= {parameter.shape[-1] for parameter in module.parameters() if parameter.dim() > 1}
+    return tuple((width,) * 3 for width in sorted(found))
+
+
+def _names(module: nn.Module, calling: Calling) -> tuple[str, ...]:
+    if calling.names is not None:
+        return calling.names
+    parameters = inspect.signature(module.forward).parameters.values()
+    positional = [entry.name for entry in parameters if entry.kind in _POSITIONAL]
+    return tuple(positional[: _COUNT[calling.inputs]])
+
+
+def _sizes(batch: int, calling: Calling) -> Iterator[Sizes]:
+    """Lengths that differ, and one length where a module takes no other."""
+    if calling.inputs != "self":
+        yield Sizes(batch=batch, queries=QUERIES, keys=KEYS)
+    yield Sizes(batch=batch, queries=KEYS, keys=KEYS)
+
+
+def _tokens(
+    names: tuple[str, ...], width: tuple[int, ...], sizes: Sizes, calling: Calling
+) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = (sizes.queries, sizes.keys, sizes.keys)
+    found = {}
+    for name, length, size in zip(names, lengths, width, strict=False):
+        shape = (length, sizes.batch) if calling.sequence_first else (sizes.batch, length)
+        found[name] = torch.randn(*shape, size, generator=generator)
+    return found
+
+
+def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> Asking:
+    """The masks that the module takes, each in the first form that has an influence."""
+    inputs, axes = dict(tried.inputs), _token_axes(names, tried.sizes, calling)
+    for name in mask_parameters(tried.module.forward):
+        if name in names:
+            continue
+        found = first_mask(dataclasses.replace(tried, inputs=inputs), name)
+        if found is not None:
+            inputs[name], axes[name] = found
+    outputs = dataclasses.replace(tried, inputs=inputs).outputs()
+    return Asking(module=tried.module, inputs=inputs, axes=axes, outputs=outputs)
+
+
+def _token_axes(
+    names: tuple[str, ...], sizes: Sizes, calling: Calling
+) -> dict[str, dict[int, str]]:
+    items, tokens = (1, 0) if calling.sequence_first else (0, 1)
+    apart = sizes.queries != sizes.keys
+    lengths = (_QUERY, _KEY, _KEY) if apart else ("length",) * 3
+    return {name: {items: _BATCH, tokens: word} for name, word in zip(names, lengths, strict=False)}
+
+
+def described(asking: Asking) -> dict[str, Any]:
+    """The same as plain data, for the record."""
+    return {
+        name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        for name, tensor in asking.inputs.items()
+    }

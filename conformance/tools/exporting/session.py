@@ -1,0 +1,144 @@
+"""``conformance export-check`` but for options and views: exports, then one check of them all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...base.graph_options import Beside
+from ...running.workers.messages import Ready, RunOptions
+from ...running.workers.supervisor import DEFAULT_TIMEOUT, HarnessError, Supervisor, WorkerLost
+from ...session.checking import check
+from ...session.report import EXIT_OK, EXIT_RED, build_report, exit_code
+from ...session.spreading import Progress
+
+LOADER: Final = "conformance.tools.exporting.job:modules_of"
+_PREPARE: Final = "conformance.tools.exporting.job:prepare"
+_EXPORT: Final = "conformance.tools.exporting.job:export_one"
+# torch.export compiles: its first run takes as long as dozens of calls.
+_EXPORTING_FACTOR: Final = 4.0
+# What is no fault of the module or its graph.
+_HARMLESS: Final = ("unsupported",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to export: every exporter at every opset, into a folder."""
+
+    target: str
+    exporters: tuple[str, ...]
+    opsets: tuple[int, ...]
+    folder: Path
+
+    def exports(self) -> list[dict[str, Any]]:
+        """The exports as plain data."""
+        return [
+            {
+                "exporter": exporter,
+                "opset": opset,
+                "path": str(self.folder / f"{exporter}-opset{opset}.onnx"),
+            }
+            for exporter in self.exporters
+            for opset in self.opsets
+        ]
+
+
+def export_check(
+    wanted: Wanted,
+    options: RunOptions,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total, _left=None: None,
+) -> dict[str, Any]:
+    """Export the module, check every graph and return the record of the run, with its exports.
+
+    Raises UsageError for a target that is no module or cannot be called, HarnessError when no
+    worker can run.
+    """
+    ready, asked, rows = _exported(wanted, timeout, progress)
+    paths = tuple(row["path"] for row in rows if not row["verdict"])
+    run = dataclasses.replace(
+        options, targets=paths, beside=Beside(source=f"{asked['source']}:module")
+    )
+    if paths:
+        report = check(run, timeout=timeout, progress=progress)
+    else:
+        report = build_report(ready, run, [])
+    report["module"] = {"target": wanted.target, **asked}
+    report["exports"] = [_row(row, report["candidates"]) for row in rows]
+    return report
+
+
+def _exported(
+    wanted: Wanted, timeout: float, progress: Progress
+) -> tuple[Ready, dict[str, Any], list[dict[str, Any]]]:
+    """How the module is called, and what became of every export."""
+    options = RunOptions(targets=(wanted.target,), loader=LOADER)
+    rows = []
+    with Supervisor(options, timeout=timeout * _EXPORTING_FACTOR) as supervisor:
+        progress("starting", 0, 0)
+        ready = supervisor.start()
+        progress("loading", 0, 0)
+        supervisor.load()
+        asked: dict[str, Any] = supervisor.perform(0, _PREPARE, str(wanted.folder))
+        exports = wanted.exports()
+        for done, export in enumerate(exports):
+            progress(f"exporting {Path(export['path']).name}", done, len(exports))
+            rows.append({**export, **_one(supervisor, export)})
+    return ready, asked, rows
+
+
+def _one(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
+    """What became of one export; one that hangs or dies is a verdict, too."""
+    step = "exporting"
+
+    def hear(what: str, _name: Any) -> None:
+        nonlocal step
+        step = what
+
+    try:
+        found: dict[str, Any] = supervisor.perform(0, _EXPORT, dict(export), hear)
+    except WorkerLost as lost:
+        read = step == "reading"
+        word = "cannot be read" if read else "cannot be exported"
+        verdict = "not-read" if read else "not-exported"
+        return {"verdict": verdict, "reason": f"{word}: it {lost}"}
+    except HarnessError as error:
+        return {"verdict": "error", "reason": str(error)}
+    told = found.pop("opset")
+    if told is not None and told != export["opset"]:
+        wrote = f"the exporter does not know it: it wrote a file of opset {told}"
+        return {**found, "verdict": "unsupported", "reason": wrote}
+    return found
+
+
+def _row(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An export with the verdict of its graph, its failed clauses and who is to blame."""
+    mine = [entry for entry in candidates if entry["target"] == row["path"]]
+    if not mine:
+        unchecked = {} if row["verdict"] else {"verdict": "inconclusive", "reason": "not checked"}
+        return {**row, **unchecked, "failed": [], "blame": None}
+    candidate = mine[0]
+    failed = [clause for clause in candidate["clauses"] if clause["status"] == "failed"]
+    must = [clause for clause in failed if clause["level"] == "MUST"]
+    blamed = [clause["blame"] for clause in must if (clause.get("blame") or {}).get("step")]
+    return {
+        **row,
+        "verdict": candidate["verdict"],
+        "reason": candidate["verdict_reason"],
+        "failed": list(dict.fromkeys(clause["id"] for clause in must or failed)),
+        "blame": blamed[0] if blamed else None,
+    }
+
+
+def exit_code_of(report: Mapping[str, Any], *, strict: bool = False) -> int:
+    """That of the check; 1 as well when the module could not be exported, or a graph not read."""
+    ran = report["candidates"] or report.get("interrupted")
+    checked = exit_code(report, strict=strict) if ran else EXIT_OK
+    words = [row["verdict"] for row in report["exports"]]
+    lost = [word for word in words if word.startswith("not-") or word == "error"]
+    none = all(word in _HARMLESS for word in words)
+    return EXIT_RED if checked == EXIT_OK and (lost or none) else checked

@@ -1,0 +1,318 @@
+"""The facts about masks: parameters, forms, shapes, empty rows, leaks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ...diagnosis.mistakes.points import filled_mistake
+from . import empty_rows
+from .convention import MaskUse
+from .deviations import Deviation
+from .leaks import MUST_UP_TO, Leak, Tight, find_leak
+from .masks import MaskFound, MaskUnread, chosen_uses, find_masks
+from .wording import empty_words, placed
+
+if TYPE_CHECKING:
+    from .investigation import Case
+
+_POLARITY: Final = {
+    "keep": "True attends",
+    "drop": "True ignores",
+    "keep_int": "0 ignores",
+    "bias": "added to the logits, minus infinity ignores",
+    "lengths": "keys at or past the length are ignored",
+}
+_OPERATIONS: Final = {
+    "multiply-weights": "the weights are multiplied after the softmax, rows no longer sum to one",
+    "multiply-logits": "the logits are multiplied by it: a hidden key keeps a logit of 0",
+    "add-to-kept": "where a mask is meant, hand over an additive float",
+}
+# Masks of something else than the keys of a self-attention, by name.
+_OF_OTHERS: Final = re.compile(r"head|encoder|context|cross|mem|additional", re.IGNORECASE)
+# What is promised of a mask that does nothing, by its name: nothing else tells.
+_BY_NAME: Final = (
+    ("len", "lengths", "B"),
+    ("padding", "drop", "BK"),
+    ("drop", "drop", "BHQK"),
+    ("bias", "bias", "BHQK"),
+    ("", "keep", "BHQK"),
+)
+# Below this, finite fills show in ordinary problems, not only where one logit is driven far down.
+_ORDINARY: Final = 1e5
+
+
+def ask(case: Case) -> None:
+    """Find the masks, then what empty rows return and how far hidden keys leak."""
+    parameters = case.parameters.meaning("mask")
+    found = find_masks(case.box, parameters, case.point, case.judge)
+    if case.judge.always_causal and not any(isinstance(one, MaskFound) for one in found):
+        replaced = case.point.replace(causal_combination="mask-only")
+        again = find_masks(case.box, parameters, replaced, case.judge)
+        if any(isinstance(one, MaskFound) for one in again):
+            found, case.point = again, replaced
+            case.found.add(
+                "causal and mask",
+                "causality is dropped when a mask is given",
+                "masked calls are golden without the triangle",
+                "mask-only",
+            )
+    for one in found:
+        name = f"mask {one.parameter.name} ({one.kind})"
+        if isinstance(one, MaskFound):
+            shapes = ", ".join(dict.fromkeys(use.native for use in one.uses))
+            case.found.add(
+                name,
+                f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}"
+                + _ambiguous(one),
+                f"golden within bound in {_counted(len(one.uses), 'shape')}{_unlike(one)}",
+                {
+                    "parameter": one.parameter.name,
+                    "form": one.form,
+                    "shapes": [use.shape for use in one.uses],
+                    "operation": one.point.mask_operation,
+                },
+            )
+        elif not one.parameter.guessed:
+            case.found.add(
+                name,
+                f"{placed(one.parameter)}: {one.why}",
+                "calls with and without it",
+                {"parameter": one.parameter.name, "form": None},
+            )
+    _declare(case, found)
+    case.idle = _idle(found)
+    case.unchecked += _others(found)
+    if not parameters:
+        case.found.add("mask", "none", "no parameter sounds like one", None)
+    elif not case.box.convention.masks:
+        case.found.add("mask", "none that works", "calls with each mask-like parameter", None)
+
+
+def _ambiguous(one: MaskFound) -> str:
+    if not one.ambiguous:
+        return ""
+    return f"; not {', '.join(one.ambiguous)}, taken for another shape where sizes are equal"
+
+
+def _unlike(one: MaskFound) -> str:
+    """What was ruled out: only a mask of two values could be read the other way."""
+    has_polarity = one.form not in ("bias", "lengths") and one.point.mask_operation != "add-to-kept"
+    return ", and not with the other polarity" if has_polarity else ""
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _polarity(one: MaskFound) -> str:
+    """Which value ignores a key."""
+    if one.point.mask_operation == "add-to-kept":
+        return "True is added as 1, and nothing is hidden"
+    if one.kind in ("int", "0/1 float"):
+        return "1 ignores" if one.form == "drop" else "0 ignores"
+    return _POLARITY[one.form]
+
+
+def _operation(one: MaskFound) -> str:
+    operation = one.point.mask_operation
+    if operation in _OPERATIONS:
+        return f"; {_OPERATIONS[operation]}"
+    if operation == "replace" and one.point.mask_fill > -MUST_UP_TO:
+        return f"; hidden logits become {one.point.mask_fill:g}"
+    if operation == "add" and one.point.mask_fill > -MUST_UP_TO:
+        return f"; {one.point.mask_fill:g} is added to hidden logits"
+    if one.point.bias_order == "before-scale":
+        return "; it joins before the scaling and is scaled too"
+    return ""
+
+
+def _declare(case: Case, found: Sequence[object]) -> None:
+    understood = [one for one in found if isinstance(one, MaskFound)]
+    exact = [one for one in understood if one.exact and one.point.mask_fill < -MUST_UP_TO]
+    alike = exact or [one for one in understood if one.point == understood[0].point]
+    uses = chosen_uses(alike)
+    if not uses:
+        return
+    left = [one for one in understood if one not in alike]
+    case.other_readings = list(dict.fromkeys(one.point for one in left))
+    if left:
+        case.found.add(
+            "masks left out",
+            ", ".join(f"{one.parameter.name} ({one.kind})" for one in left),
+            "a declaration has one meaning for all its masks: the exact ones are declared",
+            [one.parameter.name for one in left],
+        )
+    used = {use.parameter for use in uses}
+    doubled = dict.fromkeys(one.parameter.name for one in understood)
+    case.unchecked = [name for name in doubled if name not in used]
+    for one in alike:
+        case.point = case.point.replace(
+            mask_operation=one.point.mask_operation,
+            mask_fill=one.point.mask_fill,
+        )
+        if one.form == "bias":
+            case.point = case.point.replace(bias_order=one.point.bias_order)
+    case.box = case.box.under(masks=_in_common(uses))
+    if not exact:
+        case.found.add(
+            "empty rows",
+            "what the arithmetic gives: hidden keys are never gone",
+            "the mask leaves them some weight",
+            "any",
+        )
+        return
+    _empty_rows(case, _firsts(case.box.convention.masks))
+    _leaks(case, _firsts(case.box.convention.masks))
+
+
+def _idle(found: Sequence[object]) -> str:
+    """The parameter that looks like a mask of this attention where none hides anything, or ""."""
+    if any(isinstance(one, MaskFound) for one in found):
+        return ""
+    return next((name for name in _without_effect(found) if not _OF_OTHERS.search(name)), "")
+
+
+def _others(found: Sequence[object]) -> list[str]:
+    """The masks of something that plain calls do not have: they change nothing."""
+    return [name for name in _without_effect(found) if _OF_OTHERS.search(name)]
+
+
+def _without_effect(found: Sequence[object]) -> list[str]:
+    """The parameters on which no answer depends, in any form."""
+    unread = [one for one in found if isinstance(one, MaskUnread) and not one.parameter.guessed]
+    names = dict.fromkeys(one.parameter.name for one in unread)
+    return [name for name in names if all(one.idle for one in unread if one.parameter.name == name)]
+
+
+def promise_idle(case: Case) -> None:
+    """Promise the mask that hides nothing: a declaration without it would conform.
+
+    Called last, since nothing else could be asked under it.
+    """
+    name = case.idle
+    if not name:
+        return
+    case.observed.append(
+        Deviation(
+            observed=f"{name} changes nothing",
+            text=f"`{name}` looks like a mask and hides no key",
+            fix="give hidden keys minus infinity before the softmax",
+            mistaken=True,
+        )
+    )
+    if not case.as_observed:
+        form, shape = next(use for word, *use in _BY_NAME if word in name.lower())
+        one = MaskUse(form=form, parameter=name, shape=shape, native=shape)
+        case.box = case.box.under(masks=(one,))
+
+
+def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
+    """The uses whose shapes every form takes (lengths have their own)."""
+    forms = dict.fromkeys(use.form for use in uses if use.form != "lengths")
+    kept: list[str] = []
+    common: set[str] = set()
+    for form in forms:
+        own = {use.shape for use in uses if use.form == form}
+        if not kept or common & own:
+            common = own if not kept else common & own
+            kept.append(form)
+    return tuple(
+        use for use in uses if use.form == "lengths" or (use.form in kept and use.shape in common)
+    )
+
+
+def _firsts(uses: Sequence[MaskUse]) -> list[MaskUse]:
+    """One use of each form and parameter: the widest shape comes first."""
+    firsts: dict[tuple[str, str], MaskUse] = {}
+    for use in uses:
+        firsts.setdefault((use.form, use.parameter), use)
+    return list(firsts.values())
+
+
+def _empty_rows(case: Case, uses: Sequence[MaskUse]) -> None:
+    rules = {
+        (use.form, use.parameter): empty_rows.by_mask(case.box, use, case.point, case.judge)
+        for use in uses
+    }
+    case.promises["empty_by_mask"] = [[form, *rule] for (form, _), rule in rules.items()]
+    first = next(iter(rules.values()))
+    same = all(rule == first for rule in rules.values())
+    if same:
+        words = empty_words(first)
+    else:
+        words = "; ".join(
+            f"{empty_words(rule)} by {parameter} ({form})"
+            for (form, parameter), rule in rules.items()
+        )
+    case.found.add(
+        "empty rows",
+        words,
+        f"rows without a key in {', '.join(form for form, _ in rules)}",
+        first[0] if same else "any",
+    )
+
+
+def _leaks(case: Case, uses: Sequence[MaskUse]) -> None:
+    leaks = {
+        (use.form, use.parameter): find_leak(case.box, use, case.point, case.judge)
+        for use in uses
+        if use.form != "bias"
+    }
+    found = [leak for leak in leaks.values() if isinstance(leak, Leak)]
+    if not leaks:
+        return
+    if not found:
+        largest = min(leak.up_to for leak in leaks.values() if isinstance(leak, Tight))
+        told = f"{largest:g}".replace("e+0", "e").replace("e+", "e")
+        case.found.add(
+            "hidden keys",
+            f"never win, up to logits of {told}" if largest > 1.0 else "could not be asked",
+            "the only live logit driven down, and hidden ones up, decade by decade",
+            None,
+        )
+        return
+    worst = min(found, key=lambda leak: leak.threshold)
+    case.found.add(
+        "hidden keys",
+        _leak_words(worst),
+        "the only live logit driven down (or hidden ones up) until another key shows",
+        {"threshold": worst.threshold, "fill": worst.fill, "operation": worst.operation},
+    )
+    _expect(case, worst)
+
+
+def _leak_words(leak: Leak) -> str:
+    side = "live logits below" if leak.operation == "replace" else "live ones from logits of"
+    sign = "-" if leak.operation == "replace" else ""
+    number = f"{leak.threshold:.3g}".replace("e+0", "e").replace("e+", "e")
+    words = f"win over {side} about {sign}{number}"
+    if leak.fill is not None:
+        what = "hidden logits become" if leak.operation == "replace" else "hidden logits get"
+        words += f": {what} {leak.fill:g}".replace("e+0", "e").replace("e+", "e")
+    if leak.threshold > MUST_UP_TO:
+        words += " (beyond the 1e8 that clauses ask for)"
+    return words
+
+
+def _expect(case: Case, leak: Leak) -> None:
+    """What the declaration must say of a leak that clauses see."""
+    if leak.threshold > MUST_UP_TO:
+        return
+    if leak.fill is not None and abs(leak.fill) < _ORDINARY:
+        case.point = case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill)
+        return
+    words = f"hidden keys {_leak_words(leak)}"
+    filled = filled_mistake(
+        case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill or -leak.threshold)
+    )
+    case.observed.append(
+        Deviation(
+            observed=words,
+            text=words if leak.fill is None else filled.text,
+            fix=filled.fix,
+            mistaken=True,
+            clause=filled.clause,
+        )
+    )

@@ -1,0 +1,218 @@
+"""What needs no reading of the numbers: dtypes, repeated calls, empty batches, order of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...base.dtypes import DTYPES
+from ...calls.calling import CandidateFailure, arguments, guarded
+from ...declare.promises import declare
+from ...oracle.oracle import Oracle
+from ...problems.inputs import Inputs
+from .agreement import Judge, Seen
+from .box import Box, Observation, Refusal
+from .convention import MaskUse, compiled
+from .drawing import DTYPES as TORCH_DTYPES
+from .drawing import FREE, masked, prefix_keep, random_keep
+from .signature import Parameters
+
+_FOUR: Final = len("BHQK")
+
+
+@dataclass(frozen=True)
+class DtypeFound:
+    """One dtype: whether the answers are right in it, and why not."""
+
+    dtype: str
+    right: bool
+    why: str = ""
+
+
+def find_dtypes(
+    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
+) -> list[DtypeFound]:
+    """Each dtype of the contract, plain and with the first mask of each form."""
+    return [_dtype(box, uses, point, judge.in_dtype(box.kind, dtype)) for dtype in DTYPES]
+
+
+def _dtype(
+    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
+) -> DtypeFound:
+    dtype = judge.oracle.dtype
+    first = {use.form: use for use in reversed(uses)}
+    for use in (None, *first.values()):
+        try:
+            inputs = box.draw(seed=11, dtype=dtype)
+        except (RuntimeError, TypeError) as error:
+            return DtypeFound(dtype, right=False, why=f"{type(error).__name__} while building")
+        called = box
+        what = ""
+        if use is not None:
+            make = prefix_keep if use.form == "lengths" else random_keep
+            inputs = masked(inputs, use.form, use.shape, make(use.shape, inputs.geometry))
+            called, what = box.under(masks=(use,)), f" with a mask ({use.form})"
+        answer = called.ask(inputs)
+        if isinstance(answer, Refusal):
+            return DtypeFound(dtype, right=False, why=f"{answer.why}{what}")
+        if answer.dtype != TORCH_DTYPES[dtype]:
+            name = str(answer.dtype).removeprefix("torch.")
+            return DtypeFound(dtype, right=False, why=f"answers in {name}{what}")
+        if not judge.fits(point, [Seen(inputs, answer.output)]):
+            return DtypeFound(dtype, right=False, why=f"beyond the rounding of {dtype}{what}")
+    return DtypeFound(dtype, right=True)
+
+
+@dataclass(frozen=True)
+class WeightsFound:
+    """How returned weights are asked for; ``averaged`` where they are a mean over the heads."""
+
+    options: tuple[tuple[str, str], ...]
+    averaged: bool
+    words: str
+
+
+def find_weights(
+    box: Box, parameters: Parameters, point: golden.Semantics, judge: Judge
+) -> WeightsFound | None:
+    """Attention weights returned beside the output, by default or when asked."""
+    ask = [
+        (entry.name, "True")
+        for entry in parameters.meaning("weights")
+        if entry.by_keyword and not entry.guessed
+    ]
+    guessed = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.guessed]
+    average = [(entry.name, "False") for entry in parameters.meaning("average")]
+    inputs = box.draw(seed=12).replace(return_weights=True)
+    for options in (tuple(ask[:1] + average), tuple(average), (), tuple(guessed[:1])):
+        answer = box.under(weights=options).ask(inputs)
+        returned = answer.returned if isinstance(answer, Observation) else None
+        if not isinstance(returned, tuple) or len(returned) < 2:  # noqa: PLR2004 (a pair)
+            continue
+        if not isinstance(returned[1], Tensor) or not isinstance(returned[0], Tensor):
+            continue
+        words = ", ".join(f"{name}={value}" for name, value in options) or "always returned"
+        found = _weights_kind(box, judge.read(inputs), returned[1], point)
+        if found:
+            return WeightsFound(options, found == "averaged", words)
+    return None
+
+
+def _weights_kind(box: Box, inputs: Any, weights: Tensor, point: golden.Semantics) -> str:
+    oracle = Oracle(declare(box.kind, semantics=point), "float32")
+    known, bound = oracle.answer(inputs).weights, oracle.weights_bound(inputs)
+    given = weights.detach().double()
+    if not inputs.batched:
+        given = given.unsqueeze(0)
+    if given.shape == known.shape and bool(((given - known).abs() <= bound).all()):
+        return "heads"
+    mean, wide = known.mean(dim=1), bound.amax(dim=1) * known.shape[1]
+    same = given.shape == mean.shape and known.dim() == _FOUR
+    return "averaged" if same and bool(((given - mean).abs() <= wide).all()) else ""
+
+
+def repeats(box: Box) -> bool | None:
+    """Whether two calls with the same inputs agree bit for bit; None when one of them fails."""
+    inputs = box.draw(seed=13)
+    one, two = box.ask(inputs), box.ask(inputs)
+    if isinstance(one, Refusal) or isinstance(two, Refusal):
+        return None
+    return torch.equal(one.output.nan_to_num(), two.output.nan_to_num())
+
+
+def changed_inputs(box: Box) -> list[str]:
+    """The names of the inputs that a call changes in place."""
+    inputs = box.draw(seed=13)
+    tensors, keywords = arguments(inputs)
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        forward = compiled(box.convention)
+        guarded(forward, (box.prepare(inputs), *tensors), keywords)
+    except CandidateFailure:
+        return []
+    names = box.convention.inputs_names
+    return [
+        name
+        for name, old, new in zip(names, before, tensors, strict=True)
+        if not torch.equal(old, new)
+    ]
+
+
+def accepted_mismatches(box: Box) -> list[str]:
+    """What a call takes though it does not fit: see the clause ``shape.rejects-mismatch``.
+
+    Kernels differ with the sizes: values as wide as keys and of their own width are both tried.
+    """
+    accepted: dict[str, None] = {}
+    for sizes in ({}, {"value_head_size": FREE.head_size}, {"value_head_size": 8, "head_size": 8}):
+        inputs = box.draw(sizes, seed=16)
+        changes: dict[str, Inputs] = {}
+        if inputs.mode == "separate":
+            changes["fewer values than keys"] = inputs.replace(value=inputs.value[..., :-1, :])
+            if inputs.query.dim() == _FOUR:
+                changes["keys of another head size than queries"] = inputs.replace(
+                    key=inputs.key[..., :-1]
+                )
+        for what, changed in changes.items():
+            if not isinstance(box.ask(changed), Refusal):
+                accepted[what] = None
+        use = next((one for one in box.convention.masks if one.shape in _WITH_KEYS), None)
+        if use is not None and not isinstance(_with_short_mask(box, use, inputs), Refusal):
+            accepted["a mask for fewer keys than there are"] = None
+    return list(accepted)
+
+
+_WITH_KEYS: Final = ("BHQK", "B1QK", "HQK", "BQK", "QK", "BK", "B11K")
+
+
+def _with_short_mask(box: Box, use: MaskUse, inputs: Inputs) -> Observation | Refusal:
+    """The call with a mask that is made for one key fewer."""
+    fewer = inputs.geometry.replace(key_length=inputs.geometry.key_length - 1)
+    keep = random_keep(use.shape, fewer)
+    short = inputs.replace(geometry=fewer, keep=keep, mask_form=use.form, mask_shape=use.shape)
+    return box.under(masks=(use,)).ask(short)
+
+
+def empty_batch(box: Box) -> str | None:
+    """What happens with a batch of none: ``answers`` or why not; None without a batch."""
+    if not box.convention.layout.batched:
+        return None
+    inputs = box.draw({"batch": 0}, seed=14)
+    answer = box.ask(inputs)
+    if isinstance(answer, Refusal):
+        return answer.why
+    shape = tuple(answer.output.shape)
+    return "answers" if shape == inputs.output_shape else f"returns the shape {list(shape)}"
+
+
+def order_matters(box: Box, bound_of: Callable[[Inputs], Tensor] | None = None) -> bool | None:
+    """Whether the order of the keys changes the answer beyond rounding; None when unknown.
+
+    In self-attention all tokens change places, and rows of the answer with them. ``bound_of`` gives
+    the bound of an answer in float32; without one, what half of the digits say is rounding.
+    """
+    inputs = box.draw(seed=15)
+    answer = box.answers(inputs)
+    if answer is None:
+        return None
+    order = torch.arange(inputs.geometry.key_length - 1, -1, -1)
+    moved = inputs.with_tokens(key=inputs.key[..., order, :], value=inputs.value[..., order, :])
+    other = box.answers(moved)
+    if other is None:
+        return None
+    apart = _in_order(answer.output, order, inputs) - other.output
+    if bound_of is None:
+        digits = torch.finfo(inputs.query.dtype).eps ** 0.5
+        return bool(apart.abs().max() > answer.output.abs().max() * digits)
+    bound = _in_order(bound_of(inputs), order, inputs) + bound_of(moved)
+    return not bool((apart.abs() <= bound).all())
+
+
+def _in_order(rows: Tensor, order: Tensor, inputs: Inputs) -> Tensor:
+    """Rows of an answer, moved with the tokens where these are queries, too."""
+    return rows[..., order, :] if inputs.mode == "self" else rows

@@ -1,0 +1,92 @@
+"""Where what was found differs from the standard: what others choose, and what only mistakes do.
+
+The declaration promises the standard in place of a probable mistake, and keeps what was observed in
+comments: a promise of it would turn the mistake into something that conforms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..._golden import golden
+from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
+
+if TYPE_CHECKING:
+    from .investigation import Case
+
+_BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
+# Choices that every implementation has to make: no deviation.
+_ANYONES: Final = ("causal_alignment", "empty_rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """One difference from the standard.
+
+    ``observed`` is what a declaration of it would say, ``text`` what it means and ``fix`` what to
+    do. ``mistaken`` says that nobody chooses it on purpose. ``clause`` is the clause that fails for
+    it where no field of a declaration can say it, else "".
+    """
+
+    observed: str
+    text: str
+    fix: str
+    mistaken: bool
+    clause: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for the record."""
+        return asdict(self)
+
+
+def deviations(case: Case) -> list[Deviation]:
+    """Every difference, the probable mistakes first."""
+    changed = golden.STANDARD.differences(case.point)
+    mistakes = _mistakes(case)
+    found = [
+        Deviation(observed=_said(one.changes), text=one.text, fix=one.fix, mistaken=True)
+        for one in mistakes
+    ]
+    known = {name for one in mistakes for name in one.changes}
+    found += case.observed
+    for name, (_, value) in changed.items():
+        if name in known or name in _ANYONES:
+            continue
+        named = next((one for one in MISTAKES if dict(one.changes) == {name: value}), None)
+        text = named.text if named else f"{name.replace('_', ' ')} is {value!r}"
+        fix = named.fix if named else ""
+        found.append(Deviation(observed=_said({name: value}), text=text, fix=fix, mistaken=False))
+    return found
+
+
+def promised(case: Case) -> golden.Semantics:
+    """The point that is declared: the standard in place of what only mistakes do."""
+    if case.as_observed:
+        return case.point
+    fields = {name for one in _mistakes(case) for name in one.changes}
+    return case.point.replace(**{name: getattr(golden.STANDARD, name) for name in fields})
+
+
+def expected(case: Case) -> list[tuple[str, str]]:
+    """The failures that the declaration expects: those of mistakes only where they are promised."""
+    told = [(one.clause, one.text) for one in case.observed if one.clause and case.as_observed]
+    return [*case.expected, *told]
+
+
+def _mistakes(case: Case) -> list[NamedMistake]:
+    """What only mistakes do, at the point that was found."""
+    unused = {
+        name
+        for role, name in _BIASES.items()
+        if role in case.box.biases and not getattr(case.point, name)
+    }
+    lost = [one for one in MISTAKES if one.only_a_point and set(one.changes) <= unused]
+    return [*mistaken_conventions(case.point), *(one for one in lost if one.changes)]
+
+
+def _said(changes: Any) -> str:
+    return ", ".join(
+        f"{name}={value:.9g}" if isinstance(value, float) else f"{name}={value!r}"
+        for name, value in changes.items()
+    )

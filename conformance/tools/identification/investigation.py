@@ -1,0 +1,369 @@
+"""Asks one opened thing everything, in order, and keeps facts and promises together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import Tensor
+
+from ..._golden import golden
+from ...problems.inputs import Inputs
+from . import asking_causality, asking_masks, asking_switches
+from .agreement import Judge
+from .behaviour import (
+    accepted_mismatches,
+    changed_inputs,
+    empty_batch,
+    find_dtypes,
+    find_weights,
+    order_matters,
+    repeats,
+)
+from .box import Box
+from .causality import Causality
+from .deviations import Deviation
+from .keywords import find_groups, find_scale, find_softcap, find_window
+from .plain import Plain
+from .record import LIKELY, Findings
+from .signature import Parameter, Parameters
+from .switches import is_flag
+from .wording import (
+    SCALE_WORDS,
+    biases_words,
+    head_order_words,
+    inputs_words,
+    kind_words,
+    parameters_words,
+    placed,
+    rivals,
+    scale_number,
+)
+
+Tell = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class Case:
+    """What is known of a thing while it is probed: its box grows with every keyword understood.
+
+    ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
+    under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
+    left out of the declaration do to a hidden key. ``observed`` are deviations that no field of
+    ``point`` holds; ``unchecked`` are masks that are understood and in no promise, ``idle`` is one
+    that hides nothing where none does, ``idle_flag`` such a causal flag; ``as_observed`` asks for
+    a declaration that promises probable mistakes, too.
+    """
+
+    box: Box
+    parameters: Parameters
+    judge: Judge
+    point: golden.Semantics
+    found: Findings
+    promises: dict[str, Any] = field(default_factory=dict)
+    features: list[str] = field(default_factory=list)
+    expected: list[tuple[str, str]] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+    other_readings: list[golden.Semantics] = field(default_factory=list)
+    observed: list[Deviation] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    idle: str = ""
+    idle_flag: Causality | None = None
+    as_observed: bool = False
+
+
+def investigate(case: Case, plain: Plain, tell: Tell) -> None:
+    """Every fact of a thing whose plain answers are understood."""
+    tell("computation")
+    _computation(case, plain)
+    for what, step in _STEPS:
+        tell(what)
+        step(case)
+    tell("flags")
+    asking_switches.ask(case, plain)
+    _always(case, plain)
+    asking_masks.promise_idle(case)
+    asking_causality.promise_idle(case)
+
+
+def _always(case: Case, plain: Plain) -> None:
+    """What nothing turns off; no declaration can say a cap."""
+    if plain.cap is not None:
+        _always_capped(case, plain, plain.cap)
+    if plain.always is not None:
+        square = case.box.convention.inputs == "self"
+        where = "" if square else f", aligned {plain.always}"
+        case.found.add(
+            "causal",
+            f"always{where}; no flag turns it off",
+            "a call without mask and flag is golden only under causality",
+            {"flag": None, "alignment": None if square else plain.always, "always": True},
+        )
+        case.promises |= {"causal": plain.always, "always_causal": True}
+
+
+def _always_capped(case: Case, plain: Plain, cap: float) -> None:
+    keyword = "softcap" in case.features
+    other = "unless its keyword gives another cap" if keyword else "no keyword turns it off"
+    case.found.add(
+        "softcap",
+        f"always: logits become {cap:.6g} * tanh(logits / {cap:.6g}); {other}",
+        rivals(plain),
+        {"parameter": None, "works": keyword, "always": True, "cap": cap},
+    )
+    case.beyond.append(
+        f"its logits are capped at {cap:.6g} without being asked, which no declaration can say"
+    )
+
+
+def _computation(case: Case, plain: Plain) -> None:
+    box, point = case.box, plain.point
+    parameters, found = case.parameters, case.found
+    shape = box.convention
+    first = box.draw()
+    sizes = first.geometry
+    found.add(
+        "kind",
+        kind_words(shape),
+        f"an answer of shape {list(first.output_shape)} to sizes that all differ",
+        {"kind": box.kind, "inputs": shape.inputs, "batched": shape.layout.batched},
+    )
+    found.add("inputs", inputs_words(shape, parameters), parameters_words(parameters), shape.inputs)
+    found.add(
+        "axes", shape.layout.words, "the first order whose answers are golden", shape.layout.name
+    )
+    evidence = rivals(plain)
+    number = scale_number(point, sizes)
+    found.add(
+        "scale",
+        SCALE_WORDS.get(str(point.scale), f"the number {number:.6g}")
+        + (f" times {point.scale_factor:.6g}" if point.scale_factor != 1 else "")
+        + (
+            f" ({number:.6g} at head size {sizes.head_size})"
+            if isinstance(point.scale, str)
+            else ""
+        ),
+        evidence,
+        {"rule": point.scale, "factor": point.scale_factor, "number": number},
+    )
+    found.add("softmax", f"over the {point.softmax_axis} axis", evidence, point.softmax_axis)
+    if box.kind == "layer":
+        found.add(
+            "heads",
+            head_order_words(point, sizes),
+            evidence,
+            {"split": point.head_split, "merge": point.head_merge, "count": sizes.num_heads},
+        )
+        found.add("biases", biases_words(box, point), evidence, _biases(box, point))
+    for other in plain.others:
+        changed = ", ".join(f"{k}={v[1]!r}" for k, v in point.differences(other).items())
+        found.facts["scale"] = found.facts["scale"]
+        found.add(
+            "alternatives",
+            f"these sizes cannot tell it from {changed}",
+            "both are within bound of every probe",
+            changed,
+            LIKELY,
+        )
+    ties = dict(box.sizes.changes)
+    if ties and not all(value.isdigit() for value in ties.values()):
+        found.add(
+            "sizes",
+            ", ".join(f"{name} = {value.replace('g.', '')}" for name, value in ties.items()),
+            "other sizes are refused or answered in another shape",
+            ties,
+        )
+
+
+def _biases(box: Box, point: golden.Semantics) -> dict[str, bool]:
+    words = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    return {
+        word: role in box.biases and bool(getattr(point, f"{word}_bias"))
+        for role, word in words.items()
+    }
+
+
+def _masks(case: Case) -> None:
+    asking_masks.ask(case)
+
+
+def _causality(case: Case) -> None:
+    asking_causality.ask(case)
+
+
+def _numbers(case: Case) -> None:
+    for parameter in _by_keyword(case, "scale"):
+        number = find_scale(case.box, parameter, case.point, case.judge)
+        if number.give:
+            case.box = case.box.under(scale=(parameter.name, number.give))
+            case.features.append("scale")
+        if parameter.guessed and not number.give:
+            continue
+        case.found.add(
+            "scale keyword",
+            f"{placed(parameter)}: {number.words}",
+            "scale=0.37 against the golden with that scale",
+            {"parameter": parameter.name, "gives": number.give},
+        )
+    for parameter in _by_keyword(case, "softcap"):
+        number = find_softcap(case.box, parameter, case.point, case.judge)
+        if number.give:
+            case.box = case.box.under(softcap=parameter.name)
+            case.features.append("softcap")
+        if parameter.guessed and not number.give:
+            continue
+        case.found.add(
+            "softcap",
+            f"{placed(parameter)}: {number.words}",
+            "a cap of 1.5 against the golden with that cap",
+            {"parameter": parameter.name, "works": bool(number.give)},
+        )
+    for parameter in _by_keyword(case, "window"):
+        number, reading = find_window(case.box, parameter, case.point, case.judge)
+        if number.give:
+            case.box = case.box.under(window=parameter.name)
+            case.point = reading
+            case.features.append("window")
+        if parameter.guessed and not number.give and number.words.startswith("acts"):
+            continue
+        case.found.add(
+            "window",
+            f"{placed(parameter)}: {number.words}",
+            "four queries on six keys against the golden with that window",
+            {"parameter": parameter.name, "works": bool(number.give)},
+        )
+
+
+def _by_keyword(case: Case, meaning: str) -> list[Parameter]:
+    named = case.parameters.meaning(meaning)
+    return [one for one in named if one.by_keyword and not is_flag(one)]
+
+
+def _groups(case: Case) -> None:
+    groups = find_groups(case.box, case.parameters.meaning("gqa"), case.point, case.judge)
+    words = {
+        "repeat": "yes: query head h reads key/value head h // group (repeated)",
+        "tile": "yes: query head h reads key/value head h modulo their number (tiled)",
+    }
+    if groups.order is None:
+        case.found.add(
+            "groups", f"not supported ({groups.why})", "6 heads on 2 key/value heads", None
+        )
+        return
+    option = "".join(f" with {name}=True" for name, _ in groups.option)
+    case.found.add(
+        "groups", words[groups.order] + option, "6 heads on 2 key/value heads", groups.order
+    )
+    options = (*case.box.convention.options, *groups.option)
+    case.box = case.box.under(options=options)
+    case.point = case.point.replace(group_order=groups.order)
+    case.features.append("gqa")
+
+
+def _weights(case: Case) -> None:
+    weights = find_weights(case.box, case.parameters, case.point, case.judge)
+    if weights is None:
+        named = case.parameters.meaning("weights")
+        asked = [entry.name for entry in named if not entry.guessed]
+        why = f"none that are attention's ({', '.join(asked)} tried)" if asked else "none"
+        case.found.add("weights", why, "a call that asks for them", None)
+        return
+    how = "averaged over the heads" if weights.averaged else "one table a head"
+    case.found.add(
+        "weights",
+        f"{how} ({weights.words})",
+        "the second thing returned against the golden weights",
+        {"averaged": weights.averaged},
+    )
+    if not weights.averaged:
+        case.box = case.box.under(weights=weights.options)
+        case.features.append("weights")
+
+
+def _dtypes(case: Case) -> None:
+    found = find_dtypes(case.box, case.box.convention.masks, case.point, case.judge)
+    right = [one.dtype for one in found if one.right]
+    wrong = [f"{one.dtype}: {one.why}" for one in found if not one.right]
+    case.found.add(
+        "dtypes",
+        ", ".join(right) + (f"; not {'; not '.join(wrong)}" if wrong else ""),
+        "within the bound of each dtype, plain and with each mask form",
+        {one.dtype: one.right for one in found},
+    )
+    case.promises["dtypes"] = right or ["float32"]
+
+
+def _behaviour(case: Case) -> None:
+    box, found = case.box, case.found
+    behave(box, found, lambda inputs: case.judge.bound(case.point, inputs))
+    _dropout(case, same=bool(found.value("deterministic")))
+    changed = changed_inputs(box)
+    words = f"changes {', '.join(changed)} in place" if changed else "left as they are"
+    found.add("inputs after a call", words, "compared with copies", changed)
+    _mismatches(case)
+    batch = empty_batch(box)
+    if batch is not None:
+        found.add("empty batch", batch, "a batch of 0", batch == "answers")
+
+
+def behave(box: Box, found: Findings, bound_of: Callable[[Inputs], Tensor] | None = None) -> None:
+    """Whether the order of tokens matters, and whether a call repeats: both need no golden."""
+    order = order_matters(box, bound_of)
+    if order is None:
+        found.undetermined("position", "a call with the tokens in another order failed")
+    else:
+        words = "the order of the tokens matters" if order else "none: the order does not matter"
+        found.add("position", words, "keys and values reversed", order)
+    same = repeats(box)
+    again = {True: "yes: two calls agree bit for bit", False: "no: two calls differ"}
+    if same is None:
+        found.undetermined("deterministic", "a call failed")
+    else:
+        found.add("deterministic", again[same], "the same inputs twice", same)
+
+
+def _mismatches(case: Case) -> None:
+    accepted = accepted_mismatches(case.box)
+    case.found.add(
+        "shapes that do not fit",
+        f"accepted: {', '.join(accepted)}" if accepted else "refused",
+        "fewer values than keys, a key of another size, a mask for one key fewer",
+        accepted,
+    )
+    if accepted:
+        reason = f"shapes that do not fit are accepted: {', '.join(accepted)}"
+        case.expected.append(("shape.rejects-mismatch", reason))
+
+
+def _dropout(case: Case, *, same: bool) -> None:
+    parameters = case.parameters.meaning("dropout")
+    if case.box.kind == "layer" and all(one.guessed for one in parameters):
+        words = "none in eval" if same else "answers vary in eval mode"
+        case.found.add("dropout", words, "two calls in eval mode", not same)
+        return
+    for parameter in parameters:
+        if parameter.by_keyword:
+            dropped = _drops(case, parameter)
+            if parameter.guessed and not dropped:
+                continue
+            words = "drops weights at random" if dropped else "changes nothing"
+            case.found.add(
+                "dropout", f"{placed(parameter)}: {words}", f"{parameter.name}=0.5, twice", dropped
+            )
+
+
+def _drops(case: Case, parameter: Parameter) -> bool:
+    options = (*case.box.convention.options, (parameter.name, "0.5"))
+    return repeats(case.box.under(options=options)) is False
+
+
+_STEPS: Final = (
+    ("heads that share keys", _groups),
+    ("masks", _masks),
+    ("causality", _causality),
+    ("scale, softcap and window", _numbers),
+    ("returned weights", _weights),
+    ("dtypes", _dtypes),
+    ("behaviour", _behaviour),
+)

@@ -1,0 +1,241 @@
+"""The ways in which a thing may be called, each as a box, the likeliest first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ...calls.calling import CandidateFailure, guarded
+from ...errors import UsageError
+from .box import Box, SizeRule
+from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
+from .drawing import draw_weights, in_dtype
+from .signature import Parameters, read_parameters
+from .switches import Options, plain_options
+from .thing import Thing
+
+_MODES: Final = {1: "self", 2: "memory", 3: "separate"}
+# What the output is of what comes back: itself, a part of a tuple, the first entry of a dict.
+OUTPUTS: Final = ("answer", "answer[0]", "next(iter(answer.values()))", "answer[1]")
+SEPARATE: Final = 3
+# Sizes that many functions tie together, the fewest ties first.
+_CORE_RULES: Final = (
+    SizeRule(),
+    SizeRule(changes=(("value_head_size", "g.head_size"),)),
+    SizeRule(changes=(("key_length", "g.query_length"),)),
+    SizeRule(
+        changes=(("key_length", "g.query_length"), ("value_head_size", "g.head_size")),
+    ),
+    SizeRule(changes=(("num_kv_heads", "1"),)),
+)
+
+
+def function_boxes(thing: Thing) -> Iterator[Box]:
+    """A plain function of query, key and value, in every order of axes."""
+    parameters = thing.parameters
+    mode, names = read_inputs(parameters, thing.name)
+    if mode != "separate":
+        return
+    heads = parameters.meaning("heads")
+    for rule, layout in itertools.product(_CORE_RULES, CORE_LAYOUTS):
+        options: Options = absent(parameters)
+        needs_heads = bool(heads) and heads[0].required
+        if layout.name == "BLE":
+            if not heads:
+                continue
+            options = (*options, (heads[0].name, "{query}.shape[1]"))
+        elif needs_heads:
+            continue
+        ways = plain_options(parameters, options)
+        for output, way in itertools.product(OUTPUTS, ways):
+            yield Box(
+                prepare=lambda _inputs: thing.value,
+                convention=Convention(
+                    kind="core",
+                    inputs="separate",
+                    layout=layout,
+                    names=names,
+                    options=way,
+                    output=output,
+                ),
+                sizes=_with_layout(rule, layout),
+                weigh=lambda _geometry, _dtype, _seed: None,
+                biases="",
+            )
+
+
+def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
+    """The sizes that an order of axes leaves."""
+    if not layout.single_head:
+        return rule
+    heads = (("num_heads", "1"), ("num_kv_heads", "1"))
+    return SizeRule(changes=(*heads, *rule.changes))
+
+
+def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...] | None]:
+    """Which inputs are taken, and their keywords where the order is another than ours."""
+    tables = [one.name for one in parameters.meaning("positions") if one.required]
+    if tables:
+        msg = (
+            f"{shown} needs {' and '.join(tables)}, tables of positions, which identify does not "
+            "make: wrap it in a function or module that fills them in"
+        )
+        raise UsageError(msg)
+    roles = {entry.meaning: entry.name for entry in parameters.entries if entry.meaning in "qkv"}
+    roles.pop("", None)
+    if len(roles) == SEPARATE:
+        names = tuple(roles[role] for role in "qkv")
+        leading = [entry.name for entry in parameters.entries if entry.position in (0, 1, 2)]
+        return "separate", None if tuple(leading) == names else names
+    if not says_inputs(parameters):
+        return "separate", None  # nothing is known of it: query, key and value, by position
+    needed = [
+        entry
+        for entry in parameters.entries
+        if entry.required and entry.meaning in ("q", "k", "v", "")
+    ]
+    stuck = [entry.name for entry in needed if entry.position < 0]
+    if stuck or len(needed) not in _MODES:
+        names_text = ", ".join(entry.name for entry in needed)
+        msg = (
+            f"{shown} needs {len(needed)} arguments ({names_text}), and attention takes one, two "
+            "or three inputs: wrap it in a function that fills in the others"
+        )
+        raise UsageError(msg)
+    return _MODES[len(needed)], None
+
+
+def says_inputs(parameters: Parameters) -> bool:
+    """Whether a signature names its inputs: one of ``*inputs, **keywords`` does not."""
+    return any(entry.position >= 0 or entry.required for entry in parameters.entries)
+
+
+def absent(parameters: Parameters) -> tuple[tuple[str, str], ...]:
+    """What must be given and has no use for a plain call: None for masks, no dropout."""
+    neutral = {"mask": "None", "dropout": "0.0", "causal": "False", "scale": "None"}
+    return tuple(
+        (entry.name, neutral[entry.meaning])
+        for entry in parameters.entries
+        if entry.required and entry.meaning in neutral
+    )
+
+
+# What builders of layers may be bound to, each as changes in order.
+_VALUE_HEADS: Final = ((), (("value_head_size", "g.head_size"),))
+_WIDTHS: Final = (
+    (),
+    (("query_size", "g.num_heads * g.head_size"),),
+    (
+        ("query_size", "g.num_heads * g.head_size"),
+        ("key_size", "g.query_size"),
+        ("value_size", "g.query_size"),
+    ),
+)
+_OUTPUT_WIDTHS: Final = (
+    (),
+    (("output_size", "g.num_heads * g.value_head_size"),),
+    (("output_size", "g.query_size"),),
+)
+_EVEN: Final = (
+    (),
+    (("num_heads", "g.num_heads + g.num_heads % 2"), ("num_kv_heads", "g.num_heads")),
+)
+_TIES: Final = {
+    "separate": (),
+    "memory": (("value_size", "g.key_size"),),
+    "self": (("key_size", "g.query_size"), ("value_size", "g.query_size")),
+}
+
+
+def size_rules(mode: str) -> list[SizeRule]:
+    """What a builder's sizes may be bound to, the fewest ties first."""
+    rules = []
+    for parts in itertools.product(_VALUE_HEADS, _WIDTHS, _OUTPUT_WIDTHS, _EVEN):
+        values, widths, outputs, even = parts
+        changes = (*even, *values, *widths, *_TIES[mode], *outputs)
+        rules.append((sum(map(bool, parts)), len(changes), changes))
+    return [SizeRule(changes=changes) for _, _, changes in sorted(rules, key=lambda rule: rule[:2])]
+
+
+def builder_boxes(thing: Thing) -> Iterator[Box]:
+    """A function ``(geometry, weights) -> forward``, its sizes bound as little as it allows."""
+    declared = thing.declared
+    if declared is not None and not declared.draws_weights:
+        yield from _fixed_boxes(thing)
+        return
+    for mode in ("separate", "self", "memory"):
+        rules = [*_pinned(thing), *size_rules(mode)]
+        for rule, biases in itertools.product(rules, ("qkvo", "", "qkv", "o")):
+            for layout in LAYER_LAYOUTS:
+                yield from _layer_boxes(thing, mode, rule, layout, biases)
+
+
+def _pinned(thing: Thing) -> list[SizeRule]:
+    """The sizes of a declared layer that was built before: no others can be had."""
+    sizes = thing.declared.declaration.pins.sizes if thing.declared is not None else {}
+    fixed = tuple((name, str(one[0])) for name, one in sizes.items() if len(one) == 1)
+    return [SizeRule(changes=fixed)] if fixed else []
+
+
+def _layer_boxes(
+    thing: Thing, mode: str, rule: SizeRule, layout: Layout, biases: str
+) -> Iterator[Box]:
+    for output in OUTPUTS[:2]:
+        box = Box(
+            prepare=lambda inputs: _built(thing.value, inputs.geometry, inputs.weights),
+            convention=Convention(kind="layer", inputs=mode, layout=layout, output=output),
+            sizes=rule,
+            weigh=lambda geometry, dtype, seed: draw_weights(
+                geometry, biases, dtype=dtype, seed=seed
+            ),
+            biases=biases,
+        )
+        forward = _try_building(box)
+        if forward is None:
+            return
+        parameters = read_parameters(forward)
+        try:
+            taken, names = read_inputs(parameters, thing.name)
+        except UsageError:
+            return
+        if taken != mode and says_inputs(parameters):
+            return
+        for way in plain_options(parameters, absent(parameters)):
+            yield box.under(names=names, options=way)
+
+
+def _try_building(box: Box) -> Any:
+    try:
+        return guarded(box.prepare, (box.draw(),), {})
+    except CandidateFailure:
+        return None
+
+
+def _built(builder: Any, geometry: Any, weights: Any) -> Any:
+    forward = builder(geometry, weights)
+    if hasattr(forward, "eval"):
+        forward.eval()
+    return forward
+
+
+def _fixed_boxes(thing: Thing) -> Iterator[Box]:
+    """A declared layer that brings its own weights: widths and heads are theirs."""
+    declared = thing.declared
+    if declared is None:
+        return
+    pins = declared.declaration.pins
+    fixed = declared.fixed_weights
+    forward = declared.function(None, None)
+    mode, names = read_inputs(read_parameters(forward), thing.name)
+    rule = SizeRule(changes=tuple((name, str(sizes[0])) for name, sizes in pins.sizes.items()))
+    for layout, output in itertools.product(LAYER_LAYOUTS, OUTPUTS[:2]):
+        yield Box(
+            prepare=lambda _inputs: _built(declared.function, None, None),
+            convention=Convention(
+                kind="layer", inputs=mode, layout=layout, names=names, output=output
+            ),
+            sizes=rule,
+            weigh=lambda _geometry, dtype, _seed: in_dtype(fixed, dtype),
+            weights_known=declared.weights_known,
+        )

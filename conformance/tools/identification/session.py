@@ -1,0 +1,139 @@
+"""``conformance identify`` but for options and views: a worker, the job in it, the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from ...base.dtypes import DTYPES
+from ...errors import UsageError
+from ...running.workers.environment import package_version
+from ...running.workers.messages import RunOptions
+from ...running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
+from ...session.checking import check
+from ...session.report import GREEN
+from .record import CHECK_PROFILE, check_lines
+
+SCHEMA: Final = 1
+# What is asked in all dtypes but one.
+_NUMBERS: Final = ("*.golden", "shape.output", "shape.dtype", "mask.forms-agree")
+_LOADER: Final = "conformance.tools.identification.thing:things_of"
+_JOB: Final = "conformance.tools.identification.job:identify"
+Progress = Callable[[str, int, int], None]
+
+
+def identify(
+    target: str,
+    *,
+    as_observed: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> dict[str, Any]:
+    """The record of one target.
+
+    ``as_observed`` makes the declaration promise what was found even where it is probably a
+    mistake, in place of the standard.
+
+    A thing that hangs or dies is said in the record's ``reason``. Raises UsageError for a target
+    that cannot be loaded, HarnessError when no worker can run.
+    """
+    options = RunOptions(targets=(target,), loader=_LOADER)
+    doing = "how it is called"
+
+    def hear(_step: str, what: Any) -> None:
+        nonlocal doing
+        doing = str(what)
+        progress(f"probing {what}", 0, 0)
+
+    with Supervisor(options, timeout=timeout) as supervisor:
+        progress("starting", 0, 0)
+        ready = supervisor.start()
+        progress("loading", 0, 0)
+        loaded = supervisor.load()[0]
+        try:
+            found = supervisor.perform(0, _JOB, as_observed, hear)
+        except WorkerLost as lost:
+            found = {
+                "target": target,
+                "name": loaded.name,
+                "form": loaded.kind,
+                "identified": False,
+                "reason": f"it {lost} (while probing {doing})",
+                "facts": [],
+                "declaration": None,
+            }
+    head = {
+        "schema": SCHEMA,
+        "tool": {
+            "name": "attention-conformance",
+            "version": package_version("attention-conformance"),
+        },
+        "environment": ready.environment,
+    }
+    return {**head, **found, "as_observed": as_observed}
+
+
+def write_checked(
+    record: dict[str, Any],
+    path: Path,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> None:
+    """Write the record's declaration, then in quick what ``check`` says of it, as comments.
+
+    One dtype is asked everything, the others their shapes and golden answers. The record's
+    ``check`` holds verdict, reason and the MUST clauses that failed or could not be tested. Raises
+    OSError when the file cannot be written.
+    """
+    text: str = record["declaration"]
+    path.write_text(text, encoding="utf-8")
+    try:
+        record["check"] = _checked(record, path, timeout, progress)
+    except UsageError as error:
+        record["check"] = {"verdict": "error", "reason": str(error), "failed": []}
+    record["check"]["told"] = check_lines(record)
+    if record["check"]["verdict"] in GREEN:
+        return
+    lines = text.split("\n")
+    code = next(n for n, line in enumerate(lines) if line.startswith(("import ", "from ")))
+    noted = [f"# {line}" for line in record["check"]["told"]]
+    record["declaration"] = "\n".join([*lines[:code], *noted, "", *lines[code:]])
+    path.write_text(record["declaration"], encoding="utf-8")
+
+
+def _checked(
+    record: dict[str, Any], path: Path, timeout: float, progress: Progress
+) -> dict[str, Any]:
+    """Verdict, reason and failures: everything in one dtype, then the numbers in the others."""
+    right = {one["fact"]: one["value"] for one in record["facts"]}.get("dtypes") or {}
+    first, *others = [dtype for dtype in DTYPES if right.get(dtype)] or ["float32"]
+    runs: list[dict[str, Any]] = [{"dtypes": (first,)}]
+    runs += [{"dtypes": tuple(others), "only": _NUMBERS}] if others else []
+    entries: list[dict[str, Any]] = []
+
+    def told(doing: str, done: int, total: int, _left: float | None = None, /) -> None:
+        progress(doing, done, total)
+
+    for run in runs:
+        options = RunOptions(targets=(str(path),), profile=CHECK_PROFILE, **run)
+        entries += check(options, timeout=timeout, progress=told)["candidates"]
+    worst = next((one for one in entries if one["verdict"] not in GREEN), entries[0])
+    return {
+        "verdict": worst["verdict"],
+        "reason": worst["verdict_reason"],
+        "failed": _failures([clause for one in entries for clause in one["clauses"]]),
+    }
+
+
+def _failures(clauses: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Each MUST clause that is not green, once, with what its first dtype said."""
+    found: dict[str, dict[str, str]] = {}
+    for one in clauses:
+        if one["level"] == "MUST" and one["status"] in ("failed", "untestable", "error"):
+            message = (one.get("violation") or {}).get("message") or one["reason"]
+            found.setdefault(
+                one["id"], {"clause": one["id"], "status": one["status"], "message": message}
+            )
+    return list(found.values())

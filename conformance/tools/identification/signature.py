@@ -1,0 +1,195 @@
+"""What a signature says about the parameters of something that may be attention."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from ...base.parameter_names import role_of
+
+_POSITIONAL: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+# Longer words first: "attention_mask_bias" is a bias.
+_WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "dropout": ("dropout", "p_drop", "drop_rate", "drop_prob", "attn_drop"),
+    "weights": (
+        "need_weights",
+        "return_weights",
+        "return_attn",
+        "output_attentions",
+        "with_weights",
+        "return_attention",
+        "need_attn",
+    ),
+    "average": ("average_attn_weights", "average_weights"),
+    "gqa": ("enable_gqa", "gqa"),
+    "heads": ("num_heads", "n_heads", "n_head", "nheads", "heads", "head_num", "h"),
+    "softcap": ("softcap", "soft_cap", "logit_cap", "logits_soft_cap", "logit_softcapping"),
+    "window": ("window", "window_size", "sliding_window", "local_window"),
+    "causal": ("is_causal", "causal"),
+    "scale": ("softmax_scale", "sm_scale", "scale", "scaling", "temperature"),
+    "mask": ("mask", "bias", "len", "padding", "keep", "drop", "seqlens"),
+}
+# Tables of rotary positions are inputs of no attention that is known here.
+_ROTARY: Final = ("cos", "sin", "freqs", "rope", "rotary", "position_embed", "pos_emb")
+# What a function of **keywords may take.
+GUESSED: Final = (
+    "keep",
+    "drop",
+    "keep_int",
+    "bias",
+    "lengths",
+    "mask",
+    "attn_mask",
+    "causal",
+    "is_causal",
+    "scale",
+    "softcap",
+    "window",
+    "dropout",
+    "return_weights",
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: its name, place, whether it must be given, and what its name speaks of.
+
+    ``guessed`` is one that further keywords may hold, or swallow: only what it does shows that it
+    is there.
+    """
+
+    name: str
+    position: int
+    required: bool
+    by_keyword: bool
+    meaning: str
+    default: str = ""
+    guessed: bool = False
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Every parameter in order. ``open_ended`` takes further keywords without naming them."""
+
+    entries: tuple[Parameter, ...]
+    open_ended: bool = False
+    text: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in order."""
+        return [entry.name for entry in self.entries]
+
+    def meaning(self, *words: str) -> list[Parameter]:
+        """The parameters whose names speak of one of these things."""
+        return [entry for entry in self.entries if entry.meaning in words]
+
+    @property
+    def inputs(self) -> list[Parameter]:
+        """The parameters that may be tokens: by position, and nothing that is known as else."""
+        return [entry for entry in self.entries if entry.meaning in ("q", "k", "v", "")]
+
+
+def read_parameters(function: Callable[..., Any]) -> Parameters:
+    """The parameters of a function, of a module's ``forward``, or from a builtin's docstring."""
+    called = function
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        called = function.forward.__get__(object())
+    elif isinstance(function, torch.nn.Module):
+        called = function.forward
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return _from_docstring(called)
+    entries = []
+    open_ended = False
+    for position, parameter in enumerate(signature.parameters.values()):
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            open_ended = True
+        elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+            empty = parameter.default is inspect.Parameter.empty
+            entries.append(
+                Parameter(
+                    name=parameter.name,
+                    position=position if parameter.kind in _POSITIONAL else -1,
+                    required=empty,
+                    by_keyword=parameter.kind is not inspect.Parameter.POSITIONAL_ONLY,
+                    meaning=_meaning(parameter.name, parameter.default),
+                    default="" if empty else repr(parameter.default)[:40],
+                )
+            )
+    if open_ended:
+        known = {entry.name for entry in entries}
+        entries += [
+            Parameter(
+                name=name,
+                position=-1,
+                required=False,
+                by_keyword=True,
+                meaning=_meaning(name, None),
+                guessed=True,
+            )
+            for name in GUESSED
+            if name not in known
+        ]
+    return Parameters(tuple(entries), open_ended, str(signature))
+
+
+def _from_docstring(function: Callable[..., Any]) -> Parameters:
+    """A function in C often begins its docstring with its signature."""
+    name = getattr(function, "__name__", "")
+    text = getattr(function, "__doc__", None) or ""
+    match = re.match(rf"\s*{re.escape(name)}(\([^()]*\))", text) if name else None
+    try:
+        parsed = ast.parse(f"def f{match.group(1)}: pass" if match else "").body
+    except SyntaxError:
+        parsed = []
+    if not parsed or not isinstance(parsed[0], ast.FunctionDef):
+        return Parameters((), open_ended=True)
+    arguments = parsed[0].args
+    names = [entry.arg for entry in arguments.args]
+    defaults = [None] * (len(names) - len(arguments.defaults)) + list(arguments.defaults)
+    entries = [
+        Parameter(
+            entry,
+            position,
+            default is None,
+            True,  # noqa: FBT003 (fields in order)
+            _meaning(entry, ast.unparse(default) if default is not None else None),
+            "" if default is None else ast.unparse(default),
+        )
+        for position, (entry, default) in enumerate(zip(names, defaults, strict=True))
+    ]
+    return Parameters(tuple(entries), open_ended=False, text=f"({', '.join(names)})")
+
+
+def _meaning(name: str, default: object) -> str:
+    """What a parameter's name speaks of: q, k, v, mask, causal …; "" when it says nothing."""
+    lowered = name.lower()
+    for meaning, words in _WORDS.items():
+        if meaning == "mask":
+            break
+        if lowered in words:
+            return meaning
+    for meaning, words in (("positions", _ROTARY), ("dropout", _WORDS["dropout"])):
+        if any(word in lowered for word in words):
+            return meaning
+    # A mask that is only switched on is the triangle.
+    is_triangle = "mask" in lowered and isinstance(default, bool)
+    if is_triangle or ("causal" in lowered and isinstance(default, (bool, type(None), str))):
+        return "causal"
+    if any(word in lowered for word in _WORDS["mask"]):
+        return "mask"
+    role, clear = role_of(name)
+    if clear and role in ("q", "k", "v"):
+        return role
+    return "" if default is inspect.Parameter.empty else "other"

@@ -1,0 +1,243 @@
+"""What a target names, taken without a declaration: a function, a module, a builder of layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from ...adapters.construct import instance_of
+from ...declare.candidate import Candidate
+from ...errors import ConstructionError, UsageError
+from ...running.workers.messages import Loaded, RunOptions
+from ...targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
+from ...targets.resolving import ENTRY_POINTS, how_to_make, is_path, split_target
+from .signature import Parameters, read_parameters
+
+LOADER: Final = "conformance.tools.identification.thing:things_of"
+_BUILDER: Final = ("geometry", "weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing:
+    """One object to identify.
+
+    form
+        ``function``, ``module`` (a class or an instance) or ``builder`` of layers.
+    declared
+        The candidate that it is, when it is declared: probing does not look at what it promises.
+    imports, expression
+        The lines that import it, and the expression that then is the object itself.
+    """
+
+    target: str
+    name: str
+    form: str
+    value: Any
+    imports: tuple[str, ...]
+    expression: str
+    declared: Candidate | None = None
+
+    def loaded(self) -> Loaded:
+        """The same as plain data, with no clause to run."""
+        return Loaded(
+            name=self.name,
+            target=self.target,
+            kind=self.form,
+            declaration={},
+            gauge="",
+            deviations=(),
+            expected=(),
+            tasks=(),
+        )
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of what is called."""
+        return read_parameters(self.value)
+
+
+def things_of(
+    options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
+) -> list[Thing]:
+    """The object that each target names; raises UsageError with one sentence."""
+    found = []
+    for target in options.targets:
+        tell("loading", target)
+        found.append(_thing(target))
+    return found
+
+
+def _thing(target: str) -> Thing:
+    value, imports, expression = _located(target)
+    name = expression.rpartition(".")[2]
+    return taken(value, target=target, name=name, imports=imports, expression=expression)
+
+
+def taken(
+    value: Any, *, target: str, name: str, imports: tuple[str, ...], expression: str
+) -> Thing:
+    """An object as the thing it is; a factory is called. Raises UsageError."""
+    value, expression = _only(value, target, expression)
+    form, declared = _form(value, target), None
+    if form == "factory":
+        value = guarded(f"{target}() raised", value)
+        value, expression = _only(value, target, f"{expression}()")
+        form = _form(value, target)
+        if form == "factory":
+            msg = (
+                f"{target}() returned a function that needs no parameters: there is nothing to "
+                "attend to"
+            )
+            raise UsageError(msg)
+    if isinstance(value, Candidate):
+        declared, name = value, value.name
+        form = _declared_form(value)
+        value, expression = value.function, f"{expression}.function"
+    if form == "module":
+        value, expression = _built(value, expression)
+        form = "module" if _has_matrices(value) else "function"
+    return Thing(
+        target=target,
+        name=name,
+        form=form,
+        value=value,
+        imports=imports,
+        expression=expression,
+        declared=declared,
+    )
+
+
+def _declared_form(candidate: Candidate) -> str:
+    return "builder" if candidate.kind == "layer" else "function"
+
+
+def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
+    """The one entry of a list, or the object itself."""
+    if not isinstance(value, (list, tuple)):
+        return value, expression
+    if len(value) != 1:
+        msg = f"{target} holds {len(value)} objects: name one of them"
+        raise UsageError(msg)
+    return value[0], f"{expression}[0]"
+
+
+def _built(value: Any, expression: str) -> tuple[torch.nn.Module, str]:
+    """An instance in eval mode, and the expression for it; DeclarationError for a class unmade."""
+    if isinstance(value, type):
+        try:
+            value, how = instance_of(value, None)
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error)) from error
+        expression += how[how.index("(") :]
+    built: torch.nn.Module = value
+    return built.eval(), expression
+
+
+def _has_matrices(module: torch.nn.Module) -> bool:
+    """Whether there is anything that could be a projection."""
+    return any(parameter.dim() > 1 for parameter in module.parameters())
+
+
+def _form(value: Any, target: str) -> str:
+    is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
+    if is_class or isinstance(value, torch.nn.Module):
+        return "module"
+    if isinstance(value, Candidate):
+        return "declared"
+    if not callable(value):
+        msg = (
+            f"{target} is {value!r:.60}, which is not callable: name a function, a "
+            "torch.nn.Module, a candidate, or a function without arguments that makes one"
+        )
+        raise UsageError(msg)
+    parameters = read_parameters(value)
+    inputs = [one for one in parameters.entries if one.required or one.meaning in ("q", "k", "v")]
+    if not inputs and not parameters.open_ended:
+        return "factory"
+    return "builder" if tuple(parameters.names[:2]) == _BUILDER else "function"
+
+
+def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
+    """The object, how to import it, and the expression for it."""
+    where, name = split_target(target)
+    if where.lower().endswith(".onnx"):
+        msg = f"{where} is an ONNX graph, which this version cannot identify yet"
+        raise UsageError(msg)
+    if is_path(where):
+        path = Path(where).expanduser()
+        if not path.exists():
+            msg = f"there is no file or folder {where}"
+            raise UsageError(msg)
+        if path.suffix != ".py" and not (path / "__init__.py").is_file():
+            msg = f"{where} is not a Python file or package"
+            raise UsageError(msg)
+        module, imports = import_path(path), _path_lines(path)
+    else:
+        if name is None:
+            for entry in entry_points(group=ENTRY_POINTS):
+                if entry.name == where:
+                    return _located(entry.value)
+        put_on_path(Path.cwd())
+        module, imports = import_dotted(where), ()
+    if name is None:
+        return _sole(module, where, imports)
+    value = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
+    if isinstance(value, ModuleType):
+        return _sole(value, target, imports)
+    return value, _import_lines(module, name, where, imports), name
+
+
+def _path_lines(path: Path) -> tuple[str, ...]:
+    root = path.resolve().parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    return (
+        "import sys",
+        "",
+        f"sys.path.insert(0, {str(root)!r})  # where the import below finds it",
+    )
+
+
+def _import_lines(
+    module: ModuleType, name: str, where: str, before: tuple[str, ...]
+) -> tuple[str, ...]:
+    first = name.partition(".")[0]
+    if module.__name__.startswith("_conformance_target_"):  # a file no import statement can name
+        file = str(Path(where).expanduser().resolve())
+        return ("import runpy", "", f"{first} = runpy.run_path({file!r})[{first!r}]")
+    return (*before, f"from {module.__name__} import {first}")
+
+
+def _sole(
+    module: ModuleType, where: str, imports: tuple[str, ...]
+) -> tuple[Any, tuple[str, ...], str]:
+    """The one thing that a module alone can mean; raises UsageError when there are several."""
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and _is_own(value, module)
+    }
+    if len(own) == 1:
+        name, value = next(iter(own.items()))
+        return value, _import_lines(module, name, where, imports), name
+    listed = ", ".join(list(own)[:8])
+    beside = f" (it has {listed})" if own else ""
+    msg = f"{where} is a module: name one object in it, as {where}:object{beside}"
+    raise UsageError(msg)
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    if isinstance(value, (Candidate, torch.nn.Module)):
+        return True
+    if isinstance(value, type) and not issubclass(value, torch.nn.Module):
+        return False
+    return (inspect.isroutine(value) and getattr(value, "__module__", None) == module.__name__) or (
+        isinstance(value, type) and value.__module__ == module.__name__
+    )

@@ -1,0 +1,217 @@
+"""The declaration as Python that can be pasted, from what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from ..._golden import golden
+from ...declare.declaration import DEFAULT_FEATURES
+from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
+from .deviations import deviations, expected, promised
+from .investigation import Case
+from .modules import is_torch_multihead
+from .record import deviations_words
+from .thing import Thing
+
+Ties = tuple[tuple[str, str], ...]
+
+# These have a keyword of their own.
+_OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
+
+
+def declaration_text(thing: Thing, case: Case) -> str:
+    """A file that declares the thing as it was found; it imports the thing and adapts the call."""
+    convention = case.box.convention
+    name = f"declared_{thing.name}"
+    promises = promises_of(case)
+    if thing.form == "module":
+        promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
+        lines = _module(thing, convention, name, promises)
+    elif thing.form == "builder":
+        lines = _builder(thing, convention, name, promises, case.box.sizes.changes)
+    else:
+        lines = _core(thing, convention, name, promises, case.box.sizes.changes)
+    # An imported candidate would be checked beside this one.
+    only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
+    return "\n".join([*_top(thing, case, lines), "", "", *lines, *only, ""])
+
+
+def positions_text(thing: Thing, longest: int) -> str:
+    """A file that declares a position encoding."""
+    name = f"declared_{thing.name}"
+    only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
+    lines = [
+        f'"""Found by: conformance identify {thing.target}"""',
+        "",
+        *thing.imports,
+        "",
+        "import conformance",
+        "",
+        "",
+        f"@conformance.positions(name={thing.name!r}, max_length={longest})",
+        f"def {name}(x):",
+        f"    return {thing.expression}(x)",
+        *only,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _top(thing: Thing, case: Case, lines: list[str]) -> list[str]:
+    uses_torch = any("torch." in line for line in lines)
+    top = [f'"""Found by: conformance identify {thing.target}"""'.replace("\\", "/"), ""]
+    top += _noted(case)
+    if case.beyond:
+        top += [f"# Beyond a declaration: {sentence}." for sentence in case.beyond] + [""]
+    imports = list(thing.imports)
+    if uses_torch:
+        imports.append("import torch")
+    return [*top, *imports, "", "import conformance"]
+
+
+def _noted(case: Case) -> list[str]:
+    """What deviates, as comments: a mistake that is not promised is not lost, either."""
+    mistaken = [one for one in deviations(case) if one.mistaken]
+    if not mistaken:
+        return []
+    end = "they are promised, as asked for" if case.as_observed else "the standard is promised"
+    lines = [f"# {deviations_words(len(mistaken))}; {end}."]
+    for one in mistaken:
+        lines += [f"# - {one.text}.", f"#   Fix: {one.fix}.", f"#   Observed: {one.observed}"]
+    return [*lines, ""]
+
+
+def promises_of(case: Case) -> dict[str, str]:
+    """The arguments of the declaration, as source."""
+    convention, promises = case.box.convention, case.promises
+    found: dict[str, str] = {}
+    if convention.inputs != "separate":
+        found["inputs"] = repr(convention.inputs)
+    if not convention.layout.batched:
+        found["batched"] = "False"
+    if convention.masks:
+        found["masks"] = repr(list(convention.forms))
+        found["mask_shapes"] = repr(list(convention.shapes))
+    if convention.causal or "always_causal" in promises:
+        found["causal"] = repr(promises["causal"])
+    found |= {"always_causal": "True"} if "always_causal" in promises else {}
+    rule = promises.get("empty_rows", "any")
+    if rule != "any":
+        found["empty_rows"] = repr(rule)
+    features = [word for word in case.features if word not in DEFAULT_FEATURES[case.box.kind]]
+    if features:
+        found["features"] = repr(features)
+    if promises.get("dtypes", ["float32"]) != ["float32"]:
+        found["dtypes"] = repr(promises["dtypes"])
+    semantics = _semantics(promised(case))
+    if semantics:
+        found["semantics"] = semantics
+    failures = expected(case)
+    if failures:
+        found["expected_failures"] = _expected(failures)
+    return found
+
+
+def _semantics(point: golden.Semantics) -> str:
+    changed = golden.STANDARD.differences(point)
+    entries = [
+        f"{name}={_number(pair[1])}" for name, pair in changed.items() if name not in _OWN_KEYWORDS
+    ]
+    return f"conformance.STANDARD.replace({', '.join(entries)})" if entries else ""
+
+
+def _number(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else repr(value)
+
+
+def _expected(failures: list[tuple[str, str]]) -> str:
+    entries = [
+        f"conformance.ExpectedFailure(clause={clause!r}, reason={reason!r})"
+        for clause, reason in failures
+    ]
+    return f"[{', '.join(entries)}]"
+
+
+def _arguments(promises: Mapping[str, str], indent: int) -> list[str]:
+    pad = " " * indent
+    return [f"{pad}{name}={value}," for name, value in promises.items()]
+
+
+def _decorated(kind: str, shown: str, promises: Mapping[str, str]) -> list[str]:
+    return [f"@conformance.{kind}(", *_arguments({"name": repr(shown), **promises}, 4), ")"]
+
+
+def _core(
+    thing: Thing, convention: Convention, name: str, promises: dict[str, str], ties: Ties
+) -> list[str]:
+    return [
+        *_sizes(promises, ties),
+        *_decorated("core", thing.name, promises),
+        header(name, convention),
+        *adapter_body(convention, thing.expression),
+    ]
+
+
+def _sizes(promises: dict[str, str], ties: Ties) -> list[str]:
+    """A function for ``geometry=`` where sizes depend on each other; adds the argument."""
+    if not ties:
+        return []
+    promises["geometry"] = "sizes"
+    steps = [f"    g = g.replace({name}={source})" for name, source in ties]
+    return [
+        "def sizes(g):",
+        '    """The sizes that it can have."""',
+        *steps,
+        "    return g",
+        "",
+        "",
+    ]
+
+
+def _builder(
+    thing: Thing, convention: Convention, name: str, promises: dict[str, str], ties: Ties
+) -> list[str]:
+    lines = (header("forward", convention), *adapter_body(convention, "theirs"))
+    inner = [f"    {line}" for line in lines]
+    return [
+        *_sizes(promises, ties),
+        *_decorated("layer", thing.name, promises),
+        f"def {name}(geometry, weights):",
+        f"    theirs = {thing.expression}(geometry, weights)",
+        '    if hasattr(theirs, "eval"):',
+        "        theirs.eval()",
+        "",
+        *inner,
+        "",
+        "    return forward",
+    ]
+
+
+def _module(
+    thing: Thing,
+    convention: Convention,
+    name: str,
+    promises: dict[str, str],
+) -> list[str]:
+    if _turned_by_us(thing.value):
+        convention = convention.replace(layout=LAYER_LAYOUTS[0])
+    call = {"name": repr(thing.name), "call": "call", "inputs": repr(convention.inputs)}
+    return [
+        header("call", convention, "module"),
+        *adapter_body(convention, "module"),
+        "",
+        "",
+        f"{name} = conformance.module(",
+        f"    {thing.expression},",
+        *_arguments({**call, **promises}, 4),
+        ")",
+    ]
+
+
+def _turned_by_us(built: Any) -> bool:
+    """Whether ``conformance.module`` itself puts the batch second for this module."""
+    says = isinstance(built, torch.nn.Module) and getattr(built, "batch_first", None) is False
+    return says and not is_torch_multihead(built)

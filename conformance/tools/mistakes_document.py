@@ -1,0 +1,99 @@
+"""The named mistakes as a document, generated from their table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from ..diagnosis.facts import UNKNOWN
+from ..diagnosis.mistakes import MISTAKES, NamedMistake
+from ..diagnosis.mistakes.backward import BACKWARD
+from ..diagnosis.mistakes.backward_calls import BESIDE, OF_CALLS
+from ..diagnosis.precision_losses import LOSSES
+
+HEADER: Final = """# The mistakes that have a name
+
+Generated from the table by `python -m conformance.tools.mistakes_document`; a test fails when it is
+stale. {count} names.
+
+When a numerical or mask clause fails, every mistake below is acted out on a small battery of
+problems, singles first, then pairs. A name is given only if the answers of such a candidate are
+those of yours, within the rounding bound, on every problem of the battery and on the failing one,
+and if that candidate fails the clause, too. Names that nothing tells apart on what your candidate
+can be asked share the confidence. Pairs are joined by `+`. The names are stable.
+
+| name | what is wrong | what to do | clause |
+| --- | --- | --- | --- |
+"""
+FOOTER: Final = """
+## Backward passes
+
+When a gradient is wrong though the answers are right, every wrong backward pass below is acted out
+on a battery of its own. The last of them are named by the clause that fails alone.
+
+| name | what is wrong | what to do | clause |
+| --- | --- | --- | --- |
+{backward}
+
+## Precision
+
+Named where the answers are off by little, and with what was measured.
+
+| name | what is wrong |
+| --- | --- |
+| `scale-off` | the scale of the logits is off by the relative error that is told |
+| `epsilon-in-the-denominator` | a number is added to the sum of the exponentials: it is told |
+| `computed-in-FORMAT` | every answer is a number of a coarser format |
+{losses}
+
+`FORMAT` is {formats}.
+
+## Without a name
+
+`{unknown}` has confidence 0. Its `facts` say what is true all the same: which problems go wrong
+(only with a mask, none with the causal flag …), which batch items, heads, queries and channels are
+affected, by how much, whether a second call differs, whether the weights sum to one, whether the
+answer is a constant multiple of the expected one.
+"""
+
+
+def render() -> str:
+    """The whole document as markdown."""
+    names = {mistake.name: mistake for mistake in reversed(MISTAKES)}
+    rows = "\n".join(_row(names[name]) for name in dict.fromkeys(m.name for m in MISTAKES))
+    formats = list(dict.fromkeys(loss.number_format for loss in LOSSES))
+    stages = {loss.stage: loss for loss in reversed(LOSSES)}
+    losses = "\n".join(
+        f"| `{stage}-FORMAT` | {stages[stage].what.format('a coarser format')} |"
+        for stage in dict.fromkeys(loss.stage for loss in LOSSES)
+        if stage != "computed-in"
+    )
+    footer = FOOTER.format(
+        backward="\n".join(_backward_rows()),
+        losses=losses,
+        formats=", ".join(formats),
+        unknown=UNKNOWN,
+    )
+    return HEADER.format(count=len(names)) + rows + "\n" + footer
+
+
+def _row(mistake: NamedMistake) -> str:
+    return f"| `{mistake.name}` | {mistake.text} | {mistake.fix} | `{mistake.clause}` |"
+
+
+def _backward_rows() -> Iterator[str]:
+    for wrong in {wrong.name: wrong for wrong in BACKWARD}.values():
+        yield f"| `{wrong.name}` | {wrong.text} | {wrong.fix} | `{wrong.clause}` |"
+    beside = [("gradients.golden", entry) for entry in BESIDE.values()]
+    for clause, entry in (*OF_CALLS.items(), *beside):
+        yield f"| `{entry['name']}` | {entry['text']} | {entry['fix']} | `{clause}` |"
+
+
+def main() -> None:
+    """Print the document."""
+    sys.stdout.write(render())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""What ``conformance replay`` does: finds counterexamples in a report and asks them again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..base.compiled_names import names_compiled
+from ..base.dtypes import DTYPES
+from ..base.graph_options import read_beside
+from ..base.profile import PROFILES
+from ..errors import UsageError, did_you_mean
+from ..running.workers.messages import Loaded, RunOptions
+from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
+from ..session.report import SCHEMA
+
+JOB: Final = "conformance.running.workers.replaying:replay_job"
+EARLIER_JOB: Final = "conformance.running.workers.replaying:earlier_job"
+# Of a clause's examples before the failing one, so many are tried first: few make a short script.
+FEW_EARLIER: Final = (1, 2, 4)
+_FAILED: Final = ("failed", "expected-failure")
+# What every clause's entry has.
+_CLAUSE: Final = frozenset({"id", "status"})
+
+Record = Mapping[str, Any]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One failed clause of a report that can be asked again; ``run`` is the report as a whole."""
+
+    candidate: Record
+    clause: Record
+    run: Record = field(default_factory=dict)
+
+    @property
+    def problem(self) -> Any:
+        """The problem that failed, as the report holds it."""
+        return self.clause["counterexample"]["problem"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What became of a failure: ``outcome`` is "passes", "fails" or "differs".
+
+    ``clause`` is the report's entry with the violation and the counterexample of today. ``after``
+    says which earlier calls the failure needs, "" where it needs none.
+    """
+
+    candidate: str
+    clause: Record
+    outcome: str
+    after: str = ""
+
+
+def cases(reference: str, candidate: str | None = None, *, dtype: str | None = None) -> list[Case]:
+    """The failures that ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE`` names.
+
+    ``dtype`` leaves those in other dtypes out.
+
+    Raises UsageError with one sentence for what is missing, unreadable or has not failed.
+    """
+    path, named, slug = _split(reference)
+    report = read_report(path)
+    entries = _candidates(report, candidate or named, path)
+    found = [case for entry in entries for case in _failures(entry, slug, report)]
+    if slug:
+        _check_slug(entries, slug, found)
+    if dtype is not None:
+        found = _in_dtype(found, dtype)
+    if not found:
+        msg = f"{path} holds no failure: there is nothing to replay"
+        raise UsageError(msg)
+    for case in found:
+        _check_rebuilds(case)
+    return found
+
+
+def _in_dtype(found: Sequence[Case], dtype: str) -> list[Case]:
+    """The failures in one dtype; raises UsageError where there are others only."""
+    chosen = [case for case in found if case.clause.get("dtype") == dtype]
+    if found and not chosen:
+        others = ", ".join(sorted({str(case.clause.get("dtype")) for case in found}))
+        msg = f"nothing of that failed in {dtype}, only in {others}"
+        raise UsageError(msg)
+    return chosen
+
+
+def _split(reference: str) -> tuple[Path, str | None, str]:
+    """Path, candidate and clause; a file whose name has a ``#`` is taken whole."""
+    path, mark, fragment = reference.rpartition("#")
+    if not mark or Path(reference).exists():
+        return Path(reference), None, ""
+    name, _, slug = fragment.rpartition("/")
+    if not slug:
+        msg = f"{reference!r} names no clause behind its #: write REPORT.json#CLAUSE"
+        raise UsageError(msg)
+    return Path(path), name or None, slug
+
+
+def report_path(reference: str) -> Path:
+    """The file that ``REPORT.json#CLAUSE`` names."""
+    return _split(reference)[0]
+
+
+def read_report(path: Path) -> Record:
+    """A report of this schema; raises UsageError for anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = f"there is no report {path}: 'conformance check TARGET --json {path}' writes one"
+        raise UsageError(msg) from None
+    except OSError as error:
+        msg = f"the report {path} cannot be read: {error.strerror or error}"
+        raise UsageError(msg) from None
+    except ValueError as error:
+        msg = f"{path} is no JSON: {error}"
+        raise UsageError(msg) from None
+    if not isinstance(data, dict) or not _lists_candidates(data.get("candidates")):
+        msg = f"{path} is no report of conformance check: it lists no candidates with clauses"
+        raise UsageError(msg)
+    if data.get("schema") != SCHEMA:
+        msg = f"{path} has schema {data.get('schema')!r}; this version reads schema {SCHEMA}"
+        raise UsageError(msg)
+    return data
+
+
+def _lists_candidates(entries: Any) -> bool:
+    """Whether every entry is a candidate as a report of this schema has it."""
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("clauses"), list)
+        and all(
+            isinstance(clause, dict) and not _CLAUSE - set(clause) for clause in entry["clauses"]
+        )
+        for entry in entries
+    )
+
+
+def _candidates(report: Record, name: str | None, path: Path) -> list[Record]:
+    entries: list[Record] = report["candidates"]
+    if name is None:
+        return entries
+    found = [entry for entry in entries if entry["name"] == name]
+    if not found:
+        known = [entry["name"] for entry in entries]
+        msg = f"{path} has no candidate {name!r}{did_you_mean(name, known)}"
+        raise UsageError(msg)
+    return found
+
+
+def _failures(entry: Record, slug: str, report: Record) -> Iterator[Case]:
+    for clause in entry["clauses"]:
+        if clause["status"] in _FAILED and slug in ("", clause["id"]):
+            yield Case(candidate=entry, clause=clause, run=report)
+
+
+def _check_slug(entries: Sequence[Record], slug: str, found: list[Case]) -> None:
+    """Require that a clause is known and has failed; raises UsageError."""
+    statuses = {c["id"]: c["status"] for entry in entries for c in entry["clauses"]}
+    if slug not in statuses:
+        msg = f"the report has no clause {slug!r}{did_you_mean(slug, statuses)}"
+        raise UsageError(msg)
+    if not found:
+        failed = sorted(
+            {case.clause["id"] for entry in entries for case in _failures(entry, "", {})}
+        )
+        told = f"; failed: {', '.join(failed)}" if failed else ""
+        msg = f"{slug} has not failed, it is {statuses[slug]}: nothing to replay{told}"
+        raise UsageError(msg)
+
+
+def _check_rebuilds(case: Case) -> None:
+    counterexample = case.clause.get("counterexample")
+    if not isinstance(counterexample, dict) or not isinstance(counterexample.get("problem"), dict):
+        name = case.candidate["name"]
+        msg = f"{case.clause['id']} of {name} has no counterexample in the report"
+        raise UsageError(msg)
+
+
+def replay(
+    found: Sequence[Case],
+    *,
+    target: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> Iterator[Replayed]:
+    """Ask each case again, one worker a candidate; ``target`` replaces the report's.
+
+    What passes when it is asked alone is asked once more in a fresh worker, behind all that the run
+    asked before it: an answer may depend on earlier calls.
+
+    Raises UsageError for a target that does not resolve any more, HarnessError when no worker runs.
+    """
+    done = 0
+    for name in dict.fromkeys(case.candidate["name"] for case in found):
+        own = [case for case in found if case.candidate["name"] == name]
+        progress(f"loading {name}", done, len(found))
+        with opened(own, target, timeout) as (supervisor, index):
+            alone = []
+            for case in own:
+                progress(f"{name} {case.clause['id']}", done, len(found))
+                alone.append((case, _again(supervisor, index, case)))
+                done += 1
+        passed = [case for case, one in alone if one.outcome == "passes"]
+        later = _after_the_run(passed, target, timeout, progress) if passed else {}
+        for case, one in alone:
+            yield later.get(id(case), one)
+
+
+def _after_the_run(
+    passed: Sequence[Case], target: str | None, timeout: float, progress: Progress
+) -> dict[int, Replayed]:
+    """What fails behind the calls that the run made before it, by the identity of the case."""
+    found: dict[int, Replayed] = {}
+    waiting = {id(case.clause): case for case in passed}
+    with opened(passed, target, timeout, whole=True) as (supervisor, index):
+        for clause in passed[0].candidate["clauses"]:
+            if not waiting:
+                break
+            progress(f"after earlier calls: {clause['id']}", 0, len(passed))
+            case = waiting.pop(id(clause), None)
+            try:
+                supervisor.perform(index, EARLIER_JOB, _earlier(clause, before_failure=bool(case)))
+            except WorkerLost:  # the run got further: this is not what it did
+                break
+            if case is not None:
+                again = _again(supervisor, index, case)
+                if again.outcome != "passes":
+                    found[id(case)] = again
+    by_identity = {id(case): case for case in passed}
+    return {
+        number: _shortened(by_identity[number], again, target, timeout)
+        for number, again in found.items()
+    }
+
+
+def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
+    """What a clause asked, or what it asked before the example that failed."""
+    count = clause.get("examples")
+    count = count if isinstance(count, int) else 0
+    return {
+        "clause": clause["id"],
+        "dtype": clause.get("dtype"),
+        "device": clause.get("device", "cpu"),
+        "count": max(count - before_failure, 0),
+    }
+
+
+def _shortened(case: Case, again: Replayed, target: str | None, timeout: float) -> Replayed:
+    """The failure behind as few earlier examples of its own clause as show it, each try afresh."""
+    every = _earlier(case.clause, before_failure=True)["count"]
+    for count in sorted({min(few, every) for few in FEW_EARLIER} | {every}):
+        with opened([case], target, timeout, whole=True) as (supervisor, index):
+            short = _again(supervisor, index, case, last=count, of=every)
+        if count and short.outcome != "passes":
+            many = "the example" if count == 1 else f"the {count} examples"
+            return replace(short, after=f"{many} of {case.clause['id']} before it")
+    return replace(again, after="everything that the run asked before it")
+
+
+@contextlib.contextmanager
+def opened(
+    own: Sequence[Case], target: str | None, timeout: float, *, whole: bool = False
+) -> Iterator[tuple[Supervisor, int]]:
+    """A worker that has loaded the candidate of some cases, and the candidate's number there.
+
+    With ``whole`` it has every clause, the profile and the seed of the report, and trial calls.
+    """
+    name, options = own[0].candidate["name"], _options(own, target)
+    if whole:
+        options = replace(options, only=(), trials=True, **_of_run(own[0].run))
+    with Supervisor(options, timeout=timeout) as supervisor:
+        supervisor.start()
+        found_there = _loaded(supervisor, target)
+        index = _index([one.name for one in found_there], name, options.targets[0])
+        _check_kind(own[0].candidate, found_there[index])
+        yield supervisor, index
+
+
+def _loaded(supervisor: Supervisor, target: str | None) -> list[Loaded]:
+    """The candidates that load; a report's target may lie in another folder."""
+    try:
+        return supervisor.load()
+    except UsageError as error:
+        if target is not None:
+            raise
+        msg = f"{error}; replay a report where it was written, or give --target"
+        raise UsageError(msg) from None
+
+
+def _check_kind(candidate: Record, loaded: Loaded) -> None:
+    """Require what takes the same inputs: a layer has no answer to a core's counterexample."""
+    kind = candidate.get("kind", loaded.kind)
+    if loaded.kind != kind:
+        msg = f"{loaded.name} is a {loaded.kind}, but {candidate['name']} of the report is a {kind}"
+        raise UsageError(msg)
+
+
+def _options(own: Sequence[Case], target: str | None) -> RunOptions:
+    candidate = own[0].candidate
+    if target is None and not isinstance(candidate.get("target"), str):
+        msg = f"the report does not say where {candidate['name']} is: give --target"
+        raise UsageError(msg)
+    only = tuple(dict.fromkeys(case.clause["id"] for case in own))
+    beside = read_beside(candidate.get("beside"))
+    return RunOptions(
+        targets=(target or candidate["target"],),
+        profile="quick",
+        only=only,
+        beside=beside,
+        trials=False,
+        compile=names_compiled(candidate["name"]),
+    )
+
+
+def _of_run(run: Record) -> dict[str, Any]:
+    """What decides which problems a run asks, as far as its report says so."""
+    found: dict[str, Any] = {}
+    if run.get("profile") in PROFILES:
+        found["profile"] = run["profile"]
+    if isinstance(run.get("seed"), int):
+        found["seed"] = run["seed"]
+    options = run.get("options")
+    dtypes = options.get("dtypes") if isinstance(options, Mapping) else None
+    if isinstance(dtypes, list) and all(name in DTYPES for name in dtypes):
+        found["dtypes"] = tuple(dtypes)
+    return found
+
+
+def _index(names: list[str], name: str, target: str) -> int:
+    """Which of a target's candidates is meant; raises UsageError when that is not clear."""
+    if name in names:
+        return names.index(name)
+    if len(names) == 1:
+        return 0
+    msg = f"{target} has no candidate {name!r}{did_you_mean(name, names)}"
+    raise UsageError(msg)
+
+
+def _again(
+    supervisor: Supervisor, index: int, case: Case, *, last: int = 0, of: int = 0
+) -> Replayed:
+    """Ask a case, behind the ``last`` of the ``of`` examples that its clause asked before."""
+    clause = case.clause
+    argument = {**argument_of(case), "earlier": {"last": last, "of": of}}
+    try:
+        answer = supervisor.perform(index, JOB, argument)
+    except WorkerLost as lost:
+        answer = _lost(lost, clause)
+    today = {name: answer[name] for name in ("violation", "counterexample") if name in answer}
+    return Replayed(
+        candidate=case.candidate["name"],
+        clause={**clause, "diagnosis": [], "reason": "", **today},
+        outcome=answer["outcome"],
+    )
+
+
+def _texts(violation: Record) -> tuple[Any, Any]:
+    return violation.get("kind"), violation.get("message")
+
+
+def argument_of(case: Case) -> dict[str, Any]:
+    """What jobs in the worker need to ask a case again; raises UsageError where it is not told."""
+    clause = case.clause
+    violation = clause.get("violation")
+    texts = (clause.get("dtype"), *(_texts(violation) if isinstance(violation, dict) else (None,)))
+    if not all(isinstance(text, str) for text in texts):
+        msg = f"the report does not say how {clause['id']} of {case.candidate['name']} failed"
+        raise UsageError(msg)
+    return {
+        "clause": clause["id"],
+        "dtype": clause["dtype"],
+        "device": clause.get("device", "cpu"),
+        "problem": case.problem,
+        "violation": clause["violation"],
+    }
+
+
+def _lost(lost: WorkerLost, clause: Record) -> dict[str, Any]:
+    """What a worker that hung or died means for a failure."""
+    same = clause["violation"]["kind"] == lost.kind
+    violation = {"kind": lost.kind, "message": f"the candidate {lost}"}
+    return {"outcome": "fails" if same else "differs", "violation": violation}

@@ -1,0 +1,1 @@
+"""A counterexample as a script of its own."""

@@ -1,0 +1,269 @@
+"""Writes a failure as a Python file that needs torch and the candidate, and nothing of ours.
+
+That of a graph needs onnxruntime and numpy instead of torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...base.compiled_names import SUFFIXES
+from ...errors import UsageError
+from .code import COMPARED, call_lines, check_lines, is_adapted, is_graph, layers, there
+from .sources import with_sources
+
+if TYPE_CHECKING:
+    from ..replay import Case
+
+Record = Mapping[str, Any]
+# What these clauses do beside their calls (load a state dict, move a module) is in no call.
+_MORE_THAN_CALLS: Final = ("state.state-dict", "state.follows-to", "state.eval-deterministic")
+_SHOWN: Final = (*COMPARED, "raised", "not-raised", "shape", "dtype", "mutated")
+# Without and with what only a bundle knows of the calls.
+_ADAPTED: Final = (
+    "its module is called through conformance.module: 'conformance bundle' shows that",
+    "its module is called through conformance.module, by a call= that does more than call it",
+)
+_END: Final = """
+if still_fails(load()):
+    print("\\nIT STILL FAILS")
+    sys.exit(1)
+print("\\nit does not fail any more")
+"""
+
+
+def single(found: Sequence[Case], path: str = "-", option: str = "--emit-script") -> list[Case]:
+    """The one failure to write, in a file that can be written; raises UsageError.
+
+    Of a clause that failed in several dtypes it is the first.
+    """
+    if len({(case.candidate["name"], case.clause["id"]) for case in found}) != 1:
+        named = ", ".join(f"{case.candidate['name']}/{case.clause['id']}" for case in found[:4])
+        more = " …" if len(found) > len(("one", "two", "three", "four")) else ""
+        msg = f"{option} writes one failure, not {len(found)}: name one of {named}{more}"
+        raise UsageError(msg)
+    if path != "-":
+        from ...session.report import check_writable  # noqa: PLC0415 (an option that few give)
+
+        check_writable(Path(path), option)
+    return [found[0]]
+
+
+def write_script(clause: Record, target: str, path: str) -> None:
+    """Write the script of a failure to a file or, for ``-``, to standard output."""
+    text = script(clause, target)
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def script(clause: Record, target: str) -> str:
+    """The text of the script; raises UsageError for a failure that calls alone do not show."""
+    refused = why_not(clause, target)
+    if refused:
+        msg = f"no script can be written for {clause['id']}: {refused}"
+        raise UsageError(msg)
+    return script_text(clause, repr(absolute(target)), end=_END)
+
+
+def script_text(
+    clause: Record,
+    target: str,
+    *,
+    end: str,
+    before: Sequence[str] = (),
+    backend: str = "",
+    asks: bool = True,
+) -> str:
+    """The text of a script: the frame, its parts, the calls and the check.
+
+    ``target`` is an expression; ``before`` are further parts that come first, ``backend`` stands
+    in place of the import of torch or numpy; ``asks`` whether the candidate is called at all.
+    """
+    data = with_sources(dict(clause.get("counterexample") or {}))
+    given = [*before, backend or _backend(data), *(_parts(data) if asks else ())]
+    name = str(data.get("candidate"))
+    calls = list(call_lines(data)) if asks else []
+    check = list(check_lines(clause, data)) if asks else ["return True"]
+    parts = {
+        "TITLE": comment(f"{clause['id']} fails for {name}: {clause['violation']['message']}"),
+        "REQUIREMENT": comment(str(clause.get("requirement") or "")),
+        "NEEDS": "numpy, onnxruntime and the graph" if is_graph(data) else _needs(data),
+        "PARTS": "\n\n".join(part.strip() + "\n" for part in given).strip(),
+        "TARGET": target,
+        "DEVICE": repr(_device(data)),
+        "LAYOUT": repr(str((data.get("access") or {}).get("layout", "BHSD"))),
+        "NAME": repr(_eager_name(name)),
+        "CALLS": "\n".join(f"    {line}".rstrip() for line in calls),
+        "CHECK": "\n".join(f"    {line}".rstrip() for line in check),
+        "END": end.strip(),
+    }
+    return filled(text_of("frame.py.txt"), parts)
+
+
+def filled(text: str, parts: Mapping[str, str]) -> str:
+    """A text with its places filled, none of them with the marks of another."""
+    pieces = text.split("@")
+    return "".join(
+        parts.get(piece, f"@{piece}@") if number % 2 else piece
+        for number, piece in enumerate(pieces)
+    )
+
+
+def _needs(data: Record) -> str:
+    kind = str((data.get("access") or {}).get("arrays", "torch"))
+    return "torch and the candidate" if kind == "torch" else f"torch, {kind} and the candidate"
+
+
+def _backend(data: Record) -> str:
+    return text_of("numpy.py.txt" if is_graph(data) else "torch.py.txt")
+
+
+def _parts(data: Record) -> Iterator[str]:
+    """What the script needs beside the frame."""
+    access = data.get("access") or {}
+    if is_graph(data):
+        yield _graph(access["graph"])
+        return
+    arrays = access.get("arrays", "torch")
+    yield filled(text_of("python.py.txt"), _wrapped(data))
+    if arrays != "torch":
+        names = {"KIND": {"numpy": "NumPy", "jax": "JAX"}[arrays], "KIND_NAME": repr(arrays)}
+        yield filled(text_of("arrays.py.txt"), {**names, "KIND": f"{names['KIND']}'s"})
+    if is_adapted(data):
+        arguments = repr(access.get("construction") or {})
+        yield filled(text_of("module.py.txt"), {"ARGUMENTS": arguments})
+    if any("pulled" in call for call in data.get("calls", ())):
+        yield text_of("gradients.py.txt")
+
+
+def _wrapped(data: Record) -> dict[str, str]:
+    """How the candidate is wrapped where it is found, and a layer where it is built."""
+    access = data.get("access") or {}
+    is_layer = access.get("kind") == "layer"
+    candidate, layer = (
+        ("found", "layer")
+        if is_layer or is_adapted(data)
+        else (
+            "placed(found)",
+            "layer",
+        )
+    )
+    if access.get("compiled"):
+        dynamic = str(data.get("candidate")).endswith(SUFFIXES[True])
+        wrap = f"torch.compile({{}}, dynamic={True if dynamic else None})"
+    elif access.get("arrays", "torch") != "torch":
+        wrap = "of_arrays({})"
+        if is_layer:
+            candidate = "lambda geometry, weights: found(geometry, array_weights(weights))"
+    else:
+        wrap = "{}"
+    if is_layer:
+        layer = wrap.format(layer)
+    else:
+        candidate = wrap.format(candidate)
+    return {"CANDIDATE": candidate, "LAYER": layer}
+
+
+def _eager_name(name: str) -> str:
+    """The name under which a candidate is declared: a compiled form has it with a suffix."""
+    for suffix in SUFFIXES.values():
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _device(data: Record) -> str:
+    """Where the candidate was called."""
+    return str((data.get("problem") or {}).get("device") or "cpu")
+
+
+def text_of(name: str) -> str:
+    """A part of a script, as it lies beside this module."""
+    return resources.files(__package__).joinpath("script_parts", name).read_text("utf-8")
+
+
+def _graph(graph: Record) -> str:
+    """The code that runs a graph, with the roles of its inputs and outputs."""
+    parts = {
+        "ROLES": repr({name: graph[name] for name in ("inputs", "outputs", "order")}),
+        "KIND": repr(graph["kind"]),
+        "BATCHED": repr(graph["batched"]),
+        "NUM_HEADS": repr(graph["num_heads"]),
+    }
+    return filled(text_of("graph.py.txt"), parts)
+
+
+def why_not(clause: Record, target: str = ":") -> str:
+    """Why a failure cannot be shown by calls alone, or ""."""
+    data = with_sources(dict(clause.get("counterexample") or {}))
+    kind = clause["violation"]["kind"]
+    access = data.get("access") or {}
+    compared = kind in COMPARED
+    graph_on = _device(data) != "cpu" and is_graph(data)
+    reasons = {
+        "there are no calls of the candidate to show (it died, hung, or did not repeat it)": not (
+            data.get("calls")
+        ),
+        "it does more with the module than calling it": clause["id"] in _MORE_THAN_CALLS,
+        _ADAPTED[access.get("construction") is not None]: is_adapted(data) and not _heard(data),
+        "its module is called through conformance.module and torch.compile": (
+            is_adapted(data) and access.get("compiled", False)
+        ),
+        "it judges what lies around a tensor of the caller": (
+            clause["id"].startswith("out.") and kind == "mutated"
+        ),
+        "a graph is called on the CPU alone": graph_on,
+        "it needs tensors of more than 64 elements": not all(map(there, _every_tensor(data))),
+        "what it judges is not one answer, element by element": (
+            compared and not _judges_answers(data)
+        ),
+        f"a failure of kind {kind} does not show in calls alone": kind not in _SHOWN,
+        f"{target} is a registered name; give its file or module with --target": (
+            ":" not in target and not is_graph(data)
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _heard(data: Record) -> bool:
+    """Whether every call of a module is known as its own, and every state."""
+    calls = data.get("calls", ())
+    return all("module_call" in call for call in calls) and all(
+        "state" in layer for layer in data.get("layers", ())
+    )
+
+
+def _judges_answers(data: Record) -> bool:
+    """Whether what was compared with a bound are answers, as they came or rearranged."""
+    return any(name in data for name in ("relation", "got_of", "by_golden"))
+
+
+def _every_tensor(data: Record) -> Iterator[Record]:
+    for call in data.get("calls", ()):
+        every = [*call["arguments"].values(), *call["keywords"].values()]
+        if is_adapted(data) and "module_call" in call:
+            made = call["module_call"]
+            every = [*made["arguments"], *made["keywords"].values()]
+        yield from (value for value in every if isinstance(value, Mapping))
+    for layer in layers(data):
+        yield from (layer.get("state") or layer["weights"] or {}).values()
+
+
+def comment(text: str) -> str:
+    """Text that cannot end the docstring it stands in."""
+    plain = text.replace("\\", "/").replace('"', "'")
+    return " ".join(plain.split())
+
+
+def absolute(target: str) -> str:
+    """A target that means the same in another folder."""
+    where, colon, name = target.rpartition(":")
+    path = Path(where if colon else target)
+    if not path.exists():
+        return target
+    return f"{path.resolve()}{colon}{name}" if colon else str(path.resolve())

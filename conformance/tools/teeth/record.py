@@ -1,0 +1,194 @@
+"""The record of a run of the catalogue: one JSON document of schema 1, and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...base.results import ClauseResult, plain
+from ...running.workers.environment import package_version
+from ...running.workers.messages import Ready
+from ...session.report import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_OK, EXIT_RED, SCHEMA, TOOL
+from .jobs import catches
+from .options import LoadedEntry, TeethOptions
+
+# What of the summary must be empty.
+_RED: Final = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run")
+# Of several results of one clause (one a dtype) the one that says most.
+_LOUDEST: Final = ("error", "failed", "expected-failure", "untestable", "passed")
+
+
+@dataclass(kw_only=True)
+class Caught:
+    """What a run knows so far; an interrupted one is recorded from it."""
+
+    ready: Ready
+    loaded: list[LoadedEntry] = field(default_factory=list)
+    results: dict[str, list[ClauseResult]] = field(default_factory=dict)
+    complete: set[str] = field(default_factory=set)
+    interrupted: bool = False
+
+
+def build_record(
+    caught: Caught, options: TeethOptions, *, first: bool, judged: Collection[str], seconds: float
+) -> dict[str, Any]:
+    """The whole record, as data that JSON can hold.
+
+    ``judged`` are the slugs of clauses without any mistake that are a finding, if they have none.
+    """
+    ran = [entry for entry in caught.loaded if entry.name in caught.results]
+    mistakes = [_mistake(entry, caught) for entry in ran if not entry.correct]
+    correct = [_correct(entry, caught) for entry in ran if entry.correct]
+    clauses = _clauses(caught, mistakes)
+    record: dict[str, Any] = plain(
+        {
+            "schema": SCHEMA,
+            "kind": "teeth",
+            "tool": {
+                "name": TOOL,
+                "version": package_version(TOOL),
+                "specification": caught.ready.specification,
+            },
+            "environment": dict(caught.ready.environment),
+            "profile": options.profile,
+            "seed": options.seed,
+            "first": first,
+            "selection": {
+                "targets": list(options.targets),
+                "only": list(options.mistakes),
+                "skip": list(options.not_mistakes),
+                "correct": list(options.correct),
+            },
+            "seconds": round(seconds, 1),
+            "interrupted": caught.interrupted,
+            "clauses": clauses,
+            "mistakes": mistakes,
+            "correct": correct,
+            "summary": _summary(caught, clauses, mistakes, correct, judged),
+        }
+    )
+    return record
+
+
+def _statuses(results: Iterable[ClauseResult]) -> dict[str, ClauseResult]:
+    """One result a clause, the loudest; those that do not apply are left out."""
+    found: dict[str, ClauseResult] = {}
+    for result in results:
+        if result.status == "not-applicable":
+            continue
+        known = found.get(result.id)
+        if known is None or _loudness(result) < _loudness(known):
+            found[result.id] = result
+    return found
+
+
+def _loudness(result: ClauseResult) -> int:
+    return _LOUDEST.index(result.status) if result.status in _LOUDEST else 0
+
+
+def _row(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
+    """What mistakes and correct candidates have in common."""
+    found = _statuses(caught.results[entry.name])
+    return {
+        "name": entry.name,
+        "kind": entry.kind,
+        "origin": entry.origin,
+        "complete": entry.name in caught.complete,
+        "clauses": {slug: result.status for slug, result in found.items()},
+        "reasons": {
+            slug: result.reason
+            for slug, result in found.items()
+            if result.status not in ("passed", "not-applicable")
+        },
+        "seconds": round(sum(result.seconds for result in caught.results[entry.name]), 2),
+    }
+
+
+def _mistake(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
+    results = caught.results[entry.name]
+    catching = list(dict.fromkeys(result.id for result in results if catches(result)))
+    return {
+        **_row(entry, caught),
+        "sentence": entry.sentence,
+        "fix": entry.fix,
+        "primary": entry.primary,
+        "also": list(entry.also),
+        "caught": bool(catching),
+        "primary_caught": entry.primary in catching or not entry.primary,
+        "caught_by": catching,
+        "first": catching[0] if catching else "",
+        "primary_reason": _why_missed(entry, results),
+    }
+
+
+def _why_missed(entry: LoadedEntry, results: Sequence[ClauseResult]) -> str:
+    """What the primary clause said instead of failing, or ""."""
+    mine = [result for result in results if result.id == entry.primary]
+    if not mine or any(catches(result) for result in mine):
+        return ""
+    said = mine[0]
+    return f"{said.status}: {said.reason}" if said.reason else said.status
+
+
+def _correct(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
+    results = caught.results[entry.name]
+    red = [result for result in results if result.status in ("failed", "unexpected-pass")]
+    return {
+        **_row(entry, caught),
+        "flagged": list(dict.fromkeys(result.id for result in red if result.level == "MUST")),
+        "should_failed": list(dict.fromkeys(result.id for result in red if result.level != "MUST")),
+    }
+
+
+def _clauses(caught: Caught, mistakes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every clause with the mistakes that it catches, and those that name it as primary."""
+    ready = caught.ready
+    return [
+        {
+            "id": slug,
+            "level": ready.levels.get(slug, ""),
+            "sentence": sentence,
+            "origin": ready.origins.get(slug, ""),
+            "caught": [row["name"] for row in mistakes if slug in row["caught_by"]],
+            "primary_of": [row["name"] for row in mistakes if slug == row["primary"]],
+        }
+        for slug, sentence in ready.sentences.items()
+    ]
+
+
+def _summary(
+    caught: Caught,
+    clauses: Sequence[Mapping[str, Any]],
+    mistakes: Sequence[Mapping[str, Any]],
+    correct: Sequence[Mapping[str, Any]],
+    judged: Collection[str],
+) -> dict[str, Any]:
+    rows = [*mistakes, *correct]
+    ended = [row for row in mistakes if row["complete"]]
+    toothless = [clause["id"] for clause in clauses if not clause["caught"]]
+    return {
+        "mistakes": len(mistakes),
+        "caught": sum(row["caught"] for row in mistakes),
+        "missed": [row["name"] for row in ended if not row["caught"]],
+        "primary_missed": [row["name"] for row in ended if not row["primary_caught"]],
+        "clauses": len(clauses),
+        "toothless": toothless,
+        "toothless_judged": [slug for slug in toothless if slug in judged],
+        "elsewhere": [slug for slug in toothless if slug in caught.ready.elsewhere],
+        "correct": len(correct),
+        "flagged": [row["name"] for row in correct if row["flagged"]],
+        "should_failed": [row["name"] for row in correct if row["should_failed"]],
+        "errors": [row["name"] for row in rows if "error" in row["clauses"].values()],
+        "not_run": [e.name for e in caught.loaded if e.name not in caught.complete],
+    }
+
+
+def exit_code(record: Mapping[str, Any]) -> int:
+    """0 when nothing escapes and nothing correct is flagged; 3 when the harness failed."""
+    summary = record["summary"]
+    if record["interrupted"]:
+        return EXIT_INTERRUPTED
+    if summary["errors"]:
+        return EXIT_HARNESS
+    return EXIT_RED if any(summary[name] for name in _RED) else EXIT_OK
