@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from .base.printable import printable
+from .base.texts import printable
 from .errors import RAISED_AT, UsageError
 
 EXIT_USAGE = 2

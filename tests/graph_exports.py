@@ -19,7 +19,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 )
 from torch import Tensor, nn
 
-from conformance.graphs.lost import GraphRefused
+from conformance.graphs.protocol import GraphRefused
 
 WIDTH = 16
 HEADS = 4

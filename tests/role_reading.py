@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conformance.graphs.reading import Reading
 from conformance.graphs.roles import read_roles
-from conformance.graphs.told import Told
+from conformance.graphs.sidecar import Told
 from conformance.graphs.validation import read_header
 
 SEPARATE = {"q": {0: "b", 1: "sq"}, "k": {0: "b", 1: "sk"}, "v": {0: "b", 1: "sk"}}

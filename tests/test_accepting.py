@@ -9,8 +9,7 @@ from records import READY, expected, loaded, result
 
 from conformance.base.expected import ExpectedFailure
 from conformance.base.results import ClauseResult, Violation
-from conformance.session.accepting import Acceptance, accept
-from conformance.session.announcing import TODO, Outcome
+from conformance.session.announcing import TODO, Acceptance, Outcome, accept
 from conformance.session.expectations import Selection, not_holding
 
 TODAY = date(2030, 6, 15)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conformance.calls.allocations import GUARD, Allocations
+from conformance.calls.memory import GUARD, Allocations
 
 
 def test_a_write_past_the_end_is_seen() -> None:

@@ -12,8 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import conformance
 from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
-from conformance.running.answering import is_silent
-from conformance.running.workers.loaded import Plan, plan_candidates
+from conformance.running.workers.loaded import Plan, is_silent, plan_candidates
 from conformance.running.workers.messages import RunOptions
 
 OPTIONS = RunOptions(targets=(), profile="quick", only=("shape.*", "numerics.golden"))

@@ -10,7 +10,7 @@ from conformance.calls.recording import Call, Recording
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.problems.problem import Problem
-from conformance.shrinking.attention_told import attention
+from conformance.shrinking.counterexample import attention
 from conformance.shrinking.smallest import examine_recorded
 
 FEW = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "query_length": 2, "key_length": 5}

@@ -12,9 +12,9 @@ from candidates.eager import EagerCore, eager_layer
 from conformance.calls.calling import arguments
 from conformance.clauses.subject import Subject
 from conformance.problems.caching import cached, draws_cache, no_cache, settle_past, without_cache
-from conformance.problems.draft import Draft
 from conformance.problems.materialise import materialise
 from conformance.problems.space import Space
+from conformance.problems.strategies import Draft
 
 FEATURES = ["scale", "gqa", "softcap", "window", "kv_cache"]
 CACHING = core(features=FEATURES)

@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from conformance.base.clock import VARIABLE, today
+from conformance.base.limits import VARIABLE, today
 from conformance.errors import UsageError
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import conformance
 from conformance.base.expected import Place
 from conformance.declare.candidate import Candidate
-from conformance.targets.declared_at import declared_expectations
+from conformance.targets.source_location import declared_expectations
 
 
 def kernel(query: object, _key: object, _value: object) -> object:

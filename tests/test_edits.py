@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.calls.edits import taken, written
+from conformance.clauses.subject import taken, written
 
 EDITS: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda tensor: tensor.mul_(2),

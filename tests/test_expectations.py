@@ -10,8 +10,7 @@ from records import READY, expected, result
 from conformance.base.expected import ExpectedFailure
 from conformance.base.results import ClauseResult, Violation
 from conformance.errors import UsageError
-from conformance.session.expectations import Selection, not_holding, read_file, stale
-from conformance.session.judging import judge
+from conformance.session.expectations import Selection, judge, not_holding, read_file, stale
 
 EVERYTHING = Selection(slugs=list(READY.sentences))
 RAISED = Violation(kind="raised", message="raised ValueError")

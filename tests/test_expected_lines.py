@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from conformance.base.expected_lines import entry_lines, list_line
+from conformance.base.expected_file import entry_lines, list_line
 
 TEXT = """\
 # The head of the file.

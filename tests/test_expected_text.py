@@ -12,9 +12,8 @@ from refusals import refused
 
 from conformance.base.expected import ExpectedFailure
 from conformance.errors import UsageError
-from conformance.session.accepting import Acceptance
-from conformance.session.announcing import New
-from conformance.session.expected_text import Written, entry_text, read_written, rewrite
+from conformance.session.announcing import Acceptance, New
+from conformance.session.renewing import Written, entry_text, read_written, rewrite
 
 PATH = Path("known.toml")
 TEXT = """\

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 import conformance
 from conformance import ProjectionWeights
 from conformance.declare.candidate import Candidate
-from conformance.problems.genericity import are_varied, has_generic_weights
+from conformance.problems.materialise import are_varied, has_generic_weights
 
 WIDTH = 16
 

@@ -8,7 +8,7 @@ from records import expected, result
 
 from conformance.base.expected import Place
 from conformance.base.results import ClauseResult, Violation
-from conformance.session.judging import is_announced, judge
+from conformance.session.expectations import is_announced, judge
 
 TODAY = date(2030, 6, 15)
 PLACE = Place(file="known.toml", line=7, keys={"kind": 9, "expires": 10, "diagnosis": 11})

@@ -317,7 +317,7 @@ def test_views_see_nothing_but_the_report() -> None:
         for path in sources("conformance/views")
         for name in imports_of(path)
         if name.partition(".")[0] not in {"click", "jinja2", "rich"} | sys.stdlib_module_names
-        and not name.startswith(("conformance.views.", "conformance.base.printable."))
+        and not name.startswith(("conformance.views.", "conformance.base.texts."))
         and name != "conformance.base.limits.spoken"
     }
     assert not seen

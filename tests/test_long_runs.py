@@ -19,7 +19,7 @@ from workspaces import KERNEL, write
 
 from conformance.base import limits
 from conformance.base.limits import Deadline
-from conformance.base.shard import Shard
+from conformance.base.profile import Shard
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.supervisor import Supervisor
 from conformance.session.checking import check

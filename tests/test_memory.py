@@ -6,7 +6,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from conformance.base.geometry import Geometry
 from conformance.problems.problem import MaskPlan, Overrides, Problem
 from conformance.problems.space import PROBE
-from conformance.running.memory import MOST, Memory
+from conformance.running.questions import MOST, Memory
 
 CORE = CANDIDATES["core"]
 MASK = MaskPlan(pattern="padding", form="keep", shape="B11K")

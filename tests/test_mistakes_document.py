@@ -8,8 +8,7 @@ from _paths import CHECKOUT
 
 from conformance.clauses.registry import all_clauses
 from conformance.diagnosis.mistakes import MISTAKES, named_mistakes
-from conformance.diagnosis.mistakes.backward import BACKWARD
-from conformance.diagnosis.mistakes.backward_calls import BESIDE, OF_CALLS
+from conformance.diagnosis.mistakes.backward import BACKWARD, BESIDE, OF_CALLS
 from conformance.tools.mistakes_document import render
 
 DOCUMENT = (CHECKOUT / "docs" / "mistakes.md").read_text(encoding="utf-8")

@@ -5,8 +5,7 @@ import json
 import torch
 from examples import core, layer, plan, problem
 
-from conformance.problems.materialise import materialise
-from conformance.problems.overriding import changeable
+from conformance.problems.materialise import changeable, materialise
 from conformance.problems.problem import Overrides, problem_from_json
 
 ONE = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 1, "key_length": 2}

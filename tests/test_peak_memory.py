@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conformance.calls.peak_memory import peak_bytes, why_unmeasured
+from conformance.calls.memory import peak_bytes, why_unmeasured
 
 MEGABYTE = 2**20
 

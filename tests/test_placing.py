@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from conformance.calls.placing import (
+from conformance.calls.devices import (
     Mover,
     brought_back,
     module_in_dtype,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance.calls.plain_tensor import is_tensor, plainly
+from conformance.calls.calling import is_tensor, plainly
 
 
 class Speaks(Tensor):

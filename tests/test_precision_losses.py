@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance._golden import golden
-from conformance.diagnosis.precision_losses import COARSER, LOSSES, ROUNDINGS, SUMS, PrecisionLoss
-from conformance.diagnosis.roundings import added_up, to_cut_tf32, to_format, to_tf32
+from conformance.diagnosis.precision_losses import (
+    COARSER,
+    LOSSES,
+    ROUNDINGS,
+    SUMS,
+    PrecisionLoss,
+    added_up,
+    to_cut_tf32,
+    to_format,
+    to_tf32,
+)
 from conformance.oracle.oracle import evaluate
 from conformance.problems.materialise import TORCH_DTYPES, materialise
 from conformance.tolerance.model import TENSOR_FLOAT_32, UNIT_ROUNDOFF

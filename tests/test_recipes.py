@@ -7,10 +7,9 @@ import torch
 from examples import core, layer, problem, sizes
 
 from conformance.oracle.oracle import evaluate
-from conformance.problems.draft import SCALES, SOFTCAPS
 from conformance.problems.materialise import TORCH_DTYPES, materialise
 from conformance.problems.recipes import HALF_PRECISION, LIVELY, ORDINARY, PROBES, RECIPES
-from conformance.problems.strategies import HEAD_SIZES
+from conformance.problems.strategies import HEAD_SIZES, SCALES, SOFTCAPS
 
 LARGEST_SCALE = max(scale for scale in SCALES if scale is not None)
 

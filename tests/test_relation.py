@@ -7,7 +7,7 @@ from examples import core, plan, problem
 from conformance.base.results import Violation
 from conformance.calls.recording import Recording
 from conformance.clauses.subject import Subject
-from conformance.oracle.relation import with_relation
+from conformance.oracle.comparison import with_relation
 from conformance.problems.materialise import materialise
 from conformance.problems.problem import MaskPlan
 from conformance.shrinking.control import Control, NoControlError

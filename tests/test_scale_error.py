@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
-from conformance.oracle.scale_error import fitted_scale_error
+from conformance.oracle.yardstick import fitted_scale_error
 from conformance.problems.inputs import Inputs
 
 ERRORS = [1e-12, -1e-12, 1e-9, 1e-6, 1e-3, -0.01, 0.01, 0.1, -0.3, -0.5, 1.0]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.base.shard import WHOLE, Shard, read_shard
+from conformance.base.profile import WHOLE, Shard, read_shard
 from conformance.errors import UsageError
 
 

@@ -11,7 +11,7 @@ import pytest
 from _paths import CHECKOUT
 
 from conformance.clauses.registry import Clause, all_clauses, specification_hash
-from conformance.running.applicability import applies
+from conformance.tools.catalogue import applies
 from conformance.tools.pictures import PICTURED
 from conformance.tools.specification import caught_first, level_text, render
 

@@ -11,11 +11,10 @@ from candidates.broken import MISTAKES
 from conformance import Mistake
 from conformance.base.profile import PROFILES, Profile
 from conformance.base.results import ClauseResult
-from conformance.clauses._devices import on_a_device
+from conformance.clauses.device import on_a_device
 from conformance.clauses.registry import all_clauses
 from conformance.running.runner import CandidateRun
-from conformance.tools.teeth.catalogue import candidate_of
-from conformance.tools.teeth.shipped import shipped_mistakes
+from conformance.tools.teeth.catalogue import candidate_of, shipped_mistakes
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # Several ways to make one mistake share its name: the number tells them apart.

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from conformance.graphs.header import Header, Port
+from conformance.graphs.opened import Found
 from conformance.graphs.process import GraphProcess
 from conformance.graphs.reading import Reading, Role
-from conformance.graphs.told import Told
-from conformance.graphs.weighing import Found
+from conformance.graphs.sidecar import Told
 from conformance.graphs.weights import find_weights
 
 Case = Callable[[], nn.Module]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance._golden import golden
-from conformance.adapters.agreement import agrees
+from conformance.adapters.finding import agrees
 from conformance.adapters.packing import Sizes
 from conformance.base.geometry import Geometry
 from conformance.declare.candidate import Candidate

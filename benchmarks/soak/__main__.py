@@ -36,9 +36,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
-from conformance.base.dtypes import DTYPES
-from conformance.base.profile import PROFILES, Profile
-from conformance.base.shard import WHOLE, Shard, read_shard
+from conformance.base.profile import DTYPES, PROFILES, WHOLE, Profile, Shard, read_shard
 from conformance.errors import UsageError
 
 from .journal import Journal, this_commit

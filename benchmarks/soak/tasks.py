@@ -15,7 +15,7 @@ from conformance.base.profile import Profile
 from conformance.base.results import ClauseResult
 from conformance.declare.candidate import Candidate
 from conformance.running.runner import CandidateRun
-from conformance.session.judging import judge
+from conformance.session.expectations import judge
 from conformance.targets.resolving import resolve
 
 HONEST: Final = ("passed", "not-applicable", "expected-failure")

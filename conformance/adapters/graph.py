@@ -15,15 +15,13 @@ from ..declare.candidate import Candidate
 from ..declare.decorators import core, fixed_layer
 from ..errors import DeclarationError, UsageError
 from ..graphs.header import Header
-from ..graphs.lost import GraphLost, GraphRefused
-from ..graphs.opened import OpenedGraph
+from ..graphs.opened import Found, OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
+from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.reading import Reading
 from ..graphs.roles import read_roles, read_unasked
-from ..graphs.sidecar import read_told, sidecar_of
-from ..graphs.told import Told
+from ..graphs.sidecar import Told, read_told, sidecar_of
 from ..graphs.validation import read_header
-from ..graphs.weighing import Found
 from ..graphs.weights import find_weights, read_state_dict
 from ..graphs.weights.scaling import UNKNOWN
 from .graph_forward import GraphForward, mask_pairs

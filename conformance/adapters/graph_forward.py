@@ -13,7 +13,59 @@ from ..graphs.header import Axis, Header
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import Array, Feeds
 from ..graphs.reading import MASK_ROLES, Reading, Role
-from .arranging import arrange, restore, spelled
+
+_TOGETHER: Final = {"M": "HD", "F": "BH"}
+
+
+def arrange(tensor: Tensor, own: str, theirs: str) -> Tensor:
+    """A tensor with axes ``own`` in the order, and with the axes put together, of ``theirs``."""
+    flat = _flat(theirs)
+    letters = [letter for letter in flat if letter != "1"]
+    tensor = tensor.permute([own.index(letter) for letter in letters])
+    sizes = dict(zip(letters, tensor.shape, strict=True))
+    return tensor.reshape([_size_of_letter(letter, sizes) for letter in theirs])
+
+
+def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> Tensor:
+    """The inverse of ``arrange``; a tensor that cannot have these sizes comes back as it is.
+
+    ``sizes`` are those of the letters that ``theirs`` puts together.
+    """
+    if tensor.dim() != len(theirs):
+        return tensor
+    shape: list[int] = []
+    for letter, size in zip(theirs, tensor.shape, strict=True):
+        parts = _TOGETHER.get(letter)
+        if parts is None:
+            shape += [] if letter == "1" and size == 1 else [size]
+        elif sizes[parts[0]] * sizes[parts[1]] == size:
+            shape += [sizes[parts[0]], sizes[parts[1]]]
+        else:
+            return tensor
+    letters = _flat(theirs).replace("1", "")
+    if len(shape) != len(letters):
+        return tensor
+    order = [letters.index(letter) for letter in own]
+    return tensor.reshape(shape).permute(order)
+
+
+def spelled(axes: str) -> str:
+    """The letters of a mask's axes with items and heads apart, as a declaration writes them."""
+    return _flat(axes)
+
+
+def _flat(axes: str) -> str:
+    return "".join(_TOGETHER.get(letter, letter) for letter in axes)
+
+
+def _size_of_letter(letter: str, sizes: Mapping[str, int]) -> int:
+    if letter == "1":
+        return 1
+    size = 1
+    for part in _TOGETHER.get(letter, letter):
+        size *= sizes[part]
+    return size
+
 
 Run = Callable[[Feeds], Mapping[str, Array]]
 # Our name of a mask's form for each role; the graph's dtype makes the rest of the difference.

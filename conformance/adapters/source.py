@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
-from ..graphs.lost import GraphRefused
+from ..graphs.opened import Found
 from ..graphs.process import Array, Feeds
+from ..graphs.protocol import GraphRefused
 from ..graphs.reading import Reading
-from ..graphs.weighing import Found
 from .graph_forward import GraphForward, Run
-from .understanding import understand
-from .wish import Wish
+from .wish import Wish, understand
 
 _TAKES_A_TENSOR: Final = (
     inspect.Parameter.POSITIONAL_ONLY,

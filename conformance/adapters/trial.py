@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .calling import Calling
-from .copying import duplicate, put_in_dtype
+from .construct import duplicate, put_in_dtype
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 _LENGTHS: Final = ((5, 7), (6, 6))

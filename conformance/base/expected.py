@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from ..errors import DeclarationError, did_you_mean
-from .dtypes import DTYPES
+from .profile import DTYPES
 from .results import KINDS
 
 UNEXPECTED_UNLESS_NAMED: Final = ("raised", "crashed", "hung")

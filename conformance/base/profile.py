@@ -1,9 +1,60 @@
-"""How hard a run tries: the named profiles."""
+"""How much a run asks: the named profiles, the dtypes, and the part of one of several machines."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
+
+from ..errors import UsageError
+
+DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
+
+
+MOST: Final = 1000
+_WRITTEN: Final = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Shard ``index`` of ``count``, counted from 1.
+
+    The examples of a clause have positions 0, 1, 2 … in the order in which one machine would ask
+    them; those at ``index - 1``, ``index - 1 + count`` … belong to this shard.
+    """
+
+    index: int
+    count: int
+
+    def owns(self, position: int) -> bool:
+        """Whether the example at a position is asked here."""
+        return position % self.count == self.index - 1
+
+    def position(self, number: int) -> int:
+        """The position of the number-th example that is asked here, counted from 0."""
+        return self.index - 1 + number * self.count
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+WHOLE: Final = Shard(index=1, count=1)
+
+
+def read_shard(text: str) -> Shard:
+    """The shard that ``I/N`` names; raises UsageError."""
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None:
+        msg = f"--shard {text!r} is no shard: write I/N, such as 2/4 for the second of four"
+        raise UsageError(msg)
+    index, count = int(found[1]), int(found[2])
+    if not 1 <= count <= MOST:
+        msg = f"--shard {text}: there must be 1 to {MOST} shards"
+        raise UsageError(msg)
+    if not 1 <= index <= count:
+        msg = f"--shard {text}: the shards of {count} are 1/{count} to {count}/{count}"
+        raise UsageError(msg)
+    return Shard(index=index, count=count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class Violation:
     compared
         The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
         ``judged`` as tables (see :mod:`conformance.base.tables`); ``relation`` says how expected and got
-        are made of the candidate's answers (see :mod:`conformance.oracle.relation`).
+        are made of the candidate's answers (see :mod:`conformance.oracle.comparison`).
     traceback
         Of an exception the calls that led to it, outermost first, a line each.
     """

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from .profile import WHOLE, Shard
 from .results import Status
-from .shard import WHOLE, Shard
 
 BINDING: Final = "b"
 REFUSED: Final = "r"

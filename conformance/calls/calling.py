@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -10,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
-from ..base.printable import printable
-from ..base.raised import raised_text, traceback_text
 from ..base.results import Violation
+from ..base.texts import printable, raised_text, traceback_text
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
-from ..graphs.lost import GraphLost, GraphRefused
+from ..graphs.protocol import GraphLost, GraphRefused
 from ..problems.arrangements import (
     arranged_tokens,
     canonical_output,
@@ -27,8 +27,46 @@ from ..problems.inputs import Inputs
 from ..problems.layouts import LAYOUTS, MIXED, arrange_mask
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
-from .placing import module_in_dtype, module_on, placed, taken, weights_on
-from .plain_tensor import is_tensor, plainly
+from .devices import module_in_dtype, module_on, placed, taken, weights_on
+
+# A tensor of one of these classes runs none of a candidate's code when it is looked at.
+PLAIN = (Tensor, nn.Parameter)
+_BASE: Any = torch._C.TensorBase  # noqa: SLF001 (immutable, unlike torch.Tensor: nobody replaces its methods)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether something is a tensor by its type; ``isinstance`` believes a false ``__class__``."""
+    return issubclass(type(value), Tensor)
+
+
+def plainly(value: Tensor) -> Tensor | None:
+    """The tensor itself, or for a subclass a plain one in the same memory.
+
+    None for a wrapper, which has no numbers in memory of its own and would make them up when asked.
+    """
+    if type(value) in PLAIN:
+        return value
+    with _unheard():
+        if _BASE.device.__get__(value).type != "cpu":  # its numbers are fetched from there
+            return value
+        return _BASE.as_subclass(value, Tensor) if _in_memory(value) else None
+
+
+def _in_memory(value: Tensor) -> bool:
+    """Whether a tensor's numbers lie in memory of its own, one beside the other."""
+    if _BASE.layout.__get__(value) != torch.strided:
+        return False
+    return bool(_BASE.numel(value) == 0 or _BASE.data_ptr(value) != 0)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Call torch without asking ``__torch_function__`` and ``__torch_dispatch__`` of a subclass."""
+    python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)  # noqa: SLF001 (no public way)
+    python = python.add(torch._C.DispatchKey.PythonTLSSnapshot)  # noqa: SLF001
+    with torch._C._ExcludeDispatchKeyGuard(python), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        yield
+
 
 Forward = Callable[..., Any]
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..base.results import Violation
 from ..problems.inputs import Inputs
 from .calling import Answer, Arguments, Forward
-from .placing import brought_back
+from .devices import brought_back
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

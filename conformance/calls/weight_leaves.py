@@ -18,7 +18,7 @@ from .._golden import golden
 from ..declare.candidate import Candidate
 from ..problems.inputs import Inputs
 from .calling import CandidateFailure, Forward, build_forward
-from .placing import weights_on
+from .devices import weights_on
 
 ROLES: Final = tuple(field.name for field in dataclasses.fields(golden.ProjectionWeights))
 # Numbers of elements start here, where no constant of a module lies; float32 counts to 2**24.

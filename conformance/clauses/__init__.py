@@ -1,27 +1,20 @@
 """The specification: one file a family, one short function a clause. Importing registers them."""
 
 from . import shape  # noqa: I001  (the order here is the order of the specification)
-from . import memory
 from . import rejection
 from . import masking
-from . import mask_memory
 from . import leaks
 from . import empty_rows
 from . import bias
-from . import alibi
+from . import position
 from . import sinks
 from . import causal
 from . import equivariance
-from . import position
-from . import rotary
 from . import prepared
 from . import numerics
 from . import precision
-from . import accumulation
 from . import extremes
 from . import mixed
-from . import mixed_masks
-from . import autocast
 from . import varlen
 from . import outputs
 from . import operators
@@ -32,29 +25,19 @@ from . import groups
 from . import windows
 from . import softcaps
 from . import caches
-from . import decoding
-from . import lengths
 from . import long_sequences
-from . import propagation
 from . import state
-from . import calls
-from . import freshness
-from . import settings
+from . import tampering
 from . import modules
 from . import dropout
 from . import gradients
 from . import gradient_calls
 from . import gradient_checks
 from . import gradient_features
-from . import unchanged
-from . import tampering
 from . import device
-from . import device_streams
 from . import device_memory
-from . import device_canaries
 from . import export_file
 from . import export_dynamic
-from . import export_inputs
 from . import export_runs
 
 __all__ = [

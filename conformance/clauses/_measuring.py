@@ -6,11 +6,9 @@ from torch import Tensor
 
 from .._golden import golden
 from ..oracle.comparison import Comparison, compare, moves
-from ..oracle.scale_error import fitted_scale_error
-from ..oracle.yardstick import Yardstick
+from ..oracle.yardstick import Yardstick, fitted_scale_error
 from ..problems.inputs import Inputs
-from ._signal import has_signal
-from ._vocabulary import golden_at
+from ._vocabulary import golden_at, has_signal
 from .registry import Finding
 from .subject import Subject
 

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from ..base.results import Violation
 from ..declare.candidate import Candidate
-from ..oracle.comparison import compare
-from ..oracle.relation import with_relation
+from ..oracle.comparison import compare, with_relation
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
-from ..tolerance.unnormalised import is_normalised
+from ..tolerance.core import is_normalised
 from ._vocabulary import read_heads, same_answer
 from .registry import Finding, clause
 from .subject import Subject

@@ -19,9 +19,8 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import LENGTHS, Space, admits_lengths, can_cross
-from ._exports import graph_of
-from ._graphs import is_graph
 from ._vocabulary import View, as_given, one_item, same_answer
+from .export_runs import graph_of, is_graph
 from .registry import Finding, clause
 from .subject import Subject
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure, Forward, arguments
+from ..calls.devices import whole_storage
 from ..calls.differentiating import INPUT_NAMES, Gradients, Taped, as_returned
-from ..calls.placing import whole_storage
 from ..calls.weight_leaves import build_with_leaves
 from ..declare.candidate import Candidate
 from ..declare.declaration import PACKED
@@ -23,19 +23,28 @@ from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ._alone import all_of
 from ._gradients import (
+    Asked,
     asked_inputs,
     axes_of,
     cannot_be_judged,
+    gradient_bounds,
+    largest_everywhere,
     output_gradient,
     records_gradients,
+    same_gradients,
     spoken,
     with_full_rows,
 )
-from ._same_gradients import Asked, gradient_bounds, largest_everywhere, same_gradients
 from ._vocabulary import identical
-from .memory import ONE_SHAPE, separate_inputs
 from .registry import Finding, clause
-from .shape import without_batch, without_items, without_length, without_queries
+from .shape import (
+    ONE_SHAPE,
+    separate_inputs,
+    without_batch,
+    without_items,
+    without_length,
+    without_queries,
+)
 from .subject import Subject
 
 PLAIN = Space(mask="maybe", causal="maybe", values=LIVELY, share=0.15)

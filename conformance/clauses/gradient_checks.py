@@ -21,14 +21,16 @@ from ..problems.recipes import normal
 from ..problems.space import Space
 from ..tolerance import model
 from ._gradients import (
+    Asked,
     axes_of,
     cannot_be_judged,
+    gradient_bounds,
+    nudged_inputs,
     output_gradient,
     records_gradients,
     spoken,
     with_full_rows,
 )
-from ._same_gradients import Asked, gradient_bounds, nudged_inputs
 from .registry import Finding, clause
 from .subject import SPREAD_CALLS, Subject
 

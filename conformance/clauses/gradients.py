@@ -8,13 +8,16 @@ from torch import Tensor
 from ..calls.calling import CandidateFailure
 from ..calls.differentiating import INPUT_NAMES
 from ..declare.candidate import Candidate
+from ..oracle.gradient_headroom import largest_weight_gradient
+from ..oracle.oracle import evaluate
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._gradient_junk import with_junk_to_differentiate
+from ..tolerance import model
 from ._gradients import (
+    Asked,
     asked_inputs,
     by_kv_head,
     cannot_be_judged,
@@ -27,14 +30,38 @@ from ._gradients import (
     output_gradient,
     promised_gradients,
     records_gradients,
+    same_gradients,
     with_full_rows,
 )
-from ._same_gradients import Asked, same_gradients
-from ._vocabulary import is_golden, read_heads
-from .leaks import rows_apart
+from ._vocabulary import finite_limit, is_golden, read_heads, wide_range
+from .leaks import rows_apart, with_junk
 from .options import unless_refused_alone
 from .registry import Finding, clause
 from .subject import Subject
+
+# Where nothing is known of the projections, junk in half precision stays this part of what it is.
+UNMEASURED = 0.01
+
+
+def with_junk_to_differentiate(
+    subject: Subject, problem: Problem, inputs: Inputs, junk_keys: Tensor, upstream: Tensor
+) -> Inputs:
+    """The inputs with junk in some keys and values, ``junk_keys [B, Lk]``, hidden from queries.
+
+    The gradient of a hidden weight is the product of output gradient and junk. In float16 it can
+    be infinite, and infinity times a weight of zero is NaN: that is no leak. So it stays below a
+    sixteenth of the largest number.
+    """
+    junked = with_junk(subject, problem, inputs, junk_keys)
+    if not subject.candidate.golden_known:
+        share = 1.0 if wide_range(subject) else UNMEASURED
+    else:
+        shown = junked.without_mask().replace(causal=False, window=None)  # the golden hides them
+        evaluation = evaluate(shown, subject.declaration.semantics)
+        largest = largest_weight_gradient(evaluation, junked, upstream)
+        share = model.HEADROOM * finite_limit(subject) / max(largest, 1.0)
+    return junked if share >= 1.0 else with_junk(subject, problem, inputs, junk_keys, share=share)
+
 
 BACKWARD = "Dao et al. 2022, appendix B.2"
 # Patterns that hide keys from some rows.

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from .._golden import golden
 from ..calls.calling import CandidateFailure
-from ..oracle.comparison import compare, moves
+from ..oracle.comparison import compare, moves, with_relation
 from ..oracle.oracle import evaluate
-from ..oracle.relation import with_relation
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem

@@ -1,19 +1,118 @@
-"""numerics.long-sequence: thousands of keys, past where counters wrap and sums lose their grip."""
+"""numerics.any-length, .long-sequence: edges of large tiles, and thousands of keys."""
 
 from __future__ import annotations
 
 from typing import Final
+
+import torch
+from torch import Tensor
 
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
 from ..oracle.long_sequences import rows_apart
 from ..oracle.oracle import Golden, Oracle
 from ..problems.inputs import Inputs
-from ..problems.materialise import materialise
+from ..problems.materialise import generator_for, materialise
 from ..problems.problem import Problem
 from ..problems.space import Space, admits_lengths, can_cross
 from .registry import Finding, clause
 from .subject import Subject
+
+# Rows on both sides of the edges of tiles; beside them some random ones.
+EDGE_ROWS: Final = (0, 1, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512)
+RANDOM_ROWS: Final = 4
+
+
+@clause(
+    "numerics.any-length",
+    level="MUST",
+    sentence="The answer is right for sequences of any length: before, at and past tile edges.",
+    source="pytorch#162588, #109517, #127055: wrong, or NaN, at long lengths only",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        values=("normal", "negative-logits", "dominant-key"),
+        patterns=("random", "padding", "sparse", "left-padding", "mixed"),
+        preferred=(("key_length", 24), ("query_length", 24)),
+        share=0.1,
+        edges="lengths",
+    ),
+    needs_golden=True,
+    counterfactual="the last key left out",
+    subtle=True,
+)
+def any_length(subject: Subject, problem: Problem) -> Finding:
+    """Long sequences with few and small heads; some rows of the answer are judged."""
+    inputs = subject.inputs(problem)
+    wording = f"among {inputs.geometry.key_length} keys the answer is wrong"
+    shorter = inputs.allowed(subject.declaration.semantics).clone()
+    shorter[..., -1] = False
+    lost = inputs.replace(keep=shorter)
+    return some_rows_match(subject, problem, inputs, wording, counterfactual=lost)
+
+
+def some_rows_match(
+    subject: Subject, problem: Problem, inputs: Inputs, wording: str, *, counterfactual: Inputs
+) -> Finding:
+    """Some rows of the answer equal the golden ones, all of them where rows are not apart.
+
+    ``counterfactual`` is what those rows must be able to tell apart.
+    """
+    apart = _rows_apart(subject)
+    rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)
+    asked, changed = (
+        _of_rows(subject, one, rows) if apart else one for one in (inputs, counterfactual)
+    )
+    known = subject.golden(asked)
+    agreement = compare(
+        subject.answer(inputs).index_select(-2, rows),
+        known.output,
+        known.bound,
+        judged=known.judged,
+        wording=wording,
+    )
+    if agreement.kind:
+        *head, row, channel = agreement.index
+        agreement = agreement.replace(index=(*head, int(rows[row]), channel))
+    other = subject.oracle.output(changed)
+    judged = known.judged & torch.isfinite(other)
+    binding = moves(known.output, other, known.bound, judged)
+    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+
+
+def _rows_apart(subject: Subject) -> bool:
+    """Whether no row of the answer depends on another query, at the declared semantics."""
+    return rows_apart(subject.declaration.semantics)
+
+
+def _some_rows(problem: Problem) -> Tensor:
+    length = problem.geometry.query_length
+    drawn = torch.randint(length, (RANDOM_ROWS,), generator=generator_for(problem, 15)).tolist()
+    wanted = {*EDGE_ROWS, *drawn, length - 1, length - 2}
+    return torch.tensor(sorted(row for row in wanted if 0 <= row < length))
+
+
+def _of_rows(subject: Subject, inputs: Inputs, rows: Tensor) -> Inputs:
+    """What the golden is asked about some rows: their queries, and what they may attend."""
+    allowed = inputs.allowed(subject.declaration.semantics)
+    return inputs.replace(
+        geometry=inputs.geometry.replace(query_length=len(rows)),
+        mode="separate",
+        query=inputs.query.index_select(-2, rows),
+        keep=allowed.index_select(2, rows),
+        bias=_chosen(inputs.bias, rows),
+        mask_form="keep",
+        mask_shape="BHQK",
+        causal=False,
+        window=None,
+        generic=False,
+    )
+
+
+def _chosen(bias: Tensor | None, rows: Tensor) -> Tensor | None:
+    return bias if bias is None or bias.shape[2] == 1 else bias.index_select(2, rows)
+
 
 # What a drawn number of keys is multiplied by: 40 become 2,560 in the quick profile, 513 become
 # 32,832 in the thorough one.

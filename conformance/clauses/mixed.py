@@ -1,22 +1,25 @@
-"""mixed.inputs, .undeclared-inputs: query, key and value of different dtypes."""
+"""mixed.*: inputs and masks of different dtypes, and torch.autocast."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..base.results import Violation
-from ..calls.calling import CandidateFailure
+from ..calls.calling import CandidateFailure, arguments
 from ..declare.candidate import Candidate
-from ..oracle.comparison import compare
+from ..oracle.comparison import compare, moves
 from ..oracle.oracle import Oracle
 from ..problems.inputs import Inputs
+from ..problems.materialise import TORCH_DTYPES
 from ..problems.problem import Problem
 from ..problems.space import Space
-from ._vocabulary import narrow_range
+from ..tolerance import model
+from ._vocabulary import golden_at, narrow_range
 from .registry import Finding, clause
 from .subject import Subject
 
@@ -224,3 +227,176 @@ def _cast(inputs: Inputs) -> Inputs:
         key=inputs.key.to(working),
         value=None if inputs.mode == "memory" else inputs.value.to(working),
     )
+
+
+# What masks are wider than: nothing that torch has is wider than float64.
+WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
+# Where numbers of the narrower dtype lie four apart, and beyond float16's largest: what all keys of
+# a row have in common is not seen by the softmax, what they differ by is.
+COMMON: Final = {
+    "float16": (2.0**12, 2.0**17),
+    "bfloat16": (2.0**9, 2.0**9),
+    "float32": (2.0**25, 2.0**25),
+}
+STEPS: Final = 4
+STEP: Final = 0.75
+
+
+@clause(
+    "mixed.mask-dtype",
+    level="SHOULD",
+    sentence=(
+        "An additive mask in a wider dtype than the query's is refused, or added with the values "
+        "it has: neither rounded to the narrower dtype nor beyond its range."
+    ),
+    source="pytorch#99012: float32 masks under queries in half precision",
+    space=Space(
+        mask="always",
+        forms=("bias",),
+        values=("normal",),
+        least=(("key_length", 2),),
+        share=0.25,
+    ),
+    needs_golden=True,
+    counterfactual="the mask rounded to the dtype of the query",
+    applies=(promotes,),
+    explained=False,
+    subtle=True,
+)
+def mask_dtype(subject: Subject, problem: Problem) -> Finding:
+    """Float32 under half precision, float64 under float32: a large number plus small steps."""
+    reason = _without_wider(subject)
+    if reason:
+        return Finding(binding=False, inapplicable=reason)
+    inputs, common = subject.inputs(problem), COMMON[subject.dtype][problem.seed % 2]
+    steps = _steps(inputs, problem.seed)
+    wide = TORCH_DTYPES[WIDER[subject.dtype]]
+    asked = inputs.replace(bias=(steps + common).to(wide), generic=False)
+    try:
+        answer = subject.answer(asked)
+    except CandidateFailure as failure:
+        if failure.violation.kind == "raised":
+            return Finding()
+        raise
+    plain = inputs.replace(bias=steps, generic=False)
+    known, bound = subject.golden(plain), _bound(subject, plain, asked)
+    agreement = compare(
+        answer,
+        known.output,
+        bound,
+        judged=known.judged,
+        wording=f"a {WIDER[subject.dtype]} mask is not added with its own values",
+    )
+    rounded = (steps + common).to(inputs.query.dtype).double() - common
+    lost = subject.oracle.output(inputs.replace(bias=rounded))
+    return Finding(
+        binding=moves(known.output, lost, bound, known.judged),
+        margin=agreement.margin,
+        violation=agreement.violation,
+    )
+
+
+def _without_wider(subject: Subject) -> str:
+    if subject.dtype not in WIDER:
+        return f"no mask is wider than {subject.dtype}"
+    if subject.declaration.accumulate in ("native", "float16", "bfloat16"):
+        return "it declares to add up in the dtype of the query"
+    return ""
+
+
+def _steps(inputs: Inputs, seed: int) -> Tensor:
+    """Small differences between neighbouring keys, in the shape of the mask."""
+    shape = (1, 1, 1, inputs.geometry.key_length) if inputs.keep is None else inputs.keep.shape
+    generator = torch.Generator().manual_seed(seed)
+    return STEP * torch.randint(0, STEPS, shape, generator=generator).double()
+
+
+def _bound(subject: Subject, plain: Inputs, asked: Inputs) -> Tensor:
+    """What computing may err by with the small steps, and with all that is large in the wide dtype.
+
+    Their sum: scores may be stored in the narrow dtype before, not after, the mask is added.
+    """
+    known = subject.golden(plain)
+    wide = WIDER[subject.dtype]
+    contract = dataclasses.replace(
+        subject.oracle.contract(known.core.scale),
+        score_roundoff=0.0,
+        accumulator_roundoff=model.UNIT_ROUNDOFF[wide],
+        accumulator_underflow=model.UNDERFLOW[wide],
+    )
+    return known.bound + subject.oracle.bound(asked, contract)
+
+
+AUTOCAST: Final = (torch.bfloat16, torch.float16)
+
+
+def _declares_autocast(candidate: Candidate) -> str:
+    if "autocast" not in candidate.declaration.features:
+        return "no autocast is declared"
+    if "float32" not in candidate.declaration.dtypes:
+        return "it does not take float32, which autocast speaks of"
+    return ""
+
+
+@clause(
+    "mixed.autocast",
+    level="MUST",
+    sentence=(
+        "Under torch.autocast, float32 inputs give an answer in the dtype of autocast or in "
+        "float32, as exact as the dtype of autocast allows."
+    ),
+    source="torch.autocast; pytorch#99012: masks that stay float32 under it",
+    space=Space(
+        values=("normal", "integers", "decisive"),
+        mask="maybe",
+        causal="maybe",
+        least=(("key_length", 2),),
+        share=0.5,
+    ),
+    needs_golden=True,
+    counterfactual="equal weights",
+    applies=(_declares_autocast,),
+    explained=False,
+)
+def autocast(subject: Subject, problem: Problem) -> Finding:
+    """bfloat16 and float16 in turn."""
+    if subject.dtype != "float32":
+        return Finding(binding=False, inapplicable="autocast speaks of float32 inputs")
+    inputs = subject.inputs(problem)
+    working = AUTOCAST[problem.seed % len(AUTOCAST)]
+    forward = subject.forward(inputs)
+
+    def within(*positional: Any, **keywords: Any) -> Any:
+        with torch.autocast(torch.device(subject.device).type, dtype=working):
+            return forward(*positional, **keywords)
+
+    answer = subject.ask(within, arguments(inputs), inputs).output
+    if answer.dtype not in (working, torch.float32):
+        message = f"under autocast to {name_of(working)} the answer is in {name_of(answer.dtype)}"
+        got = name_of(answer.dtype)
+        return Finding(violation=Violation(kind="dtype", message=message, got=got))
+    oracle = _oracle(subject, working)
+    known = oracle.answer(inputs)
+    # Every tensor may be rounded on its way into a product.
+    contract = oracle.contract(known.core.scale)
+    contract = dataclasses.replace(contract, operand_roundoff=contract.unit_roundoff)
+    bound = oracle.bound(inputs, contract)
+    agreement = compare(
+        answer,
+        known.output,
+        bound,
+        judged=known.judged,
+        wording=f"under autocast to {name_of(working)} the answer is wrong",
+    )
+    even = golden_at(subject, inputs, inputs.replace(scale=0.0))
+    return Finding(
+        binding=moves(known.output, even, bound, known.judged),
+        margin=agreement.margin,
+        violation=agreement.violation,
+    )
+
+
+def _oracle(subject: Subject, working: torch.dtype) -> Oracle:
+    """The golden at the precision of autocast: every operation stores what it computes."""
+    declared = dataclasses.replace(subject.declaration, accumulate=None, scores="eager", tf32=False)
+    return Oracle(declared, name_of(working))

@@ -1,20 +1,27 @@
-"""numerics.golden, .scale, .large-logits: the answer is the golden one within a derived bound."""
+"""numerics.golden, .scale, .large-logits, .accumulation, .nan-shows: the answer itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from .._golden import golden
+from ..base.results import Violation
 from ..declare.candidate import Candidate
+from ..oracle.comparison import moves
 from ..problems.inputs import Inputs
+from ..problems.materialise import TORCH_DTYPES, generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.space import Space, admits_lengths
 from ..tolerance import model
 from ._measuring import measures_golden
-from ._vocabulary import finite_limit, logits_grow
+from ._vocabulary import finite_limit, knows_nan, logits_grow, through_output
 from .registry import Finding, clause
 from .subject import Subject
 
@@ -157,3 +164,141 @@ def largest_product(core: object) -> float:
 
 def _times(tensor: Tensor, factor: float) -> Tensor:
     return (tensor.double() * factor).to(tensor.dtype)
+
+
+Round = Callable[[Tensor], Tensor]
+# Terms of one sign and one size, as many as leave an accumulator of half precision behind.
+LONG: Final = Space(
+    values=("long-sums", "long-products"),
+    least=(("key_length", 2),),
+    preferred=(("key_length", 1025), ("head_size", 128)),
+    share=0.1,
+)
+# What sums must not be rounded to after every part of them.
+COARSE: Final = {
+    "float64": torch.float32,
+    "float32": torch.bfloat16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+# Kernels add up a few terms at once: this many parts of a sum are each rounded.
+PARTS: Final = 64
+FEW: Final = 5
+
+
+@clause(
+    "numerics.accumulation",
+    level="MUST",
+    sentence=(
+        "Sums over many keys, and over many channels of large heads, are as exact as the declared "
+        "accumulator allows, however alike their terms are."
+    ),
+    source="Higham 2002, section 4.2; metal-flash-attention#8, #13: sums in half precision",
+    space=LONG,
+    needs_golden=True,
+    counterfactual="sums rounded to a coarser format after each of 64 parts",
+    subtle=True,
+)
+def accumulation(subject: Subject, problem: Problem) -> Finding:
+    """A thousand keys with positive values, or products of positive numbers."""
+    inputs = subject.inputs(problem)
+    if problem.values == "long-products":
+        inputs = _with_few_keys(subject, inputs)
+    finding = measures_golden(subject, inputs, "a long sum is inexact", signal=False)
+    known = subject.yardstick(inputs)
+    binding = moves(known.output, _coarsely(subject, inputs), known.bound, known.judged)
+    return dataclasses.replace(finding, binding=finding.binding and binding)
+
+
+def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
+    """The first keys alone, where that can be asked: over many the errors of logits average out."""
+    few = inputs.geometry.replace(key_length=min(FEW, inputs.geometry.key_length))
+    if inputs.mode == "self" or not admits_lengths(subject.candidate, few):
+        return inputs
+    key, value = (x[..., : few.key_length, :].contiguous() for x in (inputs.key, inputs.value))
+    return inputs.with_tokens(key=key, value=value)
+
+
+def _coarsely(subject: Subject, inputs: Inputs) -> Tensor:
+    """The answer of somebody who adds up in a coarse format."""
+    known = subject.golden(inputs)
+    core, working = known.core, TORCH_DTYPES[subject.dtype]
+    coarse = COARSE[subject.dtype]
+
+    def rounded(partial: Tensor) -> Tensor:
+        return partial.to(working).to(coarse).double()
+
+    keys = core.key.transpose(-1, -2)
+    moved = core.scale * (_added_up(core.query, keys, rounded) - core.query @ keys)
+    weights = golden.softmax(core.logits + moved)
+    return through_output(known, inputs, _added_up(weights, core.value, rounded))
+
+
+def _added_up(left: Tensor, right: Tensor, rounded: Round) -> Tensor:
+    """A product of matrices, rounded after each part of its sums."""
+    step = max(1, math.ceil(left.shape[-1] / PARTS))
+    total = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
+    for first in range(0, left.shape[-1], step):
+        part = left[..., first : first + step] @ right[..., first : first + step, :]
+        total = rounded(total + part)
+    return total
+
+
+WHERE: Final = ("query", "key", "value")
+
+
+@clause(
+    "numerics.nan-shows",
+    level="SHOULD",
+    sentence=(
+        "What is not a number shows: a NaN in a query, or in a key or value that the query "
+        "attends, is answered with NaN, under masks too."
+    ),
+    source="pytorch#141128: a NaN query answered with zeros; IEEE 754-2019, section 6.2",
+    space=Space(mask="maybe", causal="maybe", values=("normal",), share=0.25),
+    applies=(knows_nan,),
+    explained=False,
+)
+def nan_shows(subject: Subject, problem: Problem) -> Finding:
+    """One token of a query, a key or a value is NaN; every row that meets it is looked at."""
+    inputs = subject.inputs(problem)
+    role = WHERE[problem.seed % len(WHERE)]
+    known = subject.candidate.golden_known
+    allowed = inputs.allowed(subject.declaration.semantics)
+    allowed = subject.golden(inputs).core.allowed if known else allowed
+    length = inputs.geometry.query_length if role == "query" else inputs.geometry.key_length
+    chosen = int(torch.randint(max(length, 1), (1,), generator=generator_for(problem, 42)))
+    meeting = _meeting(inputs, allowed, role, chosen)
+    if not bool(meeting.any()):
+        return Finding(binding=False)
+    answer = subject.answer(_poisoned(inputs, role, chosen))
+    hidden = ~answer.isnan() & meeting
+    if not bool(hidden.any()):
+        return Finding()
+    index = [int(i) for i in hidden.nonzero()[0]]
+    got = float(answer[tuple(index)])
+    message = f"a {role} that is NaN is answered with {got:.9g} at {index}"
+    return Finding(
+        violation=Violation(kind="value", message=message, expected="nan", got=got, where=index)
+    )
+
+
+def _meeting(inputs: Inputs, allowed: Tensor, role: str, chosen: int) -> Tensor:
+    """The rows of the answer that a NaN in one token must show in, broadcastable to it.
+
+    A query's own row, if it has a key; the rows that attend a key or value. Where both are one
+    token, or rows of several heads make one, any of them will do.
+    """
+    attends = allowed[..., chosen] if role != "query" else torch.zeros_like(allowed[..., 0])
+    if role == "query" or inputs.mode == "self":
+        own = torch.arange(inputs.geometry.query_length) == chosen
+        attends = attends | (own & allowed.any(dim=-1))
+    return (attends.any(dim=1) if inputs.is_layer else attends).unsqueeze(-1)
+
+
+def _poisoned(inputs: Inputs, role: str, chosen: int) -> Inputs:
+    """The same with one token of nothing but NaN, in every role that it plays."""
+    token = "key" if inputs.mode == "self" or (inputs.mode, role) == ("memory", "value") else role
+    poisoned: Tensor = getattr(inputs, token).clone()
+    poisoned[..., chosen, :] = math.nan
+    return inputs.with_tokens(**{token: poisoned})

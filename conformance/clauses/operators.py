@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..base.printable import printable
 from ..base.results import Violation
+from ..base.texts import printable
 from ..calls.calling import Forward, arguments
 from ..declare.candidate import Candidate
 from ..declare.operators import (

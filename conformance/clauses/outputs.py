@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base.results import Violation
 from ..calls.calling import Answer, CandidateFailure, arguments
-from ..calls.placing import placed, taken, whole_storage
+from ..calls.devices import placed, taken, whole_storage
 from ..declare.candidate import Candidate
 from ..problems.arrangements import presented_shape
 from ..problems.inputs import Inputs

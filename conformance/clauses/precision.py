@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..base.results import Violation
 from ..declare.candidate import Candidate
-from ..problems.genericity import has_generic_weights
 from ..problems.inputs import Inputs
+from ..problems.materialise import has_generic_weights
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance.fit import Fit

@@ -1,25 +1,81 @@
-"""What a clause is, and the registry of them all."""
+"""What a clause is, whether one can be used, and the registry of them all."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from ..base.geometry import FIELDS
 from ..declare.candidate import Candidate
+from ..declare.declaration import KINDS, MASK_FORMS, SEQUENCES
 from ..errors import DeclarationError, UsageError
-from ..problems.space import Space
-from ..targets.entry_points import CLAUSES, registered, taking_in
-from .clause_checks import why_not
+from ..problems.mask_patterns import OF_SEQUENCES, PATTERNS
+from ..problems.recipes import RECIPES
+from ..problems.space import Often, Space
+from ..targets.loading import CLAUSES, registered, taking_in
 
 if TYPE_CHECKING:
     from ..base.results import Violation
     from ..problems.problem import Problem
     from .subject import Subject
+
+
+LEVELS: Final = ("MUST", "SHOULD", "MAY")
+_SLUG: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def why_not(clause: Clause) -> str:
+    """Why a clause cannot be one, in words that follow its slug, or ""."""
+    return next(_reasons(clause), "")
+
+
+def _reasons(clause: Clause) -> Iterator[str]:
+    if not isinstance(clause.id, str) or not _SLUG.fullmatch(clause.id):
+        yield "has no valid slug: write family.what-holds in small letters, digits and hyphens"
+    levels = clause.level.values() if isinstance(clause.level, Mapping) else [clause.level]
+    if not set(levels) <= set(LEVELS):
+        yield f"has the level {clause.level!r}: give MUST, SHOULD or MAY, or one for each kind"
+    for name in ("sentence", "source"):
+        text = getattr(clause, name)
+        if not isinstance(text, str) or not text.strip():
+            yield f"has the {name} {text!r}: give a text"
+    if not isinstance(clause.counterfactual, str):
+        yield f"has the counterfactual {clause.counterfactual!r}: give a text"
+    if not callable(clause.check):
+        yield f"has the check {clause.check!r}, which cannot be called"
+    if not all(callable(requirement) for requirement in clause.requirements):
+        yield f"applies where {clause.requirements!r}: give functions of a candidate"
+    yield from _reasons_of_space(clause.space)
+
+
+def _reasons_of_space(space: Any) -> Iterator[str]:
+    if not isinstance(space, Space):
+        yield f"has the space {space!r:.60}: give a conformance.Space"
+        return
+    for name in ("mask", "causal", "finite_bias"):
+        yield from _strangers(name, [getattr(space, name)], get_args(Often))
+    yield from _strangers("forms", space.forms, (*MASK_FORMS, SEQUENCES))
+    yield from _strangers("values", space.values, RECIPES)
+    yield from _strangers("patterns", space.patterns, (*PATTERNS, *OF_SEQUENCES))
+    yield from _strangers("kinds", space.kinds, KINDS)
+    for name in ("least", "preferred"):
+        yield from _strangers(name, [pair[0] for pair in getattr(space, name)], FIELDS)
+
+
+def _strangers(name: str, given: Any, known: Iterable[str]) -> Iterator[str]:
+    words = [given] if isinstance(given, str) else list(given)
+    for word in words:
+        if word not in known:
+            yield f"has a space whose {name} is {word!r}: known are {', '.join(known)}"
+    if not words and name in ("kinds", "values"):
+        yield f"has a space without {name}: it would never be tried"
+
 
 Level = Literal["MUST", "SHOULD", "MAY"]
 
@@ -258,3 +314,15 @@ def specification_hash() -> str:
     """Twelve hexadecimal digits that change when a slug, a level or a sentence changes."""
     text = "\n".join(f"{c.id} {c.level} {c.sentence}" for c in all_clauses())
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def facts(clause: Clause) -> dict[str, str]:
+    """Plain data; ``origin`` is "" for a clause of the specification itself."""
+    return {
+        "family": clause.family,
+        "level": clause.level_text,
+        "sentence": clause.sentence,
+        "source": clause.source,
+        "origin": clause.origin,
+        "counterfactual": clause.counterfactual,
+    }

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ..base.results import Violation
-from ..calls.calling import Arguments, CandidateFailure, arguments
+from ..calls.calling import Arguments, CandidateFailure, Forward, arguments
 from ..declare.declaration import SEQUENCES
+from ..problems.caching import draws_cache, settle_past
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
-from ..problems.problem import Problem
+from ..problems.problem import MaskPlan, Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.settling import one_at_a_time, settle_causal
+from ..problems.space import Space, admits_lengths, can_cross
 from ._vocabulary import (
     View,
     as_given,
@@ -247,3 +251,207 @@ def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
         if failure.violation.kind != "raised":
             raise
         return None
+
+
+# Contiguous always: what edits in place may copy first when the layout is not that.
+UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
+
+
+@clause(
+    "state.inputs-unchanged",
+    level="MUST",
+    sentence="A call changes none of the tensors it is given.",
+    source="PEERS: editing the inputs so that the reference sees the same edit",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        finite_bias="maybe",
+        extras="maybe",
+        patterns=("random", "empty-rows", "padding"),
+        kinds=("core", "layer", "positions"),
+        share=0.5,
+    ),
+    explained=False,
+)
+def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
+    """Every tensor and what lies beside it compared with a copy, NaN equal to NaN, bit for bit.
+
+    A call of any other clause that was seen to write into its arguments is made here once more.
+    """
+    asks = "weights" in subject.declaration.features and problem.seed % 2 == 1
+    layout = UNCHANGED_LAYOUTS[problem.seed % len(UNCHANGED_LAYOUTS)]
+    inputs = subject.inputs(problem)
+    earlier = subject.edited.copy()
+    asked = [inputs.replace(return_weights=asks, layout=layout, mask_layout=layout), *earlier]
+    found = next((broken for one in asked if (broken := _change(subject, one))), None)
+    subject.edited.clear()
+    return Finding(violation=found)
+
+
+def _change(subject: Subject, inputs: Inputs) -> Violation | None:
+    """What a call with some inputs changes."""
+    forward = subject.forward(inputs)
+    positional, keywords = arguments(inputs)
+    given = dict(zip(_names(subject, positional), positional, strict=True))
+    given |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
+    before = {name: _whole_storage(tensor).clone() for name, tensor in given.items()}
+    held = {name: tensor.clone() for name, tensor in given.items()}
+    subject.ask(forward, (positional, keywords), inputs)
+    changed = [name for name, tensor in given.items() if not identical(tensor, held[name])]
+    beside = [
+        name
+        for name, tensor in given.items()
+        if name not in changed and not identical(_whole_storage(tensor), before[name])
+    ]
+    if not changed and not beside:
+        return None
+    message = f"the call changed its {' and '.join(changed)} in place"
+    if not changed:
+        message = f"the call wrote into memory beside its {' and '.join(beside)}"
+    return Violation(kind="mutated", message=message, got=changed or beside)
+
+
+def _whole_storage(tensor: Tensor) -> Tensor:
+    """Everything that lies in the memory a tensor is a view of."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+
+
+def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
+    return list(subject.declaration.positional)[: len(positional)]
+
+
+@clause(
+    "state.answer-is-fresh",
+    level="MUST",
+    sentence=(
+        "The answer is a tensor of its own: changing the inputs does not change it, and changing "
+        "it changes no later answer."
+    ),
+    source=(
+        "torch.library: the result of an operator is no view of its inputs; "
+        "PEERS: an input or an earlier answer handed back"
+    ),
+    space=Space(values=LIVELY, mask="maybe", share=0.5, kinds=("core", "layer", "positions")),
+    explained=False,
+)
+def answer_is_fresh(subject: Subject, problem: Problem) -> Finding:
+    """Inputs overwritten after the call; then the answer overwritten, and the call made again."""
+    inputs = subject.inputs(problem)
+    forward = subject.forward(inputs)
+    given = arguments(inputs)
+    answer = subject.ask(forward, given, inputs)
+    for tensor in (*given[0], *given[1].values()):
+        if isinstance(tensor, Tensor):
+            tensor.fill_(1)
+    if not still_says(answer):
+        message = "the answer shares memory with an input: changing one changes the other"
+        return Finding(violation=Violation(kind="mutated", message=message))
+    if answer.returned is None or answer.returned.is_inference() or _repeats(answer.returned):
+        return Finding()  # it cannot be written to
+    kept = answer.output if answer.kept is None else answer.kept
+    returned = answer.returned.detach()
+    returned.fill_(1)
+    again = subject.call(forward, inputs).output
+    returned.copy_(kept.reshape(returned.shape))
+    wording = "changing an answer changes the answer to the next call"
+    return same_unless_identical(subject, (inputs, answer.output), (inputs, again), wording)
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether one element in memory stands for several."""
+    return any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+# How often one question is asked at the end: what gives up after some calls does so by then.
+REPEATS = 8
+ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share=0.25)
+
+
+@clause(
+    "state.call-order",
+    level="MUST",
+    sentence=(
+        "Earlier calls, of other sizes, masks and options, and their number change no answer."
+    ),
+    source="PEERS: detecting warm-up, results by shape; masks that are cached by length",
+    space=ORDER,
+    explained=False,
+)
+def call_order(subject: Subject, problem: Problem) -> Finding:
+    """Longer, shorter, more items, other masks: in one order, and in the reverse one."""
+    asked = list(_asked(subject, problem))
+    forwards = subject.forward(asked[0]), subject.forward(asked[0])
+    _build_another(subject, problem)
+    first = [subject.call(forwards[0], inputs).output for inputs in asked]
+    second = [subject.call(forwards[1], inputs).output for inputs in reversed(asked)]
+    for inputs, one, two in zip(asked, first, reversed(second), strict=True):
+        wording = "an answer depends on which calls were made before"
+        finding = same_unless_identical(subject, (inputs, one), (inputs, two), wording)
+        if finding.violation is not None:
+            return finding
+    opening = _first_of_all(subject)
+    if opening.violation is not None:
+        return opening
+    last = _asked_often(subject, forwards[0], asked[0])
+    wording = f"after {len(asked) + REPEATS} calls the answer is another"
+    return same_unless_identical(subject, (asked[0], first[0]), (asked[0], last), wording)
+
+
+def _build_another(subject: Subject, problem: Problem) -> None:
+    """A layer of other weights is built and called: those built before keep theirs."""
+    if subject.candidate.draws_weights:
+        subject.answer(subject.inputs(problem.replace(seed=problem.seed + 1)))
+
+
+def _first_of_all(subject: Subject) -> Finding:
+    """The very first call that a candidate got, made once more."""
+    if subject.first_answer is None:
+        return Finding()
+    inputs, first = subject.first_answer
+    again = subject.answer(inputs)
+    wording = "the first call of all was answered otherwise"
+    return same_unless_identical(subject, (inputs, first), (inputs, again), wording)
+
+
+def _asked_often(subject: Subject, forward: Forward, inputs: Inputs) -> Tensor:
+    for _ in range(REPEATS - 1):
+        subject.call(forward, inputs)
+    return subject.call(forward, inputs).output
+
+
+def _asked(subject: Subject, problem: Problem) -> Iterator[Inputs]:
+    """The problem, and others that the same built layer can be asked."""
+    first = subject.inputs(problem)
+    yield first
+    for each in _others(subject, problem):
+        other = one_at_a_time(each, subject.candidate)
+        if admits_lengths(subject.candidate, other.geometry):
+            yield subject.inputs(other).replace(weights=first.weights)
+
+
+def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
+    geometry, declared = problem.geometry, subject.declaration
+    causal = settle_causal(subject.candidate, flagged=True)
+    other = settle_causal(subject.candidate, flagged=not problem.causal)
+    masks = ORDER.options(subject.candidate)
+    form, shape = masks[problem.seed % len(masks)] if masks else ("", "")
+    mask = MaskPlan(pattern="random", form=form, shape=shape) if masks else None
+    other_mask = mask if problem.mask is None else None
+    longer, fewer = geometry.key_length + 3, (geometry.key_length + 1) // 2
+    queries = geometry.query_length + 2 if can_cross(subject.candidate) else longer
+    short = (geometry.query_length + 1) // 2 if can_cross(subject.candidate) else fewer
+    long_one = geometry.replace(key_length=longer, query_length=queries)
+    yield problem.replace(seed=problem.seed + 1, mask=mask)
+    yield problem.replace(geometry=long_one, causal=causal)
+    yield problem.replace(geometry=geometry.replace(key_length=fewer, query_length=short))
+    items = geometry.batch + 1 if declared.batched else 1
+    yield problem.replace(geometry=long_one.replace(batch=items), mask=other_mask)
+    yield problem.replace(causal=other)
+    # Without the options of the others, and then behind a cache: what either leaves shows in both.
+    plain = problem.replace(past=0, scale=None, softcap=None, window=None, causal=causal)
+    yield plain
+    if draws_cache(subject.candidate):
+        half = plain.replace(past=(geometry.key_length + 1) // 2)
+        yield half.replace(past=settle_past(half, subject.candidate))

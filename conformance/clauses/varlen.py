@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
-from ..oracle.comparison import compare, moves
-from ..oracle.relation import with_relation
+from ..oracle.comparison import compare, moves, with_relation
 from ..problems.inputs import Inputs
 from ..problems.mask_patterns import NO_KEYS, NO_QUERIES, NO_TOKENS
 from ..problems.materialise import generator_for

@@ -12,7 +12,7 @@ from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ._alone import all_of, as_alone, stands_alone
 from ._vocabulary import matches_golden, same_answer
-from .lengths import some_rows_match
+from .long_sequences import some_rows_match
 from .registry import Finding, clause
 from .subject import Subject
 

@@ -1,15 +1,22 @@
-"""What commands write to: output that may be cut short, progress where somebody looks."""
+"""What commands write to: terminals and pipes, files of views, and GitHub Actions."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import secrets
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
 
-from ..base.printable import printable
+import click
+
+from ..base.texts import printable
 from ..errors import UsageError
+from ..views.views import TERMINAL, VIEWS, View
+from ._options import Decorator
 
 if TYPE_CHECKING:
     from ..session.spreading import Progress
@@ -73,3 +80,168 @@ def time_left(seconds: float | None) -> str:
     if seconds < _HOURS:
         return f"about {round(seconds / 60)} min left"
     return f"about {seconds / 3600:.1f} h left"
+
+
+STANDARD_OUTPUT: Final = Path("-")
+# What a view raises of a record whose inner parts do not fit together.
+_UNFIT: Final = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+_ALL: Final = {view.option: view for view in (*VIEWS, TERMINAL)}
+
+Files = Mapping[str, Path]
+
+
+def view_options(*views: View) -> Decorator:
+    """An option a view; the command gets ``views``, a dict of option to path of those given.
+
+    Without arguments all of :data:`conformance.views.views.VIEWS`.
+    """
+    offered = views or VIEWS
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gathered(**arguments: Any) -> Any:
+            given = {view.option: arguments.pop(view.parameter) for view in offered}
+            files = {option: path for option, path in given.items() if path is not None}
+            return command(views=files, **arguments)
+
+        made: Callable[..., Any] = gathered
+        for view in reversed(offered):
+            made = _option(view)(made)
+        return made
+
+    return decorate
+
+
+def _option(view: View) -> Decorator:
+    return click.option(
+        view.option,
+        view.parameter,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"{view.said.removesuffix('.')} (- for standard output).",
+    )
+
+
+def check_files(views: Files, others: Mapping[str, Path | None] | None = None) -> None:
+    """Require before a run that every file can be written, and none twice; raises UsageError.
+
+    ``others`` are further options that name files to be written, such as ``--json``.
+    """
+    from ..session.report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
+
+    files = {**(others or {}), **views}
+    check_apart(files)
+    for option, path in files.items():
+        if path is not None and path != STANDARD_OUTPUT:
+            check_writable(path, option)
+
+
+def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None = None) -> None:
+    """Write the record, and then every view of it that is asked for: all or none.
+
+    Raises UsageError when a file cannot be written after all.
+    """
+    from ..session.report import report_text  # noqa: PLC0415
+
+    if json_path is not None:
+        write_to(report_text(record), json_path)
+    texts = {option: _ALL[option].render(record) for option in views}
+    for option, text in texts.items():
+        write_to(text, views[option])
+
+
+def as_written(files: str, tell: Callable[[], None]) -> None:
+    """Show records of files; one whose inner parts do not fit together is bad input, too.
+
+    What every record needs has been looked at; tensors and the like are left to the views.
+    """
+    try:
+        tell()
+    except _UNFIT as error:
+        msg = (
+            f"{files} cannot be shown: something in it is not as conformance check writes it "
+            f"({type(error).__name__}: {error}); if it is, please report this"
+        )
+        raise UsageError(msg) from None
+
+
+def write_to(text: str, path: Path) -> None:
+    """Write a text into a file, or to standard output for ``-``."""
+    from ..session.report import write_text  # noqa: PLC0415
+
+    if path != STANDARD_OUTPUT:
+        write_text(text, path)
+        return
+    with printing():  # the same bytes as in a file, whatever the terminal's encoding is
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
+
+
+def told_to(views: Files, json_path: Path | None = None) -> IO[str]:
+    """Where a command tells a person: standard error where standard output has a view."""
+    return sys.stderr if STANDARD_OUTPUT in (json_path, *views.values()) else sys.stdout
+
+
+ACTIONS: Final = "GITHUB_ACTIONS"
+SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+# GitHub drops the whole summary of a step that is larger.
+SUMMARY_LIMIT: Final = 1024 * 1024
+_LEAST: Final = 4096
+
+GITHUB: Final[Decorator] = click.option(
+    "--github/--no-github",
+    "github",
+    default=None,
+    help="Write GitHub's annotations and step summary [default: where GITHUB_ACTIONS is true].",
+)
+
+
+def is_for_github(*, asked: bool | None) -> bool:
+    """Whether GitHub Actions is to be told: as asked, else where we run in it."""
+    return os.environ.get(ACTIONS) == "true" if asked is None else asked
+
+
+@contextlib.contextmanager
+def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
+    """Let GitHub's log take no line for a command: a candidate may have said it."""
+    if not active:
+        yield
+        return
+    token = secrets.token_hex(16)
+    file.write(f"::stop-commands::{token}\n")
+    try:
+        yield
+    finally:
+        file.write(f"::{token}::\n")
+
+
+def tell_github(record: Mapping[str, Any], file: IO[str]) -> None:
+    """Write the annotations into the log, and the summary where the step has one.
+
+    A summary that cannot be written is told in a sentence: it changes no verdict.
+    """
+    from ..views.github import render_annotations  # noqa: PLC0415 (--help must not pay for it)
+
+    file.write(render_annotations(record))
+    path = os.environ.get(SUMMARY)
+    if not path:
+        return
+    try:
+        _append_summary(record, Path(path))
+    except OSError as error:
+        sentence = f"the step summary {path} cannot be written: {error.strerror or error}"
+        sys.stderr.write(f"conformance: {printable(sentence)}\n")
+
+
+def _append_summary(record: Mapping[str, Any], path: Path) -> None:
+    """Add to what the step has said already, within what GitHub accepts of all of it."""
+    from ..views.markdown import render_markdown  # noqa: PLC0415
+
+    taken = path.stat().st_size if path.exists() else 0
+    room = SUMMARY_LIMIT - taken - 1
+    if room < _LEAST:
+        msg = f"it holds {taken:,} bytes, and GitHub takes {SUMMARY_LIMIT:,} at most"
+        raise OSError(msg)
+    text = render_markdown(record, limit=room)
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"\n{text}" if taken else text)

@@ -1,12 +1,18 @@
-"""``conformance list`` and ``conformance explain``: the specification at the terminal."""
+"""``conformance list``, ``explain``, ``teeth`` and ``vectors``: the specification and its proofs."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import click
 
-from ._output import printing
+from ..base.profile import DTYPES
+from ..base.texts import printable
+from ._options import SEED, profile_option, separated
+from ._output import printing, progress_bar
 
 
 @click.command(name="list")
@@ -22,7 +28,7 @@ def list_command(*, as_json: bool) -> int:
 
             click.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         else:
-            from ..views.catalogue import show_list  # noqa: PLC0415
+            from ..views.tool_texts import show_list  # noqa: PLC0415
 
             show_list(entries, sys.stdout)
     return 0
@@ -33,9 +39,194 @@ def list_command(*, as_json: bool) -> int:
 def explain_command(*, slug: str) -> int:
     """Say what a clause requires, why, and how it is checked."""
     from ..tools.catalogue import clause_entry  # noqa: PLC0415 (loads torch)
-    from ..views.catalogue import show_clause  # noqa: PLC0415
+    from ..views.tool_texts import show_clause  # noqa: PLC0415
 
     entry = clause_entry(slug)
     with printing():
         show_clause(entry, sys.stdout)
     return 0
+
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(name="teeth")
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@profile_option("quick")
+@SEED
+@click.option(
+    "--first",
+    is_flag=True,
+    help="Stop each mistake at the first clause that catches it, the primary one tried first, and "
+    "leave candidates/legitimate out, which the tests run.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="GLOB",
+    help="Run only these mistakes, and no correct candidate but those of --correct.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    metavar="GLOB",
+    help="Leave these mistakes out, and every correct candidate but those of --correct.",
+)
+@click.option(
+    "--correct",
+    multiple=True,
+    metavar="TARGET",
+    help="A further correct candidate, which no clause may flag; may be repeated.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Worker processes; by default one a processor, at most 8.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop a mistake that gives no answer for so long: it is caught.",
+)
+@click.option("--json", "json_path", type=FILE, metavar="FILE", help="Write the record there.")
+@click.option("--html", "html_path", type=FILE, metavar="FILE", help="Write the matrix as a page.")
+@click.option(
+    "--markdown", "markdown_path", type=FILE, metavar="FILE", help="Write the matrix as markdown."
+)
+def teeth_command(
+    *,
+    targets: tuple[str, ...],
+    profile: str,
+    seed: int,
+    first: bool,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    correct: tuple[str, ...],
+    jobs: int | None,
+    timeout: float,
+    json_path: Path | None,
+    html_path: Path | None,
+    markdown_path: Path | None,
+) -> int:
+    """Run the catalogue of mistakes, and the correct candidates, against every clause.
+
+    A TARGET names a conformance.Mistake, a list of them, a module of either, or candidates that are
+    known to be broken. Without any it is the whole catalogue: the shipped mistakes, those of
+    installed distributions and, in a checkout of the repository, candidates/broken.
+
+    Exit code: 0 when every mistake is caught, by its primary clause too, every clause catches a
+    mistake and no correct candidate is flagged; else 1; 2 for bad input, 3 when the harness failed,
+    130 when it was interrupted: what was found until then is shown and written.
+    """
+    from ..running.workers.crew import default_jobs  # noqa: PLC0415
+    from ..session.report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
+    from ..tools.teeth.jobs import Pace  # noqa: PLC0415
+    from ..tools.teeth.options import TeethOptions  # noqa: PLC0415
+    from ..tools.teeth.record import (
+        exit_code,
+        run_teeth,
+    )
+
+    files = {"--json": json_path, "--html": html_path, "--markdown": markdown_path}
+    check_apart(files)
+    for option, path in files.items():
+        if path is not None:
+            check_writable(path, option)
+    options = TeethOptions(
+        targets=targets,
+        profile=profile,
+        seed=seed,
+        correct=correct,
+        mistakes=only,
+        not_mistakes=skip,
+        thorough=not first,
+    )
+    pace = Pace(jobs=jobs or default_jobs(), timeout=timeout, first=first)
+    with progress_bar() as progress:
+        record = run_teeth(options, pace, progress)
+    try:
+        _write(record, files)
+    finally:  # what was found is not lost because a disk is full
+        from ..views.teeth import show_teeth  # noqa: PLC0415
+
+        with printing():
+            show_teeth(record, sys.stdout)
+    return exit_code(record)
+
+
+def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
+    """Write the views that are asked for."""
+    from ..session.report import write_report, write_text  # noqa: PLC0415
+
+    if (path := files["--json"]) is not None:
+        write_report(record, path)
+    if (path := files["--html"]) is not None:
+        from ..views.teeth_html import render_html  # noqa: PLC0415 (loads jinja2)
+
+        write_text(render_html(record), path)
+    if (path := files["--markdown"]) is not None:
+        from ..views.teeth import render_markdown  # noqa: PLC0415
+
+        write_text(render_markdown(record), path)
+
+
+DEFAULT = Path("attention-vectors")
+
+
+@click.command(name="vectors")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help=f"Where to write them, a new or empty folder; by default {DEFAULT}.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    callback=separated(DTYPES),
+    metavar="DTYPE",
+    help=f"Only these dtypes; by default {', '.join(DTYPES)}.",
+)
+@click.option(
+    "--check",
+    "checked",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write nothing: check that the vectors in this folder are whole.",
+)
+def vectors_command(*, output: Path | None, dtypes: tuple[str, ...], checked: Path | None) -> int:
+    """Write test vectors: what the clauses ask on the edge problems, with answers and bounds.
+
+    For implementations in other languages: JSON and raw bytes, described in the folder's README.md.
+    Exit code: 0; with --check 1 for a folder that is damaged; 2 for bad input.
+    """
+    if checked is not None:
+        if output is not None or dtypes:
+            msg = "--check writes nothing: leave out --output and --dtype"
+            raise click.UsageError(msg)
+        return _check(checked)
+    from ..tools.vectors.writing import write_vectors  # noqa: PLC0415 (loads torch)
+
+    folder = DEFAULT if output is None else output
+    with progress_bar() as progress:
+        count = write_vectors(folder, dtypes or DTYPES, progress)
+    with printing():
+        sys.stdout.write(printable(f"{folder}: {count} cases in {', '.join(dtypes or DTYPES)}\n"))
+    return 0
+
+
+def _check(folder: Path) -> int:
+    from ..tools.vectors.checking import check_vectors  # noqa: PLC0415 (--help must not pay for it)
+
+    count, faults = check_vectors(folder)
+    with printing():
+        for fault in faults:
+            sys.stdout.write(printable(f"{folder}: {fault}\n"))
+        said = "whole" if not faults else f"{len(faults)} not as they should be"
+        sys.stdout.write(printable(f"{folder}: {count} cases, {said}\n"))
+    return int(bool(faults))

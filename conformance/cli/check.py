@@ -8,8 +8,6 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from ._github import GITHUB, is_for_github, no_commands, tell_github
-from ._long import long_options, read_long
 from ._options import (
     DEVICE,
     DTYPE,
@@ -20,11 +18,25 @@ from ._options import (
     UNCHECKED,
     expected_failures_option,
     json_option,
+    long_options,
     profile_option,
+    read_long,
     timeout_option,
 )
-from ._output import printing, progress_bar
-from ._views import STANDARD_OUTPUT, Files, check_files, told_to, view_options, write_views
+from ._output import (
+    GITHUB,
+    STANDARD_OUTPUT,
+    Files,
+    check_files,
+    is_for_github,
+    no_commands,
+    printing,
+    progress_bar,
+    tell_github,
+    told_to,
+    view_options,
+    write_views,
+)
 
 # Seconds that a call may take where it has to be compiled first, on a busy machine.
 COMPILING = 300.0
@@ -125,8 +137,8 @@ def check_command(
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..session.renewing import Gate  # noqa: PLC0415
     from ..session.report import gate_code  # noqa: PLC0415
-    from ..views.renewed import show_renewed  # noqa: PLC0415
     from ..views.terminal import show  # noqa: PLC0415
+    from ..views.tool_texts import show_renewed  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path, "--write-expected": write_expected})

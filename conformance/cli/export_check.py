@@ -86,7 +86,7 @@ def export_check_command(
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..session.report import check_writable, write_report  # noqa: PLC0415
     from ..tools.exporting.session import Wanted, exit_code_of, export_check  # noqa: PLC0415 (--help)
-    from ..views.export_check import show  # noqa: PLC0415
+    from ..views.tool_texts import show_exports  # noqa: PLC0415
 
     if json_path is not None:
         check_writable(json_path, "--json")
@@ -102,7 +102,7 @@ def export_check_command(
             write_report(report, json_path)
     finally:  # what was found is not lost because a disk is full
         with printing():
-            show(report, sys.stdout, kept=keep is not None)
+            show_exports(report, sys.stdout, kept=keep is not None)
     return exit_code_of(report, strict=strict)
 
 

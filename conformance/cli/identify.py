@@ -53,7 +53,7 @@ def identify_command(
     """
     from ..session.report import EXIT_OK, EXIT_RED, check_writable, write_report  # noqa: PLC0415
     from ..tools.identification.session import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
-    from ..views.identification import show  # noqa: PLC0415
+    from ..views.tool_texts import show_identification  # noqa: PLC0415
 
     for path, option in ((output, "--output"), (json_path, "--json")):
         if path is not None:
@@ -73,7 +73,7 @@ def identify_command(
             write_report(record, json_path)
     finally:  # what was found is not lost because a disk is full
         with printing():
-            show(record, sys.stdout)
+            show_identification(record, sys.stdout)
     return EXIT_OK if record["identified"] else EXIT_RED
 
 

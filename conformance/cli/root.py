@@ -11,18 +11,12 @@ from typing import Final
 
 import click
 
-from .bundle import bundle_command
-from .catalogue import explain_command, list_command
+from .catalogue import explain_command, list_command, teeth_command, vectors_command
 from .check import check_command
-from .compare import compare_command
-from .diff import diff_command
 from .export_check import export_check_command
 from .identify import identify_command
-from .merge import merge_command
-from .render import render_command
-from .replay import replay_command
-from .teeth import teeth_command
-from .vectors import vectors_command
+from .records import compare_command, diff_command, merge_command, render_command
+from .replay import bundle_command, replay_command
 
 COMMANDS: Final = (
     bundle_command,

@@ -22,8 +22,7 @@ from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
 from .mistakes import NotExpressible
-from .mistakes.backward import BACKWARD
-from .mistakes.backward_calls import BESIDE, OF_CALLS
+from .mistakes.backward import BACKWARD, BESIDE, OF_CALLS
 from .mistakes.backward_steps import WrongBackward, give_back
 
 # The hand-picked sizes of the battery, of those that every clause begins with.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base.geometry import FIELDS, Geometry
 from ..calls.calling import CandidateFailure, arguments, guarded
-from ..calls.placing import taken
+from ..calls.devices import taken
 from ..clauses.numerics import largest_product
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from .._golden import golden
 from ..calls.calling import CandidateFailure
-from ..clauses.accumulation import LONG
+from ..clauses.numerics import LONG
 from ..clauses.precision import AVERAGED, NEARLY_TIED
 from ..clauses.subject import Subject
 from ..oracle.comparison import compare
 from ..oracle.oracle import known_weights
-from ..oracle.scale_error import fitted_scale_error
+from ..oracle.yardstick import fitted_scale_error
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
 from ..tolerance import model

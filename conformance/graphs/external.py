@@ -11,7 +11,7 @@ from typing import Final
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 
-from .lost import GraphRefused
+from .protocol import GraphRefused
 
 _LONGEST_NAME: Final = 120
 # What exporters call the file of weights beside ``model.onnx``.

@@ -1,4 +1,4 @@
-"""A graph that is ready to be judged: file, process, roles, weights and source together."""
+"""A graph that is ready to be judged: its process, its roles, and what is known of its weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,56 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._golden import golden
 from .header import Header
 from .process import GraphProcess, Setting
 from .reading import Reading
-from .told import Told
-from .weighing import Found
+from .sidecar import Told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Names of tensors inside a graph: the stages of attention, "" where one was not found.
+
+    query, key, value
+        Projected heads, ``[B, H, L, D]`` or with items and heads folded ``[F, L, D]``.
+    scores, weights
+        Before and after the softmax, ``[B, H, Lq, Lk]`` or folded.
+    heads
+        What the output projection is given, ``[B, Lq, H·Dv]`` or with heads apart.
+    """
+
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    scores: str = ""
+    weights: str = ""
+    heads: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The projections of a layer's graph.
+
+    weights
+        In float32 or the graph's dtype, laid out as in the public contract; None: nobody knows.
+    how
+        ``declared``, ``state dict``, ``source``, ``graph`` or ``none``.
+    scale
+        The factor that the graph applies between raw projections and logits, None where unknown.
+    gauge
+        What is not verified although the weights are known ("" when all is): with weights that
+        the graph itself brings and no factor in it, nobody can tell a folded scale from none.
+    """
+
+    weights: golden.ProjectionWeights | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    how: str = "none"
+    scale: float | None = None
+    gauge: str = ""
+    stages: Stages = field(default_factory=Stages)
+    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,12 +1,10 @@
-"""Reads what a model file says of itself, inside the graph's process: the file may be hostile.
-
-What cannot be a graph at all is refused with the end of a sentence that starts with its path.
-"""
+"""What is wrong with a model file that opens, inside the graph's process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +12,106 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from .external import external_files, external_size, stray_files
-from .lost import GraphRefused
+from .protocol import GraphRefused
+
+# Such as "[ONNXRuntimeError] : 1 : FAIL", also in the middle of a message that quotes another.
+_CODE: Final = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+# The place in the source, with the whole signature of a function or with its name alone.
+_LONG_SOURCE: Final = re.compile(r"/onnxruntime_src/\S+:\d+ [^()]*(?:\(\))?\([^()]*\)(?: const)? ")
+_SHORT_SOURCE: Final = re.compile(r"\b[\w/.]+\.(?:cc|h):\d+ [\w:~<>]+(?:\(\))? ")
+_NODE: Final = re.compile(
+    r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
+)
+# A node that the runtime refuses to build, with the types of all that goes in and comes out.
+_BUILDING: Final = re.compile(
+    r"This is an invalid model\. In Node, \(\"([^\"]*)\", (\w+), .*?\) -> .*? , (?:Error )?"
+)
+_LOADING: Final = re.compile(r"Load model from .*? failed: ?")
+_CONTEXT: Final = "==> Context: "
+_LONGEST: Final = 400
+
+
+def _named(found: re.Match[str]) -> str:
+    """The node that a message is about: ``Reshape 'flat': ``."""
+    operator, name = found.groups() if found.re is _NODE else found.groups()[::-1]
+    return f"{operator} {name!r}: " if name else f"{operator}: "
+
+
+def sentence(error: BaseException) -> str:
+    """The first line that says something, without codes, source lines and the file's path."""
+    text = str(error)
+    for pattern in (_CODE, _LONG_SOURCE, _SHORT_SOURCE, _LOADING):
+        text = pattern.sub("", text)
+    for node in (_NODE, _BUILDING):
+        text = node.sub(_named, text)
+    text = text.replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = lines[0] if lines else ""
+    if told.endswith(":") and len(lines) > 1:
+        told = f"{told} {lines[1]}"
+    context = next((line for line in lines[1:] if line.startswith(_CONTEXT)), "")
+    if context:
+        told += f" ({context.removeprefix(_CONTEXT)})"
+    return told[:_LONGEST]
+
+
+_DRAW: Final = {
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+}
+_STRING: Final = onnx.TensorProto.STRING
+_RATIO: Final = 1
+_TRAINING: Final = 2
+
+
+def random_nodes(model: ModelProto) -> list[str]:
+    """The nodes that draw whoever asks: ``Dropout 'name' in training mode``.
+
+    A training mode that is an input of the graph is the caller's choice.
+    """
+    constants = _constants(model)
+    found = []
+    for node in all_nodes(model):
+        shown = f"{node.op_type} {node.name!r}" if node.name else str(node.op_type)
+        if node.domain in ("", "ai.onnx") and node.op_type in _DRAW:
+            found.append(shown)
+        elif node.op_type == "Dropout" and _trains(node, constants):
+            found.append(f"{shown} in training mode")
+    return list(dict.fromkeys(found))
+
+
+def _trains(node: Any, constants: Mapping[str, Any]) -> bool:
+    """Whether a dropout drops: its mode is on and its ratio not zero."""
+    mode = _given(node, _TRAINING, constants)
+    ratio = _given(node, _RATIO, constants)
+    return mode is not None and bool(mode.any()) and (ratio is None or bool(ratio.any()))
+
+
+def _given(node: Any, place: int, constants: Mapping[str, Any]) -> Any:
+    """An input's constant value, None where it has none."""
+    return constants.get(node.input[place]) if len(node.input) > place else None
+
+
+def _constants(model: ModelProto) -> dict[str, Any]:
+    """The small constants of the graph and of those inside it, by name."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in all_nodes(model):
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value" and node.output:
+                    tensors[node.output[0]] = attribute.t
+    small = {name: tensor for name, tensor in tensors.items() if _is_small(tensor)}
+    return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in small.items()}
+
+
+def _is_small(tensor: Any) -> bool:
+    inside = tensor.data_location != onnx.TensorProto.EXTERNAL
+    return bool(inside and math.prod(tensor.dims) <= 1 and tensor.data_type != _STRING)
+
 
 _LONGEST_NAME: Final = 120
 _STRINGS: Final[dict[int, str]] = {int(TensorProto.STRING): "string"}
@@ -39,8 +136,6 @@ def read_model(path: Path) -> ModelProto:
 
 def header(path: Path) -> dict[str, Any]:
     """The fields of a Header as plain data; raises GraphRefused for what cannot be judged."""
-    from .randomness import random_nodes  # noqa: PLC0415 (it imports this module)
-
     model = read_model(path)
     graph = model.graph
     given = {tensor.name for tensor in graph.initializer}
@@ -230,3 +325,68 @@ _BITS: Final = {
     for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
     if hasattr(TensorProto, name)
 }
+
+
+# The release of the file format that first knew something; older readers overlook it.
+_FUNCTIONS: Final = 8
+_OVERLOADS: Final = 10
+_LINKS: Final = ("symbolic link", "multiple hard links")
+
+
+def defects(path: Path) -> list[str]:
+    """One sentence for each thing that onnx or the file's own header contradicts."""
+    model = read_model(path)
+    found = [*_checked(path), *_inferred(model), *_imported_twice(model), *_too_old(model)]
+    return list(dict.fromkeys(found))
+
+
+def _checked(path: Path) -> list[str]:
+    """The checker's objection; it stops at the first.
+
+    How external data are linked is no defect of the graph: that a file has a second name is all
+    that a hard link says, and a package manager makes many.
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:  # noqa: BLE001 (the checker raises whatever its parts do)
+        told = sentence(error)
+        return [] if any(word in told for word in _LINKS) else [f"onnx.checker: {told}"]
+    return []
+
+
+def _inferred(model: ModelProto) -> list[str]:
+    """Where the shapes and types that follow from the operators contradict those declared."""
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except Exception as error:  # noqa: BLE001 (as above)
+        return [f"the declared shapes and types do not follow from the operators: {_told(error)}"]
+    return []
+
+
+def _told(error: Exception) -> str:
+    """The first of the places that inference names."""
+    text = sentence(error)
+    return text.partition("Inference error(s): ")[2] or text
+
+
+def _imported_twice(model: ModelProto) -> list[str]:
+    versions: dict[str, set[int]] = {}
+    for opset in model.opset_import:
+        domain = "" if opset.domain == "ai.onnx" else opset.domain
+        versions.setdefault(domain, set()).add(int(opset.version))
+    return [
+        f"the header names two versions of the operator set {domain or 'ai.onnx'!r}: {sorted(told)}"
+        for domain, told in versions.items()
+        if len(told) > 1
+    ]
+
+
+def _too_old(model: ModelProto) -> list[str]:
+    """What the file uses although the release that its header names does not know it."""
+    release = model.ir_version
+    found = []
+    if model.functions and release < _FUNCTIONS:
+        found.append(f"it has functions, which the format's version {release} does not know")
+    if release < _OVERLOADS and any(node.overload for node in all_nodes(model)):
+        found.append(f"it overloads functions, which the format's version {release} cannot")
+    return found

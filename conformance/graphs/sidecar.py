@@ -1,10 +1,11 @@
-"""The file that says what a graph's inputs are, ``model.conformance.toml`` by ``model.onnx``."""
+"""What the user says of a graph: ``model.conformance.toml`` beside ``model.onnx``, ``--declaration``."""
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,33 @@ from ..base.expected_file import places_of, read_entry, read_text
 from ..errors import UsageError, did_you_mean
 from .header import Header
 from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES
-from .told import Told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A declaration of a graph; what it leaves out is found by behaviour.
+
+    inputs, outputs
+        By the graph's own name: ``{"role": …, "axes": …}`` as in :class:`Role`.
+    promises
+        Keywords of :func:`conformance.layer`: ``empty_rows``, ``causal``, ``semantics`` …
+    num_heads, num_kv_heads
+        Where the graph does not show them.
+    precision
+        "" for that of its dtype, or ``int8-dynamic``.
+    where
+        The file that says so, for messages.
+    """
+
+    inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    promises: Mapping[str, Any] = field(default_factory=dict)
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    name: str | None = None
+    precision: str = ""
+    where: str = ""
+
 
 INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES)
 PRECISIONS: Final = ("int8-dynamic",)

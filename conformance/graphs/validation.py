@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from ..base.printable import printable
+from ..base.texts import printable
 from ..errors import UsageError
 from .header import Header, Port
 from .limits import size_text
-from .lost import GraphLost, GraphRefused
 from .process import GraphProcess, Setting
+from .protocol import GraphLost, GraphRefused
 
 LARGEST_FILE: Final = 2**31 - 1  # what a protobuf message can hold
 _LFS: Final = b"version https://git-lfs.github.com/"

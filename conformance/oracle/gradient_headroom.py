@@ -8,7 +8,7 @@ from .._golden import golden
 from ..problems.inputs import Inputs
 from ..tolerance import Contract, Gradient, model
 from ..tolerance.golden_gradients import GoldenGradients, golden_gradients
-from ..tolerance.heads import unmerge_heads
+from ..tolerance.keys import unmerge_heads
 from ..tolerance.layer_backward import layer_backward
 from ..tolerance.prepared_gradients import as_met, largest_step
 from .oracle import known_weights

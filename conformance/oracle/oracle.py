@@ -14,9 +14,8 @@ from .._golden import golden
 from ..declare.declaration import Declaration
 from ..problems.inputs import Inputs
 from ..tolerance import Contract, contract_for, core_bound, layer_bound
+from ..tolerance.core import shares, weights_bound
 from ..tolerance.layer import head_errors
-from ..tolerance.parts import shares
-from ..tolerance.returned_weights import weights_bound
 from .headroom import finite_limit, representable_output, representable_rows
 
 

@@ -12,9 +12,9 @@ from typing import Final
 from ..base.geometry import FIELDS, Geometry
 from ..declare.candidate import Candidate
 from .combinations import combinations
-from .draft import Draft
 from .problem import Problem
 from .space import Space, can_cross, stays_even
+from .strategies import Draft
 
 # Sizes in the order of Geometry's fields: batch, heads, key/value heads, query and key length, head
 # size, value head size, and the widths of query, key, value and output. What is asked of large

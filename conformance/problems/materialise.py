@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 import torch
@@ -11,14 +12,114 @@ from .._golden import golden
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
+from ..tolerance import model
+from ..tolerance.layer import is_exact
 from .arrangements import sequences
 from .caching import settle_past, without_key_bias
-from .genericity import has_generic_weights
 from .inputs import Inputs
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
-from .overriding import overridden
-from .problem import MaskPlan, Problem
+from .problem import MaskPlan, Overrides, Problem
 from .recipes import RECIPES, normal
+
+
+def has_generic_weights(candidate: Candidate) -> bool:
+    """Whether a candidate's projections round their outputs each in its own way.
+
+    A core has none and drawn ones do. Of those that a candidate brings, each matrix must hold many
+    numbers and rows that point in different directions, or only pick inputs: constant weights, or
+    rows that are multiples of each other, make the same error many times over.
+    """
+    if candidate.kind != "layer" or candidate.draws_weights:
+        return True
+    return candidate.fixed_weights is not None and are_varied(candidate.fixed_weights)
+
+
+def are_varied(weights: golden.ProjectionWeights) -> bool:
+    """Whether every matrix of some projections is varied."""
+    matrices = (weights.q, weights.k, weights.v, weights.o)
+    return all(matrix is None or _is_varied(matrix.detach().double()) for matrix in matrices)
+
+
+def _is_varied(matrix: Tensor) -> bool:
+    if is_exact(matrix, None):
+        return True
+    if not bool(torch.isfinite(matrix).all()) or matrix.numel() == 0:
+        return False
+    rows = matrix[:: max(1, matrix.shape[0] // model.SAMPLED_ROWS)]
+    _, counts = rows.abs().unique(return_counts=True)
+    if int(counts.max()) > model.MOST_ALIKE * rows.numel():
+        return False
+    return _mean_squared_cosine(rows) <= model.MOST_ALIGNED / matrix.shape[1]
+
+
+def _mean_squared_cosine(rows: Tensor) -> float:
+    """Of the angles between different rows; 0 for a single row. Random ones have 1 / width."""
+    count = rows.shape[0]
+    if count == 1:
+        return 0.0
+    directions = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    squares = (directions @ directions.T).square()
+    return float(squares.sum() - count) / (count * (count - 1))
+
+
+TOKENS = ("query", "key", "value")
+MASKS = ("keep", "bias")
+SINKS_NAME = "sinks"
+PROJECTION_NAMES = tuple(field.name for field in dataclasses.fields(golden.ProjectionWeights))
+
+
+def overridden(drawn: Inputs, problem: Problem) -> Inputs:
+    """The drawn inputs with the problem's own values, where they are for its seed and sizes."""
+    overrides = problem.overrides
+    if overrides is None or overrides.seed != problem.seed:
+        return drawn
+    tokens = {name: _filled(getattr(drawn, name), overrides, name) for name in TOKENS}
+    masks = {name: _filled(getattr(drawn, name), overrides, name) for name in MASKS}
+    return drawn.with_tokens(**tokens).replace(
+        **masks,
+        sinks=_filled(drawn.sinks, overrides, SINKS_NAME),
+        weights=_overridden_weights(drawn.weights, overrides),
+    )
+
+
+def _overridden_weights(
+    drawn: golden.ProjectionWeights | None, overrides: Overrides
+) -> golden.ProjectionWeights | None:
+    if drawn is None:
+        return None
+    roles = {name: _filled(getattr(drawn, name), overrides, name) for name in PROJECTION_NAMES}
+    return dataclasses.replace(drawn, **roles)  # type: ignore[arg-type]  # matrices are never None
+
+
+def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Tensor | None:
+    values = overrides.value(name)
+    if drawn is None or values is None or len(values) != drawn.numel():
+        return drawn
+    return torch.tensor(values, dtype=torch.float64).to(drawn.dtype).reshape(drawn.shape)
+
+
+def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
+    """The tensors of some inputs that overrides may replace, each object once.
+
+    ``weights`` says whether the problem brings those of a layer. Lengths cannot say more than
+    "the first n keys", nor those of sequences, so what they keep stays as it is.
+    """
+    found = {"key": inputs.key}
+    if inputs.mode != "self" and inputs.query is not inputs.key:
+        found["query"] = inputs.query
+    if inputs.mode == "separate" and inputs.value is not inputs.key:
+        found["value"] = inputs.value
+    for name in MASKS:
+        tensor = getattr(inputs, name)
+        if tensor is not None and inputs.mask_form not in ("lengths", SEQUENCES):
+            found[name] = tensor
+    if inputs.sinks is not None:
+        found[SINKS_NAME] = inputs.sinks
+    if weights and inputs.weights is not None:
+        roles = {name: getattr(inputs.weights, name) for name in PROJECTION_NAMES}
+        found |= {name: tensor for name, tensor in roles.items() if tensor is not None}
+    return found
+
 
 TORCH_DTYPES: Final = {
     "float32": torch.float32,

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from ..adapters.compiled import profile_for
-from ..base.profile import Profile
+from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import ClauseResult, Violation
-from ..base.shard import WHOLE, Shard
 from ..base.tally import Tally, Terms
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
@@ -36,8 +35,7 @@ from ..problems.problem import Problem, problem_from_json
 from ..shrinking.counterexample import describe
 from ..shrinking.smallest import Smallest, examine, smallest_failure
 from .asking import AT_LEISURE, Asking, Planned
-from .memory import Memory
-from .questions import Questions
+from .questions import Memory, Questions
 
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.

@@ -2,20 +2,115 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import tomlkit
 
 from ..base.expected import ExpectedFailure
-from ..base.expected_file import parse, read_text
+from ..base.expected_file import entry_lines, list_line, parse, read_text
 from ..base.results import ClauseResult
+from ..base.texts import printable
 from ..errors import UsageError
-from .accepting import Acceptance, accept
-from .announcing import Outcome
+from .announcing import Acceptance, New, Outcome, accept
 from .expectations import check_entries
-from .expected_text import Written, read_written, rewrite
 from .report import write_text
+
+_HEAD: Final = """\
+# Failures that are known and accepted, for `conformance check --expected-failures`: say in each
+# entry why. One that passes, fails in another way, or is past its day (expires = 2027-01-31) is
+# red. `conformance check --write-expected` renews the file and keeps what still holds.
+"""
+_KEYS: Final = ("clause", "reason", "candidate", "kind", "diagnosis", "dtype", "device", "expires")
+_ANY: Final = {"candidate": "*", "dtype": "*", "device": "*"}
+_LONGEST: Final = 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A file as it is: what stands above its first entry, and each entry with its own text."""
+
+    head: str = ""
+    entries: tuple[tuple[ExpectedFailure, str], ...] = ()
+
+
+def read_written(text: str, path: Path) -> Written:
+    """Take a file apart; the comments directly above an entry belong to it."""
+    entries = parse(text, path)
+    lines = text.split("\n")
+    found = entry_lines(text)
+    if len(found) != len(entries) or (not found and list_line(text)):
+        return _of_list(entries, lines)
+    head = "\n".join(lines[: found[0].first - 1]) if found else text
+    texts = ["\n".join(lines[one.first - 1 : one.end - 1]) for one in found]
+    return Written(head=head, entries=tuple(zip(entries, texts, strict=True)))
+
+
+def _of_list(entries: Sequence[ExpectedFailure], lines: Iterable[str]) -> Written:
+    """A file written as ``expected = [...]``: what is said stays, and its first comments."""
+    head = itertools.takewhile(lambda line: line.lstrip().startswith("#"), lines)
+    texts = tuple((entry, entry_text(entry)) for entry in entries)
+    return Written(head="\n".join(head), entries=texts)
+
+
+def rewrite(before: Sequence[Written], acceptance: Acceptance, path: Path) -> str:
+    """The text of the new file, sorted by clause and candidate.
+
+    Raises UsageError where an entry cannot be written as TOML.
+    """
+    own = {entry: text for one in reversed(before) for entry, text in one.entries}
+    kept = [(entry, own[entry]) for entry in acceptance.kept]
+    added = [(new.entry, _new_text(new)) for new in acceptance.added]
+    texts = [text.strip() for _, text in sorted((*kept, *added), key=lambda pair: _key(pair[0]))]
+    head = next((one.head.strip() for one in before if one.head.strip()), _HEAD.strip())
+    whole = "\n\n".join([head, *texts]).replace("\r\n", "\n") + "\n"
+    if any("\r\n" in text for one in before for text in (one.head, *dict(one.entries).values())):
+        whole = whole.replace("\n", "\r\n")
+    _check(whole, acceptance.entries, path)
+    return whole
+
+
+def entry_text(entry: ExpectedFailure, comments: Iterable[str] = ()) -> str:
+    """An entry as TOML, without the keys that restrict nothing."""
+    table = tomlkit.table()
+    for key in _KEYS:
+        value: Any = getattr(entry, key)
+        if value is not None and value != _ANY.get(key):
+            table.add(key, value)
+    document, array = tomlkit.document(), tomlkit.aot()
+    array.append(table)
+    document.append("expected", array)
+    return "".join([*(f"# {comment}\n" for comment in comments), tomlkit.dumps(document)])
+
+
+def _new_text(new: New) -> str:
+    return entry_text(new.entry, map(_one_line, new.comments))
+
+
+def _one_line(text: str) -> str:
+    """A comment that cannot end its line, nor be longer than anybody reads."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+def _key(entry: ExpectedFailure) -> tuple[str, ...]:
+    parts = (entry.clause, entry.candidate, entry.dtype, entry.device, entry.kind, entry.diagnosis)
+    return tuple(str(part or "") for part in (*parts, entry.expires, entry.reason))
+
+
+def _check(text: str, entries: Sequence[ExpectedFailure], path: Path) -> None:
+    """Require that the file says what it was meant to say."""
+    try:
+        text.encode()
+        said = sorted(map(_key, parse(text, path)))
+    except (UnicodeEncodeError, UsageError):
+        said = []
+    if said != sorted(map(_key, entries)):
+        msg = f"{path} is left as it is: a name or a reason in it cannot be written as TOML"
+        raise UsageError(msg)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -240,7 +240,7 @@ def build_report(
 ) -> dict[str, Any]:
     """The whole record, as data that JSON can hold; ``started`` is a time in ISO 8601.
 
-    ``more`` are further keys: see :mod:`conformance.session.partial`.
+    ``more`` are further keys: see :mod:`conformance.session.checking`.
     """
     environment = dict(ready.environment)
     if options.devices:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from ..base.limits import Deadline
 from ..base.results import ClauseResult
@@ -13,11 +14,94 @@ from ..errors import UsageError
 from ..running.workers.crew import Crew, Hands
 from ..running.workers.messages import Loaded, Order
 from ..running.workers.supervisor import HarnessError, OutOfTime, WorkerLost
-from .estimate import Estimate
-from .exploring import combined, worth_asking
+
+# Before so many clauses were run, nothing is said.
+_LEAST: Final = 5
+
+
+class Estimate:
+    """The clauses that are left, and what each of them took where it was run.
+
+    Clauses differ a hundredfold and candidates much less: a clause that another candidate was asked
+    already is expected to take as long, any other one as long as all did on average.
+    """
+
+    def __init__(self, slugs: Iterable[str], *, jobs: int = 1) -> None:
+        self._left = Counter(slugs)
+        self._jobs = jobs
+        self._took: dict[str, list[float]] = defaultdict(list)
+        self.total = self._left.total()
+        self.done = 0
+
+    def heard(self, slug: str, seconds: float) -> None:
+        """A clause was run."""
+        if self._left[slug]:
+            self._left[slug] -= 1
+        self._took[slug].append(seconds)
+        self.done += 1
+
+    def again(self, slug: str) -> None:
+        """A clause that was run will be run once more."""
+        self._left[slug] += 1
+        self.total += 1
+
+    def seconds(self) -> float | None:
+        """The seconds that are left, None where too little was seen."""
+        if self.done < _LEAST:
+            return None
+        means = {slug: sum(took) / len(took) for slug, took in self._took.items()}
+        every = [seconds for took in self._took.values() for seconds in took]
+        mean = sum(every) / len(every)
+        work = sum(many * means.get(slug, mean) for slug, many in self._left.items())
+        return work / max(1, min(self._jobs, self._left.total()))
+
+
+# What is asked again: the others have failed already, or say nothing whatever is asked.
+WORTH_ASKING: Final = ("passed", "untestable")
+
+
+def worth_asking(result: ClauseResult) -> bool:
+    """Whether fresh examples may tell more of a clause."""
+    return result.status in WORTH_ASKING and result.planned is None and result.examples > 0
+
+
+def combined(before: ClauseResult, more: ClauseResult) -> ClauseResult:
+    """What a clause showed so far with what another round showed."""
+    margins = [one for one in (before.margin, more.margin) if one is not None]
+    counted: dict[str, Any] = {
+        "examples": before.examples + more.examples,
+        "binding": before.binding + more.binding,
+        "margin": max(margins) if margins else None,
+        "seconds": before.seconds + more.seconds,
+        "trail": _trail(before, more),
+        "planned": before.planned,
+    }
+    if more.status in ("failed", "error"):
+        return more.replace(**counted)
+    if before.status == "untestable" and more.status == "passed":
+        return before.replace(**counted, status="passed", reason="")
+    return before.replace(**counted)
+
+
+def _trail(before: ClauseResult, more: ClauseResult) -> dict[str, Any] | None:
+    """A shard's trail with the sums of its later rounds, which no other shard has asked."""
+    if before.trail is None:
+        return None
+    known = before.trail.get("explored") or {"examples": 0, "binding": 0, "margin": None}
+    margins = [one for one in (known["margin"], more.margin) if one is not None]
+    return {
+        **before.trail,
+        "explored": {
+            "examples": known["examples"] + more.examples,
+            "binding": known["binding"] + more.binding,
+            "margin": max(margins) if margins else None,
+            "failed": more.status == "failed",
+        },
+    }
+
 
 CONTRADICTIONS: Final = "conformance.tools.identification.contradictions:job"
-TROUBLE: Final = "conformance.running.remembering:trouble_job"
+TROUBLE: Final = "conformance.running.workers.loaded:trouble_job"
 _LOST: Final = ("hung", "crashed")
 # With so many candidates a worker, each is run by one worker; else its clauses are spread.
 _CANDIDATES_A_WORKER: Final = 2

@@ -13,8 +13,7 @@ from .._golden import golden
 from ..base.results import Violation
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, read_answer
 from ..calls.differentiating import Gradients, Taped
-from ..clauses.differentiator import Differentiator
-from ..clauses.subject import Subject
+from ..clauses.subject import Differentiator, Subject
 from ..oracle.gradient_oracle import as_given
 from ..oracle.oracle import Golden
 from ..problems.inputs import Inputs

@@ -1,4 +1,4 @@
-"""Where a candidate is written, so that reports can point at a line of the user's."""
+"""Where a candidate is written, and its expected failures, so that reports point at a line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import functools
 import inspect
 import sys
 import tokenize
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ..base.expected import ExpectedFailure, Place
 from ..declare.candidate import Candidate
 from .resolving import is_graph, is_path, split_target
 
 _HARNESS: Final = Path(__file__).resolve().parent.parent
 
-Place = tuple[Path, int | None]
+FileAndLine = tuple[Path, int | None]
 
 
 def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
@@ -33,11 +36,11 @@ def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
     return {"file": _told_from_the_root(path.resolve()), "line": line}
 
 
-def _of_graph(target: str) -> Place | None:
+def _of_graph(target: str) -> FileAndLine | None:
     return (Path(target).expanduser(), None) if is_graph(target) else None
 
 
-def _of_object(value: Any) -> Place | None:
+def _of_object(value: Any) -> FileAndLine | None:
     """Where a function or a class is written; not for the harness' own, which wraps the user's."""
     try:
         found = inspect.unwrap(value)
@@ -52,7 +55,7 @@ def _of_object(value: Any) -> Place | None:
     return (path, max(line, 1)) if path.is_file() and not path.is_relative_to(_HARNESS) else None
 
 
-def _of_target(target: str) -> Place | None:
+def _of_target(target: str) -> FileAndLine | None:
     """Where the object of a target is bound, else its file."""
     try:
         where, name = split_target(target)
@@ -99,3 +102,19 @@ def _told_from_the_root(path: Path) -> str:
     folders = [*path.parents]
     root = next((folder for folder in folders if (folder / ".git").exists()), Path.cwd())
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+
+
+def declared_expectations(candidate: Candidate) -> tuple[ExpectedFailure, ...]:
+    """The expected failures of a declaration, each with the place where it is to be changed."""
+    entries = candidate.declaration.expected_failures
+    if not entries:
+        return ()
+    place = _place(candidate, whereabouts(candidate))
+    return tuple(replace(entry, place=entry.place or place) for entry in entries)
+
+
+def _place(candidate: Candidate, location: Mapping[str, Any] | None) -> Place:
+    """The line of the declaration, or the candidate's name where it has no source."""
+    if location is None or location["line"] is None:
+        return Place(file=f"the declaration of {candidate.name} ({candidate.target})")
+    return Place(file=str(location["file"]), line=int(location["line"]))

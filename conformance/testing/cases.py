@@ -10,13 +10,13 @@ from typing import Any, Final, NoReturn
 import pytest
 
 from ..base.expected import ExpectedFailure
-from ..base.printable import printable
 from ..base.results import ClauseResult
+from ..base.texts import printable
 from ..pytest_plugin import STATUS
 from ..running.asking import Planned
 from ..running.workers.loaded import Plan
 from ..running.workers.outcomes import from_exception, not_applicable, outcome
-from ..session.judging import is_announced, judge
+from ..session.expectations import is_announced, judge
 from ..views import counterexample
 from ..views.wording import explanation, message
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from ..base.dtypes import DTYPES
 from ..base.expected import ExpectedFailure, read_expected
-from ..base.printable import printable
-from ..base.profile import PROFILES
+from ..base.profile import DTYPES, PROFILES
+from ..base.texts import printable
 from ..clauses.registry import all_clauses
 from ..errors import UsageError, did_you_mean
 from ..running.workers.loaded import Plan, check_devices, plan_candidates
@@ -21,8 +20,8 @@ from ..running.workers.outcomes import not_applicable, outcome
 from ..session.expectations import Selection, check_clause, read_file, stale
 from ..session.report import unchecked_masks
 from ..session.selection import check_selection, selected
-from ..targets.declared_at import declared_expectations
 from ..targets.resolving import candidates_of, resolve_one, unique_names
+from ..targets.source_location import declared_expectations
 from .cases import ClauseCase, UncheckedCase
 from .suites import SuiteOptions
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from .contract import Contract, contract_for
 from .core import core_bound
 from .fit import Fit, fit
-from .gradient import Gradient, add_gradients, stack_gradients
-from .gradient_fit import GradientFit, gradient_fit
+from .gradient import Gradient, GradientFit, add_gradients, gradient_fit, stack_gradients
 from .gradients import core_gradients
-from .layer import layer_bound
+from .layer import layer_bound, projection_bound
 from .layer_gradients import layer_gradients
-from .projection import projection_bound
 from .statistical import Statistics, core_statistics, layer_statistics, supports
 
 __all__ = [

@@ -1,7 +1,10 @@
-"""The worst-case bound of attention proper: from heads to heads."""
+"""The worst-case bound of attention proper: from heads to heads, of its weights too."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,14 +13,57 @@ from torch.nn.functional import pad
 
 from conformance._golden import golden
 
-from .contract import Contract
-from .keys import LiveKeys, live_keys
+from . import model
+from .contract import STAGES, Contract, gamma
+from .keys import LiveKeys, live_keys, more_keys, with_sink
 from .prepared import prepared_errors
-from .scores import exponent_error
-from .sinks import more_keys, with_sink
-from .sums import mean_bound, weighted_sum_error
-from .unnormalised import is_normalised, unnormalised_bound
-from .weights import perturb
+from .stages import exponent_error, mean_bound, perturb, weighted_sum_error
+
+
+def is_normalised(semantics: golden.Semantics) -> bool:
+    """Whether the weights of a query sum to one, which the sharper bound builds on."""
+    return semantics.softmax_axis == "key" and semantics.mask_operation != "multiply-weights"
+
+
+def unnormalised_bound(
+    attention: golden.Attention,
+    contract: Contract,
+    query_error: Tensor | None,
+    key_error: Tensor | None,
+    value_error: Tensor | None,
+) -> Tensor:
+    """Each weight is off by its own error; nothing cancels: ``[B, H, Lq, Dv]``.
+
+    A softmax along another axis divides by a sum whose relative error is at most the largest of its
+    terms; without a softmax the weights are the logits.
+    """
+    live = live_keys(attention)
+    error = exponent_error(attention, live, contract, query_error=query_error, key_error=key_error)
+    stored = contract.at("rounding")
+    contract = contract.at("accumulation")
+    weights = attention.weights.abs()
+    terms = max(attention.logits.shape)
+    blocks = math.ceil(terms / contract.key_block)
+    relative = (
+        2.0 * gamma(terms + blocks + model.SUM_ROUNDINGS, contract.accumulator_roundoff)
+        + model.DIVISION_ROUNDINGS * contract.accumulator_roundoff
+        + 2.0 * contract.weight_roundoff
+        + contract.operand_error
+    )
+    if attention.semantics.softmax_axis != "none":
+        largest = float(error.amax())
+        growth = torch.expm1((error + largest).clamp_max_(model.LARGEST_LOGARITHM))
+        # A weight that float64 rounded to zero may come back; none exceeds 1.
+        error = live.only((weights + model.LOST_WEIGHT).mul_(growth).clamp_max_(1.0))
+    size = attention.value.abs()
+    error.add_(weights, alpha=relative).add_(contract.weight_underflow)
+    bound = error @ size
+    if value_error is not None:
+        bound += (error + weights) @ value_error
+    flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
+    bound.add_(flushed, alpha=contract.accumulator_underflow)
+    unit = stored.unit_roundoff
+    return bound.mul_(1.0 + unit).add_(attention.output.abs(), alpha=unit).add_(stored.underflow)
 
 
 def core_bound(
@@ -105,3 +151,41 @@ def _bound(
     error = exponent_error(attention, live, contract, query_error=query_error, key_error=key_error)
     perturbed = perturb(attention, error, live)
     return weighted_sum_error(attention, perturbed, live, contract, value_error)
+
+
+def weights_bound(
+    core: golden.Attention,
+    contract: Contract,
+    *,
+    query_error: Tensor | None = None,
+    key_error: Tensor | None = None,
+) -> Tensor:
+    """How far returned weights ``[B, H, Lq, Lk]`` may be from ``core.weights``.
+
+    The weights are the output for values that are unit vectors, so the bound of the core for those
+    values is the bound of the weights; but whoever merges partial results has none to return.
+    """
+    length = core.weights.shape[-1]
+    unit_vectors = torch.eye(length, dtype=torch.float64).expand(
+        *core.value.shape[:2], length, length
+    )
+    as_output = dataclasses.replace(core, value=unit_vectors, output=core.weights)
+    whole = dataclasses.replace(contract, merge_roundings=0.0)
+    return core_bound(as_output, whole, query_error=query_error, key_error=key_error)
+
+
+def shares(
+    bound: Callable[[Contract], Tensor], contract: Contract, index: tuple[int, ...]
+) -> dict[str, float]:
+    """The part of each stage in the bound of one element, largest first; they sum to 1.
+
+    ``bound`` evaluates the worst-case bound under a contract. A stage counts by the bound that it
+    would have alone. Empty when nothing rounds.
+    """
+    stages = [stage for stage in STAGES if stage != "quantisation" or contract.activation_steps]
+    alone = {stage: float(bound(contract.only(stage))[index]) for stage in stages}
+    total = sum(alone.values())
+    if total <= 0.0:
+        return {}
+    ordered = sorted(alone, key=lambda stage: -alone[stage])
+    return {stage: alone[stage] / total for stage in ordered}

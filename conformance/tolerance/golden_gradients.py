@@ -17,10 +17,9 @@ from torch import Tensor
 
 from conformance._golden import golden
 
-from .keys import LiveKeys, live_keys
+from .core import is_normalised
+from .keys import LiveKeys, has_sink, live_keys, with_sink
 from .modified_gradients import function_slope
-from .sinks import has_sink, with_sink
-from .unnormalised import is_normalised
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,21 +9,51 @@ from torch import Tensor
 
 from conformance._golden import golden
 
-from .block_stores import key_store_variance, query_store_variance, value_store_variance
 from .contract import Contract
 from .golden_gradients import GoldenGradients, golden_gradients, supports
 from .gradient import Gradient
 from .gradient_scaling import core_scaling
-from .heads import sum_groups
-from .incoming import Incoming
+from .keys import has_sink, more_keys, sum_groups
 from .prepared import prepared_errors
 from .prepared_gradients import as_met, has_statistics, of_given
-from .sink_gradients import sink_gradient
-from .sinks import has_sink, more_keys
 from .spread import deviations_for
 from .statistical_gradients import Propagation, propagation
-from .storing import Errors, stored
+from .storing import (
+    Errors,
+    Incoming,
+    key_store_variance,
+    query_block_stores,
+    query_store_variance,
+    stored,
+    value_store_variance,
+    worst_of_stores,
+)
 from .worst_gradients import WorstErrors, worst_errors
+from .worst_pairs import sum_error
+
+
+def sink_gradient(gradients: GoldenGradients, worst: WorstErrors, contract: Contract) -> Gradient:
+    """The gradient ``[H]`` with its worst-case bound, which stands for the statistical one, too.
+
+    A row gives ``p (dP - D)`` with dP = 0, as the value of a sink is zero. Rows and items may be
+    added up in blocks, each of which may be stored.
+    """
+    rows = gradients.logit_gradient[..., -1:]
+    error = torch.zeros_like(rows) if worst.sink is None else worst.sink
+    items, length = rows.shape[0], rows.shape[-2]
+
+    def total(each: Tensor) -> Tensor:
+        return each.sum(dim=(0, 2, 3))
+
+    sizes = total(rows.abs() + error)
+    summed = total(error) + sum_error(items * length, contract) * sizes
+    stores = items * (1 + max(query_block_stores(length, contract), 0))
+    summed += worst_of_stores(sizes, stores, contract)
+    summed += contract.accumulator_underflow * (items * length + 1)
+    errors = Errors(value=total(rows), worst=summed, variance=torch.zeros_like(sizes))
+    found = stored(errors, contract, 0.0)
+    return Gradient(value=found.value, worst=found.worst, bound=found.worst, scale=found.worst)
+
 
 __all__ = ["Gradient", "core_gradients", "supports"]
 

@@ -1,16 +1,62 @@
-"""The keys that a query can see: the ones that count for means, maxima and hulls."""
+"""What bounds read off the golden: the keys a query sees, a sink as one more key, heads undone."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from conformance._golden import golden
 
 from . import model
+
+
+def with_sink(attention: golden.Attention) -> golden.Attention:
+    """The same evaluation with a key and a value of zeros whose logit is the sink's.
+
+    It stands last, every query attends it, and the weights of a row sum to one again. The given
+    heads stay as they are.
+    """
+    sinks = attention.sinks
+    if sinks is None or attention.key.shape[-2] < attention.logits.shape[-1]:
+        return attention
+    logit = sinks[:, None, None].expand(*attention.logits.shape[:-1], 1)
+    logits = torch.cat([attention.logits, logit], dim=-1)
+    whole = torch.logsumexp(logits, dim=-1, keepdim=True)
+    weight = (logit - whole).exp()
+    bias = attention.bias
+    if bias is not None:
+        bias = pad(bias.expand(*bias.shape[:-1], attention.logits.shape[-1]), (0, 1))
+    alibi = attention.alibi
+    return replace(
+        attention,
+        key=more_keys(attention.key),
+        value=more_keys(attention.value),
+        bias=bias,
+        alibi=None if alibi is None else pad(alibi, (0, 1)),
+        sinks=None,
+        allowed=pad(attention.allowed, (0, 1), value=True),
+        empty=attention.empty & torch.isneginf(logit).squeeze(-1),
+        scores=pad(attention.scores, (0, 1)),
+        capped=torch.cat([attention.capped, logit], dim=-1),
+        modified=torch.cat([attention.modified, logit], dim=-1),
+        logits=logits,
+        weights=torch.cat([attention.weights, weight.nan_to_num(nan=0.0)], dim=-1),
+    )
+
+
+def more_keys(tokens: Tensor) -> Tensor:
+    """Tokens ``[B, H, Lk, D]`` with one of zeros behind them."""
+    return pad(tokens, (0, 0, 0, 1))
+
+
+def has_sink(attention: golden.Attention) -> bool:
+    """Whether the last logit is a sink's, as :func:`with_sink` puts it."""
+    return attention.logits.shape[-1] > attention.given_key.shape[-2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +152,55 @@ def _range(tokens: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
     high = tokens.masked_fill(~live, -math.inf).amax(dim=-2)
     low = tokens.masked_fill(~live, math.inf).amin(dim=-2)
     return high, low
+
+
+def sum_groups(heads: Tensor, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
+    """Add up what belongs to one key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
+    owner = _owners(heads.shape[1], num_kv_heads, semantics)
+    total = heads.new_zeros(heads.shape[0], num_kv_heads, *heads.shape[2:])
+    return total.index_add_(1, owner, heads)
+
+
+def _owners(num_heads: int, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
+    """The key/value head that each query head reads, int64 ``[H]``."""
+    indices = torch.arange(num_kv_heads).view(1, num_kv_heads, 1, 1)
+    return golden.repeat_heads(indices, num_heads, semantics).flatten()
+
+
+def unmerge_heads(merged: Tensor, shape: torch.Size, semantics: golden.Semantics) -> Tensor:
+    """The inverse of ``golden.merge_heads`` for heads of ``shape`` ``[B, H, L, Dv]``."""
+    return _invert(merged, shape, lambda heads: golden.merge_heads(heads, semantics))
+
+
+def unsplit_heads(heads: Tensor, semantics: golden.Semantics) -> Tensor:
+    """The inverse of ``golden.split_heads``: ``[B, H, L, D]`` to ``[B, L, H*D]``."""
+    batch, num_heads, length, size = heads.shape
+    shape = torch.Size((batch, length, num_heads * size))
+    return _invert(heads, shape, lambda tokens: golden.split_heads(tokens, num_heads, semantics))
+
+
+def _invert(moved: Tensor, shape: torch.Size, move: Callable[[Tensor], Tensor]) -> Tensor:
+    """Undo a function that only moves elements of a tensor of ``shape``."""
+    source = move(torch.arange(shape.numel()).reshape(shape)).flatten()
+    original = torch.empty_like(moved.flatten())
+    original[source] = moved.flatten()
+    return original.reshape(shape)
+
+
+def head_rows(matrix: Tensor, num_heads: int, semantics: golden.Semantics) -> Tensor:
+    """The rows of a projection that make each head: ``[H*D, in]`` to ``[H, D, in]``."""
+    return matrix[_channels(matrix.shape[0], num_heads, semantics)]
+
+
+def from_head_rows(heads: Tensor, semantics: golden.Semantics) -> Tensor:
+    """The inverse of :func:`head_rows`: ``[H, D, in]`` to ``[H*D, in]``."""
+    num_heads, size, width = heads.shape
+    matrix = heads.new_empty(num_heads * size, width)
+    matrix[_channels(num_heads * size, num_heads, semantics)] = heads
+    return matrix
+
+
+def _channels(width: int, num_heads: int, semantics: golden.Semantics) -> Tensor:
+    """Which channel of a projection is which channel of which head: int64 ``[H, D]``."""
+    channels = torch.arange(width).view(1, 1, -1)
+    return golden.split_heads(channels, num_heads, semantics)[0, :, 0]

@@ -11,7 +11,7 @@ from conformance._golden import golden
 
 from .contract import Contract
 from .golden_gradients import GoldenGradients, golden_gradients
-from .heads import sum_groups, unmerge_heads, unsplit_heads
+from .keys import sum_groups, unmerge_heads, unsplit_heads
 from .prepared_gradients import as_met, pulled_back
 
 

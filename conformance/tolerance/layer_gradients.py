@@ -7,20 +7,172 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from conformance._golden import golden
 
 from .contract import Contract
+from .core import one_sided_bound
 from .gradient import Gradient, Scaling
-from .gradient_scaling import roundings, slopes
-from .layer_backward import LayerBackward, layer_backward
-from .layer_scaling import layer_noise, through_layer
-from .prepared_gradients import has_statistics
+from .gradient_scaling import Slopes, Sum, noise, roundings, slopes
+from .gradients import grouped_worst
+from .keys import sum_groups, unmerge_heads, unsplit_heads
+from .layer import head_errors, projection_bound
+from .layer_backward import LayerBackward, Part, layer_backward, ones_like_tokens
+from .prepared import is_prepared, prepared_errors
+from .prepared_gradients import has_statistics, turned_heads
 from .spread import deviations_for
 from .statistical_gradients import Propagation
 from .statistical_layer_gradients import layer_propagation, layer_variances, supports_statistics
-from .storing import Errors, stored
-from .worst_layer_gradients import worst_layer_errors
+from .storing import Errors, Incoming, stored
+from .worst_gradients import worst_errors
+
+
+def through_layer(backward: LayerBackward, found: Slopes | None) -> LayerBackward:
+    """The layer's backward pass with derivatives in place of the gradients of its parts.
+
+    By the scale of the scores where ``found`` is given, else by that of the backward pass. The
+    output bias, whose gradient no scale moves, is left out.
+    """
+    gradients, layer = backward.gradients, backward.layer
+    if found is None:
+        value, output = torch.zeros_like(gradients.value), torch.zeros_like(layer.core.output)
+        found = Slopes(query=gradients.query, key=gradients.key, value=value, output=output)
+    parts = {
+        name: replace(
+            part,
+            gradient=unsplit_heads(
+                sum_groups(getattr(found, part.input_name), part.num_heads, backward.semantics),
+                backward.semantics,
+            ),
+        )
+        for name, part in backward.parts.items()
+    }
+    layer = replace(layer, merged=golden.merge_heads(found.output, backward.semantics))
+    return replace(backward, parts=parts, layer=layer, output_bias=False)
+
+
+def layer_noise(name: str, backward: LayerBackward, spread: Propagation, weights: Tensor) -> float:
+    """One deviation of the sum of one gradient's errors, each times a weight of its shape.
+
+    ``name`` is an input ("query" ...), a matrix ("q" ..., "o") or a bias ("q_bias" ...). Counts the
+    roundings before the products of the last projection.
+    """
+    return backward.contract.sides * noise(_through_projection(name, backward, weights), spread)
+
+
+def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> Sum:
+    semantics, core = backward.semantics, backward.layer.core
+    if name == "o":
+        merged = backward.output_gradient @ weights[:, : backward.layer.merged.shape[-1]]
+        return Sum(output=unmerge_heads(merged, core.output.shape, semantics))
+    for matrix, part in backward.parts.items():
+        if name == part.input_name:
+            projected = weights @ part.matrix.mT
+        elif name == matrix:
+            projected = part.tokens @ weights.mT
+        elif name == f"{matrix}_bias":
+            projected = weights.expand_as(part.gradient)
+        else:
+            continue
+        heads = golden.split_heads(projected, part.num_heads, semantics)
+        every = golden.repeat_heads(heads, core.query.shape[1], semantics)
+        return Sum(**{part.input_name: every})
+    msg = f"no gradient is named {name!r}"
+    raise ValueError(msg)
+
+
+def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
+    """The error of each gradient, by its name."""
+    core, semantics, contract = backward.layer.core, backward.semantics, backward.contract
+    query, key, value = head_errors(core, backward.tokens(), backward.weights, semantics, contract)
+    carried = Incoming(
+        query=query, key=key, value=value, output_gradient=_output_gradient_error(backward)
+    )
+    heads = _projected_errors(backward, carried)
+    found: dict[str, Tensor] = {}
+    for name, part in backward.parts.items():
+        grouped = grouped_worst(
+            backward.heads[name], heads[name], part.num_heads, semantics, contract
+        )
+        error = _stored(unsplit_heads(grouped, semantics), part.gradient, contract)
+        found |= _part_errors(name, part, error, contract)
+    if backward.output_matrix is not None:
+        found |= _output_errors(backward, carried)
+    return found
+
+
+def _projected_errors(backward: LayerBackward, carried: Incoming) -> dict[str, Tensor]:
+    """The errors of the projected heads' gradients, for each query head.
+
+    ``carried`` are those of the projected heads, before they are normalised and turned.
+    """
+    core, contract, exact = backward.layer.core, backward.contract, backward.gradients
+    query, key = prepared_errors(core, contract.at("score"), carried.query, carried.key)
+    worst = worst_errors(exact, contract, replace(carried, query=query, key=key))
+    if not is_prepared(backward.semantics):
+        return {"q": worst.query, "k": worst.key, "v": worst.value}
+    turned = turned_heads(core, exact, worst, contract, backward.num_kv_heads, carried)
+    (_, query_error), (_, key_error) = turned
+    return {"q": query_error, "k": key_error, "v": worst.value}
+
+
+def _stored(error: Tensor, exact: Tensor, contract: Contract) -> Tensor:
+    unit = contract.unit_roundoff
+    return error * (1.0 + unit) + unit * exact.abs() + contract.underflow
+
+
+def _output_gradient_error(backward: LayerBackward) -> Tensor | None:
+    """What the gradient of the heads carries from the output projection."""
+    if backward.output_matrix is None:
+        return None
+    matrix = backward.output_matrix.mT.contiguous()
+    error = projection_bound(backward.output_gradient, matrix, None, backward.contract)
+    if error is None:
+        return None
+    return unmerge_heads(error, backward.layer.core.output.shape, backward.semantics)
+
+
+def _part_errors(name: str, part: Part, error: Tensor, contract: Contract) -> dict[str, Tensor]:
+    """An input's gradient is one more projection, a matrix's a sum over items and tokens."""
+    matrix = part.matrix.mT.contiguous()
+    by_input = projection_bound(part.gradient, matrix, None, contract, incoming=error)
+    found = {name: weight_error(part.gradient, part.tokens, error, contract)}
+    if by_input is not None:  # for the type checker: with an incoming error there is always one
+        found[part.input_name] = by_input
+    if part.bias:
+        ones = ones_like_tokens(part.tokens)
+        found[f"{name}_bias"] = weight_error(part.gradient, ones, error, contract).squeeze(-1)
+    return found
+
+
+def weight_error(erring: Tensor, exact: Tensor, error: Tensor | None, contract: Contract) -> Tensor:
+    """The error of ``erring^T exact``, added up over items and tokens ``[B, L, ..]``.
+
+    Each item's product may be stored before the items are added up.
+    """
+    left, right = erring.flatten(0, 1).mT, exact.flatten(0, 1).mT.contiguous()
+    incoming = torch.zeros_like(left) if error is None else error.flatten(0, 1).mT
+    total = projection_bound(left, right, None, contract, incoming=incoming)
+    each = (erring.mT @ exact).abs().sum(dim=0)
+    if total is None:  # for the type checker: with an incoming error there is always one
+        return each
+    return total.mul_(1.0 + contract.unit_roundoff).add_(each, alpha=contract.unit_roundoff)
+
+
+def _output_errors(backward: LayerBackward, carried: Incoming) -> dict[str, Tensor]:
+    """The output matrix meets the merged heads, which err themselves."""
+    core, contract = backward.layer.core, backward.contract
+    error = one_sided_bound(core, contract, carried.query, carried.key, carried.value)
+    merged = golden.merge_heads(error, backward.semantics)
+    product = weight_error(backward.layer.merged, backward.output_gradient, merged, contract).mT
+    missing = backward.output_width - product.shape[-1]
+    found = {"o": pad(product, (0, missing))}
+    if backward.output_bias:
+        ones = ones_like_tokens(backward.output_gradient)
+        found["o_bias"] = weight_error(backward.output_gradient, ones, None, contract).squeeze(-1)
+    return found
+
 
 __all__ = ["layer_gradients"]
 

@@ -20,12 +20,10 @@ from . import model
 from .contract import Contract, gamma
 from .golden_gradients import GoldenGradients
 from .gradient import Gradient
-from .heads import sum_groups
-from .incoming import Incoming
-from .normalised import Norm, divisor_drift, norm_of, normalised_error
-from .prepared import is_prepared
-from .rotated import rotated_error
-from .storing import Errors, stored
+from .keys import sum_groups
+from .positions import rotated_error
+from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
+from .storing import Errors, Incoming, stored
 from .worst_gradients import WorstErrors
 
 

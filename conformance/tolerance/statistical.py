@@ -11,18 +11,201 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from conformance._golden import golden
 
 from . import model
 from .contract import Contract
+from .core import is_normalised
+from .layer import is_exact
 from .prepared import scale_error
 from .rows import restrict, sampled_rows
-from .spread import Spread, deviations_for
+from .spread import Spread, Variances, deviations_for, scale_rounding
 from .statistical_core import core_spread
-from .statistical_layer import layer_spread
-from .stored_scale import scale_rounding
-from .unnormalised import is_normalised
+
+
+def moves_exactly(matrix: Tensor, bias: Tensor | None, contract: Contract) -> bool:
+    """Whether a projection makes no error: it only moves and doubles numbers that stay as given."""
+    return contract.operand_roundoff == 0.0 and is_exact(matrix, bias)
+
+
+def squared_terms(
+    tokens: Tensor, matrix: Tensor, contract: Contract, carried: Tensor | None = None
+) -> Tensor:
+    """The errors of products of ``tokens [B, L, in]`` and ``matrix (out, in)``: ``[B, L, out]``.
+
+    Partial sums walk at random, products round once, operands may be rounded; ``carried`` is the
+    variance of the tokens' own errors. Underflow joins the magnitudes. All float64.
+    """
+    walk = model.WALK * matrix.shape[1] + model.PRODUCTS
+    factor = walk * contract.accumulator_roundoff**2 + 2.0 * contract.operand_roundoff**2
+    lost = (contract.accumulator_underflow / contract.accumulator_roundoff) ** 2
+    squares = tokens.square().add_(lost).mul_(factor)
+    if carried is not None:
+        squares += carried
+    return linear(squares, matrix.square().add_(lost))
+
+
+def rounded_variance(
+    terms: Tensor, result: Tensor, bias: Tensor | None, inputs: int, contract: Contract
+) -> Tensor:
+    """The variance of a stored projection, its last rounding included.
+
+    ``terms`` are the squared errors of the products, ``result`` is ``y`` (both of one shape, as
+    tokens or as heads) and ``bias`` broadcasts to it.
+    """
+    drift = model.DRIFT * inputs * contract.accumulator_roundoff**2
+    last = last_rounding(result, bias, inputs, contract)
+    return terms.addcmul(result, result, value=drift).addcmul_(last, last)
+
+
+def last_rounding(result: Tensor, bias: Tensor | None, inputs: int, contract: Contract) -> Tensor:
+    """The product and its sum with the bias are each stored; what underflows is lost for good."""
+    size = result.abs()
+    if bias is not None:
+        size += (result - bias).abs_()
+    underflow = 2.0 * contract.underflow + inputs * contract.accumulator_underflow
+    return size.mul_(contract.unit_roundoff).add_(underflow)
+
+
+def projected_spread(
+    incoming: Spread,
+    tokens: Tensor,
+    result: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    contract: Contract,
+) -> Spread:
+    """The error of ``result = tokens W^T + b [B, L, out]`` for tokens that carry ``incoming``.
+
+    Random errors add in quadrature and certain ones in full; the slope is mapped with its sign.
+    """
+    magnitudes = matrix.abs()
+    certain = linear(incoming.linear, magnitudes)
+    slope = linear(incoming.slope, matrix)
+    if moves_exactly(matrix, bias, contract):
+        variance, last = linear(incoming.variance, matrix.square()), incoming.last
+        return Spread(variance=variance, last=linear(last, magnitudes), linear=certain, slope=slope)
+    carried = torch.addcmul(incoming.variance, incoming.last, incoming.last)
+    inputs = matrix.shape[1]
+    variance = squared_terms(tokens, matrix, contract, carried)
+    drift = model.DRIFT * inputs * contract.accumulator_roundoff**2
+    return Spread(
+        variance=variance.addcmul_(result, result, value=drift),
+        last=last_rounding(result, bias, inputs, contract),
+        linear=certain,
+        slope=slope,
+    )
+
+
+def layer_spread(
+    layer: golden.MultiHeadAttention,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    weights: golden.ProjectionWeights,
+    semantics: golden.Semantics,
+    contract: Contract,
+    rows: Tensor,
+    deviations: float,
+) -> tuple[Spread, float]:
+    """The error of ``layer.output[:, rows]`` and the fraction of core elements that is saturated.
+
+    ``tokens`` are the inputs query, key and value ``[B, L, E]``. The heads must be merged side by
+    side, so that a row of the layer is a row of every head.
+    """
+    core = restrict(layer.core, rows)
+    carried = head_variances(core, tokens, weights, semantics, contract, rows)
+    spread, saturated = core_spread(
+        core, contract, deviations, carried, mixed=weights.o is not None
+    )
+    merged = Spread(
+        variance=golden.merge_heads(spread.variance, semantics),
+        last=golden.merge_heads(spread.last, semantics),
+        linear=golden.merge_heads(spread.linear, semantics),
+        slope=golden.merge_heads(spread.slope, semantics),
+    )
+    return _output_spread(merged, layer, weights, semantics, contract, rows), saturated
+
+
+def head_variances(
+    core: golden.Attention,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    weights: golden.ProjectionWeights,
+    semantics: golden.Semantics,
+    contract: Contract,
+    rows: Tensor,
+) -> Variances:
+    """What projected heads carry; ``core`` holds the query rows ``rows`` only."""
+    query, key, value = tokens
+    query_bias = weights.q_bias if semantics.query_bias else None
+    key_bias = weights.k_bias if semantics.key_bias else None
+    value_bias = weights.v_bias if semantics.value_bias else None
+    chosen = None if rows.numel() == query.shape[1] else rows
+    return Variances(
+        query=_head_variance(
+            query, weights.q, query_bias, core.given_query, semantics, contract, chosen=chosen
+        ),
+        key=_head_variance(key, weights.k, key_bias, core.given_key, semantics, contract),
+        value=_head_variance(value, weights.v, value_bias, core.value, semantics, contract),
+    )
+
+
+def _head_variance(
+    tokens: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    heads: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
+    *,
+    chosen: Tensor | None = None,
+) -> Tensor | None:
+    """The variance of projected tokens as that of heads, repeated like ``heads [B, H, L, D]``."""
+    matrix = matrix.double()
+    bias = None if bias is None else bias.double()
+    if moves_exactly(matrix, bias, contract):
+        return None
+    mixes_rows = semantics.head_split == "reinterpret"
+    if chosen is not None and not mixes_rows:
+        tokens = tokens[:, chosen]
+
+    def as_heads(projected: Tensor) -> Tensor:
+        split = golden.split_heads(projected, matrix.shape[0] // heads.shape[-1], semantics)
+        repeated = golden.repeat_heads(split, heads.shape[1], semantics)
+        return repeated[:, :, chosen] if chosen is not None and mixes_rows else repeated
+
+    terms = as_heads(squared_terms(tokens.double(), matrix, contract))
+    if bias is not None and mixes_rows:
+        bias = as_heads(bias.expand(tokens.shape[0], tokens.shape[1], -1))
+    elif bias is not None:
+        bias = as_heads(bias.expand(1, 1, -1))
+    return rounded_variance(terms, heads, bias, matrix.shape[1], contract)
+
+
+def _output_spread(
+    merged: Spread,
+    layer: golden.MultiHeadAttention,
+    weights: golden.ProjectionWeights,
+    semantics: golden.Semantics,
+    contract: Contract,
+    rows: Tensor,
+) -> Spread:
+    if weights.o is None:
+        return merged
+    bias = weights.o_bias if semantics.output_bias else None
+    tokens, result = layer.merged, layer.output
+    if rows.numel() < result.shape[1]:
+        tokens, result = tokens[:, rows], result[:, rows]
+    if semantics.empty_rows == "nan":
+        tokens, result = tokens.nan_to_num(nan=0.0), result.nan_to_num(nan=0.0)
+    return projected_spread(
+        merged,
+        tokens,
+        result,
+        weights.o.double(),
+        None if bias is None else bias.double(),
+        contract,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,9 +17,16 @@ from torch import Tensor
 
 from .contract import Contract
 from .golden_gradients import GoldenGradients
-from .incoming import Incoming, backward_contract
-from .quadratic import coherent_rows, independent_channels, independent_columns, walk
-from .statistical_pairs import PairVariances, pair_variances, with_operand_roundings
+from .statistical_pairs import (
+    PairVariances,
+    coherent_rows,
+    independent_channels,
+    independent_columns,
+    pair_variances,
+    walk,
+    with_operand_roundings,
+)
+from .storing import Incoming, backward_contract
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

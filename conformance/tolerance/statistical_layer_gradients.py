@@ -8,14 +8,13 @@ from torch.nn.functional import pad
 
 from conformance._golden import golden
 
-from .block_stores import key_store_variance, query_store_variance, value_store_variance
 from .contract import Contract
-from .heads import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
-from .incoming import Incoming
+from .keys import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
+from .layer import is_exact
 from .layer_backward import LayerBackward, Part, ones_like_tokens
-from .projection import is_exact
-from .quadratic import walk
 from .statistical_gradients import Propagation, propagation
+from .statistical_pairs import walk
+from .storing import Incoming, key_store_variance, query_store_variance, value_store_variance
 
 
 def supports_statistics(semantics: golden.Semantics) -> bool:

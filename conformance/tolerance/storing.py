@@ -1,13 +1,16 @@
-"""The last step of every gradient: it is stored in the working dtype."""
+"""How gradients are stored between steps: rounded at the end, block by block, or on the way in."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from . import model
 from .contract import Contract
+from .golden_gradients import GoldenGradients
 from .gradient import Gradient
 
 
@@ -42,3 +45,98 @@ def stored(errors: Errors, contract: Contract, deviations: float) -> Gradient:
         bound=contract.sides * (deviations * variance.sqrt() * (1.0 + unit) + last),
         scale=contract.sides * torch.sqrt(variance + last.square()),
     )
+
+
+def query_block_stores(length: int, contract: Contract) -> int:
+    """How often gradients of key and value are stored between blocks of that many queries."""
+    if contract.unit_roundoff <= contract.accumulator_roundoff:
+        return 0  # the accumulator's own sum has counted it
+    if contract.score_roundoff:
+        return math.ceil(length / model.EAGER_QUERY_BLOCK) - 1
+    sizes = [size for least, size in model.GRADIENT_QUERY_BLOCKS if length >= least]
+    return math.ceil(length / sizes[-1]) - 1
+
+
+def key_block_stores(length: int, contract: Contract) -> int:
+    """How often the gradient of the query is stored between blocks of that many keys."""
+    if contract.unit_roundoff <= contract.accumulator_roundoff:
+        return 0
+    block = model.EAGER_KEY_BLOCK if contract.score_roundoff else model.GRADIENT_KEY_BLOCK
+    return math.ceil(length / block) - 1
+
+
+def worst_of_stores(sizes: Tensor, stores: int, contract: Contract) -> Tensor | float:
+    """Each store rounds a partial sum, which is at most the sum of magnitudes."""
+    if stores <= 0:
+        return 0.0
+    unit = contract.unit_roundoff
+    return stores * (unit * (1.0 + unit) ** stores * sizes + contract.underflow)
+
+
+def query_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+    """The variance of the query's gradient by these stores, per head."""
+    stores = key_block_stores(gradients.live.key_length, contract)
+    squares = gradients.score_gradient.square() @ gradients.attention.key.square()
+    squares = squares * gradients.attention.scale**2
+    return _variance(squares, gradients.query, stores, contract)
+
+
+def key_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+    """The variance of the key's gradient by these stores, per query head."""
+    stores = query_block_stores(gradients.query.shape[-2], contract)
+    squares = gradients.score_gradient.square().mT @ gradients.attention.query.square()
+    squares = squares * gradients.attention.scale**2
+    return _variance(squares, gradients.key, stores, contract)
+
+
+def value_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+    """The variance of the value's gradient by these stores, per query head."""
+    stores = query_block_stores(gradients.query.shape[-2], contract)
+    weights = gradients.attention.weights
+    squares = weights.square().mT @ gradients.output_gradient.square()
+    return _variance(squares, gradients.value, stores, contract)
+
+
+def _variance(squares: Tensor, result: Tensor, stores: int, contract: Contract) -> Tensor | float:
+    """The partial sums are a random walk that drifts to the result: see ``model.WALK``."""
+    if stores <= 0:
+        return 0.0
+    partial = model.WALK * squares + model.DRIFT * result.square()
+    return stores * (contract.unit_roundoff**2 * partial + contract.underflow**2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Incoming:
+    """What the heads and the output gradient already carry, as errors or as variances.
+
+    ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]``, ``value [B, H, Lk, Dv]`` and ``output_gradient
+    [B, H, Lq, Dv]``; None means that they are exact.
+    """
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    output_gradient: Tensor | None = None
+
+    def only_seen(self, gradients: GoldenGradients) -> Incoming:
+        """The same, but nothing for keys that no query sees."""
+        seen = gradients.live.only_seen
+        return replace(
+            self,
+            key=None if self.key is None else seen(self.key),
+            value=None if self.value is None else seen(self.value),
+        )
+
+
+def backward_contract(contract: Contract) -> Contract:
+    """The contract with the exponential that recomputes weights."""
+    return replace(contract, exp_error=max(contract.exp_error, model.BACKWARD_EXP_ERROR))
+
+
+def score_gradient_stores(gradients: GoldenGradients, contract: Contract) -> int:
+    """How often a gradient of a score is rounded to the working dtype."""
+    if not contract.score_roundoff:
+        return model.SCORE_GRADIENT_STORES
+    capped = model.SOFTCAP_STORES if gradients.attention.softcap is not None else 0
+    modified = model.MODIFICATION_STORES if gradients.function_slope is not None else 0
+    return model.SCORE_GRADIENT_STORES + model.EAGER_SCORE_GRADIENT_STORES + capped + modified

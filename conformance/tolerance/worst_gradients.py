@@ -7,11 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .block_stores import key_block_stores, query_block_stores, worst_of_stores
 from .contract import Contract
 from .golden_gradients import GoldenGradients
-from .incoming import Incoming, backward_contract, score_gradient_stores
-from .sinks import has_sink
+from .keys import has_sink
+from .storing import (
+    Incoming,
+    backward_contract,
+    key_block_stores,
+    query_block_stores,
+    score_gradient_stores,
+    worst_of_stores,
+)
 from .worst_pairs import PairErrors, gate_unit, grown, pair_errors, sum_error
 
 

@@ -15,11 +15,10 @@ from . import model
 from .contract import Contract, gamma
 from .core import one_sided_bound
 from .golden_gradients import GoldenGradients
-from .incoming import Incoming
+from .keys import has_sink
 from .modified_gradients import function_slope_error
-from .scores import capped_error, exponent_error
-from .sinks import has_sink
-from .sums import log_sum_exp_error
+from .stages import capped_error, exponent_error, log_sum_exp_error
+from .storing import Incoming
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,8 +8,7 @@ from typing import Final
 
 from ..diagnosis.facts import UNKNOWN
 from ..diagnosis.mistakes import MISTAKES, NamedMistake
-from ..diagnosis.mistakes.backward import BACKWARD
-from ..diagnosis.mistakes.backward_calls import BESIDE, OF_CALLS
+from ..diagnosis.mistakes.backward import BACKWARD, BESIDE, OF_CALLS
 from ..diagnosis.precision_losses import LOSSES
 
 HEADER: Final = """# The mistakes that have a name

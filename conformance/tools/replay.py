@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..base.compiled_names import names_compiled
-from ..base.dtypes import DTYPES
 from ..base.graph_options import read_beside
-from ..base.profile import PROFILES
+from ..base.profile import DTYPES, PROFILES
 from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded, RunOptions
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost

@@ -13,10 +13,9 @@ from typing import Final
 
 from ..clauses.registry import Clause, all_clauses, specification_hash
 from ..diagnosis.mistakes import named_mistakes
-from ..diagnosis.mistakes.backward import BACKWARD
-from ..diagnosis.mistakes.backward_calls import BESIDE, OF_CALLS
+from ..diagnosis.mistakes.backward import BACKWARD, BESIDE, OF_CALLS
 from ..errors import UsageError
-from ..running.applicability import applies
+from .catalogue import applies
 from .pictures import PICTURED, picture
 
 EXIT_USAGE: Final = 2

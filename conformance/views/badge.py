@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .complete import complete
-from .marks import is_strict, mark, problems
-from .notes import is_cut
-from .overall import GREEN
+from .complete import complete, is_cut
+from .marks import GREEN, is_strict, mark, problems
 
 Record = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from . import html_words
-from .html_record import worst
+from .html_words import worst
 
 Record = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ from . import html_margins, html_matrix
 from .comparison import Compared, circumstances, compared, conventions, not_asked, sources
 from .html import header
 from .html_heat import ratio_class
-from .html_record import complete
 from .html_template import rendered
+from .html_words import complete
 
 Record = Mapping[str, Any]
 

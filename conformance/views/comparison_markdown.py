@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from . import html_words
 from .comparison import Compared, circumstances, compared, conventions, not_asked, sources
-from .html_record import complete
+from .complete import notes
+from .html_words import complete
+from .markdown import code, escaped
 from .marks import whole
-from .markup import code, escaped
-from .notes import notes
 
 Record = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from . import html_words, wording
 from .comparison import Compared, circumstances, compared, conventions, not_asked, sources
-from .html_record import complete
+from .complete import notes
+from .html_words import complete
 from .marks import whole
-from .notes import notes
 from .printing import Fitting, indented, write
 
 Record = Mapping[str, Any]

@@ -2,10 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeGuard
 
-from . import tensors
+_DIGITS: Final = 6
+_LARGEST_INTEGER: Final = 1e6
+_LINE: Final = 48
+MARK: Final = "*"
+
+Table = Mapping[str, Any]
+
+
+def is_table(data: Any) -> TypeGuard[Table]:
+    """Whether some data is a tensor as the report holds it."""
+    return isinstance(data, Mapping) and "shape" in data
+
+
+def is_shown(data: Any) -> TypeGuard[Table]:
+    """Whether a tensor is there with its values."""
+    return is_table(data) and "values" in data
+
+
+def number(value: Any) -> str:
+    """An element: integers as integers, others with six digits, truth values as they are."""
+    if isinstance(value, (bool, str)):
+        return str(value)
+    value = float(value)
+    if math.isfinite(value) and value == round(value) and abs(value) < _LARGEST_INTEGER:
+        return str(round(value))
+    return f"{value:.{_DIGITS}g}"
+
+
+def tensor_lines(data: Table, marked: Sequence[bool] = ()) -> list[str]:
+    """The values as nested lists, a line for each row; marked elements (row-major) have a star.
+
+    Rows of one element stand in one line where there is room for them.
+    """
+    elements = flat(data["values"])
+    marks = [*marked, *([False] * len(elements))] if any(marked) else []
+    texts = [number(element) for element in elements]
+    if marks:
+        texts = [text + (MARK if mark else " ") for text, mark in zip(texts, marks, strict=False)]
+    width = max(map(len, texts), default=0)
+    sizes = list(data["shape"])
+    if sizes and sizes[-1] == 1:
+        (whole, *more) = _nested([text.strip() for text in texts], sizes, apart=False)
+        if not more and len(whole) <= _LINE:
+            return [whole]
+    return _nested([text.rjust(width) for text in texts], sizes)
+
+
+def _nested(texts: list[str], shape: list[int], *, apart: bool = True) -> list[str]:
+    """Texts in nested brackets; each row in a line of its own if they are to be ``apart``."""
+    if not shape:
+        return texts
+    each = math.prod(shape[1:])
+    if len(shape) == 1 or not texts:
+        return [f"[{', '.join(texts)}]"]
+    parts = [texts[n * each : (n + 1) * each] for n in range(shape[0])]
+    blocks = [_nested(part, shape[1:], apart=apart) for part in parts]
+    if not apart:
+        return [f"[{', '.join(block for (block,) in blocks)}]"]
+    found: list[str] = []
+    for place, block in enumerate(blocks):
+        opened = ["[" if place == 0 and row == 0 else " " for row in range(len(block))]
+        closed = "]" if place == len(blocks) - 1 else ","
+        block[-1] += closed
+        found.extend(sign + line for sign, line in zip(opened, block, strict=True))
+    return found
+
+
+def flat(values: Any) -> list[Any]:
+    """The elements of nested lists in row-major order."""
+    if not isinstance(values, list):
+        return [values]
+    return [element for entry in values for element in flat(entry)]
+
+
+def shape(data: Table) -> str:
+    """The shape of a tensor, with its dtype where it holds no floating-point numbers."""
+    dtype = str(data.get("dtype", ""))
+    return f"{list(data['shape'])}{'' if 'float' in dtype else f' {dtype}'}"
+
+
+def beyond(
+    got: Table, expected: Table, bound: Table, judged: Table | None, *, law: bool
+) -> list[bool]:
+    """Which elements of an answer are further off than the bound, or not finite where they must.
+
+    Under a law the expected values are an answer, too, and must be finite; else nothing is judged
+    where they are not.
+    """
+    columns = [flat(data["values"]) for data in (got, expected, bound)]
+    counts = flat(judged["values"]) if judged is not None else [True] * len(columns[0])
+    return [
+        bool(counted) and not _within(*map(float, triple), law=law)
+        for counted, *triple in zip(counts, *columns, strict=True)
+    ]
+
+
+def _within(got: float, expected: float, bound: float, *, law: bool) -> bool:
+    if not math.isfinite(expected):
+        return not law
+    return abs(got - expected) <= bound
+
 
 # Of all tensors that are shown together: more is not read, and the report holds it anyway.
 _MOST_ELEMENTS: Final = 96
@@ -35,21 +136,21 @@ def block(data: Data) -> list[str]:
 def _is_small(data: Data) -> bool:
     """Whether all of it is written out, and little enough to read."""
     tables = list(_tables(data))
-    return all(map(tensors.is_shown, tables)) and _elements(tables) <= _MOST_ELEMENTS
+    return all(map(is_shown, tables)) and _elements(tables) <= _MOST_ELEMENTS
 
 
 def _elements(tables: list[Data]) -> int:
-    return sum(len(tensors.flat(table["values"])) for table in tables)
+    return sum(len(flat(table["values"])) for table in tables)
 
 
 def _tables(data: Data) -> Iterator[Data]:
     """Every tensor that would be shown, once."""
     for number, call in enumerate(data["calls"]):
         shown = changed(call, data["calls"][number - 1]) if number else given(call)
-        yield from filter(tensors.is_table, shown.values())
+        yield from filter(is_table, shown.values())
     for layer in data.get("layers", []):
         yield from (layer["weights"] or {}).values()
-    yield from (data[name] for name in _COMPARED if tensors.is_table(data.get(name)))
+    yield from (data[name] for name in _COMPARED if is_table(data.get(name)))
 
 
 def given(call: Data) -> dict[str, Any]:
@@ -68,7 +169,7 @@ def changed(call: Data, first: Data) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if not tensors.is_table(one) or not tensors.is_table(other):
+    if not is_table(one) or not is_table(other):
         return bool(one == other)
     names = ("shape", "dtype", "values", "stride", "offset")
     return all(one.get(name) == other.get(name) for name in names)
@@ -84,7 +185,7 @@ def _calls(data: Data) -> Iterator[Line]:
         yield label, signature(data, call) + as_before(call, first, shown)
         yield from _layer(call, layers, first)
         for name, value in shown.items():
-            if tensors.is_table(value):
+            if is_table(value):
                 yield from _tensor(name, value)
                 if "after" in value:
                     yield from _tensor("  after it", value["after"])
@@ -94,21 +195,21 @@ def _calls(data: Data) -> Iterator[Line]:
 def signature(data: Data, call: Data) -> str:
     """The call as code, its tensors by their names."""
     keywords = [
-        f"{name}={name if tensors.is_table(value) else _plain(value)}"
+        f"{name}={name if is_table(value) else _plain(value)}"
         for name, value in call["keywords"].items()
     ]
     return f"{data.get('candidate', 'candidate')}({', '.join([*call['arguments'], *keywords])})"
 
 
 def _plain(value: Any) -> str:
-    return tensors.number(value) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def as_before(call: Data, first: Data | None, shown: Data) -> str:
     """How a call differs from the one before it, to follow its signature."""
     if first is None:
         return ""
-    other_tensors = [name for name, value in shown.items() if tensors.is_table(value)]
+    other_tensors = [name for name, value in shown.items() if is_table(value)]
     lost = [name for name in given(first) if name not in given(call)]
     other = call.get("layer") != first.get("layer")
     moved = _moved(call)
@@ -142,8 +243,8 @@ def weights_of(call: Data, layers: list[Data]) -> Any:
 def _answered(call: Data, *, several: bool) -> Iterator[Line]:
     if "refused" in call:
         yield "answer", str(call["refused"]["message"])
-    elif several and tensors.is_shown(call.get("output")):
-        right = tensors.is_shown(call.get("right"))
+    elif several and is_shown(call.get("output")):
+        right = is_shown(call.get("right"))
         note = "" if "right" not in call else "wrong" if right else "right"
         yield from _tensor("answer", call["output"], note=note)
         if right:
@@ -152,13 +253,13 @@ def _answered(call: Data, *, several: bool) -> Iterator[Line]:
 
 def _compared(data: Data) -> Iterator[Line]:
     """What was compared; elements of the answer beyond the bound are marked."""
-    if not all(tensors.is_shown(data.get(name)) for name in _COMPARED):
+    if not all(is_shown(data.get(name)) for name in _COMPARED):
         return
     expected, got, bound = (data[name] for name in _COMPARED)
     law = bool(data.get("relation"))
-    marked = tensors.beyond(got, expected, bound, data.get("judged"), law=law)
+    marked = beyond(got, expected, bound, data.get("judged"), law=law)
     yield from _tensor("expected", expected, note=origin(data))
-    yield from _tensor("got", got, marked=marked, note=f"{tensors.MARK} beyond the bound")
+    yield from _tensor("got", got, marked=marked, note=f"{MARK} beyond the bound")
     yield from _tensor("bound", {**bound, "values": _rounded(bound["values"])})
 
 
@@ -186,9 +287,9 @@ def _tensor(
 ) -> Iterator[Line]:
     told = f"  ({note})" if note else ""
     gaps = f", strides {data['stride']}" if "stride" in data else ""
-    first, *rest = tensors.lines(data, marked or ())
-    yield label, f"{first}  {tensors.shape(data)}{gaps}{told}" if not rest else first
+    first, *rest = tensor_lines(data, marked or ())
+    yield label, f"{first}  {shape(data)}{gaps}{told}" if not rest else first
     for row in rest[:-1]:
         yield "", row
     if rest:
-        yield "", f"{rest[-1]}  {tensors.shape(data)}{gaps}{told}"
+        yield "", f"{rest[-1]}  {shape(data)}{gaps}{told}"

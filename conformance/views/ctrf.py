@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from .complete import complete
+from .complete import complete, notes
 from .marks import Problem, case_id, details, is_strict, mark, problems, said, whole
-from .notes import notes
 
 Record = Mapping[str, Any]
 

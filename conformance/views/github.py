@@ -12,9 +12,8 @@ from itertools import zip_longest
 from typing import Any, Final, Literal
 
 from . import wording
-from .complete import complete
+from .complete import complete, file_of, line_of
 from .marks import Problem, is_strict, mark, problems, said
-from .places import file_of, line_of
 
 Record = Mapping[str, Any]
 

@@ -9,20 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import (
-    html_budget,
-    html_failures,
-    html_filters,
-    html_margins,
-    html_matrix,
-    html_notes,
-    html_rows,
-)
-from .html_record import complete, worst
+from . import html_failures, html_margins, html_matrix, html_rows
+from .complete import notes
 from .html_template import rendered
-from .html_words import LABELS, duration, kind, short
+from .html_words import LABELS, complete, duration, kind, short, worst
 from .marks import whole as overall
-from .notes import notes
 
 Record = Mapping[str, Any]
 
@@ -39,17 +30,17 @@ def render_html(record: Record) -> str:
         "told_count": len(anchors),
         "rows": rows,
         "by_candidate": html_rows.by_candidate(rows.shown),
-        "filters": html_filters.filters(whole, rows.shown),
+        "filters": html_rows.filters(whole, rows.shown),
         "matrix": html_matrix.matrix(whole, anchors),
         "axis": axis,
         "plots": html_margins.plots(whole, axis, anchors),
-        "groups": html_notes.groups(whole),
+        "groups": html_rows.groups(whole),
     }
-    room = html_budget.LARGEST_PAGE - html_budget.size(_page(data, html_budget.NOTHING))
-    return _page(data, html_budget.told(whole, anchors, room))
+    room = html_failures.LARGEST_PAGE - html_failures.size(_page(data, html_failures.NOTHING))
+    return _page(data, html_failures.told(whole, anchors, room))
 
 
-def _page(data: Mapping[str, Any], told: html_budget.Told) -> str:
+def _page(data: Mapping[str, Any], told: html_failures.Told) -> str:
     return rendered("run.html.jinja", **data, told=told, known=told.anchors)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from . import tensors
-from .html_record import number
+from . import counterexample
+from .html_words import number
 
 AXES: Final[Mapping[int, tuple[str, ...]]] = {
     4: ("batch", "head", "query", "channel"),
@@ -63,14 +63,14 @@ def heat(
 
     ``largest`` is the absolute value at which the colours of ``signed`` end.
     """
-    if not tensors.is_shown(data):
+    if not counterexample.is_shown(data):
         return None
     shape = [int(size) for size in data["shape"]]
-    elements = tensors.flat(data["values"])
+    elements = counterexample.flat(data["values"])
     if math.prod(shape) != len(elements):
         return None
     style = _styles(scale, largest)
-    note = tensors.shape(data) if scale != "ratio" else "1 is at the bound"
+    note = counterexample.shape(data) if scale != "ratio" else "1 is at the bound"
     if None in elements:
         note = f"{note}, blank is not judged"
     if not elements:
@@ -110,7 +110,7 @@ def text(element: Any, digits: int) -> str:
     if isinstance(element, (bool, str)):
         return str(element)
     rounded = f"{float(element):.{digits}g}"
-    shown = rounded if "e" in rounded else tensors.number(float(rounded))
+    shown = rounded if "e" in rounded else counterexample.number(float(rounded))
     return shown.replace("inf", "∞")
 
 
@@ -154,11 +154,11 @@ def ratios(got: Any, expected: Any, bound: Any, judged: Any) -> Data | None:
 
     What is not finite on one side only is infinitely far off. None where the shapes differ.
     """
-    if not all(map(tensors.is_shown, (got, expected, bound))):
+    if not all(map(counterexample.is_shown, (got, expected, bound))):
         return None
-    columns = [tensors.flat(data["values"]) for data in (got, expected, bound)]
+    columns = [counterexample.flat(data["values"]) for data in (got, expected, bound)]
     count = len(columns[0])
-    counts = tensors.flat(judged["values"]) if tensors.is_shown(judged) else []
+    counts = counterexample.flat(judged["values"]) if counterexample.is_shown(judged) else []
     if any(len(column) != count for column in columns) or len(counts) not in (0, count):
         return None
     counted = counts or [True] * count
@@ -185,8 +185,8 @@ def largest_of(*tables: Any) -> float:
     found = [
         abs(value)
         for data in tables
-        if tensors.is_shown(data)
-        for element in tensors.flat(data["values"])
+        if counterexample.is_shown(data)
+        for element in counterexample.flat(data["values"])
         if (value := number(element)) is not None and math.isfinite(value)
     ]
     return max(found, default=0.0)

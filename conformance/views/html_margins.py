@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from . import html_words
-from .html_record import where, worst
-from .overall import counted
+from .html_words import where, worst
+from .marks import counted
 
 Record = Mapping[str, Any]
 

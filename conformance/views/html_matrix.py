@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from . import html_words
-from .html_record import where
+from .html_words import where
 
 Record = Mapping[str, Any]
 Results = Sequence[tuple[str, Record]]

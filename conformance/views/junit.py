@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
-from .complete import complete
+from .complete import complete, notes
 from .marks import Problem, case_id, details, is_strict, mark, problems, said
-from .notes import notes
 
 Record = Mapping[str, Any]
 

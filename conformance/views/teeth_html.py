@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import jinja2
 
-from .teeth_matrix import SYMBOLS, families, summary_lines, symbol
+from .teeth import SYMBOLS, families, summary_lines, symbol
 
 Record = Mapping[str, Any]
 

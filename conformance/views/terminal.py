@@ -9,12 +9,11 @@ from typing import IO, Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from ..base.printable import printable_record
+from ..base.texts import printable_record
 from . import counterexample, wording
-from .complete import complete
-from .counts import COLUMNS, count, shown_columns, worst_margin
-from .notes import notes
+from .complete import complete, notes
 from .printing import Fitting, indented, write
+from .wording import COLUMNS, count, shown_columns, worst_margin
 
 _STYLES: Final = {
     "passed": "green",

@@ -1,7 +1,7 @@
 """The table of views: what each is called, what it is for, and the function that renders it.
 
 A view is a pure function of the record. The commands build their options from this table
-(:mod:`conformance.cli._views`), so a view is added here and nowhere else. Renderers are named,
+(:mod:`conformance.cli._output`), so a view is added here and nowhere else. Renderers are named,
 not imported: a page template or rich is loaded when its view is asked for.
 """
 

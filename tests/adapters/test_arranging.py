@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.adapters.arranging import arrange, restore, spelled
+from conformance.adapters.graph_forward import arrange, restore, spelled
 
 SIZES = {"B": 2, "H": 3, "L": 5, "D": 4, "E": 7}
 

@@ -7,12 +7,11 @@ import dataclasses
 import pytest
 
 from candidates.legitimate import CANDIDATES
-from conformance.base.dtypes import DTYPES
-from conformance.base.profile import PROFILES
+from conformance.base.profile import DTYPES, PROFILES
 from conformance.declare.candidate import Candidate
 from conformance.declare.declaration import FEATURES, MASK_FORMS, SEQUENCES
 from conformance.running.runner import CandidateRun
-from conformance.session.judging import judge
+from conformance.session.expectations import judge
 
 # benchmarks/soak tries them at length; this is a sample of each clause.
 PROFILE = dataclasses.replace(PROFILES["quick"], examples=4, reductions=0)

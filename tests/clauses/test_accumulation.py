@@ -11,7 +11,7 @@ from candidates.broken.half_precision import FusedCore
 from candidates.broken.long_sums import added_up_in_parts
 from candidates.eager import EagerCore
 from conformance.base.results import ClauseResult
-from conformance.clauses.accumulation import LONG
+from conformance.clauses.numerics import LONG
 from conformance.declare.candidate import Candidate
 from conformance.problems.edges import edge_problems
 

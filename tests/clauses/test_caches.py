@@ -9,9 +9,8 @@ from torch import Tensor
 
 import conformance
 from candidates.eager import Answer, Call, EagerCore, EagerLayer
-from conformance.clauses import decoding
-from conformance.clauses.caches import with_cache
-from conformance.clauses.decoding import ragged
+from conformance.clauses import caches
+from conformance.clauses.caches import ragged, with_cache
 from conformance.clauses.registry import all_clauses
 from conformance.clauses.subject import Subject
 
@@ -142,9 +141,7 @@ def test_an_item_alone_is_asked_the_same_question(monkeypatch: pytest.MonkeyPatc
     Queries before the end of the cache would see other tokens: their distance would be allowed.
     """
     asked = []
-    monkeypatch.setattr(
-        decoding, "same_answer", lambda *given, **named: asked.append((given, named))
-    )
+    monkeypatch.setattr(caches, "same_answer", lambda *given, **named: asked.append((given, named)))
     subject = Subject(core(**PROMISES), "float32")
     for seed in range(12):
         ragged(subject, problem(causal=True, window=(1, 0), seed=seed, query_length=7))

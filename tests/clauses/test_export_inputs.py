@@ -10,11 +10,11 @@ import pytest
 from examples import run_clause
 from exported import Altered, Layer, Outputs, Plan, Run, opened
 
-from conformance.clauses.export_inputs import has_influence
-from conformance.graphs.lost import GraphRefused
+from conformance.clauses.export_file import has_influence
 from conformance.graphs.process import Feeds, Setting
+from conformance.graphs.protocol import GraphRefused
 from conformance.graphs.reading import Role
-from conformance.graphs.told import Told
+from conformance.graphs.sidecar import Told
 
 SLUG = "export.inputs-matter"
 LAYER = Layer()

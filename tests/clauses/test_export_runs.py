@@ -12,8 +12,8 @@ from exported import Altered, Answers, Layer, Outputs, Plan, Run, opened
 
 from candidates.eager import eager_core
 from conformance.clauses.export_runs import CPU
-from conformance.graphs.lost import GraphRefused
 from conformance.graphs.process import Feeds, Setting
+from conformance.graphs.protocol import GraphRefused
 
 LEVELS, SOURCE, PROVIDERS = (
     f"export.{word}" for word in ("optimisation-levels", "matches-source", "providers")

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 import conformance
 from conformance._golden import golden
 from conformance.base.geometry import Geometry
-from conformance.clauses._gradient_junk import with_junk_to_differentiate
+from conformance.clauses.gradients import with_junk_to_differentiate
 from conformance.clauses.subject import Subject
 from conformance.oracle.gradient_headroom import largest_weight_gradient
 from conformance.oracle.oracle import evaluate

@@ -9,8 +9,8 @@ from examples import bare, core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.broken import MISTAKES
+from conformance.clauses.state import inputs_unchanged
 from conformance.clauses.subject import Subject
-from conformance.clauses.unchanged import inputs_unchanged
 from conformance.declare.candidate import Candidate
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from conformance.oracle.double_double import products
-from conformance.oracle.double_double.arithmetic import DoubleDouble, exact, fast_two_sum
+from conformance.oracle.double_double import numbers
+from conformance.oracle.double_double.numbers import DoubleDouble, exact, fast_two_sum
 
 UNIT = Fraction(1, 2**53)
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 13, 33, 100)
@@ -55,7 +55,7 @@ def test_dot_products_keep_the_promised_bound(length: int, octaves: float) -> No
     generator = Generator().manual_seed(length)
     left, right = (numbers((6, length), generator, octaves) for _ in range(2))
     transposed = DoubleDouble(right.high.T, right.low.T)
-    found = iter(fractions_of(products.matmul(left, transposed)))
+    found = iter(fractions_of(numbers.matmul(left, transposed)))
     rows = [fractions_of(DoubleDouble(h, low)) for h, low in zip(left.high, left.low, strict=True)]
     columns = [
         fractions_of(DoubleDouble(h, low)) for h, low in zip(right.high, right.low, strict=True)
@@ -74,7 +74,7 @@ def test_cancelling_sums_keep_the_promised_bound(length: int) -> None:
     opposite = DoubleDouble(-terms.high * (1 + 2.0**-52), -terms.low)
     both = DoubleDouble(*(torch.cat(parts) for parts in zip(terms, opposite, strict=True)))
     exactly = fractions_of(both)
-    found = fractions_of(products.total(both))[0]
+    found = fractions_of(numbers.total(both))[0]
     magnitude = sum(map(abs, exactly), Fraction(0))
     assert abs(found - sum(exactly, Fraction(0))) <= promised(2 * length) * magnitude
 
@@ -86,8 +86,8 @@ def test_powers_of_two_pass_through() -> None:
     right = torch.randn(7, 4, generator=generator, dtype=torch.float64)
     rows = torch.tensor([[2.0**-900], [1.0], [2.0**1000]], dtype=torch.float64)
     columns = torch.tensor([[2.0**900, 1.0, 2.0**-900, 2.0**10]], dtype=torch.float64)
-    plain = products.matmul(exact(left), exact(right))
-    scaled = products.matmul(exact(left * rows), exact(right * columns))
+    plain = numbers.matmul(exact(left), exact(right))
+    scaled = numbers.matmul(exact(left * rows), exact(right * columns))
     factor = rows * columns
     judged = torch.isfinite(factor) & (factor > 2.0**-800)
     assert int(judged.sum()) == 7
@@ -100,10 +100,10 @@ def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = Generator().manual_seed(1)
     left = exact(torch.randn(2, 3, 5, 9, generator=generator, dtype=torch.float64))
     right = exact(torch.randn(2, 3, 9, 4, generator=generator, dtype=torch.float64))
-    whole = products.matmul(left, right)
+    whole = numbers.matmul(left, right)
     for terms in (1, 2 * 9 * 4, 2 * 5 * 9 * 4):
-        monkeypatch.setattr(products, "_TERMS", terms)
-        pieces = products.matmul(left, right)
+        monkeypatch.setattr(numbers, "_TERMS", terms)
+        pieces = numbers.matmul(left, right)
         assert torch.equal(pieces.high, whole.high)
         assert torch.equal(pieces.low, whole.low)
 
@@ -113,7 +113,7 @@ def test_an_axis_may_be_empty(axes: tuple[int, int, int]) -> None:
     """No rows, no terms or no columns give zeros of the shape that torch gives."""
     rows, terms, columns = axes
     left, right = torch.ones(rows, terms).double(), torch.ones(terms, columns).double()
-    assert torch.equal(products.matmul(exact(left), exact(right)).high, left @ right)
+    assert torch.equal(numbers.matmul(exact(left), exact(right)).high, left @ right)
 
 
 def test_a_value_that_is_not_finite_stays_in_its_column() -> None:
@@ -121,9 +121,9 @@ def test_a_value_that_is_not_finite_stays_in_its_column() -> None:
     generator = Generator().manual_seed(2)
     left = exact(torch.randn(3, 5, generator=generator, dtype=torch.float64))
     right = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    clean = products.matmul(left, exact(right))
+    clean = numbers.matmul(left, exact(right))
     right[2, 0], right[3, 1] = math.nan, math.inf
-    found = products.matmul(left, exact(right))
+    found = numbers.matmul(left, exact(right))
     assert torch.equal(found.high[:, 2:], clean.high[:, 2:])
     assert torch.equal(found.low[:, 2:], clean.low[:, 2:])
     assert not bool(torch.isfinite(found.high[:, :2] + found.low[:, :2]).any())

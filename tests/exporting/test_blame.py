@@ -17,10 +17,10 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.exports.blame import Blamer
 from conformance.diagnosis.exports.steps import AT_HIGHEST, AT_LOWEST, SOURCE
-from conformance.graphs.lost import GraphLost, GraphRefused
+from conformance.graphs.opened import Stages
 from conformance.graphs.process import Feeds, Setting
-from conformance.graphs.told import Told
-from conformance.graphs.weighing import Stages
+from conformance.graphs.protocol import GraphLost, GraphRefused
+from conformance.graphs.sidecar import Told
 from conformance.problems.pool import Pool
 from conformance.shrinking.smallest import examine_recorded
 

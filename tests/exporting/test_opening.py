@@ -14,7 +14,7 @@ from _paths import CHECKOUT
 from conformance.adapters.source import source_of
 from conformance.errors import UsageError
 from conformance.targets.resolving import object_of
-from conformance.tools.exporting.opening import keep_source, module_of
+from conformance.tools.exporting.job import keep_source, module_of
 
 FILE = CHECKOUT / "tests" / "modules_to_export.py"
 
@@ -62,7 +62,7 @@ def test_kept_source_works_elsewhere(tmp_path: Path) -> None:
     out.mkdir()
     keep = (
         "from pathlib import Path\n"
-        "from conformance.tools.exporting.opening import keep_source, module_of\n"
+        "from conformance.tools.exporting.job import keep_source, module_of\n"
         f"print(keep_source('mine:layer', module_of('mine:layer'), Path({str(out)!r})))\n"
     )
     subprocess.run([sys.executable, "-c", keep], cwd=tmp_path, check=True)

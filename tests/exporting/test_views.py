@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.diagnosis.exports.views import views
+from conformance.diagnosis.exports.stages import views
 
 SHAPE = (2, 3, 5, 4)
 HEADS = torch.arange(120).reshape(SHAPE)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from candidates.broken._graphs import Parts, put_together
 from conformance.base.results import ClauseResult
-from conformance.graphs.lost import GraphLost, GraphRefused
+from conformance.graphs.protocol import GraphLost, GraphRefused
 
 # What a user may have to wait for any verdict about such a graph.
 PATIENCE = 60.0

@@ -29,8 +29,8 @@ from little_graphs import (
 )
 from onnx import TensorProto
 
-from conformance.graphs.lost import GraphLost, GraphRefused
 from conformance.graphs.process import GraphProcess, Limits, Setting
+from conformance.graphs.protocol import GraphLost, GraphRefused
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux' /proc")
 X = np.array([1.0, 2.0, 3.0], np.float32)
@@ -384,7 +384,7 @@ def test_the_parent_imports_no_runtime() -> None:
     """A parent holds graphs without onnx, onnxruntime and torch; its child imports no torch."""
     program = """
         import sys
-        import conformance.graphs.child, conformance.graphs.process, conformance.graphs.server
+        import conformance.graphs.process, conformance.graphs.process, conformance.graphs.server
         print(sorted({"onnx", "onnxruntime", "torch"} & set(sys.modules)))
     """
     done = subprocess.run(

@@ -11,7 +11,7 @@ from _paths import CHECKOUT
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
-from conformance.views.identification import show
+from conformance.views.tool_texts import show_identification
 
 TARGET = f"{CHECKOUT / 'tests' / 'undeclared_attention.py'}:one_head"
 
@@ -72,7 +72,7 @@ def test_view_is_a_function_of_the_record() -> None:
         "declaration": None,
     }
     file = io.StringIO()
-    show(record, file)
+    show_identification(record, file)
     text = file.getvalue()
     assert "core (likely)" in text
     assert "nothing could be identified: it \\x1bhides" in text
@@ -97,7 +97,7 @@ def test_a_pipe_has_no_wide_lines() -> None:
         "declaration": None,
     }
     file = io.StringIO()
-    show(record, file)
+    show_identification(record, file)
     text = file.getvalue()
     assert text.count("evidence") == 31
     assert text.count("words") == 40

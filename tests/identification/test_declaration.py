@@ -14,7 +14,7 @@ from conformance.running.workers.messages import RunOptions
 from conformance.session.checking import check
 from conformance.targets.resolving import resolve
 from conformance.tools.identification.session import identify, write_checked
-from conformance.views.identification import show
+from conformance.views.tool_texts import show_identification
 
 UNDECLARED = CHECKOUT / "tests" / "undeclared_attention.py"
 
@@ -105,7 +105,7 @@ def test_what_is_written_is_checked_first(workspace: Path) -> None:
     }
     assert text == found["declaration"]
     shown = io.StringIO()
-    show(found, shown)
+    show_identification(found, shown)
     assert "\n3 deviations from the standard, probably mistakes:\n" in shown.getvalue()
     assert "conformance check --profile quick says of this: fails" in shown.getvalue()
     assert "# conformance check --profile quick says of this: fails" in text

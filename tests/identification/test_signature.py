@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 from torch.nn import functional
 
+from conformance.tools.identification.record import parameters_words
 from conformance.tools.identification.signature import read_parameters
-from conformance.tools.identification.wording import parameters_words
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from records import result
 
+from conformance.base.profile import WHOLE, Shard
 from conformance.base.results import ClauseResult, Violation
-from conformance.base.shard import WHOLE, Shard
 from conformance.base.tally import Tally, Terms
 from conformance.clauses.registry import Finding
 from conformance.running.questions import Questions
-from conformance.session.merging.counting import Piece, as_found, merged_result
+from conformance.session.merging.merged import Piece, as_found, merged_result
 
 WRONG = Violation(kind="value", message="off by 1")
 FINDINGS = {

@@ -11,9 +11,9 @@ from torch import Tensor
 from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound
+from conformance.tolerance.core import weights_bound
 from conformance.tolerance.keys import live_keys
-from conformance.tolerance.returned_weights import weights_bound
-from conformance.tolerance.scores import exponent_error
+from conformance.tolerance.stages import exponent_error
 
 from .asked import Question, questions
 from .collected import Vector

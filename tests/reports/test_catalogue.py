@@ -5,7 +5,7 @@ import io
 import pytest
 
 from conformance.tools.catalogue import clause_entries
-from conformance.views.catalogue import show_list
+from conformance.views.tool_texts import show_list
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

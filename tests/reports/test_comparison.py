@@ -14,7 +14,7 @@ from conformance.views.comparison import circumstances, compared, conventions, s
 from conformance.views.comparison_html import MOST_TOLD, render_html
 from conformance.views.comparison_markdown import render_markdown
 from conformance.views.comparison_text import show
-from conformance.views.html_record import complete
+from conformance.views.html_words import complete
 from conformance.views.views import COMPARED
 
 

@@ -4,8 +4,7 @@ import io
 from typing import Any
 
 from conformance.session.diffing import difference
-from conformance.views.diff import show_diff
-from conformance.views.diff_markdown import render_diff_markdown
+from conformance.views.diff import render_diff_markdown, show_diff
 
 
 def clause(slug: str, status: str, **more: Any) -> dict[str, Any]:

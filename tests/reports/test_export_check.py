@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from conformance.views.export_check import show
+from conformance.views.tool_texts import show_exports
 
 
 def row(opset: int, verdict: str, **more: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def shown(*rows: dict[str, Any]) -> str:
         "interrupted": False,
     }
     file = io.StringIO()
-    show(report, file)
+    show_exports(report, file)
     return file.getvalue()
 
 

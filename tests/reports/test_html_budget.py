@@ -7,9 +7,8 @@ from records import result
 from view_records import candidate, record
 
 from conformance.base.results import Violation
-from conformance.views.html_budget import NOTHING, Told, size, told
-from conformance.views.html_failures import anchors
-from conformance.views.html_record import complete
+from conformance.views.html_failures import NOTHING, Told, anchors, size, told
+from conformance.views.html_words import complete
 
 LONG = "x" * 40_000
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from failing_records import failing
 
-from conformance.views.html_calls import attention, calls, compared
+from conformance.views.html_failures import attention, calls, compared
 from conformance.views.html_heat import WEIGHT_AXES
 
 

@@ -9,7 +9,7 @@ from view_records import EVERY, candidate, record
 
 from conformance.base.results import ClauseResult, Violation
 from conformance.views.html_failures import Failure, anchors, failure, urgency
-from conformance.views.html_record import complete
+from conformance.views.html_words import complete
 
 
 def of(*results: ClauseResult, name: str = "mine", others: int = 0) -> list[Failure]:

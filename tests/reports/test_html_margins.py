@@ -8,7 +8,7 @@ from records import result
 from view_records import candidate, record
 
 from conformance.views.html_margins import SHAPES, axis, plots, shapes_of
-from conformance.views.html_record import complete
+from conformance.views.html_words import complete
 
 
 def run(*margins: float | None, **more: Any) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from view_records import EVERY, candidate, record
 
 from conformance.base.results import ClauseResult
 from conformance.views.html_matrix import Cell, matrix
-from conformance.views.html_record import complete
-from conformance.views.html_words import KINDS, WORST_FIRST
+from conformance.views.html_words import KINDS, WORST_FIRST, complete
 
 Anchors = dict[tuple[int, int], str]
 

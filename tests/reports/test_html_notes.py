@@ -3,8 +3,8 @@ from __future__ import annotations
 from records import result
 from view_records import candidate, record
 
-from conformance.views.html_notes import groups
-from conformance.views.html_record import complete
+from conformance.views.html_rows import groups
+from conformance.views.html_words import complete
 
 
 def test_clauses_of_one_reason_are_one_note() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conformance.views.html_record import complete, filled, number, worst
+from conformance.views.html_words import complete, filled, number, worst
 
 
 def test_nulls_count_as_missing() -> None:

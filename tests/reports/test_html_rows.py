@@ -3,9 +3,8 @@ from __future__ import annotations
 from records import result
 from view_records import EVERY, candidate, record
 
-from conformance.views.html_filters import filters
-from conformance.views.html_record import complete
-from conformance.views.html_rows import MOST_ROWS, by_candidate, rows
+from conformance.views.html_rows import MOST_ROWS, by_candidate, filters, rows
+from conformance.views.html_words import complete
 
 
 def test_dtypes_that_fare_alike_share_a_row() -> None:

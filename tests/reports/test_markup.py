@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rendered import rendered
 from view_records import NASTY
 
-from conformance.views.markup import code, code_block, escaped, in_html, row, table
+from conformance.views.markdown import code, code_block, escaped, in_html, row, table
 
 # What GitHub makes live in the text after it has read the markdown.
 LIVE = re.compile(r"@\w|://|\bwww\.|#\d|\bGH-\d|:[\w+-]+:", re.IGNORECASE)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conformance.views.overall import GREEN, counted, overall
+from conformance.views.marks import GREEN, counted, overall
 
 
 def run(*verdicts: str, **more: Any) -> dict[str, Any]:

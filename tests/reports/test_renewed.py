@@ -5,7 +5,7 @@ from typing import Any
 
 from records import expected
 
-from conformance.views.renewed import show_renewed
+from conformance.views.tool_texts import show_renewed
 
 
 def shown(told: dict[str, Any] | None) -> str:

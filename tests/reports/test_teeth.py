@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 from teeth_records import BAD, GOOD, record
 
-from conformance.views.teeth import show_teeth
+from conformance.views.teeth import (
+    blocks,
+    families,
+    render_markdown,
+    show_teeth,
+    summary_lines,
+    symbol,
+)
 from conformance.views.teeth_html import render_html
-from conformance.views.teeth_markdown import render_markdown
-from conformance.views.teeth_matrix import blocks, families, summary_lines, symbol
 
 VOID = {"meta", "br"}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conformance.views.tensors import beyond, lines, number, shape
+from conformance.views.counterexample import beyond, number, shape, tensor_lines
 
 
 def table(values: Any, *sizes: int, dtype: str = "float32") -> dict[str, Any]:
@@ -34,20 +34,20 @@ def test_numbers_are_short(value: Any, text: str) -> None:
 
 def test_rows_are_aligned() -> None:
     """A row a line, in columns, with the brackets of the nested lists."""
-    shown = lines(table([[[1.0, -0.5], [10.0, 2.0]]], 1, 2, 2))
+    shown = tensor_lines(table([[[1.0, -0.5], [10.0, 2.0]]], 1, 2, 2))
     assert shown == ["[[[   1, -0.5],", "  [  10,    2]]]"]
 
 
 def test_blocks_are_nested() -> None:
     """What stands apart in the tensor stands apart in its lists."""
-    shown = lines(table([[[1.0, 2.0]], [[3.0, 4.0]]], 2, 1, 2))
+    shown = tensor_lines(table([[[1.0, 2.0]], [[3.0, 4.0]]], 2, 1, 2))
     assert shown == ["[[[1, 2]],", " [[3, 4]]]"]
 
 
 def test_single_column_takes_one_line() -> None:
     """Rows of one element are not worth a line each, unless there are many."""
-    assert lines(table([[0.0], [1.0]], 2, 1)) == ["[[0], [1]]"]
-    assert len(lines(table([[0.25]] * 20, 20, 1))) == 20
+    assert tensor_lines(table([[0.0], [1.0]], 2, 1)) == ["[[0], [1]]"]
+    assert len(tensor_lines(table([[0.25]] * 20, 20, 1))) == 20
 
 
 def test_wrong_elements_are_marked() -> None:
@@ -56,7 +56,7 @@ def test_wrong_elements_are_marked() -> None:
     bound = table([0.1, 0.1, 0.1], 3)
     marked = beyond(got, expected, bound, None, law=False)
     assert marked == [False, True, True]
-    assert lines(got, marked) == ["[  1 , 2.5*, nan*]"]
+    assert tensor_lines(got, marked) == ["[  1 , 2.5*, nan*]"]
 
 
 def test_rows_that_are_not_judged_are_not_marked() -> None:
@@ -70,5 +70,5 @@ def test_rows_that_are_not_judged_are_not_marked() -> None:
 @pytest.mark.parametrize("values", [[], [[], []]])
 def test_empty_tensors_are_shown(values: list[Any]) -> None:
     """No elements give brackets, not an error."""
-    assert lines(table(values, len(values), 0))
+    assert tensor_lines(table(values, len(values), 0))
     assert shape(table(values, len(values), 0, dtype="bool")).endswith("bool")

@@ -13,7 +13,7 @@ import conformance
 from conformance.base.profile import PROFILES
 from conformance.running.runner import CandidateRun
 from conformance.tools.teeth.acted import act_out, correct_candidates, read_masks
-from conformance.tools.teeth.shipped import shipped_mistakes
+from conformance.tools.teeth.catalogue import shipped_mistakes
 
 FEW = dataclasses.replace(PROFILES["quick"], examples=4)
 SHIPPED = shipped_mistakes()

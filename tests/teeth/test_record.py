@@ -11,7 +11,7 @@ from teeth_records import BAD, GOOD, READY, correct, entry, failed, passed, reco
 
 from conformance.tools.teeth.options import TeethOptions
 from conformance.tools.teeth.record import Caught, build_record, exit_code
-from conformance.views.teeth_matrix import summary_lines
+from conformance.views.teeth import summary_lines
 
 
 def test_a_good_run_is_green() -> None:

@@ -21,9 +21,9 @@ from conformance.tolerance import (
     layer_gradients,
 )
 from conformance.tolerance.golden_gradients import golden_gradients
-from conformance.tolerance.gradient_noise import Sum, noise
-from conformance.tolerance.incoming import Incoming
+from conformance.tolerance.gradient_scaling import Sum, noise
 from conformance.tolerance.statistical_gradients import Propagation, propagation
+from conformance.tolerance.storing import Incoming
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALVES = ("bfloat16", "float16")

@@ -24,8 +24,8 @@ from conformance.oracle.oracle import Oracle
 from conformance.problems.inputs import Inputs
 from conformance.problems.recipes import RECIPES
 from conformance.tolerance import contract_for, model
-from conformance.tolerance.parts import shares
-from conformance.tolerance.quantised import matrix_error, quantise
+from conformance.tolerance.core import shares
+from conformance.tolerance.layer import matrix_error, quantise
 
 DECLARED: Final = declare("layer", precision="int8-dynamic")
 WIDTH, HEADS = 24, 3

@@ -19,7 +19,7 @@ from conformance.tolerance.keys import live_keys
 from conformance.tolerance.rows import restrict
 from conformance.tolerance.spread import Variances
 from conformance.tolerance.statistical_core import core_spread
-from conformance.tolerance.statistical_query import coherent_variance, scale_slope
+from conformance.tolerance.statistical_scores import coherent_variance, scale_slope
 
 SIZE = (2, 2, 7, 9, 4)
 DEVIATIONS = 7.0

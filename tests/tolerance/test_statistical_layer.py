@@ -22,7 +22,7 @@ from conformance.tolerance import (
     supports,
 )
 from conformance.tolerance.spread import Spread
-from conformance.tolerance.statistical_projection import projected_spread
+from conformance.tolerance.statistical import projected_spread
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conformance.declare.promises import declare
 from conformance.tolerance import contract_for
 from conformance.tolerance.model import UNIT_ROUNDOFF
-from conformance.tolerance.stored_scale import rounded, scale_rounding
+from conformance.tolerance.spread import rounded, scale_rounding
 
 TYPES = {
     "float32": torch.float32,

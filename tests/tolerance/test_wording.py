@@ -9,7 +9,7 @@ import pytest
 import conformance
 from conformance.declare.promises import declare
 from conformance.tolerance import contract_for
-from conformance.tolerance.wording import describe
+from conformance.tolerance.contract import describe
 
 
 def told(dtype: str, scale: float = 0.3, **promises: Any) -> str:

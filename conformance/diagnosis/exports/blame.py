@@ -2,21 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ...base.results import Violation
 from ...calls.calling import CandidateFailure
 from ...calls.recording import Recording
+from ...clauses.export_file import feeds_of, has_influence
 from ...clauses.subject import Subject
 from ...graphs.opened import OpenedGraph
 from ...graphs.process import Setting
 from ...problems.inputs import Inputs
-from .influence import without_influence, without_refusal
-from .sentence import sentence
-from .stages import OUTPUT, first_stage
-from .steps import AT_HIGHEST, AT_LOWEST, MIDDLE, Outcome, Step, outcome, steps
-from .trail import Trail, with_step
+from .stages import OUTPUT, SPOKEN, first_stage
+from .steps import (
+    AT_HIGHEST,
+    AT_LOWEST,
+    MIDDLE,
+    PROGRAM,
+    SOURCE,
+    Outcome,
+    Step,
+    Trail,
+    outcome,
+    steps,
+    with_step,
+)
+
+
+def sentence(trail: Trail, number: int, stage: str, level: str) -> str:
+    """What a person reads: the step, the stage in it, and what to make of it."""
+    this = trail.outcomes[number]
+    told = _step_told(trail, number, level)
+    if this.text:
+        return f"{told} ({this.text})"
+    inside = f"; inside the graph, {SPOKEN[stage]} are the first to be wrong" if stage else ""
+    return told + inside.replace("projection are", "projection is")
+
+
+def _step_told(trail: Trail, number: int, level: str) -> str:
+    names = [one.step.name for one in trail.outcomes]
+    step, later = names[number], [names[at] for at in trail.departures if at > number]
+    gives = "gives no answer" if trail.outcomes[number].output is None else "is wrong"
+    if step == SOURCE:
+        again = f", and the answer changes again in the {later[0]}" if later else ""
+        return f"the source itself {gives}{again or ': the export is faithful'}"
+    if step == PROGRAM:
+        return "torch.export is to blame: the source is right, the exported program departs"
+    if step == AT_HIGHEST:
+        return (
+            f"the graph is right until the runtime optimises it: it departs at the level {level!r}"
+        )
+    if step != AT_LOWEST:
+        return f"the provider is to blame: the {step} departs from the graph on the CPU"
+    if SOURCE in names or PROGRAM in names:
+        verb = "gives no answer" if trail.outcomes[number].output is None else "departs"
+        before = names[number - 1]
+        return (
+            f"the export is to blame: the {before} is right, the graph {verb} at the lowest level"
+        )
+    return (
+        f"the graph {gives} with nothing optimised; name its module (--source) to see whether that "
+        "is wrong, too"
+    )
+
+
+def without_influence(
+    graph: OpenedGraph, inputs: Inputs, name: str, some: Sequence[Step]
+) -> dict[str, Any] | None:
+    """The first step whose answer does not depend on an input; None where all do."""
+    role = next((role for role in graph.reading.inputs if role.name == name), None)
+    if role is None:  # what failed was no input
+        return None
+    feeds = feeds_of(graph, inputs)
+    reads: list[tuple[str, bool]] = []
+    for step in some:
+        run = getattr(step.forward, "run", None)
+        if run is None:  # a declared candidate takes no feeds
+            continue
+        try:
+            reads.append((step.name, has_influence(run, role, feeds)))
+        except CandidateFailure:
+            continue
+    number = next((at for at, (_, read) in enumerate(reads) if not read), None)
+    if number is None:
+        return None
+    blamed = reads[number][0]
+    before = reads[number - 1][0] if number else ""
+    told = f"the {before} reads the input {name!r}, the {blamed} does not"
+    if not before:
+        told = f"the {blamed} does not read the input {name!r}"
+    if blamed == SOURCE:
+        told = f"the source itself does not read {name!r}: the export is faithful"
+    return {
+        "step": blamed,
+        "stage": "",
+        "level": "",
+        "text": told,
+        "steps": [
+            {"step": one, "departs": at == number, "text": ""} for at, (one, _) in enumerate(reads)
+        ],
+    }
+
+
+def without_refusal(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    """The first step that answers what cannot be answered; None where none does."""
+    answers = [outcome.output is not None for outcome in outcomes]
+    if True not in answers:
+        return None
+    number = answers.index(True)
+    step = outcomes[number].step.name
+    before = outcomes[number - 1].step.name if number else ""
+    told = f"the {before} refuses this, the {step} answers it"
+    if not before:
+        told = f"the {step} does not refuse this"
+    if step == SOURCE:
+        told = "the source itself does not refuse this: the export is faithful"
+    return {
+        "step": step,
+        "stage": "",
+        "level": "",
+        "text": told,
+        "steps": [
+            {"step": outcome.step.name, "departs": at == number, "text": outcome.text}
+            for at, outcome in enumerate(outcomes)
+        ],
+    }
+
 
 # Clauses that compare the steps with one another: what is wrong in all of them is none of theirs.
 MATCHES: Final = "export.matches-source"

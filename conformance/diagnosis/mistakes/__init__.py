@@ -8,30 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from .biases import BIASES
-from .caches import CACHES
-from .causality import CAUSALITY
-from .exchanges import EXCHANGES
-from .fills import FILLED
-from .groups import GROUPS
-from .layout import LAYOUT
-from .lengths import LENGTHS
-from .lost_options import LOST_OPTIONS
-from .masking import MASKING
+from .biases import BIASES, POSITIONS
+from .caches import CACHES, LOST_OPTIONS
+from .causality import CAUSALITY, WINDOWS
+from .fills import FILLED, ROWS
+from .layout import EXCHANGES, GROUPS, LAYOUT
+from .masking import LENGTHS, MASKING
 from .named import Asked, NamedMistake, NotExpressible, everywhere, mistakes
 from .points import POINTS, mistaken_conventions
-from .positions import POSITIONS
-from .prepared import PREPARED
 from .projections import PROJECTIONS
 from .registered import registered_mistakes
-from .rows import ROWS
-from .scaling import SCALING
-from .sinks import SINKS
-from .softcaps import SOFTCAPS
-from .softmaxes import SOFTMAXES
-from .tiles import TILES
-from .weighing import WEIGHING
-from .windows import WINDOWS
+from .scaling import PREPARED, SCALING
+from .softmaxes import SINKS, SOFTCAPS, SOFTMAXES
+from .weighing import TILES, WEIGHING
 
 MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *POINTS,

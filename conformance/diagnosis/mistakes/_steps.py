@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -11,6 +12,51 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from .named import Asked, CoreChange, NotExpressible, Question
+
+BLOCKS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def row_largest(logits: Tensor) -> Tensor:
+    largest = logits.amax(dim=-1, keepdim=True)
+    return torch.where(torch.isneginf(largest), 0.0, largest)
+
+
+def present(logits: Tensor) -> Tensor:
+    return logits.masked_fill(torch.isneginf(logits), 0.0)
+
+
+def has_causal(inputs: Inputs) -> bool:
+    return inputs.causal
+
+
+def has_bias(inputs: Inputs) -> bool:
+    return inputs.mask_form == "bias"
+
+
+def has_window(inputs: Inputs) -> bool:
+    return inputs.window is not None
+
+
+def has_cache(inputs: Inputs) -> bool:
+    return inputs.past > 0
+
+
+def has_softcap(inputs: Inputs) -> bool:
+    return inputs.softcap is not None
+
+
+def changed(where: Callable[[Inputs], bool], **changes: object) -> Question:
+    """Some fields of the inputs are others, on inputs of some kind."""
+    return lambda asked: asked.inputs.replace(**changes) if where(asked.inputs) else None
+
+
+def keys_ahead(asked: Asked, *, bottom_right: bool | None = None) -> Tensor:
+    """How far each key lies ahead of each query: ``[Lq, Lk]``."""
+    sizes = asked.inputs.geometry
+    aligned = asked.semantics.causal_alignment == "bottom-right"
+    shift = sizes.key_length - sizes.query_length
+    shift = shift if (aligned if bottom_right is None else bottom_right) else 0
+    return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
 
 
 def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:

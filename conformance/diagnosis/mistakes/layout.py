@@ -1,4 +1,4 @@
-"""Heads, batch items and tokens taken for one another."""
+"""Heads, items, tokens, and queries, keys and values, taken for one another."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...problems.inputs import Inputs
 from ._steps import require, weighing, with_output
-from .named import Asked, Heads, HeadsChange, NamedMistake, mistakes
+from .named import Asked, Heads, HeadsChange, NamedMistake, Question, mistakes
 
 _GOLDEN: Final = "numerics.golden"
 
@@ -242,5 +244,187 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         {"heads": _on(_flipped(2), "value")},
         {"heads": _on(_rolled(1, 2), "value")},
         {"heads": _on(_rolled(-1, 2), "value")},
+    ),
+)
+
+
+def _regrouped(order: Callable[[int, int], Tensor]) -> HeadsChange:
+    """Key/value heads that the query heads read, each by a number of its own."""
+
+    def heads(asked: Asked, given: Heads) -> Heads | None:
+        sizes = asked.inputs.geometry
+        if sizes.num_heads == sizes.num_kv_heads:
+            return None
+        read = order(sizes.num_heads, sizes.num_kv_heads)
+        return given[0], given[1][:, read], given[2][:, read]
+
+    return heads
+
+
+def _values_tiled(asked: Asked, given: Heads) -> Heads | None:
+    sizes = asked.inputs.geometry
+    if sizes.num_heads == sizes.num_kv_heads:
+        return None
+    group = sizes.num_heads // sizes.num_kv_heads
+    return given[0], given[1].repeat_interleave(group, dim=1), given[2].repeat(1, group, 1, 1)
+
+
+def _keys_tiled(asked: Asked, given: Heads) -> Heads | None:
+    sizes = asked.inputs.geometry
+    if sizes.num_heads == sizes.num_kv_heads:
+        return None
+    group = sizes.num_heads // sizes.num_kv_heads
+    return given[0], given[1].repeat(1, group, 1, 1), given[2].repeat_interleave(group, dim=1)
+
+
+GROUPS: Final[tuple[NamedMistake, ...]] = (
+    *mistakes(
+        "groups-of-first-head",
+        _GOLDEN,
+        "all query heads read the first key/value head",
+        "query head h reads key/value head h // group",
+        {"heads": _regrouped(lambda heads, _kv_heads: torch.zeros(heads, dtype=torch.long))},
+    ),
+    *mistakes(
+        "groups-clamped",
+        _GOLDEN,
+        "query head h reads key/value head h, and the last one where there is none",
+        "query head h reads key/value head h // group",
+        {"heads": _regrouped(lambda heads, kv: torch.arange(heads).clamp_max(kv - 1))},
+    ),
+    *mistakes(
+        "groups-reversed",
+        _GOLDEN,
+        "the key/value heads are dealt out from the last to the first",
+        "query head h reads key/value head h // group",
+        {"heads": _regrouped(lambda heads, kv: kv - 1 - torch.arange(heads) // (heads // kv))},
+    ),
+    *mistakes(
+        "groups-of-values-tiled",
+        _GOLDEN,
+        "query head h reads values of head h modulo their number, and keys of h // group",
+        "repeat keys and values in the same order: repeat_interleave",
+        {"heads": _values_tiled},
+    ),
+    *mistakes(
+        "groups-of-keys-tiled",
+        _GOLDEN,
+        "query head h reads keys of head h modulo their number, and values of h // group",
+        "repeat keys and values in the same order: repeat_interleave",
+        {"heads": _keys_tiled},
+    ),
+)
+
+
+def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> Question:
+    """One input used for another: as tokens of a layer, or as heads of a core."""
+
+    def question(asked: Asked) -> Inputs:
+        inputs = asked.inputs
+        require(inputs.mode != "self")
+        given = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+        read = (given[query], given[key], given[value])
+        require(read[1].shape[:-1] == read[2].shape[:-1])
+        fits = inputs.is_layer or read[0].shape[-1] == read[1].shape[-1]
+        require(fits and read[0].shape[-2] == inputs.query.shape[-2])
+        if inputs.is_layer:
+            widths = zip(read, (inputs.query, inputs.key, inputs.value), strict=True)
+            require(all(one.shape[-1] == other.shape[-1] for one, other in widths))
+        geometry = inputs.geometry.replace(key_length=read[1].shape[-2])
+        require(geometry.key_length == inputs.geometry.key_length or not inputs.masked)
+        return inputs.replace(query=read[0], key=read[1], value=read[2], geometry=geometry)
+
+    return question
+
+
+def _with_query(asked: Asked, output: Tensor) -> Tensor:
+    query = asked.inputs.query.double()
+    require(query.shape == output.shape)
+    return output + query
+
+
+def _with_value(asked: Asked, output: Tensor) -> Tensor:
+    value = asked.inputs.value.double()
+    require(value.shape == output.shape)
+    return output + value
+
+
+EXCHANGES: Final[tuple[NamedMistake, ...]] = (
+    *mistakes(
+        "key-and-value-swapped",
+        _GOLDEN,
+        "key and value are swapped",
+        "multiply queries by keys, and weights by values",
+        {"question": _exchanged(key="value", value="key")},
+    ),
+    *mistakes(
+        "key-used-for-value",
+        _GOLDEN,
+        "the keys are averaged instead of the values",
+        "multiply the weights by the values",
+        {"question": _exchanged(value="key")},
+    ),
+    *mistakes(
+        "value-used-for-key",
+        _GOLDEN,
+        "the queries meet the values instead of the keys",
+        "multiply the queries by the keys",
+        {"question": _exchanged(key="value")},
+    ),
+    *mistakes(
+        "query-used-for-key",
+        _GOLDEN,
+        "the queries meet themselves instead of the keys",
+        "multiply the queries by the keys",
+        {"question": _exchanged(key="query")},
+    ),
+    *mistakes(
+        "query-used-for-value",
+        _GOLDEN,
+        "the queries are averaged instead of the values",
+        "multiply the weights by the values",
+        {"question": _exchanged(value="query")},
+    ),
+    *mistakes(
+        "query-used-for-key-and-value",
+        _GOLDEN,
+        "the query attends to itself: key and value inputs have no influence",
+        "take keys and values from their own inputs",
+        {"question": _exchanged(key="query", value="query")},
+    ),
+    *mistakes(
+        "key-used-for-query",
+        _GOLDEN,
+        "the keys meet themselves instead of the queries",
+        "multiply the queries by the keys",
+        {"question": _exchanged(query="key")},
+    ),
+    *mistakes(
+        "query-and-key-swapped",
+        _GOLDEN,
+        "query and key are swapped",
+        "the softmax runs over the keys of each query",
+        {"question": _exchanged(query="key", key="query")},
+    ),
+    *mistakes(
+        "query-and-value-swapped",
+        _GOLDEN,
+        "query and value are swapped",
+        "multiply queries by keys, and weights by values",
+        {"question": _exchanged(query="value", value="query")},
+    ),
+    *mistakes(
+        "residual-added",
+        _GOLDEN,
+        "the query is added to the answer: the residual connection belongs outside",
+        "leave it out",
+        {"output": _with_query},
+    ),
+    *mistakes(
+        "value-added",
+        _GOLDEN,
+        "the value is added to the answer",
+        "leave it out",
+        {"output": _with_value},
     ),
 )

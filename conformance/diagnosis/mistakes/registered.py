@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._golden import golden
 from ...base.mistake import Mistake, mistakes_in
-from ...targets.entry_points import MISTAKES, registered, taking_in
+from ...targets.loading import MISTAKE_GROUP, registered, taking_in
 from .named import NamedMistake
 
 
@@ -16,7 +16,7 @@ from .named import NamedMistake
 def registered_mistakes() -> tuple[NamedMistake, ...]:
     """Every registered mistake with ``changes``; raises UsageError for one that cannot be used."""
     found: list[NamedMistake] = []
-    for point in registered(MISTAKES):
+    for point in registered(MISTAKE_GROUP):
         found.extend(taking_in(point, "mistakes", _named))
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Softmaxes made twice, over other axes, or with another maximum."""
+"""Softmaxes, softcaps and sinks: made twice, in another place, of another shape, or lost."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from ._softmax import BLOCKS, present, row_largest
-from ._steps import reweighed, weighing
-from .named import Asked, CoreChange, NamedMistake, mistakes
+from ._steps import (
+    BLOCKS,
+    changed,
+    has_softcap,
+    plain_scores,
+    present,
+    relogited,
+    rescored,
+    reweighed,
+    row_largest,
+    weighing,
+)
+from .named import Asked, CoreChange, NamedMistake, Question, mistakes
 
 _GOLDEN: Final = "numerics.golden"
 
@@ -167,5 +177,171 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
             for sums_too in (True, False)
             for block in BLOCKS
         ),
+    ),
+)
+
+
+def _recapped(cap: Callable[[Tensor, float], Tensor]) -> CoreChange:
+    def core(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+        softcap = attention.softcap
+        if softcap is None:
+            return None
+        return rescored(lambda found: cap(plain_scores(found), softcap))(asked, attention)
+
+    return core
+
+
+def _capped_before_scale(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+    cap, scale = attention.softcap, attention.scale
+    if cap is None:
+        return None
+    products = attention.query @ attention.key.mT
+    return rescored(lambda _found: scale * cap * torch.tanh(products / cap))(asked, attention)
+
+
+def _capped_after_bias(_asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+    cap, bias = attention.softcap, attention.bias
+    if cap is None or bias is None:
+        return None
+    finite = bias.masked_fill(torch.isneginf(bias), 0.0)
+    logits = cap * torch.tanh((plain_scores(attention) + finite) / cap)
+    return relogited(attention, logits.masked_fill(~attention.allowed, -math.inf))
+
+
+SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
+    *mistakes(
+        "softcap-ignored",
+        "numerics.golden",
+        "the softcap is ignored",
+        "cap the scaled scores: c * tanh(scores / c)",
+        {"question": changed(has_softcap, softcap=None)},
+    ),
+    *mistakes(
+        "softcap-after-mask",
+        "mask.golden",
+        "the softcap is applied after the mask: a hidden key keeps a logit of -c",
+        "cap the scores before bias and mask",
+        {"changes": {"softcap_order": "after-mask"}},
+    ),
+    *mistakes(
+        "softcap-after-bias",
+        "mask.bias",
+        "the softcap is applied after the bias",
+        "cap the scores before bias and mask",
+        {"core": _capped_after_bias},
+        special_of="softcap-after-mask",
+        where=lambda inputs: has_softcap(inputs) and inputs.bias is not None,
+    ),
+    *mistakes(
+        "softcap-not-multiplied",
+        "numerics.golden",
+        "tanh(scores / c) is not multiplied by c",
+        "cap the scaled scores: c * tanh(scores / c)",
+        {"core": _recapped(lambda scores, cap: torch.tanh(scores / cap))},
+        where=has_softcap,
+    ),
+    *mistakes(
+        "softcap-not-divided",
+        "numerics.golden",
+        "the scores are not divided by c before tanh",
+        "cap the scaled scores: c * tanh(scores / c)",
+        {"core": _recapped(lambda scores, cap: cap * torch.tanh(scores))},
+        where=has_softcap,
+    ),
+    *mistakes(
+        "softcap-before-scale",
+        "numerics.golden",
+        "the softcap is applied before the scale",
+        "scale the scores first, then cap them",
+        {"core": _capped_before_scale},
+        where=has_softcap,
+    ),
+    *mistakes(
+        "softcap-clamps",
+        "numerics.golden",
+        "the scores are clamped to the softcap",
+        "cap the scaled scores smoothly: c * tanh(scores / c)",
+        {"core": _recapped(lambda scores, cap: scores.clamp(-cap, cap))},
+        where=has_softcap,
+    ),
+)
+
+
+_SINKS: Final = "sinks.golden"
+_FIX: Final = "add exp(sink of the head) to the sum of each row's exponentials, and nothing else"
+
+
+def has_sinks(inputs: Inputs) -> bool:
+    """Whether heads have sinks."""
+    return inputs.sinks is not None
+
+
+def _sunk(change: Callable[[Asked, Tensor], Tensor]) -> Question:
+    def question(asked: Asked) -> Inputs | None:
+        sinks = asked.inputs.sinks
+        if sinks is None:
+            return None
+        return asked.inputs.replace(sinks=change(asked, sinks.double()))
+
+    return question
+
+
+def _valued(value_of: Callable[[Tensor], Tensor]) -> CoreChange:
+    """The sink's weight goes to a value ``[B, H, 1, Dv]`` made of the others."""
+
+    def core(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+        if asked.inputs.sinks is None or attention.value.shape[-2] == 0:
+            return None
+        share = 1.0 - attention.weights.sum(dim=-1, keepdim=True)
+        output = attention.output + share * value_of(attention.value)
+        return dataclasses.replace(attention, output=output)
+
+    return core
+
+
+SINKS: Final[tuple[NamedMistake, ...]] = (
+    *mistakes(
+        "sinks-ignored",
+        _SINKS,
+        "the sinks are ignored",
+        _FIX,
+        {"question": changed(has_sinks, sinks=None)},
+    ),
+    *mistakes(
+        "sink-of-first-head",
+        _SINKS,
+        "the sink of the first head is used for all",
+        _FIX,
+        {"question": _sunk(lambda _asked, sinks: sinks[:1].expand(sinks.shape))},
+    ),
+    *mistakes(
+        "sinks-reversed",
+        _SINKS,
+        "sinks are given to the heads in the opposite order",
+        _FIX,
+        {"question": _sunk(lambda _asked, sinks: sinks.flip(0))},
+    ),
+    *mistakes(
+        "sink-scaled",
+        _SINKS,
+        "the sink is scaled like a dot product",
+        _FIX,
+        {"question": _sunk(lambda asked, sinks: asked.scale * sinks)},
+    ),
+    *mistakes(
+        "sink-not-exponentiated",
+        _SINKS,
+        "the sink itself, not its exponential, joins the sum",
+        _FIX,
+        {"question": _sunk(lambda _asked, sinks: sinks.abs().log())},
+    ),
+    *mistakes(
+        "sink-with-value",
+        _SINKS,
+        "the weight of the sink goes to a value",
+        _FIX,
+        {"core": _valued(lambda value: value.mean(dim=2, keepdim=True))},
+        {"core": _valued(lambda value: value[:, :, :1])},
+        where=has_sinks,
     ),
 )

@@ -8,13 +8,10 @@ from typing import Final
 
 from ...errors import UsageError
 from ..header import Header
-from ..told import Told
-from .assigning import Assignment, assign
-from .basing import Start, starts
-from .following import followed
-from .hints import read_hints
-from .probe import Probe
-from .traits import Traits, traits
+from ..sidecar import Told
+from .assigning import Assignment, assign, followed
+from .first_call import Start, read_hints, starts
+from .probe import Probe, Traits, traits
 
 # Calls that run and are probed before the best of them is taken.
 _MOST_STARTS: Final = 12

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,13 +12,183 @@ import numpy as np
 from ..header import Port
 from ..process import Array
 from ..reading import Role
-from ..told import Told
+from ..sidecar import Told
 from . import names
 from .assigning import Assignment
-from .basing import Start
-from .lettering import Places, letters, places
-from .plans import FLOATS, INTEGERS
-from .traits import Base
+from .first_call import Start
+from .plans import FLOATS, INTEGERS, USUAL_HEADS, mask_axes
+from .probe import Base
+
+_PATTERNS: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where items, heads and positions of the query are in the answer, and all sizes.
+
+    ``sizes`` gives the size of each letter; that of ``H`` is missing where heads do not show.
+    """
+
+    item: int | None
+    head: int | None
+    length: int
+    sizes: Mapping[str, int]
+
+
+def places(base: Base, assignment: Assignment, output_axes: str) -> Places:
+    """Read off a call what the letters stand for."""
+    return Places(
+        item=_find(output_axes, "B"),
+        head=_find(output_axes, "H"),
+        length=output_axes.index("L"),
+        sizes=known_sizes(base, assignment),
+    )
+
+
+def _find(axes: str, letter: str) -> int | None:
+    return axes.index(letter) if letter in axes else None
+
+
+def letters(base: Base, port: Port, planned: str, where: Places) -> tuple[str, bool]:
+    """The likeliest axes of a mask, and whether its behaviour says so.
+
+    ``planned`` is taken where nothing tells more.
+    """
+    shape = base.feeds[port.name].shape
+    options = [axes for axes in mask_axes(port) if _fits(axes, shape, where.sizes)]
+    options = [planned, *(axes for axes in options if axes != planned)]
+    if len(options) == 1:
+        return planned, False
+    reached = [_reached(base, port, at) for at in range(len(shape))]
+    scores = [_score(axes, shape, reached, where) for axes in options]
+    best = max(scores)
+    return options[scores.index(best)], best > 0
+
+
+def _fits(axes: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
+    """Whether a shape can have these letters; heads may be any number where they do not show."""
+    for letter, size in zip(axes, shape, strict=True):
+        if letter == "F":
+            heads = sizes.get("H")
+            good = (
+                size % sizes["B"] == 0 and size > sizes["B"] and heads in (None, size // sizes["B"])
+            )
+        elif letter == "H":
+            good = size == sizes["H"] if "H" in sizes else size > 1
+        else:
+            good = size == sizes[letter]
+        if not good:
+            return False
+    return True
+
+
+def _score(
+    axes: str, shape: tuple[int, ...], reached: list[int | str | None], where: Places
+) -> int:
+    """How many axes behave as their letters say, less those that do not."""
+    score = 0
+    for letter, size, axis in zip(axes, shape, reached, strict=True):
+        if size == 1 or axis == "unknown":
+            continue
+        wanted = {"B": where.item, "Q": where.length, "H": where.head}.get(letter)
+        score += 1 if axis == wanted or (letter == "F" and axis == where.item) else -1
+    return score
+
+
+def _reached(base: Base, port: Port, at: int) -> int | str | None:
+    """The axis of the answer along which changes in slices of a mask stay apart.
+
+    None where they mix, ``unknown`` when the mask does nothing.
+    """
+    size = base.feeds[port.name].shape[at]
+    if size == 1:
+        return "unknown"
+    first, last = (base.change({port.name: _pattern(base, port, at, i)}) for i in (0, size - 1))
+    if not first.any() or not last.any() or first.shape != last.shape:
+        return "unknown"
+    for axis in range(first.ndim):
+        others = tuple(other for other in range(first.ndim) if other != axis)
+        if not (first.any(axis=others) & last.any(axis=others)).any():
+            return axis
+    return None
+
+
+def _pattern(base: Base, port: Port, at: int, index: int) -> Array:
+    """A mask with another value at every second place of one slice."""
+    values = base.feeds[port.name].copy()
+    where: list[slice | int] = [slice(None)] * values.ndim
+    where[at] = index
+    part = values[tuple(where)]
+    places = np.indices(part.shape).sum(axis=0) if part.ndim else np.zeros((), dtype=int)
+    if port.dtype in FLOATS:
+        other = part + base.probe.draw(part.shape, "float64")
+    elif port.dtype in INTEGERS and not 0 <= values.flat[0] <= 1:
+        other = np.ones_like(part)  # lengths: one key
+    else:
+        other = 1 - part.astype(np.int64)
+    changed = np.where(places % _PATTERNS == 0, other, part)
+    values[tuple(where)] = changed.astype(values.dtype)
+    return values
+
+
+def widened(start: Start, assignment: Assignment, told: Told) -> Start:
+    """The same call with masks as large as the graph takes them."""
+    masks = []
+    for port, axes in start.plan.masks:
+        found = axes
+        for wider in _wider(port, axes, told):
+            grown = _grown(start, assignment, port, wider, told)
+            if grown is not None:
+                start, found = grown, wider
+                break
+        masks.append((port, found))
+    return replace(start, plan=replace(start.plan, masks=tuple(masks)))
+
+
+def _wider(port: Port, axes: str, told: Told) -> Iterator[str]:
+    """Letters that differ from a mask's only where it has 1 and the file does not insist on it."""
+    shape = port.shape or (None,) * len(axes)
+    for option in sorted(mask_axes(port, told), key=lambda axes: axes.count("1")):
+        if (
+            len(option) == len(axes)
+            and option != axes
+            and all(
+                new == old or (old == "1" and size != 1)
+                for new, old, size in zip(option, axes, shape, strict=True)
+            )
+        ):
+            yield option
+
+
+def _grown(start: Start, assignment: Assignment, port: Port, axes: str, told: Told) -> Start | None:
+    """The call with a mask of these axes, None when no number of heads is accepted."""
+    sizes = known_sizes(start.base, assignment)
+    heads = [told.num_heads, sizes.get("H"), *USUAL_HEADS]
+    for number in dict.fromkeys(heads if set(axes) & {"H", "F"} else [1]):
+        if number is None or (number == 1 and set(axes) & {"H", "F"}):
+            continue
+        letters = {**sizes, "H": number, "F": sizes["B"] * number}
+        shape = tuple(letters[letter] for letter in axes)
+        values = np.broadcast_to(start.base.feeds[port.name].flat[0], shape).copy()
+        feeds = {**start.base.feeds, port.name: values}
+        answers = start.base.probe.ask(feeds)
+        if answers is not None and answers[start.base.output].shape == start.base.answer.shape:
+            answer = answers[start.base.output]
+            return replace(start, base=Base(start.base.probe, feeds, start.base.output, answer))
+    return None
+
+
+def known_sizes(base: Base, assignment: Assignment) -> Mapping[str, int]:
+    """The size of each letter in a call; that of ``H`` is missing where heads do not show."""
+    query = base.feeds[assignment.first].shape
+    key = base.feeds[assignment.attended[0]].shape
+    layout = assignment.layout
+    sizes = {"Q": query[layout.index("L")], "K": key[layout.index("L")], "1": 1}
+    sizes["B"] = query[layout.index("B")] if "B" in layout else 1
+    if "H" in layout:
+        sizes["H"] = query[layout.index("H")]
+    return sizes
+
 
 # What a weight grows by, at most, when 1 is added to its logit.
 _ADDED: Final = math.e

@@ -9,7 +9,7 @@ import numpy as np
 from ..header import Header, Port
 from ..process import Array, Feeds
 from ..reading import Role
-from ..told import Told
+from ..sidecar import Told
 from . import names
 from .plans import FLOATS, Plan
 from .probe import Answer, Probe

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..header import Port
 from ..reading import Role
-from ..told import Told
+from ..sidecar import Told
 from .assigning import Assignment
 from .plans import Plan
-from .traits import Base, affected, local_axis
+from .probe import Base, affected, local_axis
 
 
 @dataclass(frozen=True, kw_only=True)

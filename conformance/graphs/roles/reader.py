@@ -2,29 +2,176 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import onnx
 
 from ...errors import UsageError
 from ..header import Header
 from ..process import Array, Feeds
 from ..reading import Reading, Role
-from ..sidecar import check_told
-from ..told import Told
+from ..sidecar import Told, check_told
 from .assigning import MODES, ROLES, Assignment
-from .causality import always_causal
 from .interpreting import Interpretation, interpret, remedy
-from .masks import read_masks
+from .masks import read_masks, widened
 from .outputs import read_outputs
 from .packing import read_packing
 from .plans import FLOATS, LAYOUTS
-from .positions import about_positions
-from .probe import Probe
-from .spans import read_spans
-from .stretching import Stretch
-from .structure import is_attentive, multiplies_itself
-from .traits import Traits
-from .widening import widened
+from .probe import Base, Probe, Traits, affected
+from .spans import Stretch, read_spans
+
+_SAID: Final = (
+    "exchanging two keys changes the answer of a third token: positions are mixed in, or tokens "
+    'are not kept apart; if positions are meant to be, declare them (such as position = "rotary")'
+)
+_LEAST: Final = 3
+
+
+def about_positions(base: Base, assignment: Assignment) -> list[str]:
+    """A sentence when the order of the first two keys matters to the last token.
+
+    A softmax over keys sums over them in any order, under a causal rule, too: the last token
+    attends to both.
+    """
+    at = assignment.length_axis
+    lengths = {base.feeds[name].shape[at] for name in assignment.roles}
+    if min(lengths) < _LEAST:
+        return []
+    exchanged = {name: _exchanged(base.feeds[name], at) for name in assignment.attended}
+    answer = base.ask_with(exchanged)
+    if answer is None or answer.ndim <= at or answer.shape != base.answer.shape:
+        return []
+    before, after = (np.take(one, [-1], axis=at) for one in (base.answer, answer))
+    return [_SAID] if base.probe.changed(before, after).any() else []
+
+
+def _exchanged(tokens: Array, at: int) -> Array:
+    order = [1, 0, *range(2, tokens.shape[at])]
+    return np.take(tokens, order, axis=at)
+
+
+_LONGER: Final = 2
+Allowed = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def always_causal(
+    base: Base, assignment: Assignment, stretch: Stretch
+) -> tuple[str | None, list[str]]:
+    """The alignment of a causal rule that no input turns on, and a sentence about it.
+
+    Only calls with more keys than queries, or fewer, tell alignments apart: with equal lengths
+    alone it is called bottom-right.
+    """
+    seen = [one for one in _seen(base, assignment, stretch) if one is not None]
+    if not seen or all(one.all() for one in seen):
+        return None, []
+    for alignment in ("bottom-right", "top-left"):
+        if all((one == _rule(one, alignment)).all() for one in seen):
+            why = "later keys do not reach earlier positions of the answer"
+            return alignment, [f"a causal rule always applies, aligned {alignment} ({why})"]
+    return None, []
+
+
+def _rule(seen: Allowed, alignment: str) -> Allowed:
+    queries, keys = seen.shape
+    return np.tri(queries, keys, keys - queries if alignment == "bottom-right" else 0, dtype=bool)
+
+
+def _seen(base: Base, assignment: Assignment, stretch: Stretch) -> Iterator[Allowed | None]:
+    """Which query depends on which key: in the first call, and in longer ones if it is a rule."""
+    first = _reach(base, assignment)
+    yield first
+    if first is None or first.all() or "x" in assignment.roles.values():
+        return
+    for letters in ("K", "Q"):
+        longer = stretch.base(letters, _LONGER)
+        if longer is not None:
+            yield _reach(longer, assignment)
+
+
+def _reach(base: Base, assignment: Assignment) -> Allowed | None:
+    """Whether a query's answer, along rows, depends on a key's content; None when it cannot tell.
+
+    Content is that of the value where there is one: a query with one key depends on it, too.
+    """
+    name, at = assignment.attended[-1], assignment.length_axis
+    if "value" in assignment.roles.values():
+        name = assignment.of("value")
+    keys, queries = base.feeds[name].shape[at], base.feeds[assignment.first].shape[at]
+    if keys == 1 or base.answer.ndim <= at or base.answer.shape[at] != queries:
+        return None
+    seen = np.zeros((queries, keys), dtype=bool)
+    for key in range(keys):
+        change = affected(base, name, at, key)
+        if change.shape != base.answer.shape:
+            return None
+        seen[:, key] = change.any(axis=tuple(axis for axis in range(change.ndim) if axis != at))
+    return seen
+
+
+# What a graph must hold to be an attention whose behaviour is wrong.
+_SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax", "Exp"})
+_WHOLE: Final = frozenset(
+    {
+        "Attention",
+        "DecoderMaskedMultiHeadAttention",
+        "DecoderMaskedSelfAttention",
+        "GroupQueryAttention",
+        "MultiHeadAttention",
+        "PackedAttention",
+        "PackedMultiHeadAttention",
+        "QAttention",
+        "SparseAttention",
+    }
+)
+_PRODUCTS: Final = frozenset(
+    {"DynamicQuantizeMatMul", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger"}
+    | {"MatMulIntegerToFloat", "QLinearMatMul", "QGemm"}
+)
+# These give sizes, not values: a product with one scales.
+_SIZES: Final = frozenset({"Shape", "Size"})
+
+
+def is_attentive(header: Header) -> bool:
+    """Whether a graph holds what only attention and few others need: a softmax."""
+    return bool(_operators(header) & (_SOFTMAXES | _WHOLE))
+
+
+def multiplies_itself(header: Header) -> bool:
+    """Whether two things computed from inputs are multiplied; True where that is hard to tell."""
+    if _operators(header) & _WHOLE:
+        return True
+    try:
+        model = onnx.load(header.path, load_external_data=False)
+    except (OSError, ValueError):
+        return True
+    if model.functions or any(_has_body(node) for node in model.graph.node):
+        return True
+    sums = "ReduceSum" in _operators(header)
+    live = {port.name for port in header.inputs}
+    before = 0
+    # Again until nothing is added: converters append casts at the end, out of order.
+    while len(live) > before:
+        before = len(live)
+        for node in model.graph.node:
+            used = [name for name in node.input if name in live]
+            product = node.op_type in _PRODUCTS or (sums and node.op_type == "Mul")
+            if product and len(used) > 1:
+                return True
+            if used and node.op_type not in _SIZES:
+                live.update(node.output)
+    return False
+
+
+def _operators(header: Header) -> frozenset[str]:
+    return frozenset(operator.rpartition("::")[2] for operator in header.operators)
+
+
+def _has_body(node: onnx.NodeProto) -> bool:
+    return any(attribute.HasField("g") for attribute in node.attribute)
 
 
 def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told: Told) -> Reading:

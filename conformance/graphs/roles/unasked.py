@@ -10,11 +10,10 @@ import numpy as np
 from ...errors import UsageError
 from ..header import Header, Port
 from ..reading import Reading, Role
-from ..told import Told
+from ..sidecar import Told
 from . import names
 from .assigning import MODES, ROLES
-from .plans import INTEGERS, Plan, plans
-from .sizes import usual
+from .plans import INTEGERS, Plan, plans, usual
 
 _WIDTHS: Final = {"self": ("x",) * 3, "memory": ("query", "context", "context")}
 _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}

@@ -11,7 +11,7 @@ import numpy as np
 from .core import Core
 from .probing import EIGHT_BITS
 from .questions import Questions
-from .unreadable import UnreadableError
+from .wiring import UnreadableError
 
 Array = np.ndarray[Any, Any]
 

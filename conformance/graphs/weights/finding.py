@@ -9,20 +9,18 @@ from typing import Final
 from torch import Tensor
 
 from ..header import Header
-from ..lost import GraphRefused
+from ..opened import Found, Stages
 from ..process import GraphProcess
+from ..protocol import GraphRefused
 from ..reading import Reading
-from ..told import Told
-from ..weighing import Found, Stages
-from .loading import is_coarse, read_wiring
-from .locating import find_cores
+from ..sidecar import Told
+from .locating import find_cores, is_coarse, read_wiring
 from .questions import FREE_SIZES, Questions
 from .recovering import Recovered, recover, stages_of
 from .references import beside
 from .scaling import UNKNOWN, gauge_of, snapped
 from .supplied import from_state_dict
-from .unreadable import UnreadableError
-from .wiring import Wiring
+from .wiring import UnreadableError, Wiring
 
 # A stranger's graph may have axes and attributes that no walk expects: it is not read then, and the
 # run goes on without weights.

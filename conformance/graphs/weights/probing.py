@@ -10,7 +10,7 @@ import numpy as np
 
 from .core import Operand
 from .questions import Questions
-from .unreadable import UnreadableError
+from .wiring import UnreadableError
 
 Array = np.ndarray[Any, Any]
 

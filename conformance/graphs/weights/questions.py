@@ -12,7 +12,7 @@ import numpy as np
 from ..header import Header, Port
 from ..process import GraphProcess
 from ..reading import MASK_ROLES, TENSOR_ROLES, Reading, Role
-from .unreadable import UnreadableError
+from .wiring import UnreadableError
 
 Array = np.ndarray[Any, Any]
 

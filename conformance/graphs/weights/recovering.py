@@ -4,28 +4,90 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from ..._golden import golden
-from ..weighing import Stages
+from ..opened import Stages
 from .answers import Answers, ask
-from .constants import stored_above
 from .core import Core
-from .inside import PARTS, map_inside, node_values, with_bias
-from .probing import ROUNDINGS, AffineMap, affine_maps
+from .probing import ROUNDINGS, AffineMap, affine_maps, spoken
 from .projecting import Projected, output_projection
 from .questions import Questions
-from .reaching import mixed_up, role_behind
 from .scaling import measured_factor, snapped
-from .storing import Projection, stored_projection
-from .unreadable import UnreadableError
-from .wiring import Wiring
+from .storing import Projection, stored_above, stored_projection
+from .wiring import UnreadableError, Wiring
 
 Array = np.ndarray[Any, Any]
+PARTS: Final = ("query", "key", "value")
+
+
+def node_values(wiring: Wiring, core: Core) -> dict[str, Array]:
+    """What a node adds or multiplies by itself, in parts: ``query bias`` and the like."""
+    found: dict[str, Array] = {}
+    for kind, name in (("bias", core.bias), ("matrix", core.matrix)):
+        stored = wiring.constant(name) if name else None
+        if name and stored is None:
+            msg = f"{name}, the {kind} of the attention node, is no stored tensor"
+            raise UnreadableError(msg)
+        if stored is None:
+            continue
+        widths = core.widths or (stored.shape[-1] // len(PARTS),) * len(PARTS)
+        pieces = np.split(stored, list(accumulate(widths))[:-1], axis=-1)
+        found |= {f"{part} {kind}": piece for part, piece in zip(PARTS, pieces, strict=True)}
+    return found
+
+
+def with_bias(found: AffineMap, bias: Array | None) -> AffineMap:
+    """A map with what the node adds to it behind."""
+    if bias is None:
+        return found
+    added = bias.astype(np.float64).reshape(found.bias.shape)
+    return replace(found, bias=found.bias + added)
+
+
+def map_inside(part: str, core: Core, values: dict[str, Array]) -> AffineMap:
+    """The map of a node that projects tokens itself: its matrix is ``[E, H·D]``."""
+    matrix = values[f"{part} matrix"]
+    heads = core.num_heads or 1
+    rows = matrix.astype(np.float64).T.reshape(heads, -1, len(matrix))
+    noise = ROUNDINGS * float(np.finfo(matrix.dtype).eps) * np.abs(rows)
+    plain = AffineMap(matrix=rows, bias=np.zeros(rows.shape[:2]), noise=noise, order="items")
+    return with_bias(plain, values.get(f"{part} bias"))
+
+
+def role_behind(wiring: Wiring, questions: Questions, part: str, tensor: str) -> str:
+    """The role of the tokens behind the heads of a part; raises UnreadableError for several."""
+    wanted = questions.role_of(spoken(part))
+    names = {role.name: found for found, role in questions.tokens.items()}
+    reaching = {names[name] for name in wiring.reaching(tensor, frozenset(names))}
+    if wanted in reaching:
+        return wanted
+    if len(reaching) != 1:
+        msg = f"the {spoken(part)} heads are made of {len(reaching)} inputs"
+        raise UnreadableError(msg)
+    found = reaching.pop()
+    if questions.shape(found)[-1] != questions.shape(wanted)[-1]:
+        msg = f"the {spoken(part)} heads are made of {found}, which has another width than {wanted}"
+        raise UnreadableError(msg)
+    return found
+
+
+def mixed_up(wiring: Wiring, questions: Questions, cores: Sequence[Core]) -> list[str]:
+    """A sentence for each part that the graph makes of other tokens than it should."""
+    found = []
+    for part in PARTS:
+        wanted = questions.role_of(part)
+        roles = {
+            role_behind(wiring, questions, part, getattr(core, part).name) for core in cores
+        } - {wanted}
+        if roles:
+            found.append(f"the graph makes the {part} heads of the tokens of {roles.pop()}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

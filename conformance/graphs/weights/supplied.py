@@ -2,21 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any, Final
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ..._golden import golden
 from ...base.parameter_names import role_of
 from ...errors import UsageError
-from ..weighing import Found
-from .naming import named_projections
+from ..opened import Found
 from .questions import Questions
 from .recovering import Recovered
-from .references import SPOKEN, Reference, beside, found_in
+from .references import NEAREST, SPOKEN, Reference, beside, found_in
 from .scaling import snapped
-from .trying import head_counts
+
+_MATRIX: Final = 2
+_KINDS: Final = re.compile(r"(.*?)[._]?(weight|bias|kernel)$")
+
+
+def named_projections(
+    tensors: Mapping[str, Tensor], widths: Mapping[str, int]
+) -> dict[str, dict[str, Tensor]]:
+    """``q``, ``q_bias``, … by prefix, for each prefix that has query, key and value.
+
+    ``widths``: how wide the tokens of ``q``, ``k`` and ``v`` are, which tells how matrices lie.
+    """
+    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        roles, clear = role_of(name)
+        if not roles or (not clear and roles != "o"):
+            continue
+        prefix, bias = _prefix(name, tensor)
+        for role, piece in _pieces(roles, tensor, widths):
+            found[prefix].setdefault(f"{role}_bias" if bias else role, piece)
+    return {prefix: parts for prefix, parts in found.items() if set("qkv") <= set(parts)}
+
+
+def _prefix(name: str, tensor: Tensor) -> tuple[str, bool]:
+    """The path of the attention that a tensor is in, and whether it is a bias."""
+    match = _KINDS.match(name)
+    stem, kind = match.groups() if match else (name, "")
+    components = stem.split(".")
+    while len(components) > 1 and components[-1].isdigit():
+        components.pop()
+    return ".".join(components[:-1]), kind == "bias" or tensor.ndim < _MATRIX
+
+
+def _pieces(roles: str, tensor: Tensor, widths: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """A tensor cut into its roles, matrices as ``[out, in]``."""
+    if tensor.ndim > _MATRIX:
+        return
+    width = widths.get(roles[0])
+    if tensor.ndim == _MATRIX and tensor.shape[1] != width and tensor.shape[0] == width:
+        tensor = tensor.T
+    if tensor.shape[0] % len(roles) == 0:
+        yield from zip(roles, tensor.chunk(len(roles)), strict=True)
+
+
+Array = np.ndarray[Any, Any]
+
+
+def head_counts(
+    questions: Questions, parts: Mapping[str, Tensor], told: int | None
+) -> tuple[int, int] | None:
+    """``(heads, key/value heads)`` with which the golden comes near to the graph's answers."""
+    weights = golden.ProjectionWeights(**parts)
+    tokens = {
+        role: np.random.default_rng(len(role)).standard_normal(questions.shape(role))
+        for role in questions.tokens
+    }
+    answer = questions.answer(questions.ask(tokens))
+    inputs = [
+        torch.from_numpy(tokens[questions.role_of(part)]) for part in ("query", "key", "value")
+    ]
+    best: tuple[float, tuple[int, int]] | None = None
+    for counts in _counts(weights, told):
+        error = _error(inputs, weights, counts, questions.reading.causal, answer)
+        if error < NEAREST and (best is None or error < best[0]):
+            best = error, counts
+    return None if best is None else best[1]
+
+
+def _counts(weights: golden.ProjectionWeights, told: int | None) -> Iterator[tuple[int, int]]:
+    """All divisions of the rows into heads."""
+    rows, shared = len(weights.q), len(weights.k)
+    for heads in [told] if told else range(1, rows + 1):
+        size, rest = divmod(rows, heads)
+        if not rest and shared % size == 0 and heads % (shared // size or 1) == 0:
+            yield heads, shared // size
+
+
+def _error(
+    inputs: list[Tensor],
+    weights: golden.ProjectionWeights,
+    counts: tuple[int, int],
+    causal: str | None,
+    answer: Array,
+) -> float:
+    semantics = golden.Semantics(causal_alignment=causal or "bottom-right")  # type: ignore[arg-type]
+    try:
+        found = golden.multi_head_attention(
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            weights,
+            num_heads=counts[0],
+            num_kv_heads=counts[1],
+            causal=causal is not None,
+            semantics=semantics,
+        ).output.numpy()
+    except (ValueError, TypeError):
+        return float("inf")
+    if found.shape != answer.shape:
+        return float("inf")
+    size = float(np.linalg.norm(found)) or 1.0
+    return float(np.linalg.norm(found - answer)) / size
 
 
 def from_state_dict(

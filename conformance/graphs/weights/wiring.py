@@ -15,6 +15,11 @@ from onnx import numpy_helper
 
 from ..external import embedded
 
+
+class UnreadableError(Exception):
+    """The structure is not one that weights can be read from; the message says why."""
+
+
 Array = np.ndarray[Any, Any]
 Node = onnx.NodeProto
 

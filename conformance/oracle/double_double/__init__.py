@@ -8,7 +8,6 @@ to begin with, is the golden's float64 answer with a ``low`` of zero.
 
 from __future__ import annotations
 
-from .attention import core_output, supports
-from .layer import layer_output
+from .attention import core_output, layer_output, supports
 
 __all__ = ["core_output", "layer_output", "supports"]

@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...base.expected import ExpectedFailure
 from ...base.graph_options import Beside
 from ...base.parameter_names import OptionParameter
-from ...base.shard import WHOLE, Shard
+from ...base.profile import WHOLE, Shard
 
 PLAN_TARGETS: Final = "conformance.running.workers.loaded:plan_targets"
 

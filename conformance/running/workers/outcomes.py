@@ -1,11 +1,13 @@
-"""Results of clauses that could not end by themselves: exceptions, hangs, crashes, plans."""
+"""Results of clauses that could not end by themselves: exceptions, hangs, crashes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from ...base.results import ClauseResult, Status, Violation
+from ...base.results import ClauseResult, Status, Violation, result_from_json
 from ...targets.loading import one_line
+from .messages import Task
 
 # What the runner never swallows, and what a worker only ever sees from the candidate.
 _THE_CANDIDATES: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
@@ -91,3 +93,51 @@ def from_exception(
 def _counterexample(problem: dict[str, Any] | None) -> dict[str, Any] | None:
     """The problem as the runner's own counterexamples hold it, without tensors."""
     return None if problem is None else {"problem": problem}
+
+
+IN_PROGRESS: Final = "the next one had not been answered"
+
+
+@dataclass
+class Heard:
+    """The problem in progress, what was counted before it, and the failure that was found.
+
+    ``examples`` are all problems that were begun, those of a reduction too.
+    """
+
+    problem: dict[str, Any] | None = None
+    examples: int = 0
+    counted: dict[str, Any] = field(default_factory=dict)
+    trail: dict[str, Any] | None = None
+    found: ClauseResult | None = None
+
+    def take(self, tag: str, payload: Any) -> None:
+        """Remember an event."""
+        if tag == "found":
+            self.found = result_from_json(payload)
+            self.trail = self.found.trail
+            return
+        self.problem, self.counted = payload
+        self.examples += 1
+        if self.found is None and self.counted["trail"] is not None:
+            self.trail = {**self.counted["trail"], "failed": True, "lost": True}
+
+    def lost(self, task: Task, kind: str, message: str, seconds: float) -> ClauseResult:
+        """The candidate has hung or died."""
+        return failure(
+            task,
+            kind,
+            message,
+            self.problem,
+            examples=self.examples,
+            seconds=seconds,
+            trail=self.trail,
+        )
+
+    def cut(self, task: Task, seconds: float) -> ClauseResult:
+        """The run's time is up: a failure counts as it was found."""
+        if self.found is not None:
+            return self.found.replace(seconds=self.found.seconds + seconds)
+        counted = {**self.counted, "planned": self.counted.get("planned") or 0}
+        reason = IN_PROGRESS if self.problem is not None else ""
+        return outcome(task, "untestable", reason, **counted, seconds=seconds)

@@ -20,9 +20,8 @@ from typing import Any, Final, Self
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ...base.results import ClauseResult, result_from_json
 from ...errors import UsageError
-from .heard import Heard
 from .messages import Event, Loaded, Order, Ready, RunOptions
-from .outcomes import not_applicable, outcome
+from .outcomes import Heard, not_applicable, outcome
 from .starvation import Patience, reading
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
 

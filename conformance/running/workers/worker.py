@@ -109,9 +109,12 @@ def _tell(connection: Connection, tag: str, payload: Any) -> None:
 
 
 def _ready() -> Any:
-    from ...clauses._devices import on_a_device  # noqa: PLC0415 (loads torch)
-    from ...clauses.clause_facts import facts  # noqa: PLC0415
-    from ...clauses.registry import all_clauses, specification_hash  # noqa: PLC0415 (loads torch)
+    from ...clauses.device import on_a_device  # noqa: PLC0415 (loads torch)
+    from ...clauses.registry import (  # noqa: PLC0415 (loads torch)
+        all_clauses,
+        facts,
+        specification_hash,
+    )
     from .environment import environment  # noqa: PLC0415
     from .messages import Ready  # noqa: PLC0415
 
@@ -160,7 +163,7 @@ def _run(connection: Connection, plan: Plan, index: int, order: Order) -> Clause
     """Run one clause; exceptions the runner lets through end in the result, never in the worker."""
     from ...base.results import result_from_json  # noqa: PLC0415
     from ..asking import Asking  # noqa: PLC0415
-    from .heard import Heard  # noqa: PLC0415
+    from .outcomes import Heard  # noqa: PLC0415
 
     task, started = plan.planned[index], time.perf_counter()
     heard = Heard()

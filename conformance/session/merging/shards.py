@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ...base.shard import MOST, Shard
+from ...base.profile import MOST, Shard
 from ...errors import UsageError
 from ..recorded import read_record
 

@@ -7,20 +7,84 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...base.printable import printable_record
+from ...base.profile import DTYPES
+from ...base.texts import printable_record
 from ...errors import UsageError
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, WorkerLost
 from ...session.folders import check_folder, staged
 from ..replay import Case, Progress, argument_of, opened
-from .page import readme
-from .rehearsal import why_not_shown
-from .showing import bundle_script, shows_something, why_not_again
-from .told import check_told
+from .showing import bundle_script, readme, shows_something, why_not_again
+
+_DTYPES = (*DTYPES, "int64", "int32", "bool")
+
+
+def check_told(data: Mapping[str, Any]) -> None:
+    """Require calls, layers and tensors as a report holds them; raises ValueError."""
+    for name in ("calls", "layers"):
+        each = data.get(name, [])
+        _check(isinstance(each, list) and all(isinstance(one, dict) for one in each), name)
+    for number, call in enumerate(data.get("calls", [])):
+        for name in ("arguments", "keywords"):
+            _check(isinstance(call.get(name), dict), f"call {number}: {name}")
+    for name in ("inputs", "problem"):
+        _check(isinstance(data.get(name, {}), dict), name)
+    _check(isinstance(data["problem"].get("geometry", {}), dict), "geometry")
+    _check_tables(data, "")
+
+
+def _check_tables(value: Any, place: str) -> None:
+    """Every table names a dtype that tensors have, and sizes."""
+    if isinstance(value, dict):
+        if {"shape", "dtype"} <= set(value):
+            sizes = value["shape"]
+            whole = isinstance(sizes, list) and all(type(size) is int for size in sizes)
+            _check(whole and value["dtype"] in _DTYPES, place)
+        for name, one in value.items():
+            _check_tables(one, f"{place} {name}".strip())
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for number, one in enumerate(value):
+            _check_tables(one, f"{place} {number}")
+
+
+def _check(holds: bool, place: str) -> None:  # noqa: FBT001 (a condition is what it takes)
+    if not holds:
+        msg = f"its {place} are not as a report tells them"
+        raise ValueError(msg)
+
+
+SHOWN: Final = "IT STILL FAILS"
+NOT_ASKED: Final = "The candidate was not asked again: "
+# Importing torch from a cold disk, and a candidate with all that it needs.
+_LOADING: Final = 120.0
+
+
+def why_not_shown(script: Path, timeout: float) -> str:
+    """Why a script does not show the failure, though the candidate is as it was, or ""."""
+    try:
+        done = subprocess.run(  # noqa: S603 (our own script, in our own Python)
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=2 * timeout + _LOADING,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "asked by these calls alone it gives no answer"
+    if SHOWN in done.stdout or "it still fails" in done.stderr:
+        return ""
+    told = [line for line in done.stdout.splitlines() if line.startswith(NOT_ASKED)]
+    if told:
+        return told[-1].removeprefix(NOT_ASKED)
+    return "these calls alone do not show it: it needs more than they hold"
+
 
 JOB: Final = "conformance.tools.bundles.job:bundle_job"
 SCHEMA: Final = 1

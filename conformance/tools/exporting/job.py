@@ -2,23 +2,226 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from ...adapters.construct import instance_of
 from ...adapters.graph import Besides, graph_candidate
 from ...adapters.source import source_of
-from ...errors import UsageError
+from ...base.texts import printable
+from ...declare.candidate import Candidate
+from ...errors import ConstructionError, UsageError
 from ...graphs.validation import read_header
 from ...running.workers.messages import Loaded, RunOptions
-from ...targets.loading import guarded
+from ...targets.loading import guarded, put_on_path
+from ...targets.resolving import how_to_make, is_path, object_of, split_target
 from .asking import Asking, ask, described
-from .exporter import NotExported, export, require_exporter
-from .opening import keep_source, load_kept, module_of
+
+_ACCEPTED: Final = (
+    "a torch.nn.Module: an instance, a class that can be constructed, or a function without "
+    "arguments that returns one"
+)
+STATE: Final = "source.pt"
+SCRIPT: Final = "source.py"
+_SOURCE: Final = '''\
+"""The module that these graphs were exported from, with its weights.
+
+conformance check GRAPH.onnx --source {script}:module
+"""
+
+from pathlib import Path
+
+from conformance.tools.exporting.job import rebuilt
+
+
+def module():
+    """Build {target} anew and load the weights beside this file."""
+    return rebuilt({target!r}, Path(__file__).parent, root={root!r})
+'''
+
+
+def module_of(target: str) -> nn.Module:
+    """The module that a target names, in eval mode; raises UsageError with one sentence."""
+    value = object_of(target)
+    if value is None or isinstance(value, ModuleType):
+        msg = f"{target} names no object: write package.module:object or path/to/file.py:object"
+        raise UsageError(msg)
+    built = guarded(f"{target} cannot be built", lambda: _built(value, target))
+    if not isinstance(built, nn.Module):
+        msg = f"{target} is {built!r:.60}: name {_ACCEPTED}"
+        raise UsageError(msg)
+    return built.eval()
+
+
+def _built(value: Any, target: str) -> Any:
+    if isinstance(value, Candidate):
+        msg = f"{target} is a declared candidate, which holds no module to export: name {_ACCEPTED}"
+        raise UsageError(msg)
+    if isinstance(value, type) and issubclass(value, nn.Module):
+        try:
+            return instance_of(value, None)[0]
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error)) from error
+    if isinstance(value, nn.Module) or not callable(value):
+        return value
+    try:
+        inspect.signature(value).bind()
+    except (TypeError, ValueError):
+        msg = f"{target} takes arguments: name {_ACCEPTED}"
+        raise UsageError(msg) from None
+    return value()
+
+
+def keep_source(target: str, module: nn.Module, folder: Path) -> Path:
+    """Write a file that builds the module with the weights it has, for ``--source``."""
+    torch.save(module.state_dict(), folder / STATE)
+    where, name = split_target(target)
+    if is_path(where):
+        where = str(Path(where).expanduser().resolve())
+    script = folder / SCRIPT
+    told = {"target": f"{where}:{name}", "root": str(Path.cwd())}
+    script.write_text(_SOURCE.format(script=script, **told), encoding="utf-8")
+    return script
+
+
+def load_kept(module: nn.Module, folder: Path) -> None:
+    """Load the weights that were kept in a folder."""
+    module.load_state_dict(torch.load(folder / STATE, weights_only=True))
+
+
+def rebuilt(target: str, folder: Path, *, root: str) -> nn.Module:
+    """The module of a target with the weights that were kept in a folder.
+
+    ``root`` is the folder in which the target was named. Raises UsageError where they do not fit.
+    """
+    put_on_path(Path(root))
+    module = module_of(target)
+    try:
+        load_kept(module, folder)
+    except RuntimeError as error:
+        msg = f"{target} is no longer what was exported: {' '.join(str(error).split())[:200]}"
+        raise UsageError(msg) from None
+    return module
+
+
+# By ``torch.export``, and by tracing with TorchScript.
+DYNAMO: Final = "dynamo"
+LEGACY: Final = "legacy"
+EXPORTERS: Final = (DYNAMO, LEGACY)
+_TOO_NEW: Final = ("Unsupported onnx_opset_version", "Unsupported ONNX opset version")
+_LONGEST: Final = 300
+
+
+class NotExported(Exception):  # noqa: N818 (the exporter's fault, or the module's)
+    """An exporter gave no file; ``unsupported`` where it does not know the opset at all."""
+
+    def __init__(self, message: str, *, unsupported: bool) -> None:
+        super().__init__(message)
+        self.unsupported = unsupported
+
+
+def require_exporter() -> None:
+    """Raise UsageError where torch's exporter lacks what it needs."""
+    if importlib.util.find_spec("onnxscript") is None:
+        msg = (
+            "torch.onnx.export needs onnxscript, which is not installed: pip install "
+            "'attention-conformance[export]'"
+        )
+        raise UsageError(msg)
+
+
+def export(asking: Asking, exporter: str, opset: int, path: Path) -> None:
+    """Write a module as one file with dynamic axes; raises NotExported with one sentence."""
+    try:
+        with _quiet(), torch.no_grad():
+            (_by_dynamo if exporter == DYNAMO else _by_tracing)(asking, opset, path)
+    except Exception as error:  # an exporter runs the user's code, and may raise anything
+        text = _told(error)
+        raise NotExported(text, unsupported=any(one in text for one in _TOO_NEW)) from error
+
+
+def _told(error: BaseException) -> str:
+    """The type of what an exporter raised, and the first sentence of what is behind it."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    text = " ".join(lines)
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return printable(f"{type(cause).__name__}: {shown}" if shown else type(cause).__name__)
+
+
+def _by_dynamo(asking: Asking, opset: int, path: Path) -> None:
+    given = asking.arguments()
+    torch.onnx.export(
+        asking.module,
+        (),
+        str(path),
+        kwargs=given,
+        dynamo=True,
+        opset_version=opset,
+        output_names=list(asking.outputs),
+        dynamic_shapes={
+            name: None if tensor is None else dict(asking.axes.get(name, {}))
+            for name, tensor in given.items()
+        },
+        external_data=False,
+        verbose=False,
+    )
+
+
+class _Named(nn.Module):
+    """A module that takes its tensors in an order: tracing knows no keywords."""
+
+    def __init__(self, asking: Asking) -> None:
+        super().__init__()
+        self.asking = asking
+        self.module = asking.module
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """Whatever the module says."""
+        given = dict(zip(self.asking.inputs, tensors, strict=True))
+        return self.module(**{**self.asking.arguments(), **given})
+
+
+def _by_tracing(asking: Asking, opset: int, path: Path) -> None:
+    torch.onnx.export(
+        _Named(asking).eval(),
+        tuple(asking.inputs.values()),
+        str(path),
+        dynamo=False,
+        opset_version=opset,
+        input_names=list(asking.inputs),
+        output_names=list(asking.outputs),
+        dynamic_axes={name: dict(axes) for name, axes in asking.axes.items()},
+        verbose=False,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings about deprecation and traced sizes: what matters is checked."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
 
 Tell = Callable[[str, str], None]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ...diagnosis.mistakes.points import filled_mistake
-from . import empty_rows
+from . import causality
 from .convention import MaskUse
 from .deviations import Deviation
 from .leaks import MUST_UP_TO, Leak, Tight, find_leak
 from .masks import MaskFound, MaskUnread, chosen_uses, find_masks
-from .wording import empty_words, placed
+from .record import empty_words, placed
 
 if TYPE_CHECKING:
     from .investigation import Case
@@ -233,7 +233,7 @@ def _firsts(uses: Sequence[MaskUse]) -> list[MaskUse]:
 
 def _empty_rows(case: Case, uses: Sequence[MaskUse]) -> None:
     rules = {
-        (use.form, use.parameter): empty_rows.by_mask(case.box, use, case.point, case.judge)
+        (use.form, use.parameter): causality.by_mask(case.box, use, case.point, case.judge)
         for use in uses
     }
     case.promises["empty_by_mask"] = [[form, *rule] for (form, _), rule in rules.items()]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...base.dtypes import DTYPES
+from ...base.profile import DTYPES
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...declare.promises import declare
 from ...oracle.oracle import Oracle

@@ -10,14 +10,14 @@ from ...base.geometry import Geometry, Pins
 from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
 from ...problems.inputs import Inputs
-from . import empty_rows
+from . import causality
 from .agreement import Judge, Seen
 from .box import Box, SizeRule
 from .causality import LONG_KEYS, LONG_QUERIES, rows_with_keys
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
 from .drawing import draw_weights, in_dtype, masked, random_keep
 from .plain import OTHER_SIZES, SCALES
-from .wording import SCALE_WORDS, empty_words
+from .record import SCALE_WORDS, empty_words
 
 JOB: Final = "conformance.tools.identification.contradictions:job"
 _SEEDS: Final = (0, 1)
@@ -222,8 +222,8 @@ def _empty_rows(
         return
     firsts = {use.form: use for use in reversed(box.convention.masks)}
     for form, use in firsts.items():
-        rules = empty_rows.by_mask(box, use, point, judge)
-        if declared in rules or rules[0] not in empty_rows.RULES:
+        rules = causality.by_mask(box, use, point, judge)
+        if declared in rules or rules[0] not in causality.RULES:
             continue
         yield (
             f"declared empty_rows={declared!r}, but a query that {form} leaves no key returns "

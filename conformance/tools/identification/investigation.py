@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from . import asking_causality, asking_masks, asking_switches
+from . import asking_masks, causality, switches
 from .agreement import Judge
 from .behaviour import (
     accepted_mismatches,
@@ -26,11 +26,10 @@ from .causality import Causality
 from .deviations import Deviation
 from .keywords import find_groups, find_scale, find_softcap, find_window
 from .plain import Plain
-from .record import LIKELY, Findings
-from .signature import Parameter, Parameters
-from .switches import is_flag
-from .wording import (
+from .record import (
+    LIKELY,
     SCALE_WORDS,
+    Findings,
     biases_words,
     head_order_words,
     inputs_words,
@@ -40,6 +39,8 @@ from .wording import (
     rivals,
     scale_number,
 )
+from .signature import Parameter, Parameters
+from .switches import is_flag
 
 Tell = Callable[[str], None]
 
@@ -81,10 +82,10 @@ def investigate(case: Case, plain: Plain, tell: Tell) -> None:
         tell(what)
         step(case)
     tell("flags")
-    asking_switches.ask(case, plain)
+    switches.ask(case, plain)
     _always(case, plain)
     asking_masks.promise_idle(case)
-    asking_causality.promise_idle(case)
+    causality.promise_idle(case)
 
 
 def _always(case: Case, plain: Plain) -> None:
@@ -189,7 +190,7 @@ def _masks(case: Case) -> None:
 
 
 def _causality(case: Case) -> None:
-    asking_causality.ask(case)
+    causality.ask(case)
 
 
 def _numbers(case: Case) -> None:

@@ -3,26 +3,163 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
+import torch
+from torch import Tensor
+
+from ..._golden import golden
 from ...base.results import plain as as_data
+from ...calls.calling import CandidateFailure, guarded
 from ...errors import UsageError
-from . import modules, opening
-from .agreement import Judge
+from ...tolerance.positions import position_bound
+from . import opening
+from .agreement import Judge, Seen
 from .box import Box, Observation, Refusal
-from .capping import capped
 from .contradictions import contradictions
 from .deviations import deviations
 from .investigation import Case, behave, investigate
-from .plain import Plain, observe, plain
-from .positions import find_positions
-from .record import Findings, deviations_words
+from .plain import (
+    SCALES,
+    Plain,
+    nearest_number,
+    observe,
+    plain,
+    read_as,
+    round_numbers,
+    with_alignment,
+)
+from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
 from .switches import without_causality
 from .thing import Thing
-from .wording import kind_words
 from .writing import declaration_text, positions_text
+
+# Caps in use are 20, 30 and 50; beyond the last one ordinary logits show none.
+_ALIGNMENTS: Final = ("bottom-right", "top-left")
+_GRID: Final = tuple(10.0 ** (step / 4.0) for step in range(-4, 13))
+
+
+def capped(observed: Sequence[Observation], judge: Judge) -> Plain | None:
+    """The reading with a cap that holds on every probe, fitted on the first; None without one."""
+    readings = (_fitted(observed, judge, always) for always in (None, *_ALIGNMENTS))
+    return next((one for one in readings if one is not None), None)
+
+
+def _fitted(observed: Sequence[Observation], judge: Judge, always: str | None) -> Plain | None:
+    """The scale that comes nearest with any cap, then its cap, as a number that people write."""
+    seen = [read_as(one, always) for one in observed]
+    points = [with_alignment(golden.STANDARD.replace(scale=rule), always) for rule in SCALES]
+
+    def apart(point: golden.Semantics, cap: float) -> float:
+        return judge.distance(point, [_with_cap(seen[0], cap)])
+
+    nearest = min(points, key=lambda point: min(apart(point, cap) for cap in _GRID))
+    for cap in round_numbers(nearest_number(_GRID, partial(apart, nearest))):
+        read = [_with_cap(one, cap) for one in seen]
+        if judge.fits(nearest, read):
+            margin = max(judge.margin(nearest, one) for one in read)
+            return Plain(
+                point=nearest,
+                always=always,
+                others=(),
+                margin=margin,
+                tried=len(points),
+                fitted=True,
+                cap=cap,
+            )
+    return None
+
+
+def _with_cap(one: Seen, cap: float) -> Seen:
+    return Seen(one.inputs.replace(softcap=cap), one.output, one.rows)
+
+
+_WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
+_LENGTH: Final = 5
+_LONGEST: Final = 1 << 16
+
+
+def find_positions(function: Callable[..., Any], found: Findings) -> tuple[int, list[int]] | str:
+    """The longest length and the widths it takes, or why it is no known position encoding."""
+    answers = {width: _added(function, _LENGTH, width) for width in _WIDTHS}
+    taken = {width: added for width, added in answers.items() if added is not None}
+    if not taken:
+        return (
+            "it takes one input and brings no projections that can be seen, and it does not add "
+            "the same numbers to any input as a position encoding does: name a module, or a "
+            "function of query, key and value"
+        )
+    width, added = next(iter(taken.items()))
+    expected = golden.sinusoidal_positions(_LENGTH, width)
+    if not _is(added, expected):
+        return "it adds the same numbers to any input, which are no sinusoidal encoding"
+    longest = _longest(function, width)
+    found.add(
+        "kind",
+        "position encoding, sinusoidal: sines in the even channels, cosines in the odd ones",
+        f"what is added to zeros and to random tokens is the golden table at width {width}",
+        {"kind": "positions", "position": "sinusoidal"},
+    )
+    found.add(
+        "sizes",
+        f"widths {', '.join(str(one) for one in sorted(taken))} of those tried, up to {longest} "
+        "positions" + (" at least" if longest == _LONGEST else ""),
+        "longer inputs are refused, or not given the table",
+        {"widths": sorted(taken), "max_length": longest},
+    )
+    return longest, sorted(taken)
+
+
+def _added(function: Callable[..., Any], length: int, width: int) -> Tensor | None:
+    """What is added to tokens, when it is the same for all of them."""
+    tokens = torch.randn(2, length, width, generator=torch.Generator().manual_seed(0))
+    answers = []
+    for given in (torch.zeros_like(tokens), tokens):
+        try:
+            answer = guarded(function, (given.clone(),), {})
+        except CandidateFailure:
+            return None
+        if not isinstance(answer, Tensor) or answer.shape != tokens.shape:
+            return None
+        answers.append(answer.detach().double())
+    table = answers[0]
+    sums = table + tokens.double()
+    # The table is read off the zeros and added to the tokens: each rounds once.
+    rounding = position_bound(tokens, tokens.dtype) + position_bound(table, tokens.dtype)
+    if not bool(((answers[1] - sums).abs() <= rounding).all()):
+        return None
+    same = torch.equal(table[0], table[1]) and bool(table.abs().max() > 0)
+    return table[0] if same else None
+
+
+def _is(added: Tensor, expected: Tensor) -> bool:
+    bound = position_bound(torch.zeros_like(expected), torch.float32)
+    return bool(((added - expected).abs() <= bound).all())
+
+
+def _longest(function: Callable[..., Any], width: int) -> int:
+    """The largest length that is answered with the table, by doubling and bisection."""
+    good, bad = _LENGTH, 2 * _LENGTH
+    while bad <= _LONGEST and _right(function, bad, width):
+        good, bad = bad, 2 * bad
+    if bad > _LONGEST:
+        return _LONGEST
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if _right(function, middle, width):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def _right(function: Callable[..., Any], length: int, width: int) -> bool:
+    added = _added(function, length, width)
+    return added is not None and _is(added, golden.sinusoidal_positions(length, width))
+
 
 JOB: Final = "conformance.tools.identification.job:identify"
 # Ways of calling that are kept for the nearest reading, when none is golden.
@@ -131,10 +268,10 @@ def _positions(thing: Thing, found: Findings, record: dict[str, Any]) -> str:
 def _opened(thing: Thing) -> Iterator[Box]:
     """The boxes of a thing."""
     if thing.form == "module":
-        reading = modules.understood(thing.value, thing.name)
-        if not isinstance(reading, modules.Understood):
+        reading = opening.understood(thing.value, thing.name)
+        if not isinstance(reading, opening.Understood):
             raise reading
-        return modules.module_boxes(reading)
+        return opening.module_boxes(reading)
     if thing.form == "builder":
         return opening.builder_boxes(thing)
     return opening.function_boxes(thing)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ...base.dtypes import DTYPES
+from ...base.profile import DTYPES
 from ...errors import UsageError
 from ...running.workers.environment import package_version
 from ...running.workers.messages import RunOptions

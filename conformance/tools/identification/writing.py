@@ -12,7 +12,7 @@ from ...declare.declaration import DEFAULT_FEATURES
 from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
 from .deviations import deviations, expected, promised
 from .investigation import Case
-from .modules import is_torch_multihead
+from .opening import is_torch_multihead
 from .record import deviations_words
 from .thing import Thing
 

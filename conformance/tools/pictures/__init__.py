@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from .evidence import Evidence, evidence
-from .panels import described
-from .pictured import PICTURED
+from .evidence import PICTURED, Evidence, described, evidence
 from .svg import Panel, draw
 
 __all__ = ["PICTURED", "Evidence", "Panel", "described", "draw", "evidence", "picture"]

@@ -15,14 +15,38 @@ from ...base.mistake import Mistake, mistakes_in
 from ...clauses.registry import all_clauses
 from ...declare.candidate import Candidate
 from ...declare.decorators import renamed
+from ...diagnosis.mistakes import MISTAKES, NamedMistake
 from ...errors import UsageError
 from ...session.selection import matching
-from ...targets.entry_points import MISTAKES, home, registered, taking_in
-from ...targets.loading import closest, import_dotted, put_on_path
+from ...targets.loading import (
+    MISTAKE_GROUP,
+    closest,
+    home,
+    import_dotted,
+    put_on_path,
+    registered,
+    taking_in,
+)
 from ...targets.resolving import candidates_of, object_of, resolve_one
-from .acted import act_out, correct_candidates
+from .acted import act_out, act_out_named, correct_candidates
 from .options import REPOSITORY, TeethOptions
-from .shipped import shipped_mistakes
+
+
+def shipped_mistakes() -> list[Mistake]:
+    """Each named mistake as one that must be caught."""
+    return [_shipped(named) for named in MISTAKES]
+
+
+def _shipped(named: NamedMistake) -> Mistake:
+    return Mistake(
+        name=named.name,
+        sentence=f"{named.text[0].upper()}{named.text[1:]}.",
+        fix=named.fix,
+        primary=named.clause,
+        changes=named.changes,
+        candidate=None if named.only_a_point else act_out_named(named),
+    )
+
 
 Tell = Callable[[str, str], None]
 SHIPPED: Final = "attention-conformance"
@@ -66,7 +90,7 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
         return
     tell("loading", "the shipped mistakes")
     yield from (_entry(mistake, SHIPPED) for mistake in shipped_mistakes())
-    for point in registered(MISTAKES):
+    for point in registered(MISTAKE_GROUP):
         tell("loading", point.name)
         yield from taking_in(point, "mistakes", partial(_brought, origin=home(point)))
     repository = _repository(REPOSITORY, tell)

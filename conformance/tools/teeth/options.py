@@ -7,7 +7,7 @@ from typing import Final
 
 from ...running.workers.messages import Loaded, RunOptions
 
-LOADER: Final = "conformance.tools.teeth.plans:plan_teeth"
+LOADER: Final = "conformance.tools.teeth.jobs:plan_teeth"
 REPOSITORY: Final = "candidates.broken"
 
 

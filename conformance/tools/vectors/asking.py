@@ -6,6 +6,7 @@ The golden stands in for a candidate that promises every option; what it is aske
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +23,38 @@ from ...oracle.oracle import Golden
 from ...problems.edges import edge_problems
 from ...problems.inputs import Inputs
 from ...shrinking.control import Control
-from .tensors import Stored, stored
+
+# What the elements of each dtype are in the file.
+STORED_AS: Final = {
+    "float64": "float64",
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "uint16",
+    "int64": "int64",
+    "bool": "uint8",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A tensor's dtype, shape and bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def stored(tensor: Tensor) -> Stored:
+    """The bytes of a tensor; of bfloat16 its 16 bits, of bool a byte each, 0 or 1."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    plain = tensor.detach().contiguous()
+    if plain.dtype == torch.bfloat16:
+        plain = plain.view(torch.int16)
+    array = plain.numpy()
+    if sys.byteorder != "little":
+        array = array.byteswap()
+    return Stored(dtype=dtype, shape=tuple(tensor.shape), data=array.tobytes())
+
 
 # The clauses with a golden answer whose questions any implementation of attention can be asked, and
 # how many of their edge problems are taken.

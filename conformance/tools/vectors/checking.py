@@ -10,10 +10,27 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...errors import UsageError
-from .layout import ALIGNED, CASES, FORMAT, INDEX, SIZES
+
+# Goes up when a reader of the last one would misread.
+FORMAT: Final = 1
+INDEX: Final = "index.json"
+CASES: Final = "cases"
+SCHEMAS: Final = ("index.schema.json", "case.schema.json")
+README: Final = "README.md"
+# Every tensor begins at a multiple of so many bytes.
+ALIGNED: Final = 8
+SIZES: Final = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "bool": 1,
+}
+
 
 Record = Mapping[str, Any]
 

@@ -17,10 +17,9 @@ from ...running.workers.loaded import ANY_SCALE
 from ...session.folders import staged
 from ...session.report import TOOL
 from ...tolerance import contract_for
-from ...tolerance.wording import describe
-from .asking import EMPTY_ROWS, Question, promising, questions
-from .layout import ALIGNED, CASES, FORMAT, INDEX, README, SCHEMAS
-from .tensors import STORED_AS
+from ...tolerance.contract import describe
+from .asking import EMPTY_ROWS, STORED_AS, Question, promising, questions
+from .checking import ALIGNED, CASES, FORMAT, INDEX, README, SCHEMAS
 
 # What the numbers of a mask mean.
 MEANINGS: Final = {

@@ -23,7 +23,7 @@ from role_reading import SEPARATE, counts, read, shown
 from torch import Tensor, nn
 
 from conformance.graphs.reading import Reading
-from conformance.graphs.told import Told
+from conformance.graphs.sidecar import Told
 
 PLAIN = "q=query:BLE k=key:BLE v=value:BLE -> y=output:BLE"
 EQUAL = {"key_length": "query_length"}

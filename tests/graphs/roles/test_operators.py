@@ -15,7 +15,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from role_reading import SEPARATE, read, read_file, shown
 from torch import Tensor, nn
 
-from conformance.graphs.told import Told
+from conformance.graphs.sidecar import Told
 
 Value = tuple[str, int, Sequence[int | str] | None]
 SINGLE, INT32, INT64, BOOL = (

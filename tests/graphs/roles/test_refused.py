@@ -22,9 +22,9 @@ from role_reading import SEPARATE, read
 from torch import Tensor, nn
 
 from conformance.errors import UsageError
-from conformance.graphs.lost import GraphLost
+from conformance.graphs.protocol import GraphLost
 from conformance.graphs.roles import read_roles
-from conformance.graphs.told import Told
+from conformance.graphs.sidecar import Told
 from conformance.graphs.validation import read_header
 
 Inputs = Mapping[str, Tensor]

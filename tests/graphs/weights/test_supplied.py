@@ -15,8 +15,8 @@ from weight_graphs import differing, export, find
 
 import conformance
 from conformance.errors import UsageError
-from conformance.graphs.told import Told
-from conformance.graphs.weighing import Found
+from conformance.graphs.opened import Found
+from conformance.graphs.sidecar import Told
 from conformance.graphs.weights.scaling import UNKNOWN
 
 STANDARD = 1 / 2

@@ -1,0 +1,134 @@
+"""Texts from a candidate: made harmless to a terminal, and what its code raised in words."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+_KEPT: Final = "\n\t"
+
+
+def printable(text: str) -> str:
+    r"""The text with what is not printable, such as an escape sequence or a NUL, as ``\x1b``.
+
+    Newlines and tabs stay. Doing it twice changes nothing: backslashes stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        sign
+        if sign.isprintable() or sign in _KEPT
+        else sign.encode("unicode_escape", errors="surrogatepass").decode("ascii")
+        for sign in text
+    )
+
+
+def printable_record(data: Any) -> Any:
+    """Plain data with every text in it made printable."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, dict):
+        return {printable_record(key): printable_record(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [printable_record(value) for value in data]
+    return data
+
+
+LONGEST: Final = 4096
+_HERE: Final = str(Path(__file__).resolve().parent.parent)
+_STANDARD: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+_INSTALLED: Final = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+# torch's Python says what is wrong where it raises by itself; else a line of it only passes a call
+# on to C++, and the line before says more.
+_TORCH: Final = tuple(str(Path(folder) / "torch") for folder in _INSTALLED)
+_CALLING_A_MODULE: Final = ("_call_impl", "_wrapped_call_impl")
+_RAISING: Final = ("raise", "assert")
+
+Frames = Sequence[traceback.FrameSummary]
+
+
+def raised_text(error: BaseException) -> str:
+    """``raised ValueError: heads must be even (attention.py:12)``: the whole message in one line.
+
+    Cut to 4 KB. The place is the line of the library or of the user's own code that raised; where
+    that is a library's, the line of the user's own that led there is named as well.
+    """
+    text = " ".join(_message(error).split())
+    cause = error.__cause__
+    if cause is not None:
+        text += f", caused by {type(cause).__name__}: {' '.join(_message(cause).split())}"
+    text = f"raised {type(error).__name__}: {text}".rstrip(": ")
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}…"
+    place = _place(_frames(error))
+    return printable(f"{text} ({place})" if place else text)
+
+
+def traceback_text(error: BaseException) -> str:
+    """The calls that led to an error, outermost first, a line each; the last 4 KB of them.
+
+    A recursion is told once, with how often.
+    """
+    repeated = [(line, len(list(same))) for line, same in groupby(map(_line, _frames(error)))]
+    lines = [line if often == 1 else f"{line} ({often} times)" for line, often in repeated]
+    while len(lines) > 1 and sum(len(line) + 1 for line in lines) > LONGEST:
+        del lines[0]
+    return printable("\n".join(lines)[:LONGEST])
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    except Exception:  # noqa: BLE001 (an exception of the candidate's own may not even print)
+        return ""
+
+
+def _frames(error: BaseException) -> Frames:
+    """The frames that are not the harness' own, and not how torch calls a module's forward."""
+    found = traceback.extract_tb(error.__traceback__)
+    kept = [frame for frame in found if not frame.filename.startswith((_HERE, "<frozen"))]
+    return [frame for frame in kept if frame.name not in _CALLING_A_MODULE]
+
+
+def _place(frames: Frames) -> str:
+    """Where it was raised, and from where in the user's own code."""
+    if not frames:
+        return ""
+    telling = [frame for frame in frames if _tells(frame)] or frames
+    raised = telling[-1]
+    own = [frame for frame in frames if _is_own(frame)]
+    if _is_own(raised) or not own:
+        return _at(raised)
+    return f"{_at(raised)}, called at {_at(own[-1])}"
+
+
+def _tells(frame: traceback.FrameSummary) -> bool:
+    """Whether a line says where the mistake is: the plumbing of torch and Python does not."""
+    if frame.filename.startswith(_TORCH):
+        return (frame.line or "").startswith(_RAISING)
+    return _is_installed(frame) or not frame.filename.startswith(_STANDARD)
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    return not _is_installed(frame) and not frame.filename.startswith(_STANDARD)
+
+
+def _is_installed(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_INSTALLED) or "site-packages" in frame.filename
+
+
+def _at(frame: traceback.FrameSummary) -> str:
+    """``attention.py:12``; of a library the path from its package."""
+    for folder in _INSTALLED:
+        if frame.filename.startswith(folder):
+            return f"{Path(frame.filename).relative_to(folder)}:{frame.lineno}"
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _line(frame: traceback.FrameSummary) -> str:
+    code = f": {frame.line}" if frame.line else ""
+    return f"{_at(frame)} in {frame.name}{code}"

@@ -1,0 +1,203 @@
+"""The memory of a call: its peak in bytes, guards around what it allocates, and poison in that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, kineto_available, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .devices import CPU, kind_of, module_of, offers, synchronise
+
+_COUNTERS: Final = ("memory_allocated", "max_memory_allocated", "reset_peak_memory_stats")
+_MEMORY: Final = "[memory]"
+
+
+def why_unmeasured(device: str) -> str:
+    """Why the memory of a device cannot be measured, or ""."""
+    if kind_of(device) == CPU:
+        return "" if kineto_available() else "this torch was built without its profiler"
+    return "" if offers(device, *_COUNTERS) else f"torch counts no peak memory on {device}"
+
+
+def peak_bytes(call: Callable[[], Any], device: str) -> int:
+    """The most bytes of torch's allocator that a call holds at once, its answer included."""
+    return _on_the_cpu(call) if kind_of(device) == CPU else _by_counters(call, device)
+
+
+def _on_the_cpu(call: Callable[[], Any]) -> int:
+    """The profiler hears of every allocation, those inside of kernels as well."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    events = seen.profiler.kineto_results.events() if seen.profiler is not None else ()
+    held = most = 0
+    for event in events:
+        if event.name() == _MEMORY and event.device_type() == torch._C._autograd.DeviceType.CPU:  # noqa: SLF001 (torch has no public name for it)
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def _by_counters(call: Callable[[], Any], device: str) -> int:
+    counters = module_of(device)
+    synchronise(device)
+    counters.reset_peak_memory_stats(device)
+    before = int(counters.memory_allocated(device))
+    call()
+    synchronise(device)
+    return int(counters.max_memory_allocated(device)) - before
+
+
+# Bytes on each side: a multiple of the 512 to which torch's allocators align on any device.
+GUARD: Final = 4096
+PATTERN: Final = 0xA5
+_ATEN: Final = torch.ops.aten
+_UNWRITTEN: Final = (
+    _ATEN.empty.memory_format,
+    _ATEN.empty_strided.default,
+    _ATEN.empty_like.default,
+    _ATEN.new_empty.default,
+    _ATEN.new_empty_strided.default,
+)
+_FILLED: Final = (
+    _ATEN.zeros.default,
+    _ATEN.zeros_like.default,
+    _ATEN.new_zeros.default,
+    _ATEN.ones.default,
+    _ATEN.ones_like.default,
+    _ATEN.new_ones.default,
+    _ATEN.full.default,
+    _ATEN.full_like.default,
+    _ATEN.new_full.default,
+)
+# What is resized owns what lies behind it in its storage.
+_RESIZING: Final = (_ATEN.resize_.default, _ATEN.resize_as_.default)
+_POISONED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded:
+    """The buffer that one tensor of a call was put into."""
+
+    shape: tuple[int, ...]
+    buffer: Tensor
+    end: int
+
+    def damage(self) -> str:
+        """What was written beside it, or ""."""
+        sides = {"before": self.buffer[:GUARD], "behind": self.buffer[self.end :]}
+        for side, guard in sides.items():
+            count = int((guard != PATTERN).sum())
+            if count:
+                return f"{count} bytes {side} a tensor {list(self.shape)} that it allocated"
+        return ""
+
+
+class Allocations(TorchDispatchMode):
+    """While it is active, the tensors that torch makes are guarded."""
+
+    # flex_attention is an operator of operators: what it allocates inside is not seen.
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self.made: list[Guarded] = []
+        self.unwritten = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work as ever: else what it meets would stay eager in later calls."""
+        return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """The same in older versions of torch."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation; what a factory made is put between guards."""
+        del types
+        return self.watch(func, args, kwargs or {})
+
+    def watch(self, func: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
+        """What the operation returns, between guards where a factory made it."""
+        if func in _RESIZING:
+            storage = args[0].untyped_storage().data_ptr()
+            self.made = [
+                made for made in self.made if made.buffer.untyped_storage().data_ptr() != storage
+            ]
+        result = func(*args, **keywords)
+        if func in _UNWRITTEN or func in _FILLED:
+            return self._between_guards(result, fresh=func in _UNWRITTEN)
+        return result
+
+    def _between_guards(self, tensor: Tensor, *, fresh: bool) -> Tensor:
+        if not _plain(tensor):
+            return tensor
+        buffer = _buffer(tensor)
+        place = GUARD // tensor.element_size()
+        guarded = buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), place)
+        if not fresh:
+            guarded.copy_(tensor)
+        elif tensor.dtype in _POISONED:
+            guarded.fill_(torch.nan)
+            self.unwritten += 1
+        end = GUARD + tensor.untyped_storage().nbytes()
+        self.made.append(Guarded(tuple(tensor.shape), buffer, end))
+        return guarded
+
+    def damage(self) -> str:
+        """What was written beside the tensors made so far, or ""."""
+        return next(filter(None, (made.damage() for made in self.made)), "")
+
+
+class _Uncompiled(Allocations):
+    """The same where torch's compiler is not there: to keep itself out, it would be imported."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        return self.watch(func, args, kwargs or {})
+
+
+def allocations() -> Allocations:
+    """A watch for one call; it takes a second less while nobody has imported torch's compiler."""
+    return Allocations() if "torch._dynamo" in sys.modules else _Uncompiled()
+
+
+def _plain(tensor: Any) -> bool:
+    """Whether something is a dense tensor that has elements in memory of its own."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and tensor.numel() > 0
+        and tensor.storage_offset() == 0
+    )
+
+
+def _buffer(tensor: Tensor) -> Tensor:
+    """Room for a tensor and both guards, full of the pattern."""
+    inner = tensor.untyped_storage().nbytes()
+    room = GUARD + -(-inner // GUARD) * GUARD + GUARD
+    return torch.full((room,), PATTERN, dtype=torch.uint8, device=tensor.device)

@@ -1,0 +1,325 @@
+"""Commands on records: ``compare``, ``diff``, ``merge`` and ``render``."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import UsageError
+from ..views.views import COMPARED, TERMINAL, VIEWS
+from ._options import (
+    DEVICE,
+    DTYPE,
+    FAIL_ON,
+    ONLY,
+    SEED,
+    SKIP,
+    STRICT,
+    UNCHECKED,
+    expected_failures_option,
+    json_option,
+    profile_option,
+    timeout_option,
+)
+from ._output import (
+    GITHUB,
+    STANDARD_OUTPUT,
+    Files,
+    as_written,
+    check_files,
+    is_for_github,
+    no_commands,
+    printing,
+    progress_bar,
+    tell_github,
+    told_to,
+    view_options,
+    write_to,
+    write_views,
+)
+
+if TYPE_CHECKING:
+    from ..running.workers.messages import RunOptions
+
+
+@click.command(name="compare")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET|REPORT.json...")
+@profile_option()
+@DTYPE
+@DEVICE
+@SEED
+@ONLY
+@SKIP
+@UNCHECKED
+@expected_failures_option("TOML with the expected failures of the targets, as for check.")
+@FAIL_ON
+@STRICT
+@timeout_option(
+    "Stop a candidate that gives no answer for so long; loading may take twice as long."
+)
+@json_option("Write the record of all candidates there.")
+@view_options(*COMPARED)
+def compare_command(
+    *,
+    targets: tuple[str, ...],
+    profile: str,
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    seed: int,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    unchecked: tuple[str, ...],
+    expected_failures: Path | None,
+    fail_on: str,
+    strict: bool,
+    timeout: float,
+    json_path: Path | None,
+    views: Files,
+) -> int:
+    """Compare candidates clause by clause: verdicts, conventions and margins side by side.
+
+    Every candidate of every TARGET is checked as 'conformance check' does. A REPORT.json that
+    check wrote is taken as it is, so that yesterday's run, or another machine's, stands beside
+    today's; with records alone nothing is run, and the options of a run say nothing.
+
+    Exit code: that of check for all candidates together.
+    """
+    from ..running.workers.messages import RunOptions  # noqa: PLC0415
+    from ..session.comparing import JUST_NOW, Source, joined, read_sources, split  # noqa: PLC0415 (--help)
+    from ..session.report import gate_code, report_text  # noqa: PLC0415
+    from ..views.comparison_text import show  # noqa: PLC0415
+
+    strict = strict or fail_on == "should"
+    check_files(views, {"--json": json_path})
+    asked, files = split(targets)
+    _refuse_replacing_compared(
+        files, {**views, **({} if json_path is None else {"--json": json_path})}
+    )
+    sources = read_sources(files)
+    if asked:
+        options = RunOptions(
+            targets=asked,
+            profile=profile,
+            seed=seed,
+            dtypes=dtypes or None,
+            devices=devices or None,
+            only=only,
+            skip=skip,
+            unchecked=unchecked,
+        )
+        run = _run(options, expected_failures, strict=strict, timeout=timeout)
+        sources = [Source(name=JUST_NOW, record=run), *sources]
+    record = joined(sources)
+    record["fail_on"] = "should" if strict else "must"
+    named = ", ".join(map(str, files)) or "this run"
+    try:
+        if json_path is not None:
+            write_to(report_text(record), json_path)
+        as_written(named, lambda: _write(record, views))
+    finally:  # what was found is not lost because a disk is full
+        with printing():
+            as_written(named, lambda: show(record, told_to(views, json_path)))
+    return gate_code(record, strict=strict)
+
+
+def _write(record: dict[str, Any], views: Files) -> None:
+    for view in COMPARED:
+        if (path := views.get(view.option)) is not None:
+            write_to(view.render(record), path)
+
+
+def _refuse_replacing_compared(files: Iterable[Path], written: Files) -> None:
+    """Require that no view takes the place of a record that it is made of."""
+    records = {path.resolve() for path in files}
+    for option, path in written.items():
+        if path.resolve() in records:
+            msg = f"{option} {path} is one of the records that are compared: give another name"
+            raise UsageError(msg)
+
+
+def _run(
+    options: RunOptions, expected: Path | None, *, strict: bool, timeout: float
+) -> dict[str, Any]:
+    from ..session.checking import check  # noqa: PLC0415
+    from ..session.renewing import Gate  # noqa: PLC0415
+
+    gate = Gate(expected=expected, write=None, strict=strict)
+    with progress_bar() as progress:
+        return check(options, gate=gate, timeout=timeout, progress=progress)
+
+
+@click.command(name="diff")
+@click.argument("old", type=click.Path(path_type=Path), metavar="OLD.json")
+@click.argument("new", type=click.Path(path_type=Path), metavar="NEW.json")
+@click.option(
+    "--margin-ratio",
+    type=click.FloatRange(min=1, min_open=True),
+    default=2.0,
+    show_default=True,
+    metavar="R",
+    help="Tell of margins (error over bound) that became R times larger, or R times smaller.",
+)
+@json_option("Write the difference there as JSON (- for standard output).")
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write it as markdown, for a pull request (- for standard output).",
+)
+def diff_command(
+    *,
+    old: Path,
+    new: Path,
+    margin_ratio: float,
+    json_path: Path | None,
+    markdown_path: Path | None,
+) -> int:
+    """Say what changed from one record of conformance check to another.
+
+    New failures, failures that are others now, margins that moved, what was fixed, and candidates
+    and clauses that came or went. OLD.json and NEW.json are what 'conformance check --json' wrote;
+    one of them may be - for standard input.
+
+    Exit code: 0 when nothing got worse, 1 when something did, 2 for bad input.
+    """
+    from ..session.diffing import difference  # noqa: PLC0415 (--help must not pay for it)
+    from ..session.recorded import read_record  # noqa: PLC0415
+    from ..session.report import EXIT_OK, EXIT_RED  # noqa: PLC0415
+    from ..views.diff import show_diff  # noqa: PLC0415 (loads rich)
+
+    views = {} if markdown_path is None else {"--markdown": markdown_path}
+    check_files(views, {"--json": json_path})
+    _refuse_replacing_diffed((old, new), {"--json": json_path, **views})
+    if old == new == STANDARD_OUTPUT:
+        msg = "OLD.json and NEW.json cannot both be standard input: name a file for one of them"
+        raise UsageError(msg)
+    if not math.isfinite(margin_ratio):
+        msg = f"--margin-ratio is {margin_ratio}: give a number above 1, such as 2"
+        raise UsageError(msg)
+    found = difference(read_record(old), read_record(new), ratio=margin_ratio)
+    try:
+        _write_diff(found, json_path, markdown_path)
+    finally:  # what was found is not lost because a disk is full
+        with printing():
+            show_diff(found, told_to(views, json_path))
+    return EXIT_RED if found["worse"] else EXIT_OK
+
+
+def _write_diff(
+    found: Mapping[str, Any], json_path: Path | None, markdown_path: Path | None
+) -> None:
+    from ..session.report import report_text  # noqa: PLC0415
+    from ..views.diff import render_diff_markdown  # noqa: PLC0415
+
+    if json_path is not None:
+        write_to(report_text(found), json_path)
+    if markdown_path is not None:
+        write_to(render_diff_markdown(found), markdown_path)
+
+
+def _refuse_replacing_diffed(records: tuple[Path, ...], files: Mapping[str, Path | None]) -> None:
+    """Require that no file that is written is one of the records."""
+    for option, path in files.items():
+        for record in records:
+            if path is not None and path.exists() and record.exists() and path.samefile(record):
+                msg = f"{option} {path} is one of the records: give it another name"
+                raise UsageError(msg)
+
+
+@click.command(name="merge")
+@click.argument(
+    "shards",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="SHARD.json...",
+)
+@json_option("Write the record of the whole run there (- for standard output).")
+@view_options()
+@GITHUB
+@FAIL_ON
+@STRICT
+def merge_command(
+    *,
+    shards: tuple[Path, ...],
+    json_path: Path | None,
+    views: Files,
+    github: bool | None,
+    fail_on: str,
+    strict: bool,
+) -> int:
+    """Make one record of the records of all shards of a run.
+
+    Each SHARD.json is what 'conformance check --shard I/N --json' wrote. Examples are counted as
+    one machine would have counted them, and every verdict is judged again. Nothing is run.
+
+    Exit code: that of the whole run, as of 'conformance check'; 2 for shards that are missing,
+    given twice or of different runs.
+    """
+    from ..session.merging import merge_shards, read_shards  # noqa: PLC0415 (--help must not pay for it)
+    from ..session.report import gate_code  # noqa: PLC0415
+    from ..views.terminal import show  # noqa: PLC0415 (loads rich)
+
+    strict = strict or fail_on == "should"
+    check_files(views, {"--json": json_path})
+    record = merge_shards(read_shards(shards))
+    record["fail_on"] = "should" if strict else "must"
+    try:
+        write_views(record, views, json_path)
+    finally:  # what was found is not lost because a disk is full
+        told, on_github = told_to(views, json_path), is_for_github(asked=github)
+        with printing():
+            with no_commands(told, active=on_github):
+                show(record, told)
+            if on_github:
+                tell_github(record, told)
+    return gate_code(record, strict=strict)
+
+
+@click.command(name="render")
+@click.argument("report", type=click.Path(path_type=Path), metavar="REPORT.json")
+@view_options(*VIEWS, TERMINAL)
+@GITHUB
+def render_command(*, report: Path, views: Files, github: bool | None) -> int:
+    """Show a record of conformance check in other formats.
+
+    REPORT.json is what 'conformance check --json' wrote, or - for standard input. Without any
+    format it is shown as after the run. Nothing is run again, and the exit code says nothing of the
+    verdict: 0 when everything was written.
+    """
+    from ..session.recorded import read_record  # noqa: PLC0415 (--help must not pay for it)
+
+    check_files(views)
+    record = read_record(report)
+    _refuse_overwriting(report, views)
+    if views.get(TERMINAL.option) == STANDARD_OUTPUT or not (views or github):
+        views = {option: path for option, path in views.items() if option != TERMINAL.option}
+        as_written(str(report), lambda: _show(record))
+    as_written(str(report), lambda: write_views(record, views))
+    if github:
+        with printing():
+            as_written(str(report), lambda: tell_github(record, told_to(views)))
+    return 0
+
+
+def _show(record: Mapping[str, Any]) -> None:
+    """On a terminal in colour and at its width."""
+    from ..views.complete import complete  # noqa: PLC0415
+    from ..views.terminal import show  # noqa: PLC0415 (loads rich)
+
+    with printing():
+        show(complete(record), sys.stdout)
+
+
+def _refuse_overwriting(report: Path, views: Files) -> None:
+    """Require that no view replaces the record that it is made of."""
+    for option, path in views.items():
+        if path != STANDARD_OUTPUT and path.exists() and report.exists() and path.samefile(report):
+            msg = f"{option} {path} is the report itself: give the view another name"
+            raise UsageError(msg)

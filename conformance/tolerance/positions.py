@@ -1,0 +1,202 @@
+"""The errors of positions: sinusoids that are added, biases by distance, heads that are turned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract
+
+
+def position_bound(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far ``tokens + positions`` computed in a dtype may be from the exact sum.
+
+    ``tokens`` is ``[..., L, E]``; the result is float64 of that shape. The error of the angle grows
+    with the position: at position 1000 float32 knows the fastest sine to about 1e-3.
+    """
+    length, width = tokens.shape[-2], tokens.shape[-1]
+    unit = model.UNIT_ROUNDOFF[str(dtype).removeprefix("torch.")]
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * golden.frequencies(width)
+    relative = (model.FREQUENCY_ROUNDINGS * math.log(10000.0) + model.ANGLE_ROUNDINGS) * unit
+    table = (relative * angle + model.SINE_ROUNDINGS * unit).repeat_interleave(2, dim=-1)
+    total = table + unit * (tokens.double().abs() + 1.0 + table)
+    # A float64 candidate is compared with a golden that carries errors of the same size.
+    return total * 2.0 if dtype == torch.float64 else total
+
+
+def distance_size(attention: golden.Attention) -> Tensor:
+    """The largest number that a correct bias by distance may be made of: ``[1, H, Lq, n]``.
+
+    Behind a causal mask ``slope * j``, counted from the first key, and ``slope * (j - Lk + 1)``,
+    counted from the last, equal it but for what a row has in common: Press et al.'s own code, BLOOM
+    and MPT store these. What stands for no key (a sink) has none.
+    """
+    length = attention.given_key.shape[-2]
+    slopes = golden.alibi_slopes(attention.query.shape[1])[:, None, None]
+    keys = torch.arange(length)
+    apart = (attention.positions[:, None] - keys).abs()
+    farthest = torch.maximum(apart, torch.maximum(keys, length - 1 - keys))
+    more = attention.logits.shape[-1] - length
+    return torch.nn.functional.pad(slopes * farthest, (0, more)).unsqueeze(0)
+
+
+def distance_error(attention: golden.Attention, size: Tensor, contract: Contract) -> Tensor:
+    """The error of the sum of a score and its bias, worst case: ``[B, H, Lq, Lk]``."""
+    sums = model.BIAS_ROUNDINGS * contract.accumulator_roundoff
+    stored = model.DISTANCE_STORES * contract.unit_roundoff * (1.0 + contract.unit_roundoff)
+    return sums * (attention.modified.abs() + size) + stored * size
+
+
+# Tables of more positions are large, and seldom needed again.
+REMEMBERED_LENGTH = 513
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rotation:
+    """Which channels turn together, int64 ``[R/2]`` both, and by how much: float64 ``[L, R/2]``.
+
+    ``cosine`` and ``sine`` are exact, the errors bound those of a correct table, ``cosine_angle``
+    and ``sine_angle`` their part that is there before the table is stored.
+    """
+
+    first: Tensor
+    second: Tensor
+    cosine: Tensor
+    sine: Tensor
+    cosine_error: Tensor
+    sine_error: Tensor
+    cosine_angle: Tensor
+    sine_angle: Tensor
+
+    def spread(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """``|a| cosine + |b| sine`` for each channel a with its partner b: ``[B, H, L, D]``."""
+        return self._put(heads.clone(), heads, cosine, sine)
+
+    def turned_alone(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """The same with zero in the channels that stay."""
+        return self._put(torch.zeros_like(heads), heads, cosine, sine)
+
+    def _put(self, turned: Tensor, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        one, two = heads[..., self.first], heads[..., self.second]
+        turned[..., self.first] = one * cosine + two * sine
+        turned[..., self.second] = one * sine + two * cosine
+        return turned
+
+    def only_turned(self, heads: Tensor) -> Tensor:
+        """Zero in the channels that stay."""
+        kept = torch.zeros_like(heads)
+        for chosen in (self.first, self.second):
+            kept[..., chosen] = heads[..., chosen]
+        return kept
+
+
+def rotation(
+    positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
+) -> Rotation:
+    """The rotation of tokens at ``positions [L]``; remembered unless there are many."""
+    if positions.numel() > REMEMBERED_LENGTH:
+        return _rotation(positions, head_size, semantics, contract)
+    places = tuple(positions.tolist())
+    return _remembered(places, head_size, semantics, contract)
+
+
+@lru_cache(maxsize=256)
+def _remembered(
+    places: tuple[int, ...], head_size: int, semantics: golden.Semantics, contract: Contract
+) -> Rotation:
+    return _rotation(torch.tensor(places, dtype=torch.int64), head_size, semantics, contract)
+
+
+def _rotation(
+    positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
+) -> Rotation:
+    """The rotation of tokens at ``positions [L]``.
+
+    A frequency is a power of the base: an error of the exponent counts as often as its logarithm,
+    and the first one, of 1, has none. The error of an angle grows with the position.
+    """
+    first, second = golden.rotary_pairs(head_size, semantics)
+    frequency = golden.rotary_frequencies(head_size, semantics)
+    angles = golden.rotary_angles(positions, head_size, semantics)
+    # A working dtype that is finer than float32 asks for finer angles.
+    unit = max(contract.accumulator_roundoff, min(contract.unit_roundoff, model.COARSEST_ANGLE))
+    relative = model.FREQUENCY_ROUNDINGS * frequency.log().abs() + model.ANGLE_ROUNDINGS
+    error = unit * relative * angles.abs()
+    cosine, sine = angles.cos(), angles.sin()
+    own = model.SINE_ROUNDINGS * unit
+    stored = model.TABLE_STORES * contract.unit_roundoff
+
+    def moved(slope: Tensor) -> Tensor:
+        return (slope.abs() * error + 0.5 * error.square()).clamp_max(2.0) + own
+
+    def table(value: Tensor, by_angle: Tensor) -> Tensor:
+        return by_angle + stored * (value.abs() + by_angle)
+
+    cosine_angle, sine_angle = moved(sine), moved(cosine)
+    return Rotation(
+        first=first,
+        second=second,
+        cosine=cosine.abs(),
+        sine=sine.abs(),
+        cosine_error=table(cosine, cosine_angle),
+        sine_error=table(sine, sine_angle),
+        cosine_angle=cosine_angle,
+        sine_angle=sine_angle,
+    )
+
+
+def rotated_error(
+    heads: Tensor,
+    error: Tensor | None,
+    positions: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Tensor:
+    """How far turned heads may be off, given ``heads [B, H, L, D]`` before and their errors."""
+    turn = rotation(positions, heads.shape[-1], semantics, contract)
+    reached = heads.abs() if error is None else heads.abs() + error
+    stores = model.ROTATION_STORES * contract.unit_roundoff
+    # The table's own errors, and what storing the products and their sum adds to all of them.
+    cosine, sine = (
+        wrong + stores * (exact + wrong)
+        for exact, wrong in ((turn.cosine, turn.cosine_error), (turn.sine, turn.sine_error))
+    )
+    found = turn.turned_alone(reached, cosine, sine)
+    lost = model.ROTATION_STORES * contract.underflow
+    if lost:
+        found += turn.only_turned(torch.full_like(reached, lost))
+    return found if error is None else found + turn.spread(error, turn.cosine, turn.sine)
+
+
+def rotated_variance(
+    heads: Tensor,
+    variance: Tensor | None,
+    shared: Tensor | None,
+    positions: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> tuple[Tensor, Tensor]:
+    """The variance of turned heads, and what of their error is no random number.
+
+    Errors of the angles are the same for all heads and items, and those of a frequency for all
+    positions: they add up in full. ``shared`` are such errors from before. A stored entry rounds
+    apart from others, once for both channels of its pair: a product with both has at most twice
+    the variance.
+    """
+    turn = rotation(positions, heads.shape[-1], semantics, contract)
+    squares = turn.turned_alone(heads.square(), turn.cosine.square(), turn.sine.square())
+    stores = model.ROTATION_STORES + 2 * model.TABLE_STORES
+    found = squares.mul_(stores * contract.unit_roundoff**2)
+    if variance is not None:
+        found += turn.spread(variance, turn.cosine.square(), turn.sine.square())
+    table = turn.turned_alone(heads.abs(), turn.cosine_angle, turn.sine_angle)
+    if shared is not None:
+        table = table + turn.spread(shared, turn.cosine, turn.sine)
+    return found, table

@@ -1,0 +1,379 @@
+"""The error of each step, worst case: exponents, softmax weights, and the weighted sum of values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+
+from . import model
+from .contract import Contract, gamma
+from .keys import LiveKeys, extremes, has_sink
+from .modified_gradients import modified_error
+from .positions import distance_error, distance_size
+
+
+def exponent_error(
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    *,
+    query_error: Tensor | None = None,
+    key_error: Tensor | None = None,
+) -> Tensor:
+    """How far each logit may be from the golden one, up to what a whole row has in common.
+
+    The error of exp itself and of the rescaling of an online softmax count as an error of the
+    exponent. Returns float64 ``[B, H, Lq, Lk]``, zero where a key is not live.
+    """
+    scores, exponentials = contract.at("score"), contract.at("exp")
+    error = capped_error(attention, live, contract, query_error, key_error)
+    if attention.semantics.score_mod is not None:
+        error = modified_error(error, attention, scores)
+    if attention.alibi is not None:
+        error += distance_error(attention, distance_size(attention), scores)
+    if attention.bias is not None:
+        _add_bias_error(error, attention, attention.bias, scores)
+    if scores.score_roundoff:
+        _add_logit_stores(error, attention, live, scores.score_roundoff)
+    unit = exponentials.accumulator_roundoff
+    shared = live.largest.abs().mul_(model.EXPONENT_ROUNDINGS * unit)
+    error.add_(attention.logits.abs(), alpha=model.EXPONENT_ROUNDINGS * unit)
+    error.add_(shared)
+    if fills(attention.semantics):
+        error = _filled_error(error, attention, live, unit)
+    return live.only(error.add_(exponential_error(live.key_length, exponentials)))
+
+
+def capped_error(
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    query_error: Tensor | None,
+    key_error: Tensor | None,
+) -> Tensor:
+    """How far each capped score may be from the golden one: what a user's function is given."""
+    contract = contract.at("score")
+    error = _score_error(attention, live, contract, query_error, key_error)
+    if contract.score_roundoff:
+        _add_rounding(error, attention.scores, contract.score_roundoff, times=model.SCORE_STORES)
+    if attention.softcap is not None:
+        error = _capped_error(error, attention, attention.softcap, contract)
+    return error
+
+
+def fills(semantics: golden.Semantics) -> bool:
+    """Whether an ignored key keeps a finite logit, the same for all."""
+    return semantics.mask_operation == "replace" and math.isfinite(semantics.mask_fill)
+
+
+def _filled_error(
+    error: Tensor, attention: golden.Attention, live: LiveKeys, unit: float
+) -> Tensor:
+    """A logit that a finite fill replaced is exact: only its distance to the maximum is rounded."""
+    distance = (attention.logits - live.largest).abs()
+    filled = ~attention.allowed & torch.isfinite(attention.logits)
+    return torch.where(filled, model.EXPONENT_ROUNDINGS * unit * distance, error)
+
+
+def exponential_error(key_length: int, contract: Contract) -> float:
+    """The error of exp and of the rescaling once a block, as an error of the exponent."""
+    unit = contract.accumulator_roundoff
+    blocks = math.ceil(key_length / contract.key_block)
+    rescaling = gamma(blocks, (contract.exp_error + model.RESCALE_ROUNDINGS) * unit)
+    return contract.exp_error * unit + rescaling
+
+
+def _score_error(
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    query_error: Tensor | None,
+    key_error: Tensor | None,
+) -> Tensor:
+    scale, size = abs(attention.scale), attention.query.shape[-1]
+    relative = gamma(size + model.SCORE_ROUNDINGS, contract.accumulator_roundoff)
+    relative += contract.operand_error
+    query, key = attention.query.abs(), attention.key.abs()
+    if query_error is not None:
+        query += query_error
+    scaling = (
+        contract.pre_scaling_roundings * contract.unit_roundoff * (1.0 + contract.unit_roundoff)
+    )
+    if contract.scales_query_alone:
+        of_query = query * scaling
+        query_error = of_query if query_error is None else query_error + of_query
+    else:
+        relative += scaling
+    if key_error is None:
+        key *= scale * relative
+    else:
+        key = (key + key_error).mul_(relative).add_(key_error).mul_(scale)
+    error = query @ key.transpose(-1, -2)
+    if query_error is not None:
+        partners = partners_of_query_error(attention, live).abs_().mul_(scale)
+        error += query_error @ partners.transpose(-1, -2)
+    underflow = contract.accumulator_underflow * (size + 2) * (1.0 + scale)
+    return error.add_(underflow)
+
+
+def partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tensor:
+    """What an error of the query is multiplied by: ``[B, H, Lk, D]``.
+
+    Softmax over the keys does not see what a row has in common, so that any one vector may be taken
+    off all keys; the mean makes them small. A softcap does see it.
+    """
+    semantics = attention.semantics
+    bent = attention.softcap is not None or semantics.score_mod is not None
+    if bent or semantics.softmax_axis != "key":
+        return attention.key.clone()
+    return attention.key - live.mean(attention.key)
+
+
+def _capped_error(
+    error: Tensor, attention: golden.Attention, softcap: float, contract: Contract
+) -> Tensor:
+    """The error behind ``cap * tanh(score / cap)``: the largest slope within reach, and tanh's own.
+
+    A cap that comes after the mask and the bias has its slope elsewhere: then it counts as 1.
+    """
+    if attention.semantics.softcap_order == "before-mask":
+        nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(softcap)
+        error = error / torch.cosh(nearest.clamp_max_(model.LARGEST_GROWTH)).square_()
+    own = (
+        model.SOFTCAP_ROUNDINGS * contract.accumulator_roundoff
+        + model.SOFTCAP_STORES * contract.score_roundoff
+    )
+    return error.add_(attention.capped.abs(), alpha=own)
+
+
+def _add_logit_stores(
+    error: Tensor, attention: golden.Attention, live: LiveKeys, roundoff: float
+) -> None:
+    """Logits that are stored: once for each of the biases, and once more beside a sink."""
+    biases = (attention.alibi is not None) + (attention.bias is not None)
+    if biases:
+        _add_rounding(error, attention.logits, roundoff, times=biases)
+    if has_sink(attention):
+        distance = (attention.logits - live.largest).nan_to_num_(neginf=0.0)
+        _add_rounding(error, distance, roundoff, times=model.SINK_STORES)
+
+
+def finite_size(bias: Tensor) -> Tensor:
+    """Magnitudes of what is added up; minus infinity is exact, and live where a cap follows it."""
+    return bias.abs().masked_fill_(torch.isinf(bias), 0.0)
+
+
+def _add_bias_error(
+    error: Tensor, attention: golden.Attention, bias: Tensor, contract: Contract
+) -> None:
+    rounding = model.BIAS_ROUNDINGS * contract.accumulator_roundoff
+    before = attention.semantics.bias_order == "before-scale"
+    error.add_(finite_size(attention.modified), alpha=rounding)
+    if attention.alibi is not None:
+        error.add_(attention.alibi.abs(), alpha=rounding)
+    factor = rounding * (abs(attention.scale) if before else 1.0)
+    error.add_(finite_size(bias), alpha=factor)
+
+
+def _add_rounding(error: Tensor, exact: Tensor, roundoff: float, *, times: int) -> None:
+    """Round what is stored: relative to the exact number and the error that it has already."""
+    error.mul_(1.0 + times * roundoff).add_(exact.abs(), alpha=times * roundoff)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbed:
+    """Envelopes of the weights ``p_j exp(e_j)`` before they are divided by their sum.
+
+    ``upper`` is their largest value and ``excess`` how much that is above ``p_j``, both
+    ``[B, H, Lq, Lk]``; ``inverse`` is one over the smallest sum and ``change`` the mean square of
+    the relative change under the weights, over the smallest sum squared, ``[B, H, Lq, 1]``. ``far``
+    marks the rows ``[B, H, Lq]`` that change so much that the hull counts; None if there is none.
+    """
+
+    upper: Tensor
+    excess: Tensor
+    inverse: Tensor
+    change: Tensor
+    far: Tensor | None
+
+
+def perturb(attention: golden.Attention, error: Tensor, live: LiveKeys) -> Perturbed:
+    """The envelopes for exponents off by up to ``error [B, H, Lq, Lk]``."""
+    weights = attention.weights
+    peak = float(error.amax())
+    growth = torch.expm1(error.clamp_max(model.LARGEST_GROWTH))
+    if peak <= model.LARGEST_GROWTH:
+        excess = weights * growth
+        upper = weights + excess
+    else:  # weights that float64 rounded to zero may come back
+        distance = attention.logits - live.largest + weights.amax(dim=-1, keepdim=True).log()
+        upper = live.only(torch.exp((distance + error).clamp_max_(model.LARGEST_EXPONENT)))
+        excess = upper * (growth / (1.0 + growth))
+    smallest = (weights / (1.0 + growth)).sum(dim=-1, keepdim=True)
+    inverse = smallest.clamp_min_(model.SMALLEST_DENOMINATOR).reciprocal_()
+    # excess**2 / weight = excess * growth, and that exists where the weight has underflowed.
+    change = (excess * growth).sum(dim=-1, keepdim=True).mul_(inverse.square())
+    far = None if peak <= model.HULL_MATTERS else ~(change <= model.HULL_MATTERS**2).squeeze(-1)
+    return Perturbed(
+        upper=upper,
+        excess=excess,
+        inverse=inverse,
+        change=change,
+        far=None if far is None or not bool(far.any()) else far,
+    )
+
+
+def mean_error(
+    attention: golden.Attention,
+    perturbed: Perturbed,
+    live: LiveKeys,
+    seen: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """How far the weighted mean of the values moves: ``[B, H, Lq, Dv]``.
+
+    With o = sum p v the moved mean is off by ``sum p (exp(e) - 1) (v - o) / sum p exp(e)``, since
+    the p sum to 1. Its size is bounded in three ways, and the smallest counts: by the triangle
+    inequality about the mean of the values, by Cauchy-Schwarz with the variance of the values under
+    the weights, and by the hull: a weighted mean stays among the values, ``seen`` being the largest
+    and smallest that each far row sees (None without far rows).
+    """
+    weights, value, output = attention.weights, attention.value, attention.output
+    centre = live.mean(value)
+    from_centre, shift = live.only_seen(value - centre), output - centre
+    second = weights @ from_centre.square()
+    variance = (second - shift.square()).clamp_min_(0.0)
+    # The difference cancels: what float64 may have lost is added back.
+    lost = (live.key_length + 8) * model.UNIT_ROUNDOFF["float64"]
+    variance.add_(second, alpha=lost)
+    spread = variance.mul_(perturbed.change).sqrt_()
+    total = perturbed.excess.sum(dim=-1, keepdim=True)
+    triangle = (perturbed.excess @ from_centre.abs_()).addcmul_(total, shift.abs_())
+    # fmin: an overflow in one of the two (0 times infinity) leaves the other.
+    moved = torch.fmin(triangle.mul_(perturbed.inverse), spread)
+    if perturbed.far is not None and seen is not None:
+        high, low = seen
+        chosen = output[perturbed.far]
+        hull = torch.maximum(high - chosen, chosen - low).clamp_min_(0.0)
+        moved[perturbed.far] = torch.fmin(moved[perturbed.far], hull)
+    return moved
+
+
+def envelope_mean(size: Tensor, perturbed: Perturbed, largest: Tensor | None) -> Tensor:
+    """The largest weighted mean of magnitudes ``[B, H, Lk, Dv]``.
+
+    A mean is at most the largest of them, which is given for the far rows, None if there are none.
+    """
+    mean = (perturbed.upper @ size).mul_(perturbed.inverse)
+    if perturbed.far is not None and largest is not None:
+        mean[perturbed.far] = torch.fmin(mean[perturbed.far], largest)
+    return mean
+
+
+def weighted_sum_error(
+    attention: golden.Attention,
+    perturbed: Perturbed,
+    live: LiveKeys,
+    contract: Contract,
+    value_error: Tensor | None,
+) -> Tensor:
+    """Everything after the exponentials, whose envelopes are given: ``[B, H, Lq, Dv]``.
+
+    The moved mean comes first. Numerator and denominator are rounded separately: the first relative
+    to the sum of magnitudes, the second relative to the result.
+    """
+    stored = contract.at("rounding")
+    contract = contract.at("accumulation")
+    product, division = _roundings(live.key_length, contract)
+    size = attention.value.abs()
+    seen = None if perturbed.far is None else extremes(attention.value, live, perturbed.far)
+    largest = None if seen is None else torch.maximum(seen[0].abs(), seen[1].abs())
+    summed = envelope_mean(size, perturbed, largest)
+    error = mean_error(attention, perturbed, live, seen).mul_(1.0 + division)
+    error.add_(summed, alpha=product)
+    error.add_(attention.output.abs(), alpha=division)
+    exact_mean = summed if perturbed.far is None else attention.weights @ size
+    error.addcmul_(exact_mean, log_sum_exp_error(attention, live, contract))
+    error.add_(merge_error(attention, live, contract))
+    if value_error is not None:
+        if perturbed.far is not None:
+            largest, _ = extremes(value_error, live, perturbed.far)
+        error.add_(envelope_mean(value_error, perturbed, largest), alpha=1.0 + product)
+    if contract.weight_underflow:
+        lost = (perturbed.upper * perturbed.inverse).clamp_max_(contract.weight_underflow)
+        error += lost @ size
+    flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
+    error.add_(flushed, alpha=contract.accumulator_underflow)
+    if contract.score_roundoff:
+        error += model.PARTIAL_STORES * contract.underflow
+    return _stored(error, attention.output, stored)
+
+
+def mean_bound(
+    attention: golden.Attention, empty: Tensor, contract: Contract, value_error: Tensor | None
+) -> Tensor:
+    """The bound for rows without a key whose rule is a mean: equal weights, then a weighted sum.
+
+    The exponent of an equal weight is exactly zero; exp, the rescaling and the sum still round.
+    """
+    weights = torch.where(empty, attention.weights, 0.0)
+    value = attention.value.masked_fill(~(weights > 0).any(dim=-2).unsqueeze(-1), 0.0)
+    key_length = weights.shape[-1]
+    exponentials, stored = contract.at("exp"), contract.at("rounding")
+    contract = contract.at("accumulation")
+    product, division = _roundings(key_length, contract)
+    relative = product + division + 2.0 * exponential_error(key_length, exponentials)
+    size = value.abs()
+    error = (weights @ size).mul_(relative + contract.weight_underflow * key_length)
+    if value_error is not None:
+        error.add_(weights @ value_error, alpha=1.0 + relative)
+    flushed = size.sum(dim=-2, keepdim=True).add_(key_length)
+    error = error + flushed * contract.accumulator_underflow
+    return _stored(error, weights @ value, stored)
+
+
+def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
+    """Relative errors of the sum of products, and of dividing by the sum of the weights."""
+    unit = contract.accumulator_roundoff
+    blocks = math.ceil(key_length / contract.key_block)
+    total = gamma(key_length + blocks + model.SUM_ROUNDINGS, unit) + contract.weight_roundoff
+    total += model.PARTIAL_STORES * contract.score_roundoff
+    return total + contract.operand_error, total + model.DIVISION_ROUNDINGS * unit
+
+
+def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+    """The relative error of ``exp(logit - lse)`` from the rounded lse, for ``[B, H, Lq, 1]``.
+
+    Forms that do not divide by the sum of these weights (partial results merged by their lse) keep
+    it. With lse = m + log(l), 1 <= l <= n, rounding to nearest errs by no more than log(l), since m
+    is itself representable; one live key has none.
+    """
+    logarithm = attention.weights.amax(dim=-1, keepdim=True).log_()
+    error = (live.largest - logarithm).abs_().mul_(contract.accumulator_roundoff)
+    count = live.log_count()
+    if isinstance(count, float):
+        error.clamp_max_(count)
+    else:  # fmin: in an empty row the lse is NaN, the logarithm of its count 0
+        error = torch.fmin(error, count)
+    return error.mul_(model.LOG_SUM_EXP_ROUNDINGS)
+
+
+def merge_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
+    """What it costs that the share of a partial result is rounded: ``[B, H, Lq, Dv]``.
+
+    The share is off by some roundoffs, however small it is. Partial results are means of values, so
+    they are apart by no more than the values are. A row that sees one key has nothing to merge.
+    """
+    blocks = math.ceil(live.key_length / contract.key_block)
+    share = blocks * contract.merge_roundings * contract.accumulator_roundoff
+    return live.spread(attention.value) * share * live.several()
+
+
+def _stored(error: Tensor, output: Tensor, contract: Contract) -> Tensor:
+    """Round the result to the working dtype."""
+    unit = contract.unit_roundoff
+    return error.mul_(1.0 + unit).add_(output.abs(), alpha=unit).add_(contract.underflow)
