@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
+from .testing import MARKER, STATUS
+
 HOME: Final = Path(__file__).resolve().parent
-MARKER: Final = "__conformance_suite__"
-STATUS: Final = "conformance_status"
 _PRECEDENCE: Final = (
     "Precedence: command line, environment ({variable}), the suite's own argument, ini ({ini})."
 )

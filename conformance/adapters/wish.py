@@ -1,4 +1,4 @@
-"""What the user said to ``conformance.module``, and what is found out: its call, its projections."""
+"""What the user said to ``conformance.module``, and what is found out of its call."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plain data and words that everything else is said in: results, sizes, limits, expected failures."""
+"""Plain data that everything else is said in: results, sizes, limits, expected failures."""

@@ -62,8 +62,9 @@ class Violation:
         (batch, head, query, channel), the part of each stage in the bound, the fitted scale error.
     compared
         The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
-        ``judged`` as tables (see :mod:`conformance.base.tables`); ``relation`` says how expected and got
-        are made of the candidate's answers (see :mod:`conformance.oracle.comparison`).
+        ``judged`` as tables (see :mod:`conformance.base.tables`); ``relation`` says how expected
+        and
+        got are made of the candidate's answers (see :mod:`conformance.oracle.comparison`).
     traceback
         Of an exception the calls that led to it, outermost first, a line each.
     """
@@ -85,10 +86,10 @@ class ClauseResult:
     ``margin`` is the largest error over its bound that was seen (1 is at the bound), None when no
     numerical comparison was made. ``seconds`` is wall time. ``blame`` says of a failing graph at
     which step of its export, and at which stage inside it, the answer first departs (see
-    :mod:`conformance.diagnosis.exports.blame`). ``planned`` says how many examples there would have been
-    where the time was up before, ``trail`` what each example of a shard showed (see
-    :mod:`conformance.base.tally`), ``coverage`` how many combinations of its parameters a clause about
-    combinations has asked (see :mod:`conformance.problems.combinations`).
+    :mod:`conformance.diagnosis.exports.blame`). ``planned`` says how many examples there would have
+    been where the time was up before, ``trail`` what each example of a shard showed (see
+    :mod:`conformance.base.tally`), ``coverage`` how many combinations of its parameters a clause
+    about combinations has asked (see :mod:`conformance.problems.combinations`).
     """
 
     id: str

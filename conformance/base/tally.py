@@ -1,7 +1,8 @@
 """What the examples of one clause showed, and what follows from it; of a shard, example by example.
 
 A shard cannot judge a clause: whether any example binds, and which one fails first, only all shards
-together know. So it leaves a trail, from which :mod:`conformance.session.merging` counts as one run would.
+together know. So it leaves a trail, from which :mod:`conformance.session.merging` counts as one
+run would.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""device.canaries, .fresh-memory, .memory: what a call writes outside, takes for zero, and holds."""
+"""device.canaries, .fresh-memory, .memory: what a call writes outside, takes for zero, holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``conformance list``, ``explain``, ``teeth`` and ``vectors``: the specification and its proofs."""
+"""``conformance list``, ``explain``, ``teeth``, ``vectors``: the specification and its proofs."""
 
 from __future__ import annotations
 
@@ -126,10 +126,7 @@ def teeth_command(
     from ..session.report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
     from ..tools.teeth.jobs import Pace  # noqa: PLC0415
     from ..tools.teeth.options import TeethOptions  # noqa: PLC0415
-    from ..tools.teeth.record import (
-        exit_code,
-        run_teeth,
-    )
+    from ..tools.teeth.record import exit_code, run_teeth  # noqa: PLC0415
 
     files = {"--json": json_path, "--html": html_path, "--markdown": markdown_path}
     check_apart(files)

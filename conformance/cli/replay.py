@@ -98,7 +98,7 @@ def bundle_command(
     """Write a folder that shows one failure of a report without this project.
 
     The smallest input, weights, expected values, what came and the bound as arrays, the graph where
-    it is one, and show_bundle.py, which needs numpy and torch (for a graph onnxruntime) alone. Name the
+    it is one, and show.py, which needs numpy and torch (for a graph onnxruntime) alone. Name the
     failure as REPORT.json#CLAUSE or REPORT.json#CANDIDATE/CLAUSE. Exit code: 0 when the bundle was
     written, 2 for what cannot be shown.
     """

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 
@@ -118,8 +119,6 @@ def _escapes(location: str, path: Path) -> bool:
 
 def _extent(tensor: TensorProto, where: str) -> tuple[int, int]:
     """The first byte of a tensor and how many there are."""
-    from .parsing import bytes_of  # noqa: PLC0415 (it imports this module)
-
     try:
         info = ExternalDataInfo(tensor)
         start = int(info.offset or 0)
@@ -131,3 +130,22 @@ def _extent(tensor: TensorProto, where: str) -> tuple[int, int]:
         msg = f"{where} from byte {start} on: it is damaged, export it again"
         raise GraphRefused(msg)
     return start, size
+
+
+def bytes_of(tensor: TensorProto, elements: int) -> int:
+    """The bytes of some elements of a tensor's type; 0 for a type without a size."""
+    bits = _BITS.get(tensor.data_type)
+    if bits is not None:
+        return (elements * bits + 7) // 8
+    try:
+        return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize) * elements
+    except (KeyError, TypeError, ValueError):
+        return 0
+
+
+# Elements that share a byte.
+_BITS: Final = {
+    getattr(TensorProto, name): bits
+    for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
+    if hasattr(TensorProto, name)
+}

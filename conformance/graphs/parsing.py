@@ -11,7 +11,7 @@ from typing import Any, Final
 import onnx
 from onnx import ModelProto, TensorProto
 
-from .external import external_files, external_size, stray_files
+from .external import bytes_of, external_files, external_size, stray_files
 from .protocol import GraphRefused
 
 # Such as "[ONNXRuntimeError] : 1 : FAIL", also in the middle of a message that quotes another.
@@ -306,25 +306,6 @@ def _held_apart(tensor: TensorProto) -> int | None:
     if held and tensor.data_type not in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return held[0]
     return None if len(tensor.int32_data) or not math.prod(tensor.dims) or held else 0
-
-
-def bytes_of(tensor: TensorProto, elements: int) -> int:
-    """The bytes of some elements of a tensor's type; 0 for a type without a size."""
-    bits = _BITS.get(tensor.data_type)
-    if bits is not None:
-        return (elements * bits + 7) // 8
-    try:
-        return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize) * elements
-    except (KeyError, TypeError, ValueError):
-        return 0
-
-
-# Elements that share a byte.
-_BITS: Final = {
-    getattr(TensorProto, name): bits
-    for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
-    if hasattr(TensorProto, name)
-}
 
 
 # The release of the file format that first knew something; older readers overlook it.

@@ -228,7 +228,6 @@ class _Server:
 
     def _opened(self) -> Any:
         if self._sessions is None:
-
             self._sessions = Sessions(self._path)
         return self._sessions
 

@@ -3,7 +3,8 @@
 A mistake that shows only where several things come together is found by no luck: nearly every one
 needs two or three of them (Kuhn, Wallace & Gallo 2004), few enough to try all. The parameters and
 their values follow from the declaration, and so does what can never meet (:func:`model_of`); a
-covering array of them (:mod:`conformance.problems.covering`) gives the rows, each of which is one problem.
+covering array of them (:mod:`conformance.problems.covering`) gives the rows, each of which is one
+problem.
 """
 
 from __future__ import annotations

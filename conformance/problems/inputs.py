@@ -34,7 +34,8 @@ class Inputs:
         Whether tokens and weights are independent random numbers, so that the statistical bound
         holds too; what is made of other tokens loses it.
     layout, mask_layout
-        How tensors and mask lie in memory when they are handed over (:mod:`conformance.problems.layouts`).
+        How tensors and mask lie in memory when they are handed over; see
+        :mod:`conformance.problems.layouts`.
     grad_mode
         Whether the call is made with gradients recorded, which nobody asks for here.
     shared

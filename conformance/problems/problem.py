@@ -13,8 +13,9 @@ from ..base.geometry import Geometry
 class MaskPlan:
     """How the mask of a problem is made and handed over.
 
-    ``pattern`` names what it hides (see :mod:`conformance.problems.mask_patterns`), ``form`` the keyword it
-    arrives in, ``shape`` its axes in letters. ``finite_bias`` adds finite values to a ``bias``.
+    ``pattern`` names what it hides (see :mod:`conformance.problems.mask_patterns`), ``form`` the
+    keyword
+    it arrives in, ``shape`` its axes in letters. ``finite_bias`` adds finite values to a ``bias``.
     Where it is ``visible``, each query keeps a key that neither causal rule nor window hides.
     """
 
@@ -62,8 +63,9 @@ class Problem:
     a cache; ``sinks`` gives each head the logit of a key without a value.
 
     ``layout`` and ``mask_layout`` say how tensors and mask lie in memory (see
-    :mod:`conformance.problems.layouts`; "expanded" items or heads are equal ones), ``shared`` which inputs
-    are one tensor: "key-value", or "all". ``return_weights`` and ``dropout`` are asked for in the
+    :mod:`conformance.problems.layouts`; "expanded" items or heads are equal ones), ``shared`` which
+    inputs are one tensor: "key-value", or "all". ``return_weights`` and ``dropout`` are asked for
+    in the
     call.
     """
 

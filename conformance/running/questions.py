@@ -1,4 +1,4 @@
-"""The problems of one clause in the order in which they are asked: those that failed before first."""
+"""The problems of one clause in the order in which they are asked: known failures first."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ import pytest
 from ..base.expected import ExpectedFailure
 from ..base.results import ClauseResult
 from ..base.texts import printable
-from ..pytest_plugin import STATUS
 from ..running.asking import Planned
 from ..running.workers.loaded import Plan
 from ..running.workers.outcomes import from_exception, not_applicable, outcome
 from ..session.expectations import is_announced, judge
 from ..views import counterexample
 from ..views.wording import explanation, message
+from . import STATUS
 
 # The slug of the test that stands for parameters nobody declared.
 UNCHECKED: Final = "declaration.unchecked"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..base.expected import ExpectedFailure
 from ..errors import UsageError
-from ..pytest_plugin import MARKER
+from . import MARKER
 
 if TYPE_CHECKING:
     from .cases import ClauseCase

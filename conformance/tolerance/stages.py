@@ -1,4 +1,4 @@
-"""The error of each step, worst case: exponents, softmax weights, and the weighted sum of values."""
+"""The error of each step, worst case: exponents, softmax weights, the sum of the values."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ EXIT_USAGE: Final = 2
 PICTURES: Final = "--pictures"
 HEADER = """# The specification
 
-Generated from the clauses by `python -m conformance.tools.specification`; a test fails when it is stale.
+Generated from the clauses by `python -m conformance.tools.specification`; a test fails when it is
+stale.
 Fingerprint: `{fingerprint}`, {count} clauses.
 
 A candidate conforms when every applicable MUST clause passes. A clause counts only the examples
@@ -37,8 +38,9 @@ that *bind*: those on which its counterfactual would have been seen. What each e
   caught stands in [the matrix](teeth-matrix.md).
 
 A picture shows one item and head of a small example, made from the clause's own problems by
-`python -m conformance.tools.specification --pictures docs/pictures`: which keys each query may see, as
-required and in the counterfactual, and which elements of the answer the counterfactual moves by
+`python -m conformance.tools.specification --pictures docs/pictures`: which keys each query may
+see, as required and in the counterfactual, and which elements of the answer the counterfactual
+moves by
 more than the derived bound. An example without an orange cell on the right does not bind.
 """
 

@@ -36,7 +36,7 @@ def spread(shape: tuple[int, ...], generator: Generator, octaves: float) -> Tens
     return signed * torch.exp2(powers)
 
 
-def numbers(shape: tuple[int, ...], generator: Generator, octaves: float) -> DoubleDouble:
+def some_numbers(shape: tuple[int, ...], generator: Generator, octaves: float) -> DoubleDouble:
     high = spread(shape, generator, octaves)
     low = (torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5) * 2.0**-53
     return fast_two_sum(high, high * low)

@@ -15,7 +15,7 @@ from .masks import MaskFound, MaskUnread, chosen_uses, find_masks
 from .record import empty_words, placed
 
 if TYPE_CHECKING:
-    from .investigation import Case
+    from .deviations import Case
 
 _POLARITY: Final = {
     "keep": "True attends",

@@ -21,7 +21,7 @@ from .signature import Parameter
 from .switches import is_flag
 
 if TYPE_CHECKING:
-    from .investigation import Case
+    from .deviations import Case
 
 
 # Where nothing tells them apart, the specification's own is taken.
@@ -308,7 +308,8 @@ def _take(case: Case, found: Causality) -> None:
     where = alignments[0] if known else "top-left or bottom-right: lengths are always equal"
     case.found.add(
         "causal",
-        f"{placed(found.parameter)}: {where}{_OFFSET_WORDS[first.causal_offset]}{_unless(case, found)}",
+        f"{placed(found.parameter)}: {where}{_OFFSET_WORDS[first.causal_offset]}"
+        f"{_unless(case, found)}",
         found.evidence,
         {
             "flag": found.parameter.name,

@@ -6,14 +6,15 @@ comments: a promise of it would turn the mistake into something that conforms.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 from ..._golden import golden
 from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
-
-if TYPE_CHECKING:
-    from .investigation import Case
+from .agreement import Judge
+from .box import Box
+from .record import Findings
+from .signature import Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
 # Choices that every implementation has to make: no deviation.
@@ -38,6 +39,35 @@ class Deviation:
     def as_json(self) -> dict[str, Any]:
         """Plain data for the record."""
         return asdict(self)
+
+
+@dataclass(kw_only=True)
+class Case:
+    """What is known of a thing while it is probed: its box grows with every keyword understood.
+
+    ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
+    under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
+    left out of the declaration do to a hidden key. ``observed`` are deviations that no field of
+    ``point`` holds; ``unchecked`` are masks that are understood and in no promise, ``idle`` is one
+    that hides nothing where none does, ``idle_flag`` such a causal flag; ``as_observed`` asks for
+    a declaration that promises probable mistakes, too.
+    """
+
+    box: Box
+    parameters: Parameters
+    judge: Judge
+    point: golden.Semantics
+    found: Findings
+    promises: dict[str, Any] = field(default_factory=dict)
+    features: list[str] = field(default_factory=list)
+    expected: list[tuple[str, str]] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+    other_readings: list[golden.Semantics] = field(default_factory=list)
+    observed: list[Deviation] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    idle: str = ""
+    idle_flag: Causality | None = None
+    as_observed: bool = False
 
 
 def deviations(case: Case) -> list[Deviation]:

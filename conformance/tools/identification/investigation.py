@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from . import asking_masks, causality, switches
-from .agreement import Judge
 from .behaviour import (
     accepted_mismatches,
     changed_inputs,
@@ -22,8 +20,7 @@ from .behaviour import (
     repeats,
 )
 from .box import Box
-from .causality import Causality
-from .deviations import Deviation
+from .deviations import Case
 from .keywords import find_groups, find_scale, find_softcap, find_window
 from .plain import Plain
 from .record import (
@@ -39,39 +36,10 @@ from .record import (
     rivals,
     scale_number,
 )
-from .signature import Parameter, Parameters
+from .signature import Parameter
 from .switches import is_flag
 
 Tell = Callable[[str], None]
-
-
-@dataclass(kw_only=True)
-class Case:
-    """What is known of a thing while it is probed: its box grows with every keyword understood.
-
-    ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
-    under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
-    left out of the declaration do to a hidden key. ``observed`` are deviations that no field of
-    ``point`` holds; ``unchecked`` are masks that are understood and in no promise, ``idle`` is one
-    that hides nothing where none does, ``idle_flag`` such a causal flag; ``as_observed`` asks for
-    a declaration that promises probable mistakes, too.
-    """
-
-    box: Box
-    parameters: Parameters
-    judge: Judge
-    point: golden.Semantics
-    found: Findings
-    promises: dict[str, Any] = field(default_factory=dict)
-    features: list[str] = field(default_factory=list)
-    expected: list[tuple[str, str]] = field(default_factory=list)
-    beyond: list[str] = field(default_factory=list)
-    other_readings: list[golden.Semantics] = field(default_factory=list)
-    observed: list[Deviation] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    idle: str = ""
-    idle_flag: Causality | None = None
-    as_observed: bool = False
 
 
 def investigate(case: Case, plain: Plain, tell: Tell) -> None:

@@ -19,8 +19,8 @@ from . import opening
 from .agreement import Judge, Seen
 from .box import Box, Observation, Refusal
 from .contradictions import contradictions
-from .deviations import deviations
-from .investigation import Case, behave, investigate
+from .deviations import Case, deviations
+from .investigation import behave, investigate
 from .plain import (
     SCALES,
     Plain,

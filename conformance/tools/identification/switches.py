@@ -12,7 +12,7 @@ from .record import placed
 from .signature import Parameter, Parameters
 
 if TYPE_CHECKING:
-    from .investigation import Case
+    from .deviations import Case
 
 
 Options = tuple[tuple[str, str], ...]

@@ -10,8 +10,7 @@ import torch
 from ..._golden import golden
 from ...declare.declaration import DEFAULT_FEATURES
 from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
-from .deviations import deviations, expected, promised
-from .investigation import Case
+from .deviations import Case, deviations, expected, promised
 from .opening import is_torch_multihead
 from .record import deviations_words
 from .thing import Thing
