@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from diagnosis.at_first_sight import SECOND
-from diagnosis.cores import CORES
-from diagnosis.handwritten import Handwritten
-from diagnosis.layers import LAYERS
-from diagnosis.outside import OUTSIDE
-from diagnosis.pairs import PAIRS
+from handwritten_mistakes.at_first_sight import SECOND
+from handwritten_mistakes.cores import CORES
+from handwritten_mistakes.handwritten import Handwritten
+from handwritten_mistakes.layers import LAYERS
+from handwritten_mistakes.outside import OUTSIDE
+from handwritten_mistakes.pairs import PAIRS
 
 SINGLES = [*CORES, *LAYERS]
 UNKNOWN = ["unknown-mistake"]

@@ -8,8 +8,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from diagnosis.handwritten import Collection
-from diagnosis.layers import ONE_WIDTH, SAME, heads_of, merged, projected
+
+from handwritten_mistakes.handwritten import Collection
+from handwritten_mistakes.layers import ONE_WIDTH, SAME, heads_of, merged, projected
 
 PAIRS = Collection()
 core, layer = PAIRS.core, PAIRS.layer

@@ -19,7 +19,7 @@ from conformance.session.report import build_report, candidate_entry
 LIMIT: Final = {
     "limit": {"seconds": 60.0, "reached": True, "not_run": 7, "not_finished": 1, "loaded": True}
 }
-SCHEMAS: Final = Path(__file__).resolve().parent / "schemas"
+SCHEMAS: Final = Path(__file__).resolve().parent.parent / "schemas"
 OPTIONS: Final = RunOptions(targets=("attn.py",), profile="quick", seed=3)
 STARTED: Final = "2026-11-21T23:34:30Z"
 

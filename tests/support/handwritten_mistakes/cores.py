@@ -8,7 +8,8 @@ import math
 
 import torch
 import torch.nn.functional as F
-from diagnosis.handwritten import Collection
+
+from handwritten_mistakes.handwritten import Collection
 
 CORES = Collection()
 core = CORES.core

@@ -13,9 +13,10 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diagnosis.handwritten import Collection
-from diagnosis.layers import ONE_WIDTH
 from torch import nn
+
+from handwritten_mistakes.handwritten import Collection
+from handwritten_mistakes.layers import ONE_WIDTH
 
 SECOND = Collection()
 core, layer = SECOND.core, SECOND.layer

@@ -3,9 +3,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from broken_promises import broken_promise
 from declared import CANDIDATES, core
 from examples import plan, problem
-from test_strategies import broken_promise
 
 from conformance.base.geometry import FIELDS, Geometry
 from conformance.problems.problem import Problem

@@ -8,8 +8,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from diagnosis.handwritten import Collection
-from diagnosis.layers import heads_of, merged, projected
+
+from handwritten_mistakes.handwritten import Collection
+from handwritten_mistakes.layers import heads_of, merged, projected
 
 OUTSIDE = Collection()
 core, layer = OUTSIDE.core, OUTSIDE.layer

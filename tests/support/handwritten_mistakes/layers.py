@@ -8,8 +8,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from diagnosis.handwritten import Collection
 from torch import nn
+
+from handwritten_mistakes.handwritten import Collection
 
 LAYERS = Collection()
 layer = LAYERS.layer

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from broken_promises import broken_promise
 from declared import CANDIDATES
 from examples import CLAUSES
 
@@ -12,7 +13,7 @@ from conformance.problems.mask_patterns import OF_SEQUENCES, PATTERNS
 from conformance.problems.materialise import materialise
 from conformance.problems.problem import Problem
 from conformance.problems.recipes import HALF_PRECISION
-from conformance.problems.space import WIDTHS, Space, can_cross
+from conformance.problems.space import WIDTHS, Space
 from conformance.problems.strategies import TILE_EDGES, draw_problems
 
 SPACES = list(dict.fromkeys(clause.space for clause in CLAUSES.values()))
@@ -27,37 +28,6 @@ BROAD = [
 def fits(candidate: Candidate, spaces: list[Space]) -> list[Space]:
     """The spaces that speak of a candidate."""
     return [space for space in spaces if not space.not_applicable(candidate)]
-
-
-def broken_promise(problem: Problem, candidate: Candidate) -> str:
-    """Which promise a problem breaks, or ""."""
-    declared, sizes = candidate.declaration, problem.geometry
-    pins = declared.pins
-    wrong = {
-        "pinned sizes": any(getattr(sizes, name) not in pin for name, pin in pins.sizes.items()),
-        "equal sizes": any(
-            getattr(sizes, name) != getattr(sizes, other) for name, other in pins.equal_to.items()
-        ),
-        "built sizes": pins.build is not None and pins.build(sizes) != sizes,
-        "positive sizes": any(size < 1 for size in dataclasses.astuple(sizes)),
-        "whole groups": sizes.num_heads % sizes.num_kv_heads != 0,
-        "gqa": "gqa" not in declared.features
-        and "num_kv_heads" not in pins.sizes
-        and sizes.num_heads != sizes.num_kv_heads,
-        "one item": not declared.batched and sizes.batch != 1,
-        "cross": not can_cross(candidate) and sizes.query_length != sizes.key_length,
-        "self": declared.inputs == "self"
-        and not sizes.query_size == sizes.key_size == sizes.value_size,
-        "memory": declared.inputs == "memory" and sizes.key_size != sizes.value_size,
-        "positions": candidate.kind == "positions"
-        and (sizes.key_size % 2 == 1 or sizes.key_length > (declared.max_length or 0)),
-        "causal": problem.causal and declared.causal is None,
-        "scale": problem.scale is not None and "scale" not in declared.features,
-        "softcap": problem.softcap is not None and "softcap" not in declared.features,
-        "window": problem.window is not None and "window" not in declared.features,
-        "mask form": problem.mask is not None and problem.mask.form not in declared.masks,
-    }
-    return ", ".join(name for name, broken in wrong.items() if broken)
 
 
 def outside(problem: Problem, candidate: Candidate, space: Space) -> str:

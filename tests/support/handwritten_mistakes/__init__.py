@@ -1,0 +1,1 @@
+"""Broken attentions written by hand, to see what their failures are called."""
