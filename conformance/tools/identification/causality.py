@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -14,7 +13,7 @@ from ...problems.inputs import Inputs
 from .agreement import Judge, Seen
 from .box import Box, Observation, Refusal
 from .convention import MaskUse
-from .deviations import Deviation
+from .deviations import Causality, Deviation
 from .drawing import masked, prefix_keep, random_keep
 from .record import LIKELY, empty_words, placed
 from .signature import Parameter
@@ -34,32 +33,6 @@ LONG_QUERIES: Final = {"query_length": 6, "key_length": 4}
 # A flag that was turned off for plain calls is turned on by its other value.
 _FLIPPED: Final = {"False": "True", "True": "False"}
 _SQUARE: Final = {"query_length": 5, "key_length": 5}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Causality:
-    """What the flag does.
-
-    ``gives`` is its value that is causal, as source. ``readings`` are the points that fit, several
-    where no lengths tell them apart. ``idle`` says that answers are those without the flag.
-    """
-
-    parameter: Parameter
-    gives: str
-    readings: tuple[golden.Semantics, ...]
-    why: str = ""
-    evidence: str = ""
-    idle: bool = False
-
-    @property
-    def works(self) -> bool:
-        """Whether the flag makes attention causal in a known way."""
-        return bool(self.readings)
-
-    @property
-    def alignment(self) -> str:
-        """The alignment of the first reading."""
-        return self.readings[0].causal_alignment
 
 
 def find_causality(

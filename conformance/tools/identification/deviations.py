@@ -14,7 +14,7 @@ from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
 from .agreement import Judge
 from .box import Box
 from .record import Findings
-from .signature import Parameters
+from .signature import Parameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
 # Choices that every implementation has to make: no deviation.
@@ -39,6 +39,32 @@ class Deviation:
     def as_json(self) -> dict[str, Any]:
         """Plain data for the record."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causality:
+    """What the flag does.
+
+    ``gives`` is its value that is causal, as source. ``readings`` are the points that fit, several
+    where no lengths tell them apart. ``idle`` says that answers are those without the flag.
+    """
+
+    parameter: Parameter
+    gives: str
+    readings: tuple[golden.Semantics, ...]
+    why: str = ""
+    evidence: str = ""
+    idle: bool = False
+
+    @property
+    def works(self) -> bool:
+        """Whether the flag makes attention causal in a known way."""
+        return bool(self.readings)
+
+    @property
+    def alignment(self) -> str:
+        """The alignment of the first reading."""
+        return self.readings[0].causal_alignment
 
 
 @dataclass(kw_only=True)
