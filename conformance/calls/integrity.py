@@ -80,10 +80,8 @@ def registered() -> frozenset[str]:
     return frozenset(torch.library._impls)  # noqa: SLF001
 
 
-# Modules of the harness that neither a verdict nor a diagnosis depends on.
-_ONLOOKERS: Final = frozenset(
-    "adapters cli commands graphs identification pytest_nodes pytest_plugin reports teeth".split()
-)
+# Packages of the harness that neither a verdict nor a diagnosis depends on.
+_ONLOOKERS: Final = frozenset("adapters cli graphs pytest_plugin tools views".split())
 _HARNESS: Final = str(__package__).partition(".")[0]
 _GOLDEN: Final = "_attention_conformance_reference"
 # Where the names that the harness uses of others are looked up.
@@ -97,7 +95,7 @@ _REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
     for name in (
-        *("comparison", "oracle", "yardstick", "plain_tensor"),
+        *("oracle.comparison", "oracle.oracle", "oracle.yardstick", "calls.calling"),
         *("clauses._vocabulary", "clauses._measuring"),
         *("tolerance.core", "tolerance.model"),
     )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import conformance
 from conformance.calls import integrity
 from conformance.clauses import masking
 from conformance.oracle import comparison, oracle
@@ -104,6 +107,14 @@ def test_everything_is_looked_at_when_a_clause_asks() -> None:
     assert sealed.broken(everywhere=False) == []
     assert sealed.broken() == ["conformance.clauses.masking.mask_golden"]
     assert masking.mask_golden is original
+
+
+def test_what_every_verdict_goes_through_is_there() -> None:
+    """The watched modules have these names: a module that is renamed must stay watched."""
+    importlib.import_module("conformance.clauses")
+    assert sys.modules.keys() >= integrity._CORE
+    packages = {module.name for module in pkgutil.iter_modules(conformance.__path__)}
+    assert packages >= integrity._ONLOOKERS
 
 
 def test_an_object_that_claims_to_be_equal_is_seen() -> None:
