@@ -282,7 +282,7 @@ def _excludes_exactly(semantics: Semantics, softcap: float | None) -> bool:
         semantics.mask_operation in ("replace", "add")
         and semantics.mask_fill == -math.inf
         and semantics.softmax_axis == "key"
-        and (softcap is None or semantics.softcap_order == "before-mask")
+        and (softcap is None or not semantics.caps("mask"))
     )
 
 

@@ -46,11 +46,13 @@ def masked_logits(scores: Tensor, allowed: Tensor, added: Added, semantics: Sema
 
     A ``score_mod`` that answers minus infinity hides a key like a bias of minus infinity.
     """
-    late = semantics.softcap_order == "after-mask"
-    capped = scores if late else cap(scores, added.softcap)
+    capped = scores if semantics.caps("bias") else cap(scores, added.softcap)
     modified = modify(capped, semantics)
-    logits = _mask(_add_biases(modified, added, semantics), allowed, semantics)
-    if late:
+    logits = _add_biases(modified, added, semantics)
+    if semantics.caps("bias") and not semantics.caps("mask"):
+        logits = cap(logits, added.softcap)
+    logits = _mask(logits, allowed, semantics)
+    if semantics.caps("mask"):
         logits = cap(logits, added.softcap)
     return Logits(scores=scores, capped=capped, modified=modified, logits=logits)
 

@@ -7,7 +7,8 @@ import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from functools import cache
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from .checks import check_argument
 
@@ -36,20 +37,11 @@ GroupOrder = Literal["repeat", "tile"]
 Rotary = Literal["none", "halves", "interleaved"]
 QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
 
-_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "softmax_axis": get_args(SoftmaxAxis),
-    "mask_polarity": get_args(MaskPolarity),
-    "mask_operation": get_args(MaskOperation),
-    "causal_alignment": get_args(Alignment),
-    "causal_combination": get_args(CausalCombination),
-    "empty_rows": get_args(EmptyRows),
-    "bias_order": get_args(BiasOrder),
-    "softcap_order": get_args(SoftcapOrder),
-    "head_split": get_args(HeadSplit),
-    "head_merge": get_args(HeadMerge),
-    "group_order": get_args(GroupOrder),
-    "rotary": get_args(Rotary),
-    "qk_norm": get_args(QueryKeyNorm),
+# What each order caps besides the scaled products: the bias (and what ``score_mod`` makes of them),
+# and the logits that a mask fills in.
+_ALSO_CAPPED: Final[dict[SoftcapOrder, tuple[str, ...]]] = {
+    "before-mask": (),
+    "after-mask": ("bias", "mask"),
 }
 # What others call some of the choices: GPT-NeoX and LLaMA turn halves, GPT-J interleaved pairs.
 _ALSO_CALLED: Final = {
@@ -59,14 +51,6 @@ _ALSO_CALLED: Final = {
     **dict.fromkeys(("layernorm", "layer-norm", "layer_norm"), "layer"),
     **dict.fromkeys(("none", "false"), "none"),
 }
-_FLAGS: Final = (
-    "one_query_causal",
-    "query_bias",
-    "key_bias",
-    "value_bias",
-    "output_bias",
-    "alibi",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,24 +169,14 @@ class Semantics:
 
     def __post_init__(self) -> None:
         _check_scale(self.scale)
-        for name, choices in _CHOICES.items():
+        for name, kind in _kinds().items():
             value = getattr(self, name)
-            check_argument(value in choices, name, _not_among(value, choices))
-        for name in _FLAGS:
-            value = getattr(self, name)
-            check_argument(isinstance(value, bool), name, f"is {value!r}, not True or False")
-        for name in ("causal_offset", "window_offset"):
-            value = getattr(self, name)
-            check_argument(isinstance(value, int), name, f"is {value!r}, not an integer")
-        for name in (
-            "mask_fill",
-            "scale_factor",
-            "rotary_base",
-            "rotary_fraction",
-            "qk_norm_epsilon",
-        ):
-            value = getattr(self, name)
-            check_argument(isinstance(value, (int, float)), name, f"is {value!r}, not a number")
+            if kind in _SPOKEN:
+                classes = (int, float) if kind is float else kind
+                check_argument(isinstance(value, classes), name, f"is {value!r}, {_SPOKEN[kind]}")
+            elif get_origin(kind) is Literal:
+                choices = get_args(kind)
+                check_argument(value in choices, name, _not_among(value, choices))
         below = self.mask_fill < math.inf  # false for NaN too
         check_argument(below, "mask_fill", f"is {self.mask_fill}, not finite or minus infinity")
         check_argument(
@@ -219,6 +193,10 @@ class Semantics:
         known = self.score_mod is None or callable(self.score_mod)
         check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
 
+    def caps(self, part: Literal["bias", "mask"]) -> bool:
+        """Whether the softcap applies to the bias, too, or to what the mask fills in."""
+        return part in _ALSO_CAPPED[self.softcap_order]
+
     def replace(self, **changes: Any) -> Semantics:
         """The same point with some choices changed.
 
@@ -232,6 +210,15 @@ class Semantics:
         names = [field.name for field in dataclasses.fields(self)]
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+_SPOKEN: Final = {bool: "not True or False", int: "not an integer", float: "not a number"}
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """The annotation of each field: what values it may have."""
+    return get_type_hints(Semantics)
 
 
 def _not_among(value: object, choices: Sequence[str]) -> str:

@@ -131,9 +131,10 @@ def _slopes(attention: golden.Attention, function: Tensor | None) -> tuple[Tenso
     if attention.semantics.mask_operation in ("replace", "multiply-logits"):
         passed = attention.allowed.double()
     slope, curvature = passed, torch.zeros_like(passed)
-    after = attention.semantics.softcap_order == "after-mask"
+    after = attention.semantics.caps("bias")
     if attention.softcap is not None:
-        capped = attention.logits if after else attention.capped
+        # Minus infinity where a mask comes after the cap: there the slope is zero.
+        capped = attention.logits.clamp_min(-attention.softcap) if after else attention.capped
         ratio = capped / attention.softcap
         slope = passed * (1.0 - ratio) * (1.0 + ratio)
         curvature = slope * ratio * (-2.0 / attention.softcap)

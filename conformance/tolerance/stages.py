@@ -139,9 +139,9 @@ def _capped_error(
 ) -> Tensor:
     """The error behind ``cap * tanh(score / cap)``: the largest slope within reach, and tanh's own.
 
-    A cap that comes after the mask and the bias has its slope elsewhere: then it counts as 1.
+    A cap that applies to the bias, too, has its slope elsewhere: then it counts as 1.
     """
-    if attention.semantics.softcap_order == "before-mask":
+    if not attention.semantics.caps("bias"):
         nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(softcap)
         error = error / torch.cosh(nearest.clamp_max_(model.LARGEST_GROWTH)).square_()
     own = (

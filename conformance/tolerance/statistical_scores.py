@@ -94,7 +94,7 @@ def scale_slope(attention: golden.Attention, value: Tensor, output: Tensor) -> T
     by ``1 - tanh^2``; a bias is not scaled.
     """
     shares = attention.weights * attention.scores
-    if attention.softcap is not None and attention.semantics.softcap_order == "before-mask":
+    if attention.softcap is not None and not attention.semantics.caps("bias"):
         shares.mul_(1.0 - (attention.capped / attention.softcap).square_())
     return (shares @ value).sub_(shares.sum(dim=-1, keepdim=True) * output)
 
@@ -173,9 +173,9 @@ def _slope_within_reach(
 ) -> Tensor | None:
     """The largest slope of ``cap tanh(s / cap)`` that a score's error may reach.
 
-    A cap after the mask has its slope elsewhere: there it counts as 1.
+    A cap that applies to the bias, too, has its slope elsewhere: there it counts as 1.
     """
-    if attention.softcap is None or attention.semantics.softcap_order != "before-mask":
+    if attention.softcap is None or attention.semantics.caps("bias"):
         return None
     reach = variance.sqrt().mul_(-deviations).add_(attention.scores.abs()).clamp_min_(0.0)
     nearest = reach.div_(attention.softcap).clamp_max_(model.LARGEST_GROWTH)

@@ -175,7 +175,7 @@ def _bias_error(gradients: GoldenGradients, pairs: PairErrors, contract: Contrac
     slope_error = torch.zeros_like(pairs.cap_slope)
     if semantics.bias_order == "before-scale":
         slope_error = pairs.slope * abs(gradients.attention.scale)
-    elif semantics.softcap_order == "after-mask":
+    elif semantics.caps("bias"):
         slope_error = pairs.cap_slope
     sloped = _sloped(error, gradients, gradients.bias_slope, slope_error)
     exact = gradients.logit_gradient * gradients.bias_slope

@@ -243,7 +243,7 @@ def _slope_error(gradients: GoldenGradients, contract: Contract, incoming: Incom
     nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(attention.softcap)
     change = 2.0 / torch.cosh(nearest.clamp_max_(model.LARGEST_GROWTH)).square_()
     change.clamp_max_(model.STEEPEST_SLOPE)
-    if gradients.function_slope is not None and _caps_late(attention):
+    if gradients.function_slope is not None and attention.semantics.caps("bias"):
         change.fill_(model.STEEPEST_SLOPE)  # what is capped is no longer the score
     own = model.SLOPE_ROUNDINGS * (contract.accumulator_roundoff + contract.score_roundoff)
     return error.mul_(change).div_(attention.softcap).add_(own).clamp_max_(1.0)
@@ -265,10 +265,6 @@ def _modified_slope_error(
 def uncapped(attention: golden.Attention) -> golden.Attention:
     """An attention whose exponent errors are those of the scores before the softcap."""
     semantics = attention.semantics.replace(softcap_order="after-mask")
-    if not _caps_late(attention):  # a user's function comes behind the cap
+    if not attention.semantics.caps("bias"):  # a user's function comes behind the cap
         semantics = semantics.replace(score_mod=None)
     return dataclasses.replace(attention, bias=None, semantics=semantics)
-
-
-def _caps_late(attention: golden.Attention) -> bool:
-    return attention.semantics.softcap_order == "after-mask"

@@ -37,7 +37,7 @@ def supports(semantics: golden.Semantics) -> bool:
         and semantics.score_mod is None
         and semantics.softmax_axis == "key"
         and semantics.mask_operation in ("replace", "add")
-        and (semantics.softcap_order == "before-mask" or semantics.mask_fill == -math.inf)
+        and (not semantics.caps("mask") or semantics.mask_fill == -math.inf)
     )
 
 
@@ -80,7 +80,7 @@ def weighted_values(
 def _excludes_exactly(attention: golden.Attention) -> bool:
     """Whether an ignored key has no influence at all, and the rule for empty rows holds."""
     point = attention.semantics
-    capped_late = attention.softcap is not None and point.softcap_order == "after-mask"
+    capped_late = attention.softcap is not None and point.caps("mask")
     return point.mask_fill == -math.inf and not capped_late
 
 
@@ -94,13 +94,17 @@ def _logits(
     attention: golden.Attention, query: DoubleDouble, key: DoubleDouble
 ) -> tuple[DoubleDouble, Tensor]:
     """The logits ``[B, H, Lq, Lk]``, and where they are more than minus infinity."""
-    scores = _scores(attention, query, key)
+    scores, point = _scores(attention, query, key), attention.semantics
     if attention.softcap is None:
         return _masked(attention, _with_bias(attention, scores))
     limit = exact(attention.softcap)
-    if attention.semantics.softcap_order == "before-mask":
-        return _masked(attention, _with_bias(attention, _cap(scores, limit)))
-    capped = _cap(_with_bias(attention, scores), limit)
+    if not point.caps("bias"):
+        scores = _cap(scores, limit)
+    capped = _with_bias(attention, scores)
+    if point.caps("bias"):
+        capped = _cap(capped, limit)
+    if not point.caps("mask"):
+        return _masked(attention, capped)
     lowest = exact(torch.full_like(capped.high, -attention.softcap))
     everywhere = torch.ones_like(attention.allowed)
     return select(attention.allowed, capped, lowest), everywhere
