@@ -14,19 +14,18 @@ from .._golden import golden
 from ..declare.candidate import Candidate
 from ..declare.decorators import core, fixed_layer
 from ..errors import DeclarationError, UsageError
-from ..graphs.header import Header
 from ..graphs.opened import Found, OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
-from ..graphs.reading import Reading
+from ..graphs.reading import Header, Reading
 from ..graphs.roles import read_roles, read_unasked
 from ..graphs.sidecar import Told, read_told, sidecar_of
 from ..graphs.validation import read_header
 from ..graphs.weights import find_weights, read_state_dict
-from ..graphs.weights.scaling import UNKNOWN
+from ..graphs.weights.projecting import UNKNOWN
 from .graph_forward import GraphForward, mask_pairs
+from .module import assuming
 from .source import Source, source_of
-from .wish import assuming
 
 DOUBLES: Final = (
     "accumulate is float32: onnxruntime rounds the scale of doubles to float (docs/findings/012)"

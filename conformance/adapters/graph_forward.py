@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graphs.header import Axis, Header
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import Array, Feeds
-from ..graphs.reading import MASK_ROLES, Reading, Role
+from ..graphs.reading import MASK_ROLES, Axis, Header, Reading, Role
 
 _TOGETHER: Final = {"M": "HD", "F": "BH"}
 

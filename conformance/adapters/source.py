@@ -18,7 +18,7 @@ from ..graphs.process import Array, Feeds
 from ..graphs.protocol import GraphRefused
 from ..graphs.reading import Reading
 from .graph_forward import GraphForward, Run
-from .wish import Wish, understand
+from .module import Wish, understand
 
 _TAKES_A_TENSOR: Final = (
     inspect.Parameter.POSITIONAL_ONLY,

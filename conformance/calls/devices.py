@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
-from ..adapters.construct import is_in_dtype, put_in_dtype
+from ..adapters.trial import is_in_dtype, put_in_dtype
 
 CPU: Final = "cpu"
 

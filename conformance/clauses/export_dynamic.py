@@ -12,9 +12,8 @@ from ..base.geometry import Geometry
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
-from ..graphs.header import Axis
 from ..graphs.opened import OpenedGraph
-from ..graphs.reading import TENSOR_ROLES
+from ..graphs.reading import TENSOR_ROLES, Axis
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY

@@ -13,10 +13,10 @@ from ..base.results import Violation
 from ..base.texts import printable
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..declare.candidate import Candidate
-from ..graphs.limits import size_text
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, Setting
 from ..graphs.reading import MASK_ROLES, TENSOR_ROLES, Reading, Role
+from ..graphs.server import size_text
 from ..graphs.validation import LARGEST_FILE, defects
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._golden import golden
-from .header import Header
 from .process import GraphProcess, Setting
-from .reading import Reading
+from .reading import Header, Reading
 from .sidecar import Told
 
 

@@ -20,9 +20,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from ..errors import UsageError
-from .limits import Limits, size_text
 from .protocol import Array, Arrays, GraphLost, GraphRefused, Head, ProtocolError, receive, send
-from .server import OUT_OF_MEMORY
+from .server import OUT_OF_MEMORY, Limits, size_text
 
 START_SECONDS: Final = 120.0  # importing onnxruntime from a cold disk
 _FAREWELL: Final = 2.0

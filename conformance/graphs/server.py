@@ -1,168 +1,244 @@
 """The program of a graph's process: opens one model file and runs it as often as it is asked.
 
-It is started by :mod:`.child`, talks over the socket that is its standard input and ends with it.
+It is started by :mod:`.process`, talks over the socket that is its standard input and ends with it.
 Module level stays light: onnxruntime is imported with the first run, onnx when a tensor inside the
 graph is asked for, torch never.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
+import math
 import os
 import select
 import socket
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime
 
-from .limits import confine, grant_cpu
-from .parsing import sentence
-from .protocol import Arrays, GraphRefused, Head, bfloat16, receive, send
+from .protocol import Arrays, GraphRefused, Head, bfloat16, receive, send, sentence
+
+if sys.platform != "win32":
+    import resource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one child may use: bytes of address space, seconds of CPU and of wall a run.
+
+    answer
+        Bytes that the outputs of one run may have together.
+    """
+
+    memory: int = 8 << 30
+    cpu_seconds: float = 20.0
+    wall_seconds: float = 10.0
+    answer: int = 1 << 30
+
+
+def confine(memory: int) -> None:
+    """Limit the address space of this process (0: no limit), and leave no core files behind.
+
+    Where the system has no such limits nothing happens: only the time on the wall is limited.
+    """
+    if sys.platform == "win32":
+        return
+    _lower(resource.RLIMIT_CORE, 0)
+    if memory:
+        _lower(resource.RLIMIT_AS, memory)
+    # When the machine itself runs short, the system shall end this process and not its parent.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _lower(which: int, limit: int) -> None:
+    """Lower a limit for good, but never raise it."""
+    soft, hard = resource.getrlimit(which)
+    limit = min([limit, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)])
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(which, (limit, limit))
+
+
+def grant_cpu(seconds: float) -> None:
+    """Let this process use some more seconds of CPU; then the system ends it with SIGXCPU."""
+    if sys.platform == "win32":
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time() + seconds)
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def size_text(size: int) -> str:
+    """Bytes for readers: ``8 GiB``, ``512 MiB``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
+
 
 CPU: Final = "CPUExecutionProvider"
 # It sends graphs to a service and computes nothing itself.
 _REMOTE: Final = "AzureExecutionProvider"
 _KEPT: Final = 16
 _FATAL: Final = 4
+_LEVELS: Final = {
+    "disabled": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
 _BFLOAT16: Final = "tensor(bfloat16)"
 _BFLOAT16_CODE: Final = 16  # onnx.TensorProto.BFLOAT16
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
+OUT_OF_MEMORY: Final = 86  # the exit status that says so
+_LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
+_OUT_OF_MEMORY_WORDS: Final = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
-class Opened:
-    """A session with the names and types of what goes in and comes out."""
+class Session:
+    """A session of onnxruntime with the names and types of its inputs and outputs."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, runtime: Any, session: Any) -> None:
         inputs, outputs = session.get_inputs(), session.get_outputs()
-        self.session = session
+        self._values = runtime.OrtValue
+        self._session = session
         self.outputs = [port.name for port in outputs]
-        self.kinds = {port.name: str(port.type) for port in (*inputs, *outputs)}
-        self._by_value = _BFLOAT16 in self.kinds.values()
+        self.types = {port.name: str(port.type) for port in (*inputs, *outputs)}
 
     def run(self, feeds: Arrays) -> list[Any]:
-        """The outputs in order; by onnxruntime's own values where numpy knows no such type."""
-        if not self._by_value:
-            outputs: list[Any] = self.session.run(self.outputs, feeds)
+        """The outputs in order; by onnxruntime's own values where numpy lacks a type."""
+        if _BFLOAT16 not in self.types.values():
+            outputs: list[Any] = self._session.run(self.outputs, feeds)
             return outputs
-        given = {name: _value(array, self.kinds.get(name, "")) for name, array in feeds.items()}
-        found = self.session.run_with_ort_values(self.outputs, given)
+        values = {name: self._value(array, self.types.get(name)) for name, array in feeds.items()}
         return [
-            _bfloat16(value) if value.data_type() == _BFLOAT16 else value.numpy() for value in found
+            _bfloat16(value) if value.data_type() == _BFLOAT16 else value.numpy()
+            for value in self._session.run_with_ort_values(self.outputs, values)
         ]
 
+    def _value(self, array: Any, kind: str | None) -> Any:
+        if kind != _BFLOAT16:
+            return self._values.ortvalue_from_numpy(array)
+        bits = array.view(np.uint16)
+        return self._values.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16_CODE)
 
-class Sessions:
-    """Sessions by level, provider and the tensors inside the graph that are asked for."""
+
+def _bfloat16(value: Any) -> Any:
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(data, bfloat16()).reshape(value.shape())
+
+
+class _Server:
+    """Answers requests about one model file; keeps sessions by level, provider and taps."""
 
     def __init__(self, path: Path) -> None:
-        onnxruntime.set_default_logger_severity(_FATAL)
         self._path = path
-        self._kept: OrderedDict[tuple[Any, ...], Opened] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], Session] = OrderedDict()
         self._model: Any = None
 
-    def providers(self) -> list[str]:
-        """What can compute here; the CPU's is always among it."""
-        return [name for name in onnxruntime.get_available_providers() if name != _REMOTE]
+    def answer(self, request: Head, feeds: Arrays) -> tuple[Head, Arrays]:
+        """The answer to one message; raises whatever the libraries raise."""
+        do = request["do"]
+        if do == "import":
+            importlib.import_module(request["library"])
+        elif do == "run":
+            return {}, self._run(request, feeds)
+        elif do == "providers":
+            return {"providers": self._providers()}, {}
+        elif do == "open":
+            self._open(request)
+        else:
+            from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
-    def run(self, asked: Head, feeds: Arrays) -> Arrays:
+            inspect = parsing.header if do == "header" else parsing.defects
+            return {"result": inspect(self._path)}, {}
+        return {}, {}
+
+    @cached_property
+    def _runtime(self) -> Any:
+        runtime = importlib.import_module("onnxruntime")
+        runtime.set_default_logger_severity(_FATAL)
+        return runtime
+
+    def _providers(self) -> list[str]:
+        """The providers that can compute here; the CPU's is always among them."""
+        return [name for name in self._runtime.get_available_providers() if name != _REMOTE]
+
+    def _run(self, request: Head, feeds: Arrays) -> Arrays:
         """The outputs and taps by name."""
-        opened = self.open(asked)
-        answer = dict(zip(opened.outputs, opened.run(feeds), strict=True))
+        session = self._open(request)
+        answer = dict(zip(session.outputs, session.run(feeds), strict=True))
         for name, array in answer.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
-                msg = f"the output {name!r} ({opened.kinds[name]}) is no tensor of numbers"
+                msg = f"the output {name!r} ({session.types[name]}) is no tensor of numbers"
                 raise GraphRefused(msg)
         size = sum(array.nbytes for array in answer.values())
-        if size > asked["answer"]:
-            msg = f"its outputs have {size} bytes, more than the {asked['answer']} it may answer"
+        if size > request["answer"]:
+            msg = f"its outputs have {size} bytes, more than the {request['answer']} it may answer"
             raise GraphRefused(msg)
         return answer
 
-    def open(self, asked: Head) -> Opened:
+    def _open(self, request: Head) -> Session:
         """The session of a level, a provider and taps; the latest few are kept."""
-        taps = tuple(sorted(set(asked["taps"])))
-        key = (asked["level"], asked["provider"], taps)
-        session = self._kept.get(key)
-        if session is None:
-            session = Opened(self._opened(asked["level"], asked["provider"], taps))
-            self._kept[key] = session
+        taps = tuple(sorted(set(request["taps"])))
+        key = (request["level"], request["provider"], taps)
+        if key not in self._kept:
+            self._kept[key] = self._opened(*key)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
-        return session
+        return self._kept[key]
 
-    def _opened(self, level: str, provider: str, taps: Sequence[str]) -> Any:
-        options = onnxruntime.SessionOptions()
+    def _opened(self, level: str, provider: str, taps: Sequence[str]) -> Session:
+        runtime = self._runtime
+        options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = _FATAL
-        options.graph_optimization_level = _levels()[level]
-        if provider not in self.providers():
-            msg = f"the provider {provider} is not there: {', '.join(self.providers())}"
+        options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _LEVELS[level])
+        if provider not in self._providers():
+            msg = f"the provider {provider} is not there: {', '.join(self._providers())}"
             raise GraphRefused(msg)
         source: str | bytes = str(self._path)
         if taps:
             source = self._with_outputs(taps)
             options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
-        given = [provider] if provider == CPU else [provider, CPU]
-        session = onnxruntime.InferenceSession(source, options, providers=given)
+        providers = [provider] if provider == CPU else [provider, CPU]
+        session = runtime.InferenceSession(source, options, providers=providers)
         if provider not in session.get_providers():
             msg = f"the provider {provider} does not start here"
             raise GraphRefused(msg)
-        return session
+        return Session(runtime, session)
 
     def _with_outputs(self, taps: Sequence[str]) -> bytes:
         """The model with tensors inside the graph as more outputs."""
         if self._model is None:
-            from .external import relocate  # noqa: PLC0415 (imports onnx, as few processes need)
-            from .parsing import all_tensors, read_model  # noqa: PLC0415
+            from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
-            self._model = read_model(self._path)
-            relocate(all_tensors(self._model), self._path)
+            self._model = parsing.read_model(self._path)
+            parsing.relocate(parsing.all_tensors(self._model), self._path)
         outputs = self._model.graph.output
         before = len(outputs)
-        known = {output.name for output in outputs}
+        present = {output.name for output in outputs}
         try:
             for name in taps:
-                if name not in known:
+                if name not in present:
                     outputs.add().name = name
             return bytes(self._model.SerializeToString())
         finally:
             del outputs[before:]
-
-
-def _levels() -> dict[str, Any]:
-    levels = onnxruntime.GraphOptimizationLevel
-    return {
-        "disabled": levels.ORT_DISABLE_ALL,
-        "basic": levels.ORT_ENABLE_BASIC,
-        "extended": levels.ORT_ENABLE_EXTENDED,
-        "all": levels.ORT_ENABLE_ALL,
-    }
-
-
-def _value(array: Any, kind: str) -> Any:
-    if kind != _BFLOAT16:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-        array.view(np.uint16), _BFLOAT16_CODE
-    )
-
-
-def _bfloat16(value: Any) -> Any:
-    held = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(held, bfloat16()).reshape(value.shape())
-
-
-OUT_OF_MEMORY: Final = 86  # the exit status that says so
-_LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
-_OUT_OF_MEMORY_WORDS: Final = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
 def main(path: str, memory: str, cpu_seconds: str) -> None:
@@ -171,7 +247,7 @@ def main(path: str, memory: str, cpu_seconds: str) -> None:
     parent = socket.socket(fileno=0)
     threading.Thread(target=_follow_parent, args=(parent,), daemon=True).start()
     model = Path(path)
-    os.chdir(model.parent)  # external data are found from there, whatever onnxruntime is given
+    os.chdir(model.parent)  # onnxruntime looks for external data from there
     try:
         _serve(parent, _Server(model), float(cpu_seconds))
     except MemoryError:
@@ -184,17 +260,17 @@ def _follow_parent(parent: socket.socket) -> None:
     """End this process with its parent, even amid a run that never ends."""
     if hasattr(select, "poll"):
         watch = select.poll()
-        watch.register(parent, getattr(select, "POLLRDHUP", 0))  # a hang-up is always told
+        watch.register(parent, getattr(select, "POLLRDHUP", 0))  # a hang-up is always reported
         watch.poll()
         os._exit(0)
 
 
 def _serve(parent: socket.socket, server: _Server, cpu_seconds: float) -> None:
     while True:
-        asked, feeds = receive(parent, most=_LARGEST_FEEDS)
+        request, feeds = receive(parent, most=_LARGEST_FEEDS)
         grant_cpu(cpu_seconds)
         try:
-            head, arrays = server.answer(asked, feeds)
+            head, arrays = server.answer(request, feeds)
             send(parent, head, arrays)
         except (EOFError, OSError):
             raise
@@ -204,49 +280,6 @@ def _serve(parent: socket.socket, server: _Server, cpu_seconds: float) -> None:
             send(parent, {"refused": sentence(error), "error": type(error).__name__}, {})
 
 
-class _Server:
-    """What one process knows of its model file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sessions: Any = None
-
-    def answer(self, asked: Head, feeds: Arrays) -> tuple[Head, Arrays]:
-        """The answer to one message; raises whatever the libraries raise."""
-        do = asked["do"]
-        if do == "import":
-            importlib.import_module(asked["library"])
-            return {}, {}
-        if do == "run":
-            return {}, self._opened().run(asked, feeds)
-        if do == "providers":
-            return {"providers": self._opened().providers()}, {}
-        if do == "open":
-            self._opened().open(asked)
-            return {}, {}
-        return {"found": _inspected(do, self._path)}, {}
-
-    def _opened(self) -> Any:
-        if self._sessions is None:
-            self._sessions = Sessions(self._path)
-        return self._sessions
-
-
-def _inspected(do: str, path: Path) -> Any:
-    """What onnx says of the file; it is imported here only."""
-    if do == "header":
-        from .parsing import header  # noqa: PLC0415
-
-        return header(path)
-    from .parsing import defects  # noqa: PLC0415
-
-    return defects(path)
-
-
 def _out_of_memory(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_MEMORY_WORDS)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

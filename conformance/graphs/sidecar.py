@@ -13,8 +13,7 @@ from .._golden import golden
 from ..base.expected import ExpectedFailure
 from ..base.expected_file import places_of, read_entry, read_text
 from ..errors import UsageError, did_you_mean
-from .header import Header
-from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES
+from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES, Header
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from ..base.texts import printable
 from ..errors import UsageError
-from .header import Header, Port
-from .limits import size_text
 from .process import GraphProcess, Setting
 from .protocol import GraphLost, GraphRefused
+from .reading import Header, Port
+from .server import size_text
 
 LARGEST_FILE: Final = 2**31 - 1  # what a protobuf message can hold
 _LFS: Final = b"version https://git-lfs.github.com/"
@@ -52,7 +52,7 @@ def read_header(path: Path) -> Header:
     _check_file(path)
     with GraphProcess(path) as process:
         try:
-            told = process.ask("header")[0]["found"]
+            told = process.ask("header")[0]["result"]
         except GraphRefused as error:
             msg = printable(f"{path} {error}")
             raise UsageError(msg) from None
@@ -150,7 +150,7 @@ def defects(path: Path) -> tuple[str, ...]:
     """What is wrong with a file that opens: one sentence each, none for a valid graph."""
     with GraphProcess(path) as process:
         try:
-            return tuple(printable(found) for found in process.ask("defects")[0]["found"])
+            return tuple(printable(found) for found in process.ask("defects")[0]["result"])
         except GraphRefused as error:
             return (printable(str(error)),)
         except GraphLost as lost:

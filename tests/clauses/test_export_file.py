@@ -18,8 +18,8 @@ import conformance
 from candidates.broken._graphs import WIDTH, Parts, node, put_together
 from candidates.eager import eager_core
 from conformance.declare.candidate import Candidate
-from conformance.graphs.header import Header
 from conformance.graphs.process import Array, Feeds, Setting
+from conformance.graphs.reading import Header
 
 VALID, ALONE, ONE_FILE, DETERMINISTIC, NAMES = (
     f"export.{word}" for word in ("valid", "self-contained", "one-file", "deterministic", "names")

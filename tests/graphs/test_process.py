@@ -366,7 +366,7 @@ def test_importing_needs_no_resource_module() -> None:
         sys.modules["resource"] = None
         sys.platform = "win32"
         from conformance.graphs.process import GraphProcess
-        from conformance.graphs.limits import confine, grant_cpu
+        from conformance.graphs.server import confine, grant_cpu
         confine(1)
         grant_cpu(1.0)
         print(GraphProcess.__name__)

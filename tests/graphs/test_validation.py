@@ -14,8 +14,8 @@ from little_graphs import FLOAT, endless, model, node, plus_one, same, saved, te
 from onnx import ModelProto, TensorProto, helper
 
 from conformance.errors import UsageError
-from conformance.graphs.header import Port
 from conformance.graphs.process import GraphProcess
+from conformance.graphs.reading import Port
 from conformance.graphs.validation import defects, read_header
 
 ONE = np.ones(4, np.float32)

@@ -17,10 +17,9 @@ import conformance
 from conformance._golden import golden
 from conformance.adapters.graph_forward import GraphForward, mask_pairs
 from conformance.declare.candidate import Candidate
-from conformance.graphs.header import Axis, Header, Port
 from conformance.graphs.opened import Found, OpenedGraph, Stages
 from conformance.graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
-from conformance.graphs.reading import Reading, Role
+from conformance.graphs.reading import Axis, Header, Port, Reading, Role
 from conformance.graphs.sidecar import Told
 
 WIDTH: Final = 8

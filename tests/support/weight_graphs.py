@@ -15,10 +15,9 @@ from attention_layers import weights_of
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from conformance.graphs.header import Header, Port
 from conformance.graphs.opened import Found
 from conformance.graphs.process import GraphProcess
-from conformance.graphs.reading import Reading, Role
+from conformance.graphs.reading import Header, Port, Reading, Role
 from conformance.graphs.sidecar import Told
 from conformance.graphs.weights import find_weights
 

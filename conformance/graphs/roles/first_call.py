@@ -14,8 +14,8 @@ import onnx
 from onnx import numpy_helper
 
 from ...errors import UsageError
-from ..header import Header, Port
 from ..process import Array
+from ..reading import Header, Port
 from ..sidecar import Told
 from . import names
 from .outputs import main_output

@@ -2,16 +2,227 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from ...errors import UsageError
-from ..header import Header
+from ..reading import Header, Port
 from ..sidecar import Told
-from .assigning import Assignment, assign, followed
+from . import names
 from .first_call import Start, read_hints, starts
-from .probe import Probe, Traits, traits
+from .plans import LAYOUTS
+from .probe import Base, Probe, Traits, traits
+
+Followed = Mapping[tuple[str, int], bool | None]
+
+
+def followed(start: Start) -> Followed:
+    """For each tensor and axis whether the answer has that size, and not that of the others.
+
+    None where nothing tells: sizes are equal, and other ones are refused.
+    """
+    found: dict[tuple[str, int], bool | None] = {}
+    base = start.base
+    names = [port.name for port in start.plan.tensors]
+    for axis, letter in enumerate(start.plan.layout):
+        if letter in "BL":
+            for name in names:
+                found[name, axis] = _by_shape(base, names, name, axis)
+                if found[name, axis] is None and len(names) > 1:
+                    found[name, axis] = _by_growth(base, name, axis)
+    return found
+
+
+def _by_shape(base: Base, names: list[str], name: str, axis: int) -> bool | None:
+    """From sizes that differ between tensors."""
+    sizes = {one: base.feeds[one].shape[axis] for one in names}
+    if len(set(sizes.values())) == 1:
+        return None
+    outer = base.answer.shape[:-1]
+    counted = [size for size in sizes.values() if size in outer]
+    if len(set(counted)) != 1:
+        return None
+    return sizes[name] in outer
+
+
+def _by_growth(base: Base, name: str, axis: int) -> bool | None:
+    """From one tensor that grows alone, where that is accepted."""
+    values = base.feeds[name]
+    longer = np.concatenate([values, values.take([0], axis)], axis=axis)
+    answer = base.ask_with({name: longer})
+    if answer is None or answer.ndim != base.answer.ndim:
+        return None
+    size = values.shape[axis]
+    before, after = (one.shape[:-1].count(size + 1) for one in (base.answer, answer))
+    return bool(after > before)
+
+
+ROLES: Final[dict[int, tuple[str, ...]]] = {
+    1: ("x",),
+    2: ("query", "context"),
+    3: ("query", "key", "value"),
+}
+# Three inputs resemble query, key and value when no more than one in so many facts is otherwise.
+_NEARLY: Final = 4
+MODES: Final = {1: "self", 2: "memory", 3: "separate"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Roles of the tensors and the order of their axes.
+
+    passed, asked
+        How much of the evidence speaks for it, of how much there is.
+    named
+        How many names say the same.
+    """
+
+    roles: Mapping[str, str]
+    layout: str
+    passed: int
+    asked: int
+    named: int
+    told: bool
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing that was seen contradicts it."""
+        return self.passed == self.asked
+
+    @property
+    def nearly(self) -> bool:
+        """Whether no more than one fact in four contradicts it."""
+        return _NEARLY * self.passed >= (_NEARLY - 1) * self.asked
+
+    def of(self, role: str) -> str:
+        """The name of the input of a role; raises StopIteration when there is none."""
+        return next(name for name, found in self.roles.items() if found == role)
+
+    @property
+    def first(self) -> str:
+        """The name of the query, or of the one input."""
+        return next(iter(n for n, role in self.roles.items() if role in ("query", "x")))
+
+    @property
+    def attended(self) -> tuple[str, ...]:
+        """The inputs whose positions are the keys'."""
+        return tuple(n for n, role in self.roles.items() if role != "query")
+
+    @property
+    def item_axis(self) -> int | None:
+        """Where the items are, None without."""
+        return self.layout.index("B") if "B" in self.layout else None
+
+    @property
+    def length_axis(self) -> int:
+        """Where the positions are."""
+        return self.layout.index("L")
+
+
+def assign(
+    tensors: Sequence[Port], seen: Mapping[str, Traits], follows: Followed, told: Told
+) -> Assignment:
+    """The best assignment: by evidence, then by names, then by the order of the inputs.
+
+    Where everything contradicts the evidence, names decide if they name every role.
+    """
+    options = list(_options(tensors, seen, follows, told))
+    best = max(options, key=lambda option: (option.passed, option.named))
+    named = [option for option in options if option.named == len(tensors)]
+    if best.clean or not named or len({tuple(one.roles.items()) for one in named}) > 1:
+        return best
+    return max(named, key=lambda option: option.passed)
+
+
+def _options(
+    tensors: Sequence[Port], seen: Mapping[str, Traits], follows: Followed, told: Told
+) -> Iterator[Assignment]:
+    """Every assignment that the declaration admits, that of the graph's order first."""
+    rank = len(seen[tensors[0].name].local)
+    said = {port.name: told.inputs.get(port.name, {}) for port in tensors}
+    layouts = _named_layouts(tensors, rank)
+    if any("axes" in one for one in said.values()):
+        layouts = LAYOUTS[rank]
+    for order in itertools.permutations(ROLES[len(tensors)]):
+        roles = dict(zip((port.name for port in tensors), order, strict=True))
+        if any(said[name].get("role", role) != role for name, role in roles.items()):
+            continue
+        for layout in layouts:
+            if any(_other_order(str(one.get("axes", layout)), layout) for one in said.values()):
+                continue
+            checks = [
+                check for name in roles for check in _evidence(roles[name], seen[name], layout)
+            ]
+            checks += list(_lengths(roles, layout, follows))
+            yield Assignment(
+                roles=roles,
+                layout=layout,
+                passed=sum(weight for weight, fits in checks if fits),
+                asked=sum(weight for weight, _ in checks),
+                named=sum(names.suggests(name, role) for name, role in roles.items()),
+                told=all("role" in one for one in said.values()),
+            )
+
+
+def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
+    """The orders of axes that the file's own names of axes leave open.
+
+    An axis that is called batch promises items, even where the graph mixes them: that is a mistake
+    to be found, such as a module that wants positions first and was exported with items first.
+    """
+    named = {
+        at for port in tensors for at, axis in enumerate(port.shape or ()) if names.items_axis(axis)
+    }
+    fitting = tuple(layout for layout in LAYOUTS[rank] if {layout.find("B")} == named)
+    return fitting or LAYOUTS[rank]
+
+
+def _lengths(
+    roles: Mapping[str, str], layout: str, follows: Followed
+) -> Iterator[tuple[int, bool]]:
+    """Whether the answer is as long as the query, where something tells."""
+    for name, role in roles.items():
+        follow = follows.get((name, layout.index("L")))
+        if follow is not None and role != "x":
+            yield 3, follow == (role == "query")
+
+
+def _other_order(axes: str, layout: str) -> bool:
+    """Whether told axes put items or positions elsewhere than a layout."""
+    axes = axes.replace("F", "B")
+    return any(axes.find(letter) != layout.find(letter) for letter in "BL")
+
+
+def _evidence(role: str, seen: Traits, layout: str) -> Iterator[tuple[int, bool]]:
+    """Weighted facts that speak for or against a role in a layout."""
+    if not seen.matters:
+        return
+    length = layout.index("L")
+    for letter in "BH":
+        at = layout.find(letter)
+        if at >= 0 and not seen.open[at]:
+            yield 1, seen.local[at] is not None
+    if role == "query":
+        if not seen.open[length]:
+            yield 2, seen.local[length] is not None
+        yield 1, not seen.affine
+        return
+    if not seen.open[length]:
+        yield 2, seen.local[length] is None
+    if role == "key":
+        yield 2, seen.shift[length]
+        yield 1, not seen.affine
+    elif role == "value":
+        yield 2, seen.affine
+        yield 1, not seen.shift[length]
+    else:
+        yield 1, not seen.affine
+        yield 1, not seen.shift[length]
+
 
 # Calls that run and are probed before the best of them is taken.
 _MOST_STARTS: Final = 12

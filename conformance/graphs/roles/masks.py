@@ -9,13 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from ..header import Port
 from ..process import Array
-from ..reading import Role
+from ..reading import Port, Role
 from ..sidecar import Told
 from . import names
-from .assigning import Assignment
 from .first_call import Start
+from .interpreting import Assignment
 from .plans import FLOATS, INTEGERS, USUAL_HEADS, mask_axes
 from .probe import Base
 

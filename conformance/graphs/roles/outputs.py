@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..header import Header, Port
 from ..process import Array, Feeds
-from ..reading import Role
+from ..reading import Header, Port, Role
 from ..sidecar import Told
 from . import names
 from .plans import FLOATS, Plan

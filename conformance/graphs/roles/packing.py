@@ -8,10 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from ..header import Port
-from ..reading import Role
+from ..reading import Port, Role
 from ..sidecar import Told
-from .assigning import Assignment
+from .interpreting import Assignment
 from .plans import Plan
 from .probe import Base, affected, local_axis
 

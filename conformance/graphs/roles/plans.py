@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..header import Header, Port
+from ..reading import Header, Port
 from ..sidecar import Told
 from . import names
 

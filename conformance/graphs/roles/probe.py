@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..header import Header
 from ..process import Array, Feeds
 from ..protocol import GraphRefused
+from ..reading import Header
 from .plans import FLOATS
 
 

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..header import Axis
 from ..process import Array
-from ..reading import Role
+from ..reading import Axis, Role
 from ..sidecar import Told
 from . import names
-from .assigning import Assignment
 from .first_call import Start, constant
+from .interpreting import Assignment
 from .plans import Plan
 from .probe import Base
 

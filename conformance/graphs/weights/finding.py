@@ -8,18 +8,17 @@ from typing import Final
 
 from torch import Tensor
 
-from ..header import Header
 from ..opened import Found, Stages
 from ..process import GraphProcess
 from ..protocol import GraphRefused
-from ..reading import Reading
+from ..reading import Header, Reading
 from ..sidecar import Told
-from .locating import find_cores, is_coarse, read_wiring
-from .questions import FREE_SIZES, Questions
+from .core import find_cores, is_coarse, read_wiring
+from .matching import beside
+from .probing import FREE_SIZES, Questions
+from .projecting import UNKNOWN, gauge_of, snapped
 from .recovering import Recovered, recover, stages_of
-from .references import beside
-from .scaling import UNKNOWN, gauge_of, snapped
-from .supplied import from_state_dict
+from .state_dict import from_state_dict
 from .wiring import UnreadableError, Wiring
 
 # A stranger's graph may have axes and attributes that no walk expects: it is not read then, and the

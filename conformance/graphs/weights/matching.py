@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from .probing import ROUNDINGS
 
 Array = np.ndarray[Any, Any]
 
@@ -123,3 +128,216 @@ def _matched(name: str, rows: Array, noise: Array, stored: Array, index: Array) 
 
 def _near(probed: Array, noise: Array, stored: Array, factor: float) -> bool:
     return bool(np.all(np.abs(probed - factor * stored) <= noise))
+
+
+SPOKEN: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
+# A tensor is taken for a broken copy of another when it is nearer to it than half its size.
+NEAREST: Final = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reference:
+    """Raw projections, by ``q``, ``k_bias`` …, beside those of the graph.
+
+    where
+        The tensor of the state dict that each was found in.
+    factors
+        graph = factor · raw, for the matrices.
+    differences
+        How far the graph is from the raw projections, a sentence each.
+    missing
+        What was not found.
+    """
+
+    raw: Mapping[str, Tensor | None]
+    where: Mapping[str, str]
+    factors: Mapping[str, float]
+    differences: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> golden.ProjectionWeights:
+        """The raw projections."""
+        return golden.ProjectionWeights(**self.raw)  # type: ignore[arg-type]
+
+
+def found_in(
+    weights: golden.ProjectionWeights, tensors: Mapping[str, Tensor], *, coarse: bool
+) -> Reference:
+    """The graph's projections among the tensors of a state dict, found by value.
+
+    ``coarse``: the graph's are rounded to 8 bits; its own values are kept where that is all.
+    """
+    stored = {name: array_of(tensor) for name, tensor in tensors.items()}
+    raw: dict[str, Tensor | None] = {}
+    where: dict[str, str] = {}
+    factors: dict[str, float] = dict.fromkeys(SPOKEN, 1.0)
+    differences, missing = [], []
+    for name in SPOKEN:
+        own, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
+        raw[name], raw[f"{name}_bias"] = own, bias
+        if own is None:
+            continue
+        rows = array_of(own).astype(np.float64)
+        match = match_rows(rows, _noise(own), stored)
+        if match is None:
+            near = _nearest(rows, stored)
+            if near is None:
+                missing.append(name)
+                continue
+            match, distance = near
+            if not coarse or not rounded_to_8_bits(rows, match.rows):
+                differences.append(_differing(f"{SPOKEN[name]} projection", distance, match.source))
+        else:
+            factors[name] = match.factor
+        where[name] = match.source
+        if not coarse or not rounded_to_8_bits(rows, match.rows):
+            raw[name] = as_dtype(match.rows, own)
+        raw[f"{name}_bias"], differs = _bias_in(bias, own, match, stored)
+        if differs:
+            differences.append(f"the graph's {SPOKEN[name]} bias is not that of {match.source}")
+        if bias is not None and raw[f"{name}_bias"] is None:
+            missing.append(f"{name}_bias")
+    return Reference(
+        raw=raw,
+        where=where,
+        factors=factors,
+        differences=tuple(differences),
+        missing=tuple(missing),
+    )
+
+
+def beside(
+    weights: golden.ProjectionWeights,
+    right: golden.ProjectionWeights,
+    where: str = "the source",
+    *,
+    coarse: bool = False,
+) -> Reference:
+    """The graph's projections beside a module's, which are right whatever the graph holds.
+
+    ``coarse``: the graph's matrices are rounded to 8 bits, and kept where that is all.
+    """
+    raw: dict[str, Tensor | None] = {}
+    factors, differences = dict.fromkeys(SPOKEN, 1.0), []
+    for name in SPOKEN:
+        for kind, spoken in ((name, "projection"), (f"{name}_bias", "bias")):
+            own, raw[kind] = getattr(weights, kind), getattr(right, kind)
+            if coarse and kind == name and _is_rounded(own, raw[kind]):
+                raw[kind] = own
+            factor, difference = _beside(own, raw[kind])
+            if difference is not None:
+                differences.append(_differing(f"{SPOKEN[name]} {spoken}", difference, where))
+            elif kind == name:
+                factors[name] = factor
+    return Reference(raw=raw, where={}, factors=factors, differences=tuple(differences))
+
+
+def _is_rounded(own: Tensor | None, right: Tensor | None) -> bool:
+    if own is None or right is None or own.shape != right.shape:
+        return False
+    return rounded_to_8_bits(array_of(own).astype(np.float64), array_of(right))
+
+
+def rounded_to_8_bits(own: Array, right: Array) -> bool:
+    """Whether a matrix is another one on a grid of 8 bits, or of the 7 that some CPUs need.
+
+    Steps of 7 bits are the widest: the largest entry over 63, of which an entry is off by half.
+    """
+    widest = float(np.abs(right).max()) / (2**6 - 1)
+    return bool(np.all(np.abs(own - right) <= widest / 2 + _eps(right) * np.abs(right)))
+
+
+def _eps(values: Array) -> float:
+    return float(np.finfo(values.dtype).eps) if values.dtype.kind == "f" else 0.0
+
+
+def _beside(own: Tensor | None, right: Tensor | None) -> tuple[float, float | None]:
+    """The factor between two tensors, and how far they differ (None: not at all)."""
+    if own is None or right is None:
+        present = own if right is None else right
+        differs = present is not None and bool(present.any())
+        return 1.0, float("inf") if differs else None
+    if own.shape != right.shape:
+        return 1.0, float("inf")
+    graph, raw = array_of(own).astype(np.float64), array_of(right).astype(np.float64)
+    factor = factor_of(graph, raw)
+    if factor > 0 and np.all(np.abs(graph - factor * raw) <= _noise(own)):
+        return factor, None
+    return 1.0, float(np.linalg.norm(graph - raw)) / (float(np.linalg.norm(raw)) or 1.0)
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A tensor as an array; bfloat16, which numpy has not, in float32."""
+    tensor = tensor.detach().cpu()
+    found: Array = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return found
+
+
+def as_dtype(rows: Array, own: Tensor) -> Tensor:
+    """Stored values in the dtype of the graph, which rounded them when it was made."""
+    return torch.from_numpy(np.ascontiguousarray(rows)).to(own.dtype).clone()
+
+
+def _noise(tensor: Tensor) -> Array:
+    """How far rounding may have moved a stored tensor from the one it was made of."""
+    values = np.abs(array_of(tensor).astype(np.float64))
+    smallest = torch.finfo(tensor.dtype).smallest_normal
+    found: Array = ROUNDINGS * torch.finfo(tensor.dtype).eps * (values + smallest)
+    return found
+
+
+def _bias_in(
+    bias: Tensor | None, matrix: Tensor, match: Match, stored: Mapping[str, Array]
+) -> tuple[Tensor | None, bool]:
+    """The bias that a state dict has with a matrix, and whether the graph's is another.
+
+    One of equal value, else the one that is stored under the name of the matrix.
+    """
+    if bias is not None:
+        vector = array_of(bias).astype(np.float64) / match.factor
+        equal = match_vector(vector, _noise(bias) / match.factor, stored)
+        if equal is not None:
+            return as_dtype(equal.rows, bias), False
+    sibling = _bias_beside(match, stored)
+    if sibling is not None and (bias is not None or np.any(sibling)):
+        return as_dtype(sibling, matrix), True
+    if bias is not None and not bias.any():
+        return bias, False
+    return None, False
+
+
+def _bias_beside(match: Match, stored: Mapping[str, Array]) -> Array | None:
+    """The vector that is named after a matrix: ``a.bias`` of ``a.weight``."""
+    head, found, tail = match.source.rpartition("weight")
+    vector = stored.get(f"{head}bias{tail}") if found else None
+    if vector is None or vector.shape != (match.stored,):
+        return None
+    rows: Array = vector[match.index]
+    return rows
+
+
+def _nearest(rows: Array, stored: Mapping[str, Array]) -> tuple[Match, float] | None:
+    """The block of a stored tensor that is nearest to some rows, with the relative distance."""
+    size = float(np.linalg.norm(rows)) or 1.0
+    found = [
+        (float(np.linalg.norm(rows - piece)) / size, name, piece)
+        for name, piece in _blocks(rows, stored)
+    ]
+    if not found or (best := min(found, key=lambda entry: entry[0]))[0] >= NEAREST:
+        return None
+    distance, name, piece = best
+    match = Match(source=name, rows=piece, index=np.arange(len(rows)), stored=len(rows), factor=1.0)
+    return match, distance
+
+
+def _blocks(rows: Array, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    for name, tensor in stored.items():
+        for candidate in as_rows(tensor, rows.shape[1]):
+            for start in range(0, len(candidate) - len(rows) + 1, len(rows)):
+                yield name, candidate[start : start + len(rows)]
+
+
+def _differing(what: str, distance: float, where: str) -> str:
+    much = f"by {distance:.2g} of its size" if np.isfinite(distance) else "in shape or presence"
+    return f"the graph's {what} differs from that of {where} {much}"

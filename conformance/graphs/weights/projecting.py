@@ -2,18 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from .answers import Answers
+from .core import Core
 from .matching import factor_of
-from .probing import ROUNDINGS
+from .probing import EIGHT_BITS, ROUNDINGS, Questions
 from .wiring import UnreadableError
 
 Array = np.ndarray[Any, Any]
+
+# Calls: several, since a graph may be fixed at one item of one token.
+CALLS: Final = 6
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answers:
+    """What the graph made of random tokens.
+
+    heads
+        ``[calls, B, H, Lq, Dv]``, the weighted means.
+    outputs
+        ``[calls, B, Lq, Eo]``, the answers; a broken graph's may have other rows.
+    products, scores
+        What the softmax is made of before and after scale and masks, all entries of a call in a
+        row; empty where the core is a single node.
+    roundoff
+        The distance from 1 to the next number of the graph's dtype.
+    step
+        How far, relative to the largest of its tensor, an activation may be rounded.
+    """
+
+    heads: Array
+    outputs: Array
+    products: tuple[Array, ...]
+    scores: tuple[Array, ...]
+    roundoff: float
+    step: float
+
+
+def ask(questions: Questions, cores: Sequence[Core], counts: Sequence[int], order: str) -> Answers:
+    """Answers for tokens of standard normal size; ``counts``: how many heads each core has."""
+    shapes = {role: questions.shape(role) for role in questions.tokens}
+    taps = [tap for core in cores for tap in (core.heads, core.product, core.scores) if tap]
+    heads, outputs, products, scores = [], [], [], []
+    roundoff = 0.0
+    for call in range(CALLS):
+        generator = np.random.default_rng(call)
+        tokens = {role: generator.standard_normal(shape) for role, shape in shapes.items()}
+        found = questions.ask(tokens, taps)
+        outputs.append(questions.answer(found))
+        sizes = shapes[questions.role_of("query")]
+        heads.append(
+            np.concatenate(
+                [
+                    _by_query(found[core.heads], core, (sizes[0], count, sizes[1]), order)
+                    for core, count in zip(cores, counts, strict=True)
+                ],
+                axis=1,
+            )
+        )
+        roundoff = float(np.finfo(found[cores[0].heads].dtype).eps)
+        if all(core.product for core in cores):
+            products.append(_row(found[core.product] for core in cores))
+            scores.append(_row(found[core.scores] for core in cores))
+    return Answers(
+        heads=np.stack(heads),
+        outputs=np.stack(outputs),
+        products=tuple(products),
+        scores=tuple(scores),
+        roundoff=roundoff,
+        step=2 / EIGHT_BITS if questions.coarse else 0.0,
+    )
+
+
+def _row(tensors: Any) -> Array:
+    return np.concatenate([tensor.reshape(-1).astype(np.float64) for tensor in tensors])
+
+
+def _by_query(heads: Array, core: Core, sizes: tuple[int, int, int], order: str) -> Array:
+    """``[B, H, Lq, Dv]`` of the tensor of heads, whatever the order of its axes."""
+    batch, num_heads, length = sizes
+    packed = heads.ndim == len("BLM") and core.num_heads is not None
+    if heads.size % (batch * num_heads * length):
+        msg = f"the heads have the shape {heads.shape}, not {num_heads} heads for each query"
+        raise UnreadableError(msg)
+    ordered = np.moveaxis(heads, (core.heads_length, core.heads_feature), (-2, -1))
+    ordered = ordered.astype(np.float64)
+    if packed:
+        return ordered.reshape(batch, length, num_heads, -1).transpose(0, 2, 1, 3)
+    if ordered.shape[-2] != length:
+        msg = f"the heads have {ordered.shape[-2]} rows, there are {length} queries"
+        raise UnreadableError(msg)
+    if order == "heads":
+        return ordered.reshape(num_heads, batch, length, -1).transpose(1, 0, 2, 3)
+    return ordered.reshape(batch, num_heads, length, -1)
+
+
 BELOW: Final = "the graph puts the heads below one another, along the tokens"
 
 
@@ -141,3 +230,58 @@ def _bound(size: Array, answers: Answers, terms: int) -> Array:
 
 def _close(got: Array, expected: Array, size: Array, answers: Answers, terms: int) -> bool:
     return bool(np.all(np.abs(got - expected) <= _bound(size, answers, terms)))
+
+
+FOLDED: Final = (
+    "no factor between the graph's own weights and its logits: a scale that was folded into the "
+    "weights cannot be told from one that is missing"
+)
+# The share of the scores that must agree on a factor, 1 in so many: what a graph that is always
+# causal leaves of more keys than queries, while factors that are none agree by chance in 1 of 50.
+FEWEST: Final = 8
+UNKNOWN: Final = "attention up to gauge; scale and head layout not verified"
+
+
+def measured_factor(answers: Answers) -> float | None:
+    """What lies between the product of query and key and the softmax, as a factor.
+
+    Entries that a mask fills agree on no factor; a bias that depends on no token cancels between
+    two calls. None where no factor explains enough of the entries.
+    """
+    if not answers.products:
+        return None
+    return _voted(answers.scores[0], answers.products[0], answers) or _voted(
+        answers.scores[0] - answers.scores[1], answers.products[0] - answers.products[1], answers
+    )
+
+
+def _voted(scores: Array, products: Array, answers: Answers) -> float | None:
+    if scores.size != products.size:
+        return None
+    scores, products = scores.reshape(-1), products.reshape(-1)
+    live = np.isfinite(scores) & (np.abs(products) > np.sqrt(answers.roundoff))
+    if not live.any():
+        return None
+    ratios = np.sort(scores[live] / products[live])
+    ratios = ratios[ratios > 0]
+    upper = ratios * (1 + 2 * ROUNDINGS * answers.roundoff)
+    votes = np.searchsorted(ratios, upper, side="right") - np.arange(len(ratios))
+    if not len(votes) or votes.max() * FEWEST < live.sum():
+        return None
+    first = int(votes.argmax())
+    return float(np.median(ratios[first : first + votes[first]]))
+
+
+def snapped(factor: float, head_size: int, roundoff: float) -> float:
+    """A measured factor, exactly 1 or ``1/sqrt(D)`` where it is one of them but for roundings."""
+    for exact in (1 / math.sqrt(head_size), 1.0):
+        if abs(factor - exact) <= 2 * ROUNDINGS * roundoff * exact:
+            return exact
+    return factor
+
+
+def gauge_of(scale: float | None, head_size: int) -> str:
+    """What is not verified of a scale between the graph's own weights and its logits."""
+    if scale is None:
+        return "the factor between projections and logits was not found: scale not verified"
+    return FOLDED if scale == 1.0 and head_size > 1 else ""

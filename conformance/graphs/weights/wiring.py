@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ..external import embedded
+from ..parsing import embedded
 
 
 class UnreadableError(Exception):

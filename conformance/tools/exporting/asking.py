@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...adapters.calling import Calling, mask_parameters
-from ...adapters.wish import Wish, calling_of, understand
+from ...adapters.module import Wish, calling_of, understand
 from ...errors import DeclarationError, UsageError
 from ...targets.loading import one_line
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...adapters.construct import instance_of
 from ...adapters.graph import Besides, graph_candidate
 from ...adapters.source import source_of
+from ...adapters.trial import instance_of
 from ...base.texts import printable
 from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError

@@ -12,9 +12,9 @@ from torch import nn
 from ..._golden import golden
 from ...adapters import multihead
 from ...adapters.calling import Calling, second_input
-from ...adapters.construct import duplicate, put_in_dtype
 from ...adapters.finding import Finding
-from ...adapters.wish import Wish, calling_of, understand
+from ...adapters.module import Wish, calling_of, understand
+from ...adapters.trial import duplicate, put_in_dtype
 from ...base.geometry import Geometry
 from ...calls.calling import CandidateFailure, guarded
 from ...errors import DeclarationError, UsageError

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from ...adapters.construct import instance_of
+from ...adapters.trial import instance_of
 from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
 from ...running.workers.messages import Loaded, RunOptions

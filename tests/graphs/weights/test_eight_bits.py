@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.graphs.weights.references import rounded_to_8_bits
+from conformance.graphs.weights.matching import rounded_to_8_bits
 
 RAW = np.random.default_rng(3).normal(size=(16, 16)).astype(np.float32)
 

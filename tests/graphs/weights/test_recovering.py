@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weight_graphs import Case, differing, export, find, tokens
 
 from conformance.graphs.process import GraphProcess
-from conformance.graphs.weights.scaling import FOLDED, UNKNOWN
+from conformance.graphs.weights.projecting import FOLDED, UNKNOWN
 
 ATTENDING = (
     layers.divided,

@@ -17,7 +17,7 @@ import conformance
 from conformance.errors import UsageError
 from conformance.graphs.opened import Found
 from conformance.graphs.sidecar import Told
-from conformance.graphs.weights.scaling import UNKNOWN
+from conformance.graphs.weights.projecting import UNKNOWN
 
 STANDARD = 1 / 2
 State = Mapping[str, Tensor]
