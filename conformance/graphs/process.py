@@ -26,12 +26,15 @@ from .server import OUT_OF_MEMORY, Limits, size_text
 START_SECONDS: Final = 120.0  # importing onnxruntime from a cold disk
 _FAREWELL: Final = 2.0
 _LAST_WORDS: Final = 1 << 16
-# The working folder is not on the path, and nothing that a user exports is read: -I.
+# The working folder is not on the path, and nothing that a user exports is read: -I. The first of
+# the folders holds this package: parent and child are of one version, whatever else is installed.
 _PROGRAM: Final = """
 import sys
-path, memory, seconds, *folders = sys.argv[1:]
-sys.path += [folder for folder in folders if folder not in sys.path]
+path, memory, seconds, own, *folders = sys.argv[1:]
+sys.path += [folder for folder in (own, *folders) if folder not in sys.path]
+sys.path.insert(0, own)
 from conformance.graphs.server import main
+del sys.path[0]
 main(path, memory, seconds)
 """
 _LIBRARIES: Final = ("numpy", "onnxruntime", "onnx", "ml_dtypes")
