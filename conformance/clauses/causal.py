@@ -6,7 +6,7 @@ import torch
 
 from ..declare.candidate import Candidate
 from ..oracle.stretching import lowered_key
-from ..problems.inputs import Inputs
+from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
@@ -107,8 +107,8 @@ def causal_combined(subject: Subject, problem: Problem) -> Finding:
 
 def _losses(inputs: Inputs) -> list[Inputs]:
     """The same inputs, each time with one of the companions of the causal flag left out."""
-    given = ("bias", "scale", "softcap", "window")
-    return [inputs.replace(**{name: None}) for name in given if getattr(inputs, name) is not None]
+    given = [name for name in OPTIONAL if getattr(inputs, name) is not None]
+    return [inputs.replace(**{name: None}) for name in given]
 
 
 @clause(

@@ -8,7 +8,7 @@ from typing import Final
 from ..calls.calling import Answer, CandidateFailure, RowWithoutKeysRefused
 from ..declare.candidate import Candidate
 from ..problems.caching import without_cache
-from ..problems.inputs import Inputs
+from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
 from ..problems.settling import settle_causal
 from ..problems.space import Space
@@ -19,7 +19,6 @@ from .registry import Finding, clause
 from .subject import Subject
 
 IN_A_ROW: Final = "contiguous"
-OPTIONS = ("bias", "scale", "softcap", "window")
 TOGETHER = Space(
     mask="maybe",
     causal="maybe",
@@ -161,7 +160,7 @@ def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: 
 
 def _losses(inputs: Inputs) -> list[Inputs]:
     """The same inputs, each time with one of the options left out."""
-    given = [name for name in OPTIONS if getattr(inputs, name) is not None]
+    given = [name for name in OPTIONAL if getattr(inputs, name) is not None]
     lost = [inputs.replace(**{name: None}) for name in given]
     lost += [inputs.without_mask()] if inputs.masked else []
     lost += [without_cache(inputs)] if inputs.past else []

@@ -143,20 +143,9 @@ def _heads_of(asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
 
 def _attend(asked: Asked, heads: tuple[Tensor, Tensor, Tensor]) -> golden.Attention:
     inputs = asked.inputs
-    scale = inputs.scale
-    if scale is None:  # heads that have changed places do not change the scale
-        scale = asked.default_scale
-    return golden.attend(
-        *heads,
-        keep=inputs.keep,
-        bias=None if inputs.bias is None else inputs.bias.double(),
-        causal=inputs.causal,
-        scale=scale,
-        softcap=inputs.softcap,
-        window=inputs.window,
-        sinks=inputs.sinks,
-        semantics=asked.semantics,
-    )
+    if inputs.scale is None:  # heads that have changed places do not change the scale
+        inputs = inputs.replace(scale=asked.default_scale)
+    return golden.attend(*heads, semantics=asked.semantics, **inputs.options)
 
 
 def _with_every_key(

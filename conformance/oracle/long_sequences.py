@@ -139,17 +139,16 @@ class LongGolden:
     def _golden(self, rows: Tensor) -> Golden:
         """The golden of some rows, whose keys are those that any row sees."""
         inputs, semantics = self.inputs, self.declaration.semantics
+        shown = inputs.replace(
+            keep=self._allowed(rows), bias=_of_rows(inputs.bias, rows), causal=False, window=None
+        )
         with torch.no_grad():
             core = golden.attend(
                 inputs.query[..., rows, :],
                 inputs.key,
                 inputs.value,
-                keep=self._allowed(rows),
-                bias=_of_rows(inputs.bias, rows),
-                scale=inputs.scale,
-                softcap=inputs.softcap,
-                sinks=inputs.sinks,
                 semantics=semantics,
+                **shown.options,
             )
         # What only other rows see counts in the bound of the whole. Normalised keys, and those
         # beside a sink (one more key), are taken as the rows see them: the bound holds as well.

@@ -187,26 +187,15 @@ def evaluate(
     inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False
 ) -> golden.Attention | golden.MultiHeadAttention:
     """Run the golden on one example, with gradients recorded if asked for."""
-    keep, bias = inputs.keep, inputs.bias
-    common = {
-        "keep": keep,
-        "bias": None if bias is None else bias.double(),
-        "causal": inputs.causal,
-        "scale": inputs.scale,
-        "softcap": inputs.softcap,
-        "window": inputs.window,
-        "sinks": inputs.sinks,
-        "semantics": semantics,
-    }
+    tokens = (inputs.query, inputs.key, inputs.value)
     with torch.set_grad_enabled(recorded):
         if not inputs.is_layer:
-            return golden.attend(inputs.query, inputs.key, inputs.value, **common)  # type: ignore[arg-type]  # a dict of keywords
+            return golden.attend(*tokens, semantics=semantics, **inputs.options)
         return golden.multi_head_attention(
-            inputs.query,
-            inputs.key,
-            inputs.value,
+            *tokens,
             known_weights(inputs),
             num_heads=inputs.geometry.num_heads,
             num_kv_heads=inputs.geometry.num_kv_heads,
-            **common,  # type: ignore[arg-type]  # a dict of keywords
+            semantics=semantics,
+            **inputs.options,
         )

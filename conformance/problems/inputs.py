@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -12,6 +12,21 @@ from torch import Tensor
 from .._golden import golden
 from ..base.geometry import Geometry
 from ..declare.declaration import SEQUENCES
+
+# The options of a call that are None where they are left out.
+OPTIONAL: Final = ("bias", "scale", "softcap", "window")
+
+
+class CallOptions(TypedDict):
+    """The keywords that every function of the golden takes, but for its point of the semantics."""
+
+    keep: Tensor | None
+    bias: Tensor | None
+    causal: bool
+    scale: float | None
+    softcap: float | None
+    window: tuple[int, int] | None
+    sinks: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,6 +120,19 @@ class Inputs:
         if self.present is not None:
             return ~self.present[0].unsqueeze(1)
         return ~self.keep.any(dim=-1)
+
+    @property
+    def options(self) -> CallOptions:
+        """The options of the call, for the golden."""
+        return CallOptions(
+            keep=self.keep,
+            bias=self.bias,
+            causal=self.causal,
+            scale=self.scale,
+            softcap=self.softcap,
+            window=self.window,
+            sinks=self.sinks,
+        )
 
     def replace(self, **changes: Any) -> Inputs:
         """The same inputs with some fields changed."""

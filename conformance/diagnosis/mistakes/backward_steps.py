@@ -36,17 +36,9 @@ class Pass:
 
     def other_attention(self, **changes: Any) -> golden.Attention:
         """The attention proper of the same heads with some options changed."""
-        inputs = self.inputs
-        options: dict[str, Any] = {
-            "keep": inputs.keep,
-            "bias": None if inputs.bias is None else inputs.bias.double(),
-            "causal": inputs.causal,
-            "scale": self.attention.scale,
-            "softcap": inputs.softcap,
-            "window": inputs.window,
-            "semantics": self.semantics,
-        }
-        return golden.attend(*self.heads, **{**options, **changes})
+        options = self.inputs.replace(scale=self.attention.scale, sinks=None).options
+        given: dict[str, Any] = {**options, "semantics": self.semantics, **changes}
+        return golden.attend(*self.heads, **given)
 
 
 @dataclass(frozen=True, kw_only=True)

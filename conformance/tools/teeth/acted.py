@@ -20,6 +20,7 @@ from ...diagnosis.mistakes import Asked, NamedMistake, NotExpressible
 from ...diagnosis.search import touches
 from ...errors import DeclarationError
 from ...oracle.oracle import Oracle
+from ...oracle.oracle import evaluate as evaluate_golden
 from ...problems.inputs import Inputs
 
 
@@ -110,26 +111,7 @@ def evaluate_at(
     inputs: Inputs, point: golden.Semantics
 ) -> golden.Attention | golden.MultiHeadAttention:
     """The golden at any point, which refuses shapes that do not belong together."""
-    common: dict[str, Any] = {
-        "keep": inputs.keep,
-        "bias": inputs.bias,
-        "causal": inputs.causal,
-        "scale": inputs.scale,
-        "softcap": inputs.softcap,
-        "window": inputs.window,
-        "sinks": inputs.sinks,
-        "semantics": point,
-    }
-    tokens = (inputs.query, inputs.key, inputs.value)
-    if inputs.weights is None:
-        return golden.attend(*tokens, **common)
-    return golden.multi_head_attention(
-        *tokens,
-        inputs.weights,
-        num_heads=inputs.geometry.num_heads,
-        num_kv_heads=inputs.geometry.num_kv_heads,
-        **common,
-    )
+    return evaluate_golden(inputs, point, recorded=torch.is_grad_enabled())
 
 
 class ActedCore:
