@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
 from .base.texts import printable
 from .errors import RAISED_AT, UsageError
 
-EXIT_USAGE = 2
-EXIT_HARNESS = 3
-EXIT_INTERRUPTED = 130
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 

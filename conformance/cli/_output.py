@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
+from ..base.files import check_distinct, check_writable, write_text
+from ..base.record import record_text
 from ..base.texts import printable
 from ..errors import UsageError
 from ..views.views import TERMINAL, VIEWS, View
@@ -127,10 +129,8 @@ def check_files(views: Files, others: Mapping[str, Path | None] | None = None) -
 
     ``others`` are further options that name files to be written, such as ``--json``.
     """
-    from ..session.report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
-
     files = {**(others or {}), **views}
-    check_apart(files)
+    check_distinct(files)
     for option, path in files.items():
         if path is not None and path != STANDARD_OUTPUT:
             check_writable(path, option)
@@ -141,10 +141,8 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
 
     Raises UsageError when a file cannot be written after all.
     """
-    from ..session.report import report_text  # noqa: PLC0415
-
     if json_path is not None:
-        write_to(report_text(record), json_path)
+        write_to(record_text(record), json_path)
     texts = {option: _ALL[option].render(record) for option in views}
     for option, text in texts.items():
         write_to(text, views[option])
@@ -167,8 +165,6 @@ def as_written(files: str, tell: Callable[[], None]) -> None:
 
 def write_to(text: str, path: Path) -> None:
     """Write a text into a file, or to standard output for ``-``."""
-    from ..session.report import write_text  # noqa: PLC0415
-
     if path != STANDARD_OUTPUT:
         write_text(text, path)
         return

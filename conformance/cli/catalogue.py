@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from ..base.files import check_distinct, check_writable, write_text
 from ..base.profile import DTYPES
+from ..base.record import record_text
 from ..base.texts import printable
 from ._options import SEED, profile_option, separated
 from ._output import printing, progress_bar
@@ -123,13 +125,12 @@ def teeth_command(
     130 when it was interrupted: what was found until then is shown and written.
     """
     from ..running.workers.crew import default_jobs  # noqa: PLC0415
-    from ..session.report import check_apart, check_writable  # noqa: PLC0415 (--help must not pay for it)
     from ..tools.teeth.jobs import Pace  # noqa: PLC0415
     from ..tools.teeth.options import TeethOptions  # noqa: PLC0415
     from ..tools.teeth.record import exit_code, run_teeth  # noqa: PLC0415
 
     files = {"--json": json_path, "--html": html_path, "--markdown": markdown_path}
-    check_apart(files)
+    check_distinct(files)
     for option, path in files.items():
         if path is not None:
             check_writable(path, option)
@@ -157,10 +158,8 @@ def teeth_command(
 
 def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
     """Write the views that are asked for."""
-    from ..session.report import write_report, write_text  # noqa: PLC0415
-
     if (path := files["--json"]) is not None:
-        write_report(record, path)
+        write_text(record_text(record), path)
     if (path := files["--html"]) is not None:
         from ..views.teeth_html import render_html  # noqa: PLC0415 (loads jinja2)
 

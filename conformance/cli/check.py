@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..base.record import exit_code
 from ..errors import UsageError
 from ._options import (
     DEVICE,
@@ -136,7 +137,6 @@ def check_command(
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..session.renewing import Gate  # noqa: PLC0415
-    from ..session.report import gate_code  # noqa: PLC0415
     from ..views.terminal import show  # noqa: PLC0415
     from ..views.tool_texts import show_renewed  # noqa: PLC0415
 
@@ -190,4 +190,4 @@ def check_command(
                 show_renewed(report, told)
             if on_github:
                 tell_github(report, told)
-    return gate_code(report, strict=strict)
+    return exit_code(report, strict=strict)

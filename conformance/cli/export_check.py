@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from ..base.files import check_writable, write_text
+from ..base.record import record_text
 from ..errors import UsageError
 from ._options import (
     ONLY,
@@ -84,7 +86,6 @@ def export_check_command(
     know is no failure.
     """
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
-    from ..session.report import check_writable, write_report  # noqa: PLC0415
     from ..tools.exporting.session import Wanted, exit_code_of, export_check  # noqa: PLC0415 (--help)
     from ..views.tool_texts import show_exports  # noqa: PLC0415
 
@@ -99,7 +100,7 @@ def export_check_command(
         report = export_check(wanted, options, timeout=timeout, progress=progress)
     try:
         if json_path is not None:
-            write_report(report, json_path)
+            write_text(record_text(report), json_path)
     finally:  # what was found is not lost because a disk is full
         with printing():
             show_exports(report, sys.stdout, kept=keep is not None)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from ..base.files import check_writable, write_text
+from ..base.record import EXIT_OK, EXIT_RED, record_text
 from ..errors import UsageError
 from ._options import json_option, timeout_option
 from ._output import printing, progress_bar
@@ -51,7 +53,6 @@ def identify_command(
     arguments that returns one of these, or a declared candidate. It needs no declaration; one that
     is there is compared with what is found.
     """
-    from ..session.report import EXIT_OK, EXIT_RED, check_writable, write_report  # noqa: PLC0415
     from ..tools.identification.session import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
     from ..views.tool_texts import show_identification  # noqa: PLC0415
 
@@ -70,7 +71,7 @@ def identify_command(
             else:
                 output.write_text(record["declaration"], encoding="utf-8")
         if json_path is not None:
-            write_report(record, json_path)
+            write_text(record_text(record), json_path)
     finally:  # what was found is not lost because a disk is full
         with printing():
             show_identification(record, sys.stdout)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..base.record import EXIT_OK, EXIT_RED, Record, exit_code, read_record, record_text
 from ..errors import UsageError
 from ..views.views import COMPARED, TERMINAL, VIEWS
 from ._options import (
@@ -91,7 +92,6 @@ def compare_command(
     """
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..session.comparing import JUST_NOW, Source, joined, read_sources, split  # noqa: PLC0415 (--help)
-    from ..session.report import gate_code, report_text  # noqa: PLC0415
     from ..views.comparison_text import show  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
@@ -119,15 +119,15 @@ def compare_command(
     named = ", ".join(map(str, files)) or "this run"
     try:
         if json_path is not None:
-            write_to(report_text(record), json_path)
+            write_to(record_text(record), json_path)
         as_written(named, lambda: _write(record, views))
     finally:  # what was found is not lost because a disk is full
         with printing():
             as_written(named, lambda: show(record, told_to(views, json_path)))
-    return gate_code(record, strict=strict)
+    return exit_code(record, strict=strict)
 
 
-def _write(record: dict[str, Any], views: Files) -> None:
+def _write(record: Record, views: Files) -> None:
     for view in COMPARED:
         if (path := views.get(view.option)) is not None:
             write_to(view.render(record), path)
@@ -142,9 +142,7 @@ def _refuse_replacing_compared(files: Iterable[Path], written: Files) -> None:
             raise UsageError(msg)
 
 
-def _run(
-    options: RunOptions, expected: Path | None, *, strict: bool, timeout: float
-) -> dict[str, Any]:
+def _run(options: RunOptions, expected: Path | None, *, strict: bool, timeout: float) -> Record:
     from ..session.checking import check  # noqa: PLC0415
     from ..session.renewing import Gate  # noqa: PLC0415
 
@@ -189,8 +187,6 @@ def diff_command(
     Exit code: 0 when nothing got worse, 1 when something did, 2 for bad input.
     """
     from ..session.diffing import difference  # noqa: PLC0415 (--help must not pay for it)
-    from ..session.recorded import read_record  # noqa: PLC0415
-    from ..session.report import EXIT_OK, EXIT_RED  # noqa: PLC0415
     from ..views.diff import show_diff  # noqa: PLC0415 (loads rich)
 
     views = {} if markdown_path is None else {"--markdown": markdown_path}
@@ -214,11 +210,10 @@ def diff_command(
 def _write_diff(
     found: Mapping[str, Any], json_path: Path | None, markdown_path: Path | None
 ) -> None:
-    from ..session.report import report_text  # noqa: PLC0415
     from ..views.diff import render_diff_markdown  # noqa: PLC0415
 
     if json_path is not None:
-        write_to(report_text(found), json_path)
+        write_to(record_text(found), json_path)
     if markdown_path is not None:
         write_to(render_diff_markdown(found), markdown_path)
 
@@ -263,7 +258,6 @@ def merge_command(
     given twice or of different runs.
     """
     from ..session.merging import merge_shards, read_shards  # noqa: PLC0415 (--help must not pay for it)
-    from ..session.report import gate_code  # noqa: PLC0415
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
 
     strict = strict or fail_on == "should"
@@ -279,7 +273,7 @@ def merge_command(
                 show(record, told)
             if on_github:
                 tell_github(record, told)
-    return gate_code(record, strict=strict)
+    return exit_code(record, strict=strict)
 
 
 @click.command(name="render")
@@ -293,8 +287,6 @@ def render_command(*, report: Path, views: Files, github: bool | None) -> int:
     format it is shown as after the run. Nothing is run again, and the exit code says nothing of the
     verdict: 0 when everything was written.
     """
-    from ..session.recorded import read_record  # noqa: PLC0415 (--help must not pay for it)
-
     check_files(views)
     record = read_record(report)
     _refuse_overwriting(report, views)

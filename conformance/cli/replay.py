@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..base.profile import DTYPES
+from ..base.record import read_record
 from ._options import timeout_option
 from ._output import printing, progress_bar
 
@@ -103,7 +104,7 @@ def bundle_command(
     written, 2 for what cannot be shown.
     """
     from ..tools.bundles.writing import bundle, folder_for  # noqa: PLC0415 (--help must not pay for it)
-    from ..tools.replay import cases, read_report, report_path  # noqa: PLC0415
+    from ..tools.replay import cases, report_path  # noqa: PLC0415
     from ..tools.scripts.writing import single  # noqa: PLC0415
     from ..views.tool_texts import show_bundle  # noqa: PLC0415
 
@@ -112,7 +113,7 @@ def bundle_command(
     with progress_bar() as progress:
         done = bundle(
             case,
-            read_report(report_path(reference)),
+            read_record(report_path(reference)),
             folder,
             target=target,
             recorded=recorded,

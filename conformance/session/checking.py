@@ -12,6 +12,7 @@ from ..base import limits
 from ..base.expected import ExpectedFailure
 from ..base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ..base.profile import PROFILES
+from ..base.record import Record
 from ..base.results import ClauseResult
 from ..running.workers.crew import Crew
 from ..running.workers.messages import Loaded, Ready, RunOptions
@@ -144,7 +145,7 @@ def check(
     max_time: float | None = None,
     began: float | None = None,
     progress: Progress = _silent,
-) -> dict[str, Any]:
+) -> Record:
     """Run every clause on every candidate and return the record.
 
     ``gate`` names the file of expected failures, and the one to renew from what is found. As many
@@ -253,7 +254,7 @@ def _selection(run: _Run, options: RunOptions) -> Selection:
     return Selection(slugs=slugs, dtypes=options.dtypes, devices=options.devices)
 
 
-def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
+def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
     stale_by_name, all_stale = _stale(run, options)
     entries = [
         candidate_entry(
@@ -282,7 +283,9 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> dict[str, Any]:
         interrupted=run.interrupted,
         more=_more(run, options),
     )
-    return report if run.written is None else {**report, "written_expectations": run.written}
+    if run.written is not None:
+        report["written_expectations"] = run.written
+    return report
 
 
 def _more(run: _Run, options: RunOptions) -> dict[str, Any]:

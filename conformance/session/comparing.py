@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ..base.record import SCHEMA, TOOL, CandidateEntry, Record, read_record
 from ..errors import UsageError
-from .recorded import read_record
-from .report import SCHEMA, TOOL
-
-Record = Mapping[str, Any]
 
 RECORD_SUFFIX: Final = ".json"
 JUST_NOW: Final = "this run"
@@ -49,7 +46,7 @@ def read_sources(files: Iterable[Path]) -> list[Source]:
     return list(sources.values())
 
 
-def joined(sources: Sequence[Source]) -> dict[str, Any]:
+def joined(sources: Sequence[Source]) -> Record:
     """One record of schema 1 with the candidates of all sources, under names that differ.
 
     ``compared`` says of each source what it was. What is the same in all of them stands where a
@@ -128,7 +125,7 @@ def _unique(name: str, taken: Counter[str]) -> str:
 
 def _candidates(
     sources: Sequence[Source], names: Sequence[Sequence[str]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[CandidateEntry]:
     for source, own in zip(sources, names, strict=True):
         for candidate, name in zip(source.record["candidates"], own, strict=True):
             yield {**candidate, "name": name, "source": source.name}

@@ -12,12 +12,12 @@ import tomlkit
 
 from ..base.expected import ExpectedFailure
 from ..base.expected_file import entry_lines, list_line, parse, read_text
+from ..base.files import write_text
 from ..base.results import ClauseResult
 from ..base.texts import printable
 from ..errors import UsageError
 from .announcing import Acceptance, New, Outcome, accept
 from .expectations import check_entries
-from .report import write_text
 
 _HEAD: Final = """\
 # Failures that are known and accepted, for `conformance check --expected-failures`: say in each

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..base.graph_options import NOTHING, Beside
+from ..base.record import SCHEMA, TOOL, CandidateEntry, Record
 from ..base.results import ClauseResult, plain
-from ..errors import UsageError
 from ..running.workers.environment import package_version, project_url
 from ..running.workers.messages import Loaded, Ready, RunOptions
 from .expectations import Stale
 
-SCHEMA: Final = 1
-TOOL: Final = "attention-conformance"
-VERDICTS: Final = (
-    "conforms",
-    "conforms-with-deviations",
-    "conforms-up-to-gauge",
-    "inconclusive",
-    "fails",
-    "error",
-)
-GREEN: Final = VERDICTS[:3]
-# Report, its candidates, a candidate, its clauses: each entry of these stands on a line.
-_ON_LINES: Final = 4
-EXIT_OK: Final = 0
-EXIT_RED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_HARNESS: Final = 3
-EXIT_INTERRUPTED: Final = 130
 _PROBLEMS: Final = {
     "stale": "stale expected failures",
     "expired": "expired expected failures",
@@ -177,7 +155,7 @@ def candidate_entry(
     missing: str = "",
     warnings: Sequence[str] = (),
     beside: Beside = NOTHING,
-) -> dict[str, Any]:
+) -> CandidateEntry:
     """The entry for one candidate; ``warnings`` say where its declaration is contradicted.
 
     Before them stands what exception many clauses failed with.
@@ -185,7 +163,7 @@ def candidate_entry(
     ``beside`` is what was given for graphs, so that a replay can open the same again.
     """
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
-    return {
+    entry = {
         "target": loaded.target,
         "name": loaded.name,
         "kind": loaded.kind,
@@ -203,6 +181,7 @@ def candidate_entry(
             {**result.as_json(), "requirement": sentences.get(result.id, "")} for result in results
         ],
     }
+    return cast("CandidateEntry", entry)
 
 
 def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
@@ -230,14 +209,14 @@ def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
 def build_report(
     ready: Ready,
     options: RunOptions,
-    candidates: Sequence[dict[str, Any]],
+    candidates: Sequence[CandidateEntry],
     *,
     stale: Sequence[Stale] = (),
     seconds: float = 0.0,
     started: str = "",
     interrupted: bool = False,
     more: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """The whole record, as data that JSON can hold; ``started`` is a time in ISO 8601.
 
     ``more`` are further keys: see :mod:`conformance.session.checking`.
@@ -245,7 +224,7 @@ def build_report(
     environment = dict(ready.environment)
     if options.devices:
         environment["device"] = ", ".join(options.devices)
-    record: dict[str, Any] = plain(
+    record: Record = plain(
         {
             "schema": SCHEMA,
             "tool": _tool(ready.specification),
@@ -275,150 +254,7 @@ def _tool(specification: str) -> dict[str, str]:
     }
 
 
-def _clauses(ready: Ready, candidates: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
+def _clauses(ready: Ready, candidates: Sequence[CandidateEntry]) -> dict[str, dict[str, str]]:
     """What there is to know of each clause that the record speaks of, by slug."""
     slugs = {clause["id"] for candidate in candidates for clause in candidate["clauses"]}
     return {slug: told for slug, told in ready.clauses.items() if slug in slugs}
-
-
-def exit_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
-    """0 when every candidate conforms, 1 when one does not, 3 when the harness failed.
-
-    A shard in whose examples nothing failed is no verdict, but nothing to stop for either.
-    """
-    if report["interrupted"]:
-        return EXIT_INTERRUPTED
-    verdicts = [candidate["verdict"] for candidate in report["candidates"]]
-    if "error" in verdicts:
-        return EXIT_HARNESS
-    enough = (*GREEN, "inconclusive") if _is_whole_shard(report) else GREEN
-    green = bool(verdicts) and all(word in enough for word in verdicts)
-    cut = bool(report.get("limit", {}).get("reached", False))
-    if not green or cut or report["stale_expectations"] or (strict and _should_failed(report)):
-        return EXIT_RED
-    return EXIT_OK
-
-
-def _is_whole_shard(report: Mapping[str, Any]) -> bool:
-    """Whether it is a shard that was run to its end."""
-    return bool(report.get("shard")) and not report.get("limit", {}).get("reached", False)
-
-
-def gate_code(report: Mapping[str, Any], *, strict: bool = False) -> int:
-    """The exit code of a run that may have been asked to renew its expected failures.
-
-    A green run whose file could not be written is bad input: the next one would not be green.
-    """
-    code = exit_code(report, strict=strict)
-    refused = report.get("written_expectations", {}).get("refused")
-    return EXIT_USAGE if refused and code == EXIT_OK else code
-
-
-def _should_failed(report: Mapping[str, Any]) -> bool:
-    return any(
-        clause["status"] == "failed" and clause["level"] == "SHOULD"
-        for candidate in report["candidates"]
-        for clause in candidate["clauses"]
-    )
-
-
-def check_apart(files: Mapping[str, Path | None]) -> None:
-    """Require that no two options name one file: the second would take the first one's place."""
-    taken: dict[Path, str] = {}
-    for option, path in files.items():
-        if path is None or (path.exists() and _is_special(path)):
-            continue
-        other = taken.setdefault(path.resolve(), option)
-        if other != option:
-            msg = f"{other} and {option} name the same file {path}: give each its own"
-            raise UsageError(msg)
-
-
-def check_writable(path: Path, option: str) -> None:
-    """Require that a file can be written there; raises UsageError. Leaves nothing behind."""
-    path = path.resolve()
-    if path.is_dir():
-        msg = f"{option} {path} is a folder: name a file"
-        raise UsageError(msg)
-    if not path.parent.is_dir():
-        msg = f"{option} {path} cannot be written: there is no folder {path.parent}"
-        raise UsageError(msg)
-    try:
-        if path.exists():
-            with path.open("ab"):
-                pass
-        if not _is_special(path):
-            with _beside(path).open("xb"):
-                pass
-            _beside(path).unlink()
-    except OSError as error:
-        msg = f"{option} {path} cannot be written: {error.strerror or error}"
-        raise UsageError(msg) from None
-
-
-def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Write the record in one step: readers see the old file or the whole new one.
-
-    Raises UsageError when it cannot be written after all: a folder that went away, a full disk.
-    """
-    write_text(report_text(report), path)
-
-
-def report_text(report: Mapping[str, Any]) -> str:
-    """The record as the JSON document that is written: a line for each clause of a candidate.
-
-    What lies deeper would take three times the room if each of its numbers had a line.
-    """
-    return _indented(report, depth=_ON_LINES) + "\n"
-
-
-def _indented(value: Any, *, depth: int, margin: str = "") -> str:
-    """JSON whose outer containers have a line for each entry, down to some depth."""
-    if not depth or not value or not isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    inner = f"{margin}  "
-    if isinstance(value, dict):
-        opening, closing = "{}"
-        names = [f"{json.dumps(name, ensure_ascii=False)}: " for name in value]
-        entries: list[Any] = list(value.values())
-    else:
-        opening, closing = "[]"
-        names, entries = [""] * len(value), value
-    lines = [
-        f"{inner}{name}{_indented(entry, depth=depth - 1, margin=inner)}"
-        for name, entry in zip(names, entries, strict=True)
-    ]
-    return "\n".join([opening, ",\n".join(lines), f"{margin}{closing}"])
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a view of the record in the same way."""
-    path = path.resolve()
-    data = text.encode("utf-8", errors="backslashreplace")
-    try:
-        _write(data, path)
-    except OSError as error:
-        msg = f"the report {path} cannot be written: {error.strerror or error}"
-        raise UsageError(msg) from None
-
-
-def _write(data: bytes, path: Path) -> None:
-    if _is_special(path):
-        path.write_bytes(data)
-        return
-    try:
-        _beside(path).write_bytes(data)
-        _beside(path).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            _beside(path).unlink()
-        raise
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _is_special(path: Path) -> bool:
-    """A device or a pipe, which cannot be replaced by a file."""
-    return path.exists() and not path.is_file()

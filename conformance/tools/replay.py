@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,18 +11,16 @@ from typing import Any, Final
 from ..base.compiled_names import names_compiled
 from ..base.graph_options import read_beside
 from ..base.profile import DTYPES, PROFILES
+from ..base.record import read_record
 from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded, RunOptions
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
-from ..session.report import SCHEMA
 
 JOB: Final = "conformance.running.workers.replaying:replay_job"
 EARLIER_JOB: Final = "conformance.running.workers.replaying:earlier_job"
 # Of a clause's examples before the failing one, so many are tried first: few make a short script.
 FEW_EARLIER: Final = (1, 2, 4)
 _FAILED: Final = ("failed", "expected-failure")
-# What every clause's entry has.
-_CLAUSE: Final = frozenset({"id", "status"})
 
 Record = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -65,7 +62,7 @@ def cases(reference: str, candidate: str | None = None, *, dtype: str | None = N
     Raises UsageError with one sentence for what is missing, unreadable or has not failed.
     """
     path, named, slug = _split(reference)
-    report = read_report(path)
+    report = read_record(path)
     entries = _candidates(report, candidate or named, path)
     found = [case for entry in entries for case in _failures(entry, slug, report)]
     if slug:
@@ -105,41 +102,6 @@ def _split(reference: str) -> tuple[Path, str | None, str]:
 def report_path(reference: str) -> Path:
     """The file that ``REPORT.json#CLAUSE`` names."""
     return _split(reference)[0]
-
-
-def read_report(path: Path) -> Record:
-    """A report of this schema; raises UsageError for anything else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        msg = f"there is no report {path}: 'conformance check TARGET --json {path}' writes one"
-        raise UsageError(msg) from None
-    except OSError as error:
-        msg = f"the report {path} cannot be read: {error.strerror or error}"
-        raise UsageError(msg) from None
-    except ValueError as error:
-        msg = f"{path} is no JSON: {error}"
-        raise UsageError(msg) from None
-    if not isinstance(data, dict) or not _lists_candidates(data.get("candidates")):
-        msg = f"{path} is no report of conformance check: it lists no candidates with clauses"
-        raise UsageError(msg)
-    if data.get("schema") != SCHEMA:
-        msg = f"{path} has schema {data.get('schema')!r}; this version reads schema {SCHEMA}"
-        raise UsageError(msg)
-    return data
-
-
-def _lists_candidates(entries: Any) -> bool:
-    """Whether every entry is a candidate as a report of this schema has it."""
-    return isinstance(entries, list) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("name"), str)
-        and isinstance(entry.get("clauses"), list)
-        and all(
-            isinstance(clause, dict) and not _CLAUSE - set(clause) for clause in entry["clauses"]
-        )
-        for entry in entries
-    )
 
 
 def _candidates(report: Record, name: str | None, path: Path) -> list[Record]:

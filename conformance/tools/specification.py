@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from ..base.record import EXIT_USAGE
 from ..clauses.registry import Clause, all_clauses, specification_hash
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.mistakes.backward import BACKWARD, BESIDE, OF_CALLS
@@ -18,7 +19,6 @@ from ..errors import UsageError
 from .catalogue import applies
 from .pictures import PICTURED, picture
 
-EXIT_USAGE: Final = 2
 PICTURES: Final = "--pictures"
 HEADER = """# The specification
 

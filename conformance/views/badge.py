@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..base.record import GREEN
 from .complete import complete, is_cut
-from .marks import GREEN, is_strict, mark, problems
+from .marks import is_strict, mark, problems
 
 Record = Mapping[str, Any]
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ..base.record import GREEN
 from . import counterexample, wording
 from .complete import complete, notes
-from .marks import GREEN, case_id, is_strict, mark, problems, replay_command, whole
+from .marks import case_id, is_strict, mark, problems, replay_command, whole
 from .wording import count, shown_columns, worst_margin
 
 # What markdown gives a meaning anywhere in a line, the pipe of tables and the dollar of formulas.

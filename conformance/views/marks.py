@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ..base.record import GREEN
 from . import wording
 from .complete import is_cut, notes
 
-GREEN: Final = ("conforms", "conforms-with-deviations", "conforms-up-to-gauge")
 # The first of these that a candidate has is the run's.
 _WORST_FIRST: Final = ("error", "fails", "inconclusive")
 

@@ -18,13 +18,14 @@ from command_line import COMMAND
 from workspaces import KERNEL, write
 
 from conformance.base import limits
+from conformance.base.files import write_text
 from conformance.base.limits import Deadline
 from conformance.base.profile import Shard
+from conformance.base.record import exit_code, record_text
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.supervisor import Supervisor
 from conformance.session.checking import check
 from conformance.session.merging import merge_shards, read_shards
-from conformance.session.report import exit_code, write_report
 
 # A right one, one that is wrong wherever keys are many, and one that dies.
 CANDIDATES = (
@@ -74,7 +75,7 @@ def shards(home: Path) -> list[Path]:
     for index in (1, 2, 3, 4):
         record = check(replace(OPTIONS, shard=Shard(index=index, count=4)))
         paths.append(home / f"shard-{index}.json")
-        write_report(record, paths[-1])
+        write_text(record_text(record), paths[-1])
     return paths
 
 
@@ -162,7 +163,7 @@ def test_shards_of_different_runs_are_refused(
         record = json.loads(shards[0].read_text())
     change(record)
     changed = tmp_path / "changed.json"
-    write_report(record, changed)
+    write_text(record_text(record), changed)
     paths = [*shards[:1], changed, *shards[2:]]
     if "cannot be merged" in sentence:
         paths = [changed, *shards[1:]]

@@ -8,10 +8,9 @@ import pytest
 from records import result
 from view_records import EVERY, STALE, candidate, cut, of, record
 
+from conformance.base.record import exit_code, read_record
 from conformance.errors import UsageError
 from conformance.session.comparing import Source, joined, read_sources, split
-from conformance.session.recorded import read_record
-from conformance.session.report import exit_code
 from conformance.views.comparison_html import render_html
 from conformance.views.comparison_markdown import render_markdown
 from conformance.views.comparison_text import show

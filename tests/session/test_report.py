@@ -2,26 +2,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from records import PROBLEM, READY, expected, loaded, result
 
 from conformance.base.parameter_names import OptionParameter
+from conformance.base.record import exit_code, record_text
 from conformance.base.results import ClauseResult, Violation
-from conformance.errors import UsageError
 from conformance.running.workers.messages import RunOptions
 from conformance.session.expectations import Stale
 from conformance.session.report import (
     build_report,
     candidate_entry,
-    check_apart,
-    check_writable,
-    exit_code,
     verdict,
-    write_report,
 )
 
 PASSED = result()
@@ -152,10 +146,9 @@ def test_record_is_schema_1() -> None:
     assert candidate["clauses"][1]["requirement"] == "A masked key is absent."
 
 
-def test_numbers_that_are_not_finite_are_texts(tmp_path: Path) -> None:
-    """The file is strict JSON, which knows neither NaN nor infinity."""
-    write_report(report(result(margin=math.inf)), tmp_path / "out.json")
-    text = (tmp_path / "out.json").read_text(encoding="utf-8")
+def test_numbers_that_are_not_finite_are_texts() -> None:
+    """The document is strict JSON, which knows neither NaN nor infinity."""
+    text = record_text(report(result(margin=math.inf)))
     record = json.loads(text, parse_constant=pytest.fail)
     assert record["candidates"][0]["clauses"][0]["margin"] == "inf"
 
@@ -190,58 +183,3 @@ def test_exit_code_with_a_stale_expectation() -> None:
 def test_no_candidate_is_never_green() -> None:
     """A record without candidates is no success."""
     assert exit_code({**report(), "candidates": []}) == 1
-
-
-def test_writing_replaces_in_one_step(tmp_path: Path) -> None:
-    """The new file takes the old one's place and nothing else is left in the folder."""
-    path = tmp_path / "out.json"
-    path.write_text("old", encoding="utf-8")
-    write_report(report(PASSED), path)
-    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == 1
-    assert os.listdir(tmp_path) == ["out.json"]  # noqa: PTH208 (names are all that matters)
-
-
-def test_failed_writing_keeps_the_old_file(tmp_path: Path) -> None:
-    """A record that cannot be written leaves the old one, and no temporary file."""
-    path = tmp_path / "out.json"
-    path.write_text("old", encoding="utf-8")
-    with pytest.raises(ValueError, match="Out of range"):
-        write_report({"schema": math.nan}, path)
-    assert path.read_text(encoding="utf-8") == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
-
-
-def test_a_place_that_becomes_unwritable(tmp_path: Path) -> None:
-    """A folder that went away during the run is said in one sentence."""
-    with pytest.raises(UsageError, match=r"out.json cannot be written: No such file or directory"):
-        write_report(report(PASSED), tmp_path / "gone" / "out.json")
-
-
-def test_unwritable_places_are_refused(tmp_path: Path) -> None:
-    """Folders, and files in folders that do not exist, are refused before anything runs."""
-    with pytest.raises(UsageError, match="is a folder: name a file"):
-        check_writable(tmp_path, "--json")
-    with pytest.raises(UsageError, match="cannot be written: there is no folder"):
-        check_writable(tmp_path / "absent" / "out.json", "--json")
-    check_writable(tmp_path / "out.json", "--json")
-    assert not list(tmp_path.iterdir())
-
-
-def test_devices_are_written_to(tmp_path: Path) -> None:
-    """A pipe or device is written to, not replaced by a file."""
-    check_writable(Path(os.devnull), "--json")
-    write_report(report(PASSED), Path(os.devnull))
-    assert not Path(os.devnull).is_file()
-    assert not list(tmp_path.iterdir())
-
-
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Two options that name one file would lose the first: bad input, however it is spelt."""
-    files = {
-        "--json": tmp_path / "out",
-        "--html": None,
-        "--markdown": tmp_path / "x" / ".." / "out",
-    }
-    with pytest.raises(UsageError, match="--json and --markdown name the same file"):
-        check_apart(files)
-    check_apart({"--json": Path(os.devnull), "--html": Path(os.devnull)})

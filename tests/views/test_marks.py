@@ -6,8 +6,8 @@ import pytest
 from records import result
 from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
 
+from conformance.base.record import exit_code
 from conformance.base.results import ClauseResult
-from conformance.session.report import exit_code
 from conformance.views.complete import complete
 from conformance.views.marks import case_id, is_strict, mark, problems, said, whole
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ..report import GREEN
+from ...base.record import GREEN
 from .clauses import FAILS, Record, compared, side
 from .conditions import conditions, declarations, same_problems, same_specification
 

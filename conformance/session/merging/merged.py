@@ -12,6 +12,7 @@ from ...base.expected import ExpectedFailure, Place
 from ...base.limits import NOT_FINISHED, NOT_RUN, spoken
 from ...base.parameter_names import OptionParameter
 from ...base.profile import Shard
+from ...base.record import CandidateEntry, Record
 from ...base.results import ClauseResult, Status, Violation, plain, result_from_json
 from ...base.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
 from ...errors import DeclarationError, UsageError
@@ -20,7 +21,7 @@ from .. import expectations
 from ..expectations import Selection, Stale, judge
 from ..report import candidate_entry
 from ..selection import selected
-from .shards import Record, ShardRecord
+from .shards import ShardRecord
 
 _FAILED: Final = ("failed", "expected-failure")
 
@@ -222,13 +223,13 @@ class _Candidate:
     """One candidate in every shard, and its results in all of them together."""
 
     loaded: Loaded
-    entry: Record
+    entry: CandidateEntry
     found: tuple[ClauseResult, ...]
     sentences: Mapping[str, str]
     warnings: tuple[str, ...]
 
 
-def merge_shards(shards: Sequence[ShardRecord]) -> dict[str, Any]:
+def merge_shards(shards: Sequence[ShardRecord]) -> Record:
     """The record of the run whose shards these are, all of them and in order.
 
     Raises UsageError for a record that does not say what a shard's says.
@@ -241,7 +242,7 @@ def merge_shards(shards: Sequence[ShardRecord]) -> dict[str, Any]:
         raise UsageError(msg) from None
 
 
-def _merge(shards: Sequence[ShardRecord]) -> dict[str, Any]:
+def _merge(shards: Sequence[ShardRecord]) -> Record:
     first = next((shard for shard in shards if shard.record["candidates"]), shards[0])
     many = len(first.record["candidates"])
     candidates = [_candidate(shards, first, index) for index in range(many)]
@@ -278,7 +279,8 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
         ]
         for n in range(len(plan))
     ]
-    warnings = [said for shard in shards for said in _entry_of(shard, index).get("warnings", ())]
+    entries = [one for shard in shards if (one := _entry_of(shard, index)) is not None]
+    warnings = [said for one in entries for said in one.get("warnings", ())]
     return _Candidate(
         loaded=Loaded(
             name=entry["name"],
@@ -300,16 +302,18 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
     )
 
 
-def _entry_of(shard: ShardRecord, index: int) -> Record:
+def _entry_of(shard: ShardRecord, index: int) -> CandidateEntry | None:
     candidates = shard.record["candidates"]
-    return candidates[index] if candidates else {"clauses": []}
+    return candidates[index] if candidates else None
 
 
 def _results(shard: ShardRecord, index: int) -> list[ClauseResult]:
     """The results of a candidate in one shard, as they were found."""
+    entry = _entry_of(shard, index)
+    clauses: Sequence[Mapping[str, Any]] = () if entry is None else entry["clauses"]
     return [
         as_found(result_from_json({name: one[name] for name in one if name in _FIELDS}))
-        for one in _entry_of(shard, index)["clauses"]
+        for one in clauses
     ]
 
 
@@ -337,7 +341,7 @@ def _unasked(
     )
 
 
-def _expectation(data: Record) -> ExpectedFailure:
+def _expectation(data: Mapping[str, Any]) -> ExpectedFailure:
     place = Place(file=data["file"], line=data.get("line")) if data.get("file") else None
     given = {name: value for name, value in data.items() if name not in _PLACE}
     return ExpectedFailure(**given, place=place)
@@ -374,7 +378,7 @@ def _stale(
 
 def _entry(
     candidate: _Candidate, results: Sequence[ClauseResult], stale: Sequence[Stale]
-) -> dict[str, Any]:
+) -> CandidateEntry:
     made = candidate_entry(
         candidate.loaded,
         results,
@@ -384,7 +388,9 @@ def _entry(
         warnings=candidate.warnings,
     )
     kept = {key: value for key, value in candidate.entry.items() if key != "shard"}
-    return {**kept, **made, **({"beside": kept["beside"]} if "beside" in kept else {})}
+    merged: Any = {**kept, **made, **({"beside": kept["beside"]} if "beside" in kept else {})}
+    entry: CandidateEntry = merged
+    return entry
 
 
 def _missing(results: Sequence[ClauseResult]) -> str:
@@ -398,9 +404,9 @@ def _missing(results: Sequence[ClauseResult]) -> str:
 def _record(
     shards: Sequence[ShardRecord],
     first: ShardRecord,
-    entries: Sequence[dict[str, Any]],
+    entries: Sequence[CandidateEntry],
     stale: Sequence[Stale],
-) -> dict[str, Any]:
+) -> Record:
     records = [shard.record for shard in shards]
     changed: dict[str, Any] = {
         "seconds": round(sum(float(record.get("seconds", 0.0)) for record in records), 4),
@@ -421,11 +427,11 @@ def _record(
     if any(record.get("limit") for record in records):
         changed["limit"] = _limit(records, entries)
     whole = {key: value for key, value in first.record.items() if key != "shard"}
-    merged: dict[str, Any] = plain({**whole, **changed})
+    merged: Record = plain({**whole, **changed})
     return merged
 
 
-def _limit(records: Sequence[Record], entries: Sequence[Record]) -> dict[str, Any]:
+def _limit(records: Sequence[Record], entries: Sequence[CandidateEntry]) -> dict[str, Any]:
     """The longest limit of a shard, and what was left over in all of them together."""
     clauses = [clause for entry in entries for clause in entry["clauses"]]
     cut = [one for one in clauses if one["reason"].startswith(f"{NOT_RUN}in shard ")]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.profile import MOST, Shard
+from ...base.record import Record, read_record
 from ...errors import UsageError
-from ..recorded import read_record
 
-Record = Mapping[str, Any]
 # What draws the examples, or may answer otherwise, must be the same on every machine.
 _VERSIONS: Final = ("torch", "numpy", "hypothesis")
 
@@ -66,7 +65,7 @@ def _read(path: Path) -> ShardRecord:
     return ShardRecord(path=path, shard=shard, record=record)
 
 
-def _is_shard(told: Record) -> bool:
+def _is_shard(told: Mapping[str, Any]) -> bool:
     index, count = told.get("index"), told.get("count")
     whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (index, count))
     expected = told.get("expected", [])

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ...base.files import check_folder, staged
 from ...base.profile import DTYPES
 from ...base.texts import printable_record
 from ...errors import UsageError
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, WorkerLost
-from ...session.folders import check_folder, staged
 from ..replay import Case, Progress, argument_of, opened
 from .showing import bundle_script, readme, shows_something, why_not_again
 

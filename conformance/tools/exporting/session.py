@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.graph_options import Beside
+from ...base.record import EXIT_OK, EXIT_RED, Record, exit_code
 from ...running.workers.messages import Ready, RunOptions
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, HarnessError, Supervisor, WorkerLost
 from ...session.checking import check
-from ...session.report import EXIT_OK, EXIT_RED, build_report, exit_code
+from ...session.report import build_report
 from ...session.spreading import Progress
 
 LOADER: Final = "conformance.tools.exporting.job:modules_of"
@@ -52,7 +53,7 @@ def export_check(
     *,
     timeout: float = DEFAULT_TIMEOUT,
     progress: Progress = lambda _doing, _done, _total, _left=None: None,
-) -> dict[str, Any]:
+) -> Record:
     """Export the module, check every graph and return the record of the run, with its exports.
 
     Raises UsageError for a target that is no module or cannot be called, HarnessError when no

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from ..._golden import golden
 from ...base.geometry import Geometry
+from ...base.record import GREEN
 from ...base.results import plain
-from ...session.report import GREEN
 from .box import Box
 from .convention import Convention
 from .plain import Plain

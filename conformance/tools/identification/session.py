@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.profile import DTYPES
+from ...base.record import GREEN, CandidateEntry, ClauseEntry
 from ...errors import UsageError
 from ...running.workers.environment import package_version
 from ...running.workers.messages import RunOptions
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
 from ...session.checking import check
-from ...session.report import GREEN
 from .record import CHECK_PROFILE, check_lines
 
 SCHEMA: Final = 1
@@ -111,7 +111,7 @@ def _checked(
     first, *others = [dtype for dtype in DTYPES if right.get(dtype)] or ["float32"]
     runs: list[dict[str, Any]] = [{"dtypes": (first,)}]
     runs += [{"dtypes": tuple(others), "only": _NUMBERS}] if others else []
-    entries: list[dict[str, Any]] = []
+    entries: list[CandidateEntry] = []
 
     def told(doing: str, done: int, total: int, _left: float | None = None, /) -> None:
         progress(doing, done, total)
@@ -127,12 +127,13 @@ def _checked(
     }
 
 
-def _failures(clauses: list[dict[str, Any]]) -> list[dict[str, str]]:
+def _failures(clauses: list[ClauseEntry]) -> list[dict[str, str]]:
     """Each MUST clause that is not green, once, with what its first dtype said."""
     found: dict[str, dict[str, str]] = {}
     for one in clauses:
         if one["level"] == "MUST" and one["status"] in ("failed", "untestable", "error"):
-            message = (one.get("violation") or {}).get("message") or one["reason"]
+            violation = one.get("violation")
+            message = violation["message"] if violation else one["reason"]
             found.setdefault(
                 one["id"], {"clause": one["id"], "status": one["status"], "message": message}
             )

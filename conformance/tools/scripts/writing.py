@@ -99,7 +99,7 @@ def single(found: Sequence[Case], path: str = "-", option: str = "--emit-script"
         msg = f"{option} writes one failure, not {len(found)}: name one of {named}{more}"
         raise UsageError(msg)
     if path != "-":
-        from ...session.report import check_writable  # noqa: PLC0415 (an option that few give)
+        from ...base.files import check_writable  # noqa: PLC0415 (an option that few give)
 
         check_writable(Path(path), option)
     return [found[0]]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ...base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_OK, EXIT_RED, SCHEMA, TOOL
 from ...base.results import ClauseResult, plain
 from ...running.workers.crew import Crew
 from ...running.workers.environment import package_version
 from ...running.workers.messages import Ready
-from ...session.report import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_OK, EXIT_RED, SCHEMA, TOOL
 from .jobs import Pace, catches, entries_of, run_entries
 from .options import REPOSITORY, LoadedEntry, TeethOptions
 

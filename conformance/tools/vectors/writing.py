@@ -9,13 +9,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from ...base.files import staged
+from ...base.record import TOOL
 from ...calls import torch_state
 from ...clauses.registry import specification_hash
 from ...running.runner import one_thread
 from ...running.workers.environment import package_version
 from ...running.workers.loaded import ANY_SCALE
-from ...session.folders import staged
-from ...session.report import TOOL
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from .asking import EMPTY_ROWS, STORED_AS, Question, promising, questions

@@ -14,9 +14,10 @@ from fresh_environment import fresh_environment
 from onnx import TensorProto, helper, numpy_helper
 
 from conformance.__main__ import run
+from conformance.base.record import read_record
 from conformance.errors import UsageError
 from conformance.tools.bundles.writing import bundle
-from conformance.tools.replay import cases, read_report
+from conformance.tools.replay import cases
 
 UNSCALED = """
 @conformance.core()
@@ -162,7 +163,7 @@ def test_call_that_kills_its_process_is_shown(tmp_path: Path) -> None:
 def recorded(path: str, folder: Path, **more: Any) -> str:
     """The script of a bundle that is made of the report alone."""
     (case,) = cases(path)
-    bundle(case, read_report(Path(path)), folder, recorded=True, **more)
+    bundle(case, read_record(Path(path)), folder, recorded=True, **more)
     return (folder / "show.py").read_text(encoding="utf-8")
 
 

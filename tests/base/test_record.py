@@ -9,8 +9,8 @@ import pytest
 from teeth_records import record as teeth_record
 from view_records import RECORDS, bare
 
+from conformance.base.record import read_record
 from conformance.errors import UsageError
-from conformance.session.recorded import read_record
 
 CLAUSE: dict[str, Any] = {"id": "mask.golden", "status": "failed"}
 
@@ -56,28 +56,28 @@ BAD: dict[str, tuple[Any, str]] = {
     "another schema": ({**bare(), "schema": "1"}, "its schema is '1', not 1"),
     "a newer schema": ({**bare(), "schema": 2}, "has schema 2, this version reads schema 1"),
     "no candidates": ({"schema": 1}, "it has no 'candidates'"),
-    "candidates of a kind": ({"schema": 1, "candidates": {}}, "'candidates' of it is {}"),
+    "candidates of a kind": ({"schema": 1, "candidates": {}}, "candidates is {}"),
     "a candidate that is none": (
         {"schema": 1, "candidates": [3]},
-        "its candidate 1 is no object",
+        "candidates[0] is no object",
     ),
     "no verdict": (
         {"schema": 1, "candidates": [{"name": "x", "clauses": []}]},
-        "its candidate 1 has no 'verdict'",
+        "candidates[0] has no 'verdict'",
     ),
-    "warnings": (with_candidate(warnings="x"), "'warnings' of its candidate 1 is \"x\""),
-    "no status": (bare({"id": "mask.golden"}), "clause 1 of its candidate 1 has no 'status'"),
-    "a status": (with_clause(status="green"), "the status of clause 1 of its candidate 1 is"),
-    "a dtype": (with_clause(dtype=None), "'dtype' of clause 1 of its candidate 1 is null"),
-    "a flag for a number": (with_clause(seconds=True), "'seconds' of clause 1"),
-    "a margin": (with_clause(margin="much"), "the margin of clause 1"),
-    "a violation": (with_clause(violation="x"), "'violation' of clause 1"),
-    "no message": (with_clause(violation={}), "the violation of clause 1"),
-    "a diagnosis": (with_clause(diagnosis=["x"]), "the diagnosis of clause 1"),
-    "a clause's facts": ({**bare(), "clauses": {"x.y": 3}}, "'x.y' of its 'clauses' is 3"),
+    "warnings": (with_candidate(warnings="x"), 'candidates[0].warnings is "x"'),
+    "no status": (bare({"id": "mask.golden"}), "candidates[0].clauses[0] has no 'status'"),
+    "a status": (with_clause(status="green"), 'candidates[0].clauses[0].status is "green"'),
+    "a dtype": (with_clause(dtype=None), "clauses[0].dtype is null"),
+    "a flag for a number": (with_clause(seconds=True), "clauses[0].seconds is true"),
+    "a margin": (with_clause(margin="much"), 'clauses[0].margin is "much"'),
+    "a violation": (with_clause(violation="x"), "clauses[0].violation is no object"),
+    "no message": (with_clause(violation={}), "clauses[0].violation has no 'message'"),
+    "a diagnosis": (with_clause(diagnosis=["x"]), 'clauses[0].diagnosis[0] is "x"'),
+    "a clause's facts": ({**bare(), "clauses": {"x.y": 3}}, "clauses.x.y is 3"),
     "a stale entry": (
         {**bare(), "stale_expectations": [[]]},
-        "its stale expectation 1 is no object",
+        "stale_expectations[0] is no object",
     ),
 }
 

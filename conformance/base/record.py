@@ -1,0 +1,330 @@
+"""The record of a run: the types of its JSON document, its reader and its exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Required,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from ..errors import UsageError
+from .results import Status
+
+SCHEMA: Final = 1
+TOOL: Final = "attention-conformance"
+VERDICTS: Final = (
+    "conforms",
+    "conforms-with-deviations",
+    "conforms-up-to-gauge",
+    "inconclusive",
+    "fails",
+    "error",
+)
+GREEN: Final = VERDICTS[:3]
+EXIT_OK: Final = 0
+EXIT_RED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_HARNESS: Final = 3
+EXIT_INTERRUPTED: Final = 130
+STANDARD_INPUT: Final = Path("-")
+# Report, its candidates, a candidate, its clauses: each entry of these stands on a line.
+_ON_LINES: Final = 4
+
+Number = float | Literal["nan", "inf", "-inf"]  # JSON has no numbers that are not finite
+
+
+class ViolationEntry(TypedDict, total=False):
+    """How an answer broke a clause: :class:`conformance.base.results.Violation` as JSON."""
+
+    kind: str
+    message: Required[str]
+    expected: Any
+    got: Any
+    where: list[Any]
+    measured: dict[str, Any]
+    compared: dict[str, Any]
+    traceback: str
+
+
+class ClauseEntry(TypedDict, total=False):
+    """The result of one clause: :class:`conformance.base.results.ClauseResult` as JSON.
+
+    ``requirement`` is the clause's sentence. Only ``id`` and ``status`` are in every record.
+    """
+
+    id: Required[str]
+    family: str
+    level: str
+    status: Required[Status]
+    reason: str
+    requirement: str
+    examples: int
+    binding: int
+    seconds: float
+    dtype: str
+    device: str
+    margin: Number | None
+    violation: ViolationEntry | None
+    counterexample: dict[str, Any] | None
+    diagnosis: list[dict[str, Any]]
+    blame: Any
+    planned: Any
+    trail: Any
+    coverage: Any
+
+
+class CandidateEntry(TypedDict, total=False):
+    """One candidate: its verdict, and a result for each clause, dtype and device.
+
+    ``beside`` holds the options of a graph. ``shard`` is what :mod:`conformance.session.merging`
+    needs for the verdict. ``source`` names the record of a comparison that it comes from.
+    """
+
+    target: str
+    name: Required[str]
+    kind: str
+    location: dict[str, Any]
+    declaration: dict[str, Any]
+    beside: Any
+    verdict: Required[str]
+    verdict_reason: str
+    warnings: list[Any]
+    unchecked: Any
+    counts: Any
+    seconds: float
+    coverage: dict[str, Any]
+    clauses: Required[list[ClauseEntry]]
+    shard: Any
+    source: Any
+
+
+class StaleEntry(TypedDict, total=False):
+    """An expected failure that does not hold: what it says, and ``why`` it does not hold."""
+
+    clause: Required[str]
+    candidate: str
+    reason: str
+    why: str
+    kind: Any
+    diagnosis: Any
+    dtype: Any
+    device: Any
+    expires: Any
+    file: Any
+    line: Any
+    problem: Any
+    change: Any
+
+
+class Record(TypedDict, total=False):
+    """One run, or several runs as one: what ``conformance check --json`` writes.
+
+    Keys that one command adds: ``merged`` (merge), ``compared`` (compare), ``module`` and
+    ``exports`` (export-check).
+    """
+
+    schema: int
+    tool: dict[str, Any]
+    environment: dict[str, Any]
+    profile: Any
+    seed: Any
+    started: Any
+    seconds: float
+    interrupted: bool
+    fail_on: Any
+    options: dict[str, Any]
+    shard: dict[str, Any]
+    limit: dict[str, Any]
+    explored: dict[str, Any]
+    merged: dict[str, Any]
+    compared: Any
+    written_expectations: Any
+    stale_expectations: list[StaleEntry]
+    clauses: dict[str, dict[str, Any]]
+    candidates: Required[list[CandidateEntry]]
+    module: Any
+    exports: Any
+
+
+def is_cut(record: Mapping[str, Any]) -> bool:
+    """Whether a time limit ended the run before every clause was done."""
+    return bool(record.get("limit", {}).get("reached", False))
+
+
+def exit_code(record: Mapping[str, Any], *, strict: bool = False) -> int:
+    """0 when every candidate conforms, 1 when one does not, 3 when the harness failed.
+
+    A shard without failures gives no verdict, but it is green: the merged record decides. A run
+    that is green except that its file of expected failures could not be written is bad input: the
+    next run would not be green.
+    """
+    if record["interrupted"]:
+        return EXIT_INTERRUPTED
+    verdicts = [candidate["verdict"] for candidate in record["candidates"]]
+    if "error" in verdicts:
+        return EXIT_HARNESS
+    green = (*GREEN, "inconclusive") if record.get("shard") else GREEN
+    red = (
+        not verdicts
+        or any(verdict not in green for verdict in verdicts)
+        or is_cut(record)
+        or record["stale_expectations"]
+        or (strict and _should_failed(record))
+    )
+    if red:
+        return EXIT_RED
+    return EXIT_USAGE if record.get("written_expectations", {}).get("refused") else EXIT_OK
+
+
+def _should_failed(record: Mapping[str, Any]) -> bool:
+    return any(
+        clause["status"] == "failed" and clause["level"] == "SHOULD"
+        for candidate in record["candidates"]
+        for clause in candidate["clauses"]
+    )
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """The JSON document of a record, with one line for each clause of a candidate.
+
+    A line for each number below that would take three times the room.
+    """
+    return _indented(record, depth=_ON_LINES) + "\n"
+
+
+def _indented(value: Any, *, depth: int, margin: str = "") -> str:
+    """JSON whose outer containers have a line for each entry, down to some depth."""
+    if not depth or not value or not isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner = f"{margin}  "
+    entries: Iterable[tuple[str, Any]] = (
+        ((f"{json.dumps(name, ensure_ascii=False)}: ", entry) for name, entry in value.items())
+        if isinstance(value, dict)
+        else (("", entry) for entry in value)
+    )
+    lines = ",\n".join(
+        f"{inner}{name}{_indented(entry, depth=depth - 1, margin=inner)}" for name, entry in entries
+    )
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n{lines}\n{margin}{closing}"
+
+
+def read_record(path: Path) -> Record:
+    """The record of ``conformance check`` in a file; ``-`` is standard input.
+
+    Raises UsageError for what cannot be read, is no record, is one of ``conformance teeth``, or has
+    a schema that this version cannot read.
+    """
+    data = _parsed(path)
+    if not isinstance(data, dict):
+        _refuse(path, "it is no JSON object")
+    if "mistakes" in data and "candidates" not in data:
+        _refuse(path, "it is the record of conformance teeth, which writes its own pages")
+    schema = data.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        msg = (
+            f"{path} has schema {schema}, this version reads schema {SCHEMA}: "
+            "read it with the version that wrote it, or a later one"
+        )
+        raise UsageError(msg)
+    if schema != SCHEMA:
+        _refuse(path, f"its schema is {schema!r}, not {SCHEMA}")
+    if wrong := _wrong(data, Record, "it"):
+        _refuse(path, wrong)
+    record: Record = data  # type: ignore[assignment]  # as just checked
+    return record
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        data = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
+        return json.loads(data.decode("utf-8-sig"))
+    except FileNotFoundError:
+        msg = f"there is no report {path}: 'conformance check TARGET --json {path}' writes one"
+        raise UsageError(msg) from None
+    except OSError as error:
+        msg = f"the report {path} cannot be read: {error.strerror or error}"
+        raise UsageError(msg) from None
+    except ValueError as error:
+        msg = f"{path} is no JSON: {error}"
+        raise UsageError(msg) from None
+    except RecursionError:
+        msg = f"{path} is no report: its JSON is nested too deeply"
+        raise UsageError(msg) from None
+
+
+def _refuse(path: Path, why: str) -> NoReturn:
+    msg = f"{path} is no report of conformance check: {why}"
+    raise UsageError(msg)
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """The type of each key of a TypedDict, and whether every record has it.
+
+    ``__required_keys__`` is empty where annotations are texts.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: (get_args(hint)[0], True) if get_origin(hint) is Required else (hint, False)
+        for name, hint in hints.items()
+    }
+
+
+def _wrong(value: Any, kind: Any, where: str) -> str:
+    """What a value lacks of a type of this module, with its place in the record, or ""."""
+    origin, parts = get_origin(kind), get_args(kind)
+    inside: Iterable[tuple[Any, Any, str | int]] = ()
+    if is_typeddict(kind):
+        if not isinstance(value, dict):
+            return f"{where} is no object"
+        missing = [name for name, (_, needed) in _fields(kind).items() if needed > (name in value)]
+        if missing:
+            return f"{where} has no {missing[0]!r}"
+        own = _fields(kind).items()
+        inside = ((value[name], one, name) for name, (one, _) in own if name in value)
+    elif origin in (Union, UnionType):  # the message of its first type, unless one of them fits
+        wrong = [_wrong(value, one, where) for one in parts]
+        return "" if "" in wrong else wrong[0]
+    elif not _is(value, kind):
+        return f"{where} is {json.dumps(value)[:40]}"
+    elif origin is dict:
+        inside = ((entry, parts[1], name) for name, entry in value.items())
+    elif origin is list:
+        inside = ((entry, parts[0], number) for number, entry in enumerate(value))
+    wrong_inside = (_wrong(entry, one, _place(where, key)) for entry, one, key in inside)
+    return next(filter(None, wrong_inside), "")
+
+
+def _place(where: str, key: str | int) -> str:
+    """``candidates[0].clauses``."""
+    if isinstance(key, int):
+        return f"{where}[{key}]"
+    return key if where == "it" else f"{where}.{key}"
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value has a type: True is no number, and neither are NaN and infinity."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind is Any or isinstance(value, bool):
+        return kind in (Any, bool)
+    if kind is float:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, get_origin(kind) or kind)

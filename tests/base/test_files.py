@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from conformance.base.files import check_distinct, check_writable, write_text
+from conformance.base.record import record_text
+from conformance.errors import UsageError
+
+TEXT = "one\ntwo \\u00e9\n"
+
+
+def test_writing_replaces_in_one_step(tmp_path: Path) -> None:
+    """The new file takes the old one's place and nothing else is left in the folder."""
+    path = tmp_path / "out.json"
+    path.write_text("old", encoding="utf-8")
+    write_text(TEXT, path)
+    assert path.read_text(encoding="utf-8") == TEXT
+    assert os.listdir(tmp_path) == ["out.json"]  # noqa: PTH208 (names are all that matters)
+
+
+def test_failed_writing_keeps_the_old_file(tmp_path: Path) -> None:
+    """A record that cannot be written leaves the old one, and no temporary file."""
+    path = tmp_path / "out.json"
+    path.write_text("old", encoding="utf-8")
+    with pytest.raises(ValueError, match="Out of range"):
+        write_text(record_text({"schema": math.nan}), path)
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_place_that_becomes_unwritable(tmp_path: Path) -> None:
+    """A folder that went away during the run is said in one sentence."""
+    with pytest.raises(UsageError, match=r"out.json cannot be written: No such file or directory"):
+        write_text(TEXT, tmp_path / "gone" / "out.json")
+
+
+def test_unwritable_places_are_refused(tmp_path: Path) -> None:
+    """Folders, and files in folders that do not exist, are refused before anything runs."""
+    with pytest.raises(UsageError, match="is a folder: name a file"):
+        check_writable(tmp_path, "--json")
+    with pytest.raises(UsageError, match="cannot be written: there is no folder"):
+        check_writable(tmp_path / "absent" / "out.json", "--json")
+    check_writable(tmp_path / "out.json", "--json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_devices_are_written_to(tmp_path: Path) -> None:
+    """A pipe or device is written to, not replaced by a file."""
+    check_writable(Path(os.devnull), "--json")
+    write_text(TEXT, Path(os.devnull))
+    assert not Path(os.devnull).is_file()
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Two options that name one file would lose the first: bad input, however it is spelt."""
+    files = {
+        "--json": tmp_path / "out",
+        "--html": None,
+        "--markdown": tmp_path / "x" / ".." / "out",
+    }
+    with pytest.raises(UsageError, match="--json and --markdown name the same file"):
+        check_distinct(files)
+    check_distinct({"--json": Path(os.devnull), "--html": Path(os.devnull)})
