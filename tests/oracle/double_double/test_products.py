@@ -53,7 +53,7 @@ def dot(row: list[Fraction], column: list[Fraction]) -> tuple[Fraction, Fraction
 def test_dot_products_keep_the_promised_bound(length: int, octaves: float) -> None:
     """Dot products of double-doubles of any length and spread are as exact as promised."""
     generator = Generator().manual_seed(length)
-    left, right = (numbers((6, length), generator, octaves) for _ in range(2))
+    left, right = (some_numbers((6, length), generator, octaves) for _ in range(2))
     transposed = DoubleDouble(right.high.T, right.low.T)
     found = iter(fractions_of(numbers.matmul(left, transposed)))
     rows = [fractions_of(DoubleDouble(h, low)) for h, low in zip(left.high, left.low, strict=True)]
@@ -70,7 +70,7 @@ def test_dot_products_keep_the_promised_bound(length: int, octaves: float) -> No
 def test_cancelling_sums_keep_the_promised_bound(length: int) -> None:
     """Terms that cancel to a part in 1e16 leave what they should."""
     generator = Generator().manual_seed(length)
-    terms = numbers((length,), generator, 30.0)
+    terms = some_numbers((length,), generator, 30.0)
     opposite = DoubleDouble(-terms.high * (1 + 2.0**-52), -terms.low)
     both = DoubleDouble(*(torch.cat(parts) for parts in zip(terms, opposite, strict=True)))
     exactly = fractions_of(both)
