@@ -22,7 +22,7 @@ from .checks import (
     check_tensor,
     check_window,
 )
-from .logits import Added, masked_logits, scaled_scores
+from .logits import ScoreOptions, masked_logits
 from .masks import admitted, counted, given_mask
 from .normalisation import normalise_heads
 from .rotary import rotate_heads
@@ -161,9 +161,10 @@ def attend(
         )
     alibi = alibi_bias(num_heads, positions, key_length) if semantics.alibi else None
     steps = masked_logits(
-        scaled_scores(query, key, bias, scale, semantics),
+        query,
+        key,
         allowed,
-        Added(bias=bias, alibi=alibi, softcap=softcap),
+        ScoreOptions(scale=scale, bias=bias, alibi=alibi, softcap=softcap),
         semantics,
     )
     if semantics.score_mod is not None:
@@ -190,7 +191,7 @@ def attend(
         alibi=alibi,
         sinks=sinks,
         scale=scale,
-        softcap=softcap,
+        softcap=steps.softcap,
         allowed=attended,
         empty=empty,
         scores=steps.scores,

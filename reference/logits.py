@@ -13,9 +13,10 @@ from .semantics import Semantics
 
 
 @dataclass(frozen=True, kw_only=True)
-class Added:
-    """What joins the scores ``[B, H, Lq, Lk]``: the given bias, ALiBi's, and a softcap."""
+class ScoreOptions:
+    """What is done to the dot products ``[B, H, Lq, Lk]`` before the mask."""
 
+    scale: float
     bias: Tensor | None
     alibi: Tensor | None
     softcap: float | None
@@ -23,38 +24,41 @@ class Added:
 
 @dataclass(frozen=True, kw_only=True)
 class Logits:
-    """The steps from the scaled dot products to the logits, each float64 ``[B, H, Lq, Lk]``."""
+    """The steps from the scaled dot products to the logits, each float64 ``[B, H, Lq, Lk]``.
 
+    ``softcap`` is the largest size that the cap leaves to scores; None without a cap.
+    """
+
+    softcap: float | None
     scores: Tensor
     capped: Tensor
     modified: Tensor
     logits: Tensor
 
 
-def scaled_scores(
-    query: Tensor, key: Tensor, bias: Tensor | None, scale: float, semantics: Semantics
-) -> Tensor:
-    """The dot products times the scale, with the finite bias where it is scaled too."""
-    products = query @ key.transpose(-1, -2)
-    if bias is not None and semantics.bias_order == "before-scale":
-        products = products + torch.where(torch.isneginf(bias), 0.0, bias)
-    return scale * products
-
-
-def masked_logits(scores: Tensor, allowed: Tensor, added: Added, semantics: Semantics) -> Logits:
-    """Cap, modify and bias the scores, and mask the keys that are not ``allowed``.
+def masked_logits(
+    query: Tensor, key: Tensor, allowed: Tensor, options: ScoreOptions, semantics: Semantics
+) -> Logits:
+    """Scale, cap, modify and bias the dot products, and mask the keys that are not ``allowed``.
 
     A ``score_mod`` that answers minus infinity hides a key like a bias of minus infinity.
     """
-    capped = scores if semantics.caps("bias") else cap(scores, added.softcap)
+    softcap = options.softcap
+    scores = _scaled(query @ key.transpose(-1, -2), options, semantics)
+    capped = scores if semantics.caps("bias") else cap(scores, softcap)
     modified = modify(capped, semantics)
-    logits = _add_biases(modified, added, semantics)
-    if semantics.caps("bias") and not semantics.caps("mask"):
-        logits = cap(logits, added.softcap)
-    logits = _mask(logits, allowed, semantics)
+    logits = _mask(_add_biases(modified, options, semantics), allowed, semantics)
     if semantics.caps("mask"):
-        logits = cap(logits, added.softcap)
-    return Logits(scores=scores, capped=capped, modified=modified, logits=logits)
+        logits = cap(logits, softcap)
+    return Logits(softcap=softcap, scores=scores, capped=capped, modified=modified, logits=logits)
+
+
+def _scaled(products: Tensor, options: ScoreOptions, semantics: Semantics) -> Tensor:
+    """The dot products times the scale, with the finite bias where it is scaled too."""
+    bias = options.bias
+    if bias is not None and semantics.bias_order == "before-scale":
+        products = products + torch.where(torch.isneginf(bias), 0.0, bias)
+    return options.scale * products
 
 
 def cap(scores: Tensor, softcap: float | None) -> Tensor:
@@ -85,10 +89,10 @@ def modify(scores: Tensor, semantics: Semantics) -> Tensor:
     return modified.double().expand(scores.shape)
 
 
-def _add_biases(scores: Tensor, added: Added, semantics: Semantics) -> Tensor:
-    if added.alibi is not None:
-        scores = scores + added.alibi
-    bias = added.bias
+def _add_biases(scores: Tensor, options: ScoreOptions, semantics: Semantics) -> Tensor:
+    if options.alibi is not None:
+        scores = scores + options.alibi
+    bias = options.bias
     if bias is None:
         return scores
     if semantics.bias_order == "before-scale":  # its finite part is in the scores already
