@@ -175,7 +175,7 @@ def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
 def _at_hand(inputs: Inputs, *, copy: bool) -> Arguments:
     """The same on the CPU."""
     fresh = handed_over(inputs)
-    if inputs.arrangement != "BHSD":
+    if not inputs.head_layout.is_own:
         return arranged_tokens(fresh), keyword_arguments(inputs)
     query, key, value = _arranged(fresh) if copy else (fresh.query, fresh.key, fresh.value)
     tensors = {"self": (query,), "memory": (query, key), "separate": (query, key, value)}[
@@ -220,10 +220,10 @@ def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
     if not inputs.past and not inputs.empty_cache:
         return {}
     heads = dict(zip(("past_key", "past_value"), cached_heads(inputs), strict=True))
-    if inputs.arrangement == "BSHD":
-        heads = {name: tensor.transpose(1, 2) for name, tensor in heads.items()}
     layout = "contiguous" if inputs.layout == "mixed" else inputs.layout
-    placed = {name: LAYOUTS[layout](tensor) for name, tensor in heads.items()}
+    placed = {
+        name: LAYOUTS[layout](inputs.head_layout.arranged(tensor)) for name, tensor in heads.items()
+    }
     if inputs.batched:
         return placed
     return {name: tensor.squeeze(0) for name, tensor in placed.items()}

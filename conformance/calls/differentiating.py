@@ -156,7 +156,7 @@ class Taped:
         if "bias" in arrived:
             bias = arrived.pop("bias")
             found["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
-        if self.inputs.arrangement == "BHSD":
+        if self.inputs.head_layout.is_own:
             names = INPUT_NAMES[self.inputs.mode]
             asked = dict(zip(self.given_names, names, strict=True))
             batched = {
@@ -194,7 +194,7 @@ class Taped:
         if name not in CACHED_NAMES:
             return tensor
         tensor = self._batched(tensor)
-        return tensor.transpose(1, 2) if self.inputs.arrangement == "BSHD" else tensor
+        return self.inputs.head_layout.restored(tensor)
 
     def _batched(self, tensor: Tensor) -> Tensor:
         return tensor if self.inputs.batched else tensor.unsqueeze(0)

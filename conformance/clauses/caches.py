@@ -196,7 +196,7 @@ def _past_lengths(subject: Subject, problem: Problem, inputs: Inputs) -> Finding
 def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]:
     """A call whose cache is the first slots of larger buffers, and those buffers."""
     positional, keywords = arguments(inputs)
-    axis = 1 if inputs.arrangement == "BSHD" else -2
+    axis = inputs.head_layout.axes.index("S") - len("BHSD")
     buffers = []
     for name in ("past_key", "past_value"):
         held = keywords[name]
@@ -289,7 +289,7 @@ def _can_decode(candidate: Candidate) -> str:
     declared = candidate.declaration
     if any(is_fixed(candidate, name) for name in LENGTHS):
         return "its geometry pins the lengths"
-    if declared.layout == "varlen":  # the first steps would leave sequences without any token
+    if declared.head_layout.has_sequences:  # the first steps would leave some without any token
         return "its sequences lie in one tensor"
     if not can_cache(candidate):
         return ""

@@ -13,7 +13,6 @@ from ..calls.devices import whole_storage
 from ..calls.differentiating import INPUT_NAMES, Gradients, Taped, as_returned
 from ..calls.weight_leaves import build_with_leaves
 from ..declare.candidate import Candidate
-from ..declare.declaration import PACKED
 from ..oracle.comparison import compare, moves
 from ..problems.inputs import Inputs
 from ..problems.layouts import LAYOUTS, STRIDED
@@ -81,7 +80,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     taped = subject.gradients.tape(inputs)
     told = f"a gradient of the answer that is not contiguous ({returned}) changes that of {{}}"
     findings = [same_gradients(subject, first, _pulled(taped, upstream, returned), told)]
-    apart = not inputs.batched or inputs.arrangement != "BHSD"  # no axis holds the items alone
+    apart = not inputs.batched or not inputs.head_layout.is_own  # no axis holds the items alone
     layouts = [layout for layout in GIVEN if layout != "expanded" or not apart]
     for number in range(start, start + LAYOUTS_ASKED):
         layout = layouts[number % len(layouts)]
@@ -187,7 +186,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
 
 def _several_inputs(candidate: Candidate) -> str:
     declared = candidate.declaration
-    if declared.inputs == "self" or PACKED.get(declared.layout) == ("qkv",):
+    if declared.inputs == "self" or len(declared.head_layout.inputs) == 1:
         return "it takes one input"
     return ""
 

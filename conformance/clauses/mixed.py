@@ -45,7 +45,7 @@ MIXED: Final = Space(values=("normal", "decisive"), least=(("key_length", 2),), 
 def takes_several(candidate: Candidate) -> str:
     """Why no call can have inputs of several dtypes, or ""."""
     declared = candidate.declaration
-    if declared.inputs == "self" or declared.layout == "packed-qkv":
+    if declared.inputs == "self" or len(declared.head_layout.inputs) == 1:
         return "its inputs are one tensor"
     return promotes(candidate)
 
@@ -126,7 +126,7 @@ def mixture(subject: Subject, problem: Problem) -> Inputs:
     """The inputs of a problem, some of them in another dtype and with digits of their own."""
     inputs = subject.inputs(problem)
     mixtures: tuple[tuple[str, ...], ...]
-    if subject.declaration.inputs == "memory" or subject.declaration.layout == "packed-kv":
+    if len(subject.declaration.positional) == len(("query", "context")):
         mixtures = MIXTURES[:1]
     else:
         mixtures = OF_LAYERS if inputs.is_layer else MIXTURES

@@ -7,7 +7,6 @@ import torch
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
-from ..declare.declaration import PACKED
 from ..problems.arrangements import expressible
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
@@ -27,9 +26,9 @@ LEAST_MISMATCHED = (("key_length", 4),)
 
 def _mismatches(candidate: Candidate) -> list[str]:
     declared = candidate.declaration
-    apart = declared.inputs == "separate" and declared.layout not in PACKED
+    apart = declared.inputs == "separate" and not declared.head_layout.is_packed
     found = ["values"] if apart else []
-    if candidate.kind == "core" and declared.layout != "packed-qkv":
+    if candidate.kind == "core" and len(declared.positional) > 1:
         found.append("head-size")
     if declared.mask_shapes and set(declared.masks) & set(KEY_FORMS):
         found.append("mask")
@@ -114,7 +113,7 @@ def must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Fi
 
 def _some_other_mismatch(candidate: Candidate) -> str:
     declared = candidate.declaration
-    if declared.layout == "packed-qkv":
+    if len(declared.head_layout.inputs) == 1:
         return "" if declared.masks else "one tensor holds all, so nothing can differ"
     if declared.inputs != "self" or candidate.kind == "core":
         return ""

@@ -7,7 +7,6 @@ import torch
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
-from ..declare.declaration import PACKED
 from ..problems.arrangements import with_equal_sequences
 from ..problems.inputs import Inputs
 from ..problems.layouts import CANARIES, STRIDED
@@ -64,7 +63,7 @@ def without_batch(candidate: Candidate) -> str:
     """Why no batch can be empty, or ""."""
     if not candidate.declaration.batched:
         return "it takes one item without a batch axis"
-    if candidate.declaration.layout == "varlen":
+    if candidate.declaration.head_layout.has_sequences:
         return "one sequence at least lies in its tensors"
     return "its geometry pins the batch" if is_fixed(candidate, "batch") else ""
 
@@ -91,7 +90,7 @@ def without_items(inputs: Inputs) -> Inputs:
 
 def without_length(candidate: Candidate) -> str:
     """Why there can be no call without queries, or ""."""
-    if candidate.declaration.layout == "varlen":
+    if candidate.declaration.head_layout.has_sequences:
         return "one token at least lies in its tensors"
     pinned = any(is_fixed(candidate, name) for name in LENGTHS)
     return "its geometry pins the lengths" if pinned else ""
@@ -195,7 +194,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
 def expanded(subject: Subject, problem: Problem) -> Finding:
     """Equal items (or equal heads) held once and repeated by a stride of zero."""
     inputs = subject.inputs(problem)
-    apart = subject.declaration.layout == "varlen"  # no axis holds the items
+    apart = subject.declaration.head_layout.has_sequences  # no axis holds the items
     by_head = apart or (subject.candidate.kind == "core" and problem.seed % 2 == 1)
     layout = "expanded-heads" if by_head else "expanded"
 
@@ -259,7 +258,7 @@ def weights_aside(subject: Subject, problem: Problem) -> Finding:
 def separate_inputs(candidate: Candidate) -> str:
     """Why inputs cannot be made one object, or ""."""
     declared = candidate.declaration
-    if declared.layout in PACKED:
+    if declared.head_layout.is_packed:
         return f"its inputs lie in one tensor anyway ({declared.layout})"
     return "" if declared.inputs == "separate" else "key and value are one input anyway"
 

@@ -45,8 +45,10 @@ def _space(causal: str = "maybe", patterns: tuple[str, ...] = RAGGED) -> Space:
 
 
 def _takes_sequences(candidate: Candidate) -> str:
-    layout = candidate.declaration.layout
-    return "" if layout == "varlen" else f"its layout is {layout}, not varlen"
+    declared = candidate.declaration
+    if declared.head_layout.has_sequences:
+        return ""
+    return f"its layout is {declared.layout}, not varlen"
 
 
 @clause(

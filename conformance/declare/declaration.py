@@ -8,6 +8,7 @@ from typing import Any, Final
 from .._golden import golden
 from ..base.expected import ExpectedFailure
 from ..base.geometry import Pins
+from .head_layouts import HEAD_LAYOUTS, HeadLayout
 
 KINDS: Final = ("core", "layer", "positions")
 MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
@@ -19,7 +20,6 @@ WITH_WEIGHTS: Final = "weights"
 PRECISIONS: Final = ("int8-dynamic",)
 INPUTS: Final = ("separate", "self", "memory")
 POSITIONS: Final = ("sinusoidal", "learned", "rotary", "alibi", "relative")
-LAYOUTS: Final = ("BHSD", "BSHD", "packed-qkv", "packed-kv", "varlen")
 ARRAYS: Final = ("torch", "numpy", "jax")
 MIXED: Final = ("refuse", "promote", "query")
 MEMORY: Final = ("linear", "quadratic")
@@ -71,8 +71,6 @@ OWN_KEYWORDS: Final = frozenset(
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
 SEQUENCES: Final = "sequences"
 SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-# Inputs that several of query, key and value lie in.
-PACKED: Final = {"packed-qkv": ("qkv",), "packed-kv": ("query", "kv")}
 DEFAULT_MASK_SHAPES: Final = ("BHQK", "B1QK", "B11K", "11QK")
 DEFAULT_LENGTH_SHAPES: Final = ("B",)
 
@@ -175,16 +173,19 @@ class Declaration:
     @property
     def required(self) -> tuple[str, ...]:
         """Every keyword that every call uses."""
-        return SEQUENCE_KEYWORDS if self.layout == "varlen" else ()
+        return SEQUENCE_KEYWORDS if self.head_layout.has_sequences else ()
 
     @property
     def positional(self) -> tuple[str, ...]:
         """The names of the inputs that are passed by position."""
         if self.kind == "positions" or self.inputs == "self":
             return ("x",)
-        if self.layout in PACKED:
-            return PACKED[self.layout]
-        return ("query", "context") if self.inputs == "memory" else ("query", "key", "value")
+        return ("query", "context") if self.inputs == "memory" else tuple(self.head_layout.inputs)
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        """How a core takes its heads: the object that ``layout`` names."""
+        return HEAD_LAYOUTS[self.layout]
 
     def as_json(self) -> dict[str, Any]:
         """The declaration as plain data, for the report."""

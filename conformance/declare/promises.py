@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -23,7 +22,6 @@ from .declaration import (
     EMPTY_ROWS,
     FEATURES,
     INPUTS,
-    LAYOUTS,
     MASK_FORMS,
     MEMORY,
     MIXED,
@@ -36,98 +34,68 @@ from .declaration import (
     Declaration,
     mixed_in,
 )
-
-# Sizes that are one size because the tensors are one tensor: field by field it equals.
-TIES: Final[dict[str, dict[str, str]]] = {
-    "packed-qkv": {
-        "num_kv_heads": "num_heads",
-        "key_length": "query_length",
-        "value_head_size": "head_size",
-    },
-    "packed-kv": {"value_head_size": "head_size"},
-}
-# What has no form in a layout, and why.
-_IMPOSSIBLE: Final[dict[str, dict[str, str]]] = {
-    "packed-qkv": {
-        "gqa": "one tensor holds as many key heads as query heads",
-        "kv_cache": "one tensor holds as many keys as queries",
-    },
-    "packed-kv": {"kv_cache": "keys and values of a cache are apart"},
-    "varlen": {
-        "kv_cache": "sequences of a batch lie one after another",
-        "weights": "queries of different sequences have different numbers of keys",
-    },
-}
+from .head_layouts import HEAD_LAYOUTS
 
 
-def forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
-    """The forms of masks; sequences of different lengths are the only one of "varlen".
+def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
+    """The forms of masks; only sequences of different lengths where a layout has those.
 
-    Raises DeclarationError where others are declared beside it.
+    Raises DeclarationError where others are declared as well.
     """
-    if layout != "varlen":
+    if not HEAD_LAYOUTS[layout].has_sequences:
         return forms
     if forms:
         msg = (
-            f"masks is {list(forms)} beside layout='varlen', whose cu_seqlens say which keys a "
+            f"masks is {list(forms)} beside layout={layout!r}, whose cu_seqlens say which keys a "
             "query has: drop masks"
         )
         raise DeclarationError(msg)
     return (SEQUENCES,)
 
 
-def check_company(layout: str, features: frozenset[str], empty_rows: str) -> None:
+def _check_company(layout: str, features: frozenset[str], empty_rows: str) -> None:
     """Refuse features and rules that a layout has no room for; raises DeclarationError."""
-    for feature, why in _IMPOSSIBLE.get(layout, {}).items():
+    for feature, why in HEAD_LAYOUTS[layout].impossible.items():
         if feature in features:
             msg = f"the feature {feature!r} cannot be had with layout={layout!r}: {why}; drop one"
             raise DeclarationError(msg)
-    if layout == "varlen" and empty_rows == "mean-of-all":
+    if HEAD_LAYOUTS[layout].has_sequences and empty_rows == "mean-of-all":
         msg = (
-            "empty_rows is 'mean-of-all' with layout='varlen', where no sequence has keys that are "
-            "masked: write 'mean-of-valid'"
+            f"empty_rows is 'mean-of-all' with layout={layout!r}, where no sequence has keys that "
+            "are masked: write 'mean-of-valid'"
         )
         raise DeclarationError(msg)
 
 
-def tied_by_layout(layout: str, pins: Pins) -> Pins:
+def _tied_by_layout(layout: str, pins: Pins) -> Pins:
     """The declared pins together with the sizes that a layout makes equal.
 
     Raises DeclarationError for pins that the layout contradicts.
     """
-    ties = TIES.get(layout, {})
+    ties = HEAD_LAYOUTS[layout].ties
     for name, other in ties.items():
-        _check_tie(layout, pins, name, other)
-    if pins.build is not None:
-        return dataclasses.replace(pins, build=_then_tied(pins.build, ties))
-    return dataclasses.replace(pins, equal_to={**pins.equal_to, **ties})
+        one, two = pins.sizes.get(name), pins.sizes.get(other)
+        if one is not None and two is not None and not set(one) & set(two):
+            msg = (
+                f"geometry pins {name} to {list(one)} and {other} to {list(two)}, but "
+                f"layout={layout!r} makes them one size"
+            )
+            raise DeclarationError(msg)
+        if pins.equal_to.get(name, other) != other:
+            msg = (
+                f"geometry makes {name} equal to {pins.equal_to[name]}, but layout={layout!r} "
+                f"makes it equal to {other}"
+            )
+            raise DeclarationError(msg)
+    build = pins.build
+    if build is None:
+        return dataclasses.replace(pins, equal_to={**pins.equal_to, **ties})
 
-
-def _check_tie(layout: str, pins: Pins, name: str, other: str) -> None:
-    """Two sizes that are one may not be pinned apart."""
-    one, two = pins.sizes.get(name), pins.sizes.get(other)
-    if one is not None and two is not None and not set(one) & set(two):
-        msg = (
-            f"geometry pins {name} to {list(one)} and {other} to {list(two)}, but "
-            f"layout={layout!r} makes them one size"
-        )
-        raise DeclarationError(msg)
-    if pins.equal_to.get(name, other) != other:
-        msg = (
-            f"geometry makes {name} equal to {pins.equal_to[name]}, but layout={layout!r} makes it "
-            f"equal to {other}"
-        )
-        raise DeclarationError(msg)
-
-
-def _then_tied(
-    build: Callable[[Geometry], Geometry], ties: dict[str, str]
-) -> Callable[[Geometry], Geometry]:
     def tied(geometry: Geometry) -> Geometry:
         built = build(geometry)
         return built.replace(**{name: getattr(built, other) for name, other in ties.items()})
 
-    return tied
+    return dataclasses.replace(pins, build=tied)
 
 
 def declare(
@@ -189,7 +157,7 @@ def declare(
     offered = _read_features(kind, named, without, forms)
     one_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (one_rule, *rules.values()):
-        check_company(layout, offered, rule)
+        _check_company(layout, offered, rule)
     if arrays != "torch":
         offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
     point = _read_semantics(semantics, causal, one_rule)
@@ -280,14 +248,14 @@ def _read_layout(
     kind: str, layout: str, forms: tuple[str, ...], pins: Pins, *, batched: bool
 ) -> tuple[Pins, tuple[str, ...]]:
     """The pins and the mask forms of a core whose heads lie in another order than usual."""
-    _choice("layout", layout, LAYOUTS)
+    _choice("layout", layout, HEAD_LAYOUTS)
     if kind != "core":
         msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
         raise DeclarationError(msg)
     if not batched:
         msg = f"layout is {layout!r} beside batched=False: drop one"
         raise DeclarationError(msg)
-    return tied_by_layout(layout, pins), forms_of_layout(layout, forms)
+    return _tied_by_layout(layout, pins), _forms_of_layout(layout, forms)
 
 
 def _read_arrays(

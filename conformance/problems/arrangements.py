@@ -1,17 +1,8 @@
 """How a core takes its heads, and gives its answer: the declared ``layout``.
 
 Everywhere else heads are ``[B, H, L, D]``. Here they become what a kernel is called with, and what
-it returns (or its gradients) becomes heads again:
-
-========== ==========================================================================
-BHSD       query ``[B, H, S, D]``, key, value; output ``[B, H, S, Dv]``
-BSHD       query ``[B, S, H, D]``, key, value; output ``[B, S, H, Dv]``
-packed-qkv one tensor ``[B, S, 3, H, D]``; output ``[B, S, H, D]``
-packed-kv  query ``[B, S, H, D]`` and one tensor ``[B, S, 2, Hkv, D]``; output as BSHD
-varlen     the tokens of all sequences one after another, ``[total, H, D]``, with
-           cu_seqlens_q, cu_seqlens_k (int32, B + 1) and max_seqlen_q, max_seqlen_k
-           (FlashAttention); output ``[total_q, H, Dv]``
-========== ==========================================================================
+it returns (or its gradients) becomes heads again; :mod:`conformance.declare.head_layouts` lists the
+layouts.
 
 The sequences of a batch have different lengths where a mask of the form "sequences" hides the keys
 that a sequence does not have, and all keys from the queries that it does not have. Tokens that are
@@ -27,15 +18,12 @@ import torch
 from torch import Generator, Tensor
 
 from ..declare.declaration import SEQUENCES
+from ..declare.head_layouts import OWN_AXES
 from .inputs import Inputs
 from .layouts import CANARIES, LAYOUTS, MIXED, arrange_mask
 from .mask_patterns import NO_KEYS, NO_QUERIES, OF_SEQUENCES
 
 Tensors = tuple[Tensor, ...]
-# Which axis holds the heads of one input; memory layouts that speak of heads need to know.
-_HEADS: Final = {"BHSD": 1, "BSHD": 2, "packed-qkv": 3, "packed-kv": 2, "varlen": 1}
-_PACKED_HEADS: Final = 3
-_SEPARATE: Final = 3
 # How many of the sequences have no token, no key or no query where some lack them.
 _EMPTY_SHARE: Final = 0.35
 
@@ -48,12 +36,13 @@ def arranged_tokens(inputs: Inputs) -> Tensors:
     """
     whole = present_tokens((inputs.query, inputs.key, inputs.value), inputs)
     names = MIXED[: len(whole)] if inputs.layout == "mixed" else (inputs.layout,) * len(whole)
-    heads = _HEADS[inputs.arrangement]
+    heads = inputs.head_layout.axes.index("H")
     placed = [
-        _laid_out(tensor, name, heads if tensor.dim() < len("BSKHD") else _PACKED_HEADS)
-        for tensor, name in zip(whole, names, strict=True)
+        _laid_out(tensor, name, heads + (len(parts) > 1))
+        for tensor, name, parts in zip(whole, names, token_names(inputs), strict=True)
     ]
-    return _shared(placed, inputs) if inputs.shared and len(placed) == _SEPARATE else tuple(placed)
+    separate = not inputs.head_layout.is_packed
+    return _shared(placed, inputs) if inputs.shared and separate else tuple(placed)
 
 
 def _shared(placed: list[Tensor], inputs: Inputs) -> Tensors:
@@ -86,20 +75,20 @@ def _laid_out(tensor: Tensor, name: str, heads: int) -> Tensor:
 
 def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
     """Query, key and value ``[B, H, L, D]`` in the axes of the candidate, not copied."""
-    query, key, value = tokens
-    arrangement = inputs.arrangement
-    if arrangement == "BHSD":
-        return query, key, value
-    if arrangement == "varlen":
-        keys = there(inputs, "key", key)
-        rows = there(inputs, "query", query), keys, there(inputs, "value", value)
-        return tuple(map(_joined, (query, key, value), rows))
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    if arrangement == "packed-qkv":
-        return (torch.stack([query, key, value], dim=2),)
-    if arrangement == "packed-kv":
-        return query, torch.stack([key, value], dim=2)
-    return query, key, value
+    layout, names = inputs.head_layout, ("query", "key", "value")
+    if layout.has_sequences:
+        return tuple(
+            _joined(tensor, there(inputs, name, tensor))
+            for name, tensor in zip(names, tokens, strict=True)
+        )
+    own = {name: layout.arranged(tensor) for name, tensor in zip(names, tokens, strict=True)}
+    packed_axis = layout.axes.index("H")
+    return tuple(
+        own[parts[0]]
+        if len(parts) == 1
+        else torch.stack([own[part] for part in parts], dim=packed_axis)
+        for parts in layout.inputs.values()
+    )
 
 
 def canonical_tokens(given: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,69 +96,60 @@ def canonical_tokens(given: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Te
 
     Differentiable. Tokens that no sequence has are zero.
     """
-    arrangement = inputs.arrangement
-    if arrangement == "packed-qkv":
-        query, key, value = (part.transpose(1, 2) for part in given[0].unbind(2))
-    elif arrangement == "packed-kv":
-        query = given[0].transpose(1, 2)
-        key, value = (part.transpose(1, 2) for part in given[1].unbind(2))
-    elif arrangement == "BSHD":
-        query, key, value = (tensor.transpose(1, 2) for tensor in given)
-    elif arrangement == "varlen":
-        names = ("query", "key", "value")
-        query, key, value = (
-            _apart(tensor, there(inputs, name, getattr(inputs, name)))
-            for tensor, name in zip(given, names, strict=True)
-        )
-    else:
-        query, key, value = given
+    layout = inputs.head_layout
+    packed_axis = layout.axes.index("H")
+    parts: dict[str, Tensor] = {}
+    for tensor, names in zip(given, layout.inputs.values(), strict=True):
+        single = [tensor] if len(names) == 1 else tensor.unbind(packed_axis)
+        parts |= dict(zip(names, single, strict=True))
+    query, key, value = (
+        _apart(parts[name], there(inputs, name, getattr(inputs, name)))
+        if layout.has_sequences
+        else layout.restored(parts[name])
+        for name in ("query", "key", "value")
+    )
     return query, key, value
 
 
 def token_names(inputs: Inputs) -> tuple[tuple[str, ...], ...]:
     """Which of query, key and value lie in each positional input of a core."""
-    packed = {
-        "packed-qkv": (("query", "key", "value"),),
-        "packed-kv": (("query",), ("key", "value")),
-    }
-    return packed.get(inputs.arrangement, (("query",), ("key",), ("value",)))
+    return tuple(inputs.head_layout.inputs.values())
 
 
 def present_output(output: Tensor, inputs: Inputs) -> Tensor:
     """A tensor like the answer, ``[B, H, Lq, Dv]``, in the axes of the candidate's answer."""
-    if inputs.is_layer or inputs.arrangement == "BHSD":
+    if inputs.is_layer:
         return output
-    if inputs.arrangement == "varlen":
+    if inputs.head_layout.has_sequences:
         return _joined(output, there(inputs, "query", output))
-    return output.transpose(1, 2)
+    return inputs.head_layout.arranged(output)
 
 
 def canonical_output(output: Tensor, inputs: Inputs) -> Tensor:
     """The inverse of :func:`present_output`, differentiable; rows that are not there are zero."""
-    if inputs.is_layer or inputs.arrangement == "BHSD":
+    if inputs.is_layer:
         return output
-    if inputs.arrangement == "varlen":
+    if inputs.head_layout.has_sequences:
         return _apart(output, there(inputs, "query", inputs.query))
-    return output.transpose(1, 2)
+    return inputs.head_layout.restored(output)
 
 
 def presented_shape(inputs: Inputs) -> tuple[int, ...]:
     """The shape of the answer in the candidate's own axes."""
     shape = inputs.output_shape
-    if inputs.is_layer or inputs.arrangement == "BHSD":
+    if inputs.is_layer:
         return shape
-    batch, heads, length, size = shape
-    if inputs.arrangement == "varlen":
-        return (int(there(inputs, "query", inputs.query).sum()), heads, size)
-    return (batch, length, heads, size)
+    sizes = dict(zip(OWN_AXES, shape, strict=False))
+    if inputs.head_layout.has_sequences:
+        sizes["T"] = int(there(inputs, "query", inputs.query).sum())
+    return tuple(sizes[letter] for letter in inputs.head_layout.axes)
 
 
 def expressible(inputs: Inputs) -> bool:
     """Whether sizes that do not belong together can be handed over in the candidate's axes."""
-    query, key, value = inputs.query, inputs.key, inputs.value
-    if inputs.arrangement == "packed-qkv":
-        return query.shape == key.shape == value.shape
-    return inputs.arrangement != "packed-kv" or key.shape == value.shape
+    return all(
+        len({getattr(inputs, part).shape for part in parts}) == 1 for parts in token_names(inputs)
+    )
 
 
 def _joined(heads: Tensor, rows: Tensor) -> Tensor:
@@ -196,7 +176,7 @@ def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
 
 def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     """What says where sequences begin and how long the longest is; nothing for other layouts."""
-    if inputs.arrangement != "varlen":
+    if not inputs.head_layout.has_sequences:
         return {}
     keywords: dict[str, Any] = {}
     longest: dict[str, Any] = {}

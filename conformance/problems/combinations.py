@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
-from ..declare.declaration import PACKED, SEQUENCES
+from ..declare.declaration import SEQUENCES
 from .caching import draws_cache
 from .covering import Covering, Model, Parameter, Rule, alone, cover
 from .mask_patterns import NO_QUERIES
@@ -255,12 +255,12 @@ class _Parameters:
         some = [
             name for name in MEMORY if not (layer and name in ("tokens-first", "expanded-heads"))
         ]
-        if declared.layout == "varlen":
+        if declared.head_layout.has_sequences:
             some.remove("expanded")  # no axis holds the items
         yield "memory", {name: name for name in some}
         if declared.masks and declared.masks != (SEQUENCES,):
             yield "mask memory", {name: name for name in MASK_MEMORY}
-        apart = declared.layout in ("BHSD", "BSHD") and declared.layout not in PACKED
+        apart = not (declared.head_layout.is_packed or declared.head_layout.has_sequences)
         if declared.inputs == "separate" and apart and self.space.asks == "answer":
             yield "tensors", self._objects(layer=layer)
 

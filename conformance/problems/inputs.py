@@ -12,6 +12,7 @@ from torch import Tensor
 from .._golden import golden
 from ..base.geometry import Geometry
 from ..declare.declaration import SEQUENCES
+from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 
 # The options of a call that are None where they are left out.
 OPTIONAL: Final = ("bias", "scale", "softcap", "window")
@@ -66,7 +67,7 @@ class Inputs:
         The declared point, which says how a layer projects what it would have cached.
     sinks
         For each head ``[H]`` the logit of one more key, whose value is zero; working dtype.
-    device, arrangement
+    device, head_layout
         Where the tensors of a call lie, and how a core takes its heads (the declared ``layout``);
         the tensors here are always on the CPU and ``[B, H, L, D]``.
     """
@@ -100,7 +101,7 @@ class Inputs:
     point: golden.Semantics = golden.STANDARD
     sinks: Tensor | None = None
     device: str = "cpu"
-    arrangement: str = "BHSD"
+    head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
 
     @property
     def is_layer(self) -> bool:

@@ -170,7 +170,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         past=settle_past(problem, candidate),
         point=candidate.declaration.semantics,
         device=problem.device,
-        arrangement=candidate.declaration.layout,
+        head_layout=candidate.declaration.head_layout,
         layout=problem.layout,
         mask_layout=problem.mask_layout,
         shared=bool(problem.shared),

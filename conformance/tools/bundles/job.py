@@ -148,7 +148,7 @@ def add_details(
 
 def _rows(call: Call) -> Told:
     """Which rows of a packed answer belong to which sequence."""
-    if call.inputs.arrangement != "varlen":
+    if not call.inputs.head_layout.has_sequences:
         return {}
     return {"rows": table(there(call.inputs, "query", call.inputs.query))}
 
@@ -222,7 +222,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _gradients(call: Call, pulled: list[Pulled]) -> Told:
     """The gradients that flowed back through a call, by the names of its arguments."""
     mine = [one for one in pulled if one.answer is call.answer]
-    if len(mine) != 1 or call.inputs.arrangement != "BHSD" or mine[0].upstream.device.type != "cpu":
+    own_axes = call.inputs.head_layout.is_own
+    if len(mine) != 1 or not own_axes or mine[0].upstream.device.type != "cpu":
         return {}
     names = dict(zip(_numbered(call), INPUT_NAMES[call.inputs.mode], strict=False))
     found = {

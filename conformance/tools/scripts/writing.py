@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...base.compiled_names import SUFFIXES
+from ...declare.head_layouts import HEAD_LAYOUTS
 from ...errors import UsageError
 from .code import COMPARED, call_lines, check_lines, is_adapted, is_graph, layers, there
 
@@ -149,7 +150,7 @@ def script_text(
         "PARTS": "\n\n".join(part.strip() + "\n" for part in given).strip(),
         "TARGET": target,
         "DEVICE": repr(_device(data)),
-        "LAYOUT": repr(str((data.get("access") or {}).get("layout", "BHSD"))),
+        "AXES": repr(HEAD_LAYOUTS[(data.get("access") or {}).get("layout", "BHSD")].axes),
         "NAME": repr(_eager_name(name)),
         "CALLS": "\n".join(f"    {line}".rstrip() for line in calls),
         "CHECK": "\n".join(f"    {line}".rstrip() for line in check),

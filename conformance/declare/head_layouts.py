@@ -1,0 +1,97 @@
+"""How a core takes its heads: one object for each declared ``layout``.
+
+Everywhere else heads are ``[B, H, S, D]``. A new order of these axes is one more entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # scripts of failures are written without torch
+    from torch import Tensor
+
+OWN_AXES: Final = "BHSD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLayout:
+    """The axes of heads, and which tensors query, key and value lie in.
+
+    axes
+        ``B`` items, ``H`` heads, ``S`` positions, ``D`` channels, in their order; ``T`` for the
+        tokens of all sequences of a batch, one after another.
+    inputs
+        The positional inputs, with what lies in each. What shares a tensor lies along an axis of
+        its own, in front of the heads.
+    ties
+        Sizes that are equal because their tensors are one: geometry field to geometry field.
+    impossible
+        Features that have no form in this layout, and why.
+    """
+
+    axes: str = OWN_AXES
+    inputs: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {name: (name,) for name in ("query", "key", "value")}
+    )
+    ties: Mapping[str, str] = field(default_factory=dict)
+    impossible: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether heads are handed over as they are everywhere else."""
+        return self.axes == OWN_AXES and not self.is_packed
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether several of query, key and value lie in one tensor."""
+        return any(len(parts) > 1 for parts in self.inputs.values())
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether sequences of different lengths lie one after another, without an item axis."""
+        return "T" in self.axes
+
+    def arranged(self, heads: Tensor) -> Tensor:
+        """A view of heads ``[B, H, S, D]`` with the axes of this layout."""
+        return heads if self.axes == OWN_AXES else heads.permute(*map(OWN_AXES.index, self.axes))
+
+    def restored(self, tensor: Tensor) -> Tensor:
+        """The inverse of :meth:`arranged`, for one tensor that holds one input."""
+        return tensor if self.axes == OWN_AXES else tensor.permute(*map(self.axes.index, OWN_AXES))
+
+
+HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = {
+    "BHSD": HeadLayout(),
+    "BSHD": HeadLayout(axes="BSHD"),
+    # One tensor [B, S, 3, H, D].
+    "packed-qkv": HeadLayout(
+        axes="BSHD",
+        inputs={"qkv": ("query", "key", "value")},
+        ties={
+            "num_kv_heads": "num_heads",
+            "key_length": "query_length",
+            "value_head_size": "head_size",
+        },
+        impossible={
+            "gqa": "one tensor holds as many key heads as query heads",
+            "kv_cache": "one tensor holds as many keys as queries",
+        },
+    ),
+    # Query [B, S, H, D], and one tensor [B, S, 2, Hkv, D].
+    "packed-kv": HeadLayout(
+        axes="BSHD",
+        inputs={"query": ("query",), "kv": ("key", "value")},
+        ties={"value_head_size": "head_size"},
+        impossible={"kv_cache": "keys and values of a cache are apart"},
+    ),
+    # [total, H, D] with cu_seqlens and max_seqlen, as FlashAttention takes it.
+    "varlen": HeadLayout(
+        axes="THD",
+        impossible={
+            "kv_cache": "sequences of a batch lie one after another",
+            "weights": "queries of different sequences have different numbers of keys",
+        },
+    ),
+}
