@@ -17,7 +17,7 @@ from ..base.parameter_names import role_of
 from ..declare.declaration import MASK_FORMS, Declaration
 from ..errors import DeclarationError, did_you_mean
 
-Call = Mapping[str, str] | Callable[..., Any]
+CallAdapter = Mapping[str, str] | Callable[..., Any]
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
 # What libraries call an input of key and value that is the query where it is left out.
@@ -118,7 +118,7 @@ class AdaptedModule(nn.Module):
 
 
 def read_calling(
-    shown: str, forward: Callable[..., Any], call: Call | None, inputs: str | None
+    shown: str, forward: Callable[..., Any], call: CallAdapter | None, inputs: str | None
 ) -> Calling:
     """Read from its signature how to call a module; raises DeclarationError."""
     if call is not None and not isinstance(call, Mapping):

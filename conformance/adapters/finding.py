@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,12 @@ from ..base.texts import raised_text
 from ..declare.promises import declare
 from ..errors import DeclarationError
 from ..tolerance import contract_for, layer_bound
-from .calling import Calling
+from .calling import CallAdapter, Calling
 from .packing import (
     HEAD_NAMES,
     KV_HEAD_NAMES,
-    Recipe,
-    Sizes,
+    HeadSizes,
+    StoredProjections,
     known_number,
     possible_sizes,
     supports,
@@ -36,7 +36,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 def evaluate(
     inputs: Inputs,
     weights: golden.ProjectionWeights,
-    sizes: Sizes,
+    sizes: HeadSizes,
     semantics: golden.Semantics,
 ) -> golden.MultiHeadAttention:
     """The golden layer on query, key and value."""
@@ -61,7 +61,7 @@ def agrees(
     answer: Tensor,
     inputs: Inputs,
     weights: golden.ProjectionWeights,
-    sizes: Sizes,
+    sizes: HeadSizes,
     semantics: golden.Semantics,
     dtype: str,
 ) -> bool:
@@ -81,27 +81,42 @@ _WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the user said about a module, and how it is called."""
+class ModuleRequest:
+    """What the user said about a module; ``promises`` are those of ``conformance.layer``."""
 
     shown: str
-    calling: Calling
-    batched: bool
-    semantics: golden.Semantics
     num_heads: int | None = None
     num_kv_heads: int | None = None
+    call: CallAdapter | None = None
     projections: Mapping[str, str] | None = None
+    promises: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def inputs(self) -> str | None:
+        """The declared inputs, if any."""
+        inputs: str | None = self.promises.get("inputs")
+        return inputs
+
+    @property
+    def batched(self) -> bool:
+        """Whether the module's tensors have an axis of items."""
+        return bool(self.promises.get("batched", True))
+
+    @property
+    def semantics(self) -> golden.Semantics:
+        """The declared point, else the standard."""
+        return self.promises.get("semantics") or golden.STANDARD
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ModuleProjections:
     """Where the projections are, how they are cut into heads, and what was assumed.
 
     ``golden`` says whether the module's answer on a trial problem was the golden one.
     """
 
-    recipe: Recipe
-    sizes: Sizes
+    recipe: StoredProjections
+    sizes: HeadSizes
     golden: bool
     assumptions: tuple[str, ...]
 
@@ -111,33 +126,33 @@ class Hypothesis:
     """One reading of a module: ``choice`` numbers its assignment of roles."""
 
     choice: int
-    recipe: Recipe
-    sizes: Sizes
+    recipe: StoredProjections
+    sizes: HeadSizes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class ProjectionSearch:
     """Everything one search needs. ``heads`` is None when no name or number says how many."""
 
     module: nn.Module
-    request: Request
+    request: ModuleRequest
     possible: Options
     heads: tuple[int, ...] | None
     kv_heads: int | None
     trial: Trial
 
 
-def find(module: nn.Module, request: Request) -> Finding:
+def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleProjections:
     """Find projections and heads; raises DeclarationError with one sentence saying what to pass."""
     possible = options(request.shown, module, request.projections)
     heads, notes = _known_heads(module, request, possible)
-    search = Search(
+    search = ProjectionSearch(
         module=module,
         request=request,
         possible=possible,
         heads=heads,
         kv_heads=_known_kv_heads(module, request),
-        trial=_trial(module, request, possible),
+        trial=_trial(module, request, calling, possible),
     )
     hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
     if not hypotheses:
@@ -149,7 +164,7 @@ def find(module: nn.Module, request: Request) -> Finding:
         notes.append(_confirmation(chosen, search, is_golden=is_golden))
     notes.extend(_leftovers(possible, chosen.recipe))
     notes.extend(trial_notes(search.trial))
-    return Finding(
+    return ModuleProjections(
         recipe=chosen.recipe,
         sizes=chosen.sizes,
         golden=is_golden,
@@ -157,7 +172,7 @@ def find(module: nn.Module, request: Request) -> Finding:
     )
 
 
-def _with_any_heads(search: Search) -> Search:
+def _with_any_heads(search: ProjectionSearch) -> ProjectionSearch:
     """The search without an attribute that sounded like a number of heads and cannot be one.
 
     Raises DeclarationError where no number of heads would fit either, or the user gave this one.
@@ -170,7 +185,7 @@ def _with_any_heads(search: Search) -> Search:
 
 
 def _known_heads(
-    module: nn.Module, request: Request, possible: Options
+    module: nn.Module, request: ModuleRequest, possible: Options
 ) -> tuple[tuple[int, ...] | None, list[str]]:
     if request.num_heads is not None:
         return (request.num_heads,), []
@@ -184,12 +199,12 @@ def _known_heads(
     return None, []
 
 
-def _known_kv_heads(module: nn.Module, request: Request) -> int | None:
+def _known_kv_heads(module: nn.Module, request: ModuleRequest) -> int | None:
     found = known_number(module, KV_HEAD_NAMES)
     return request.num_kv_heads or (found[1] if found else None)
 
 
-def _trial(module: nn.Module, request: Request, possible: Options) -> Trial:
+def _trial(module: nn.Module, request: ModuleRequest, calling: Calling, possible: Options) -> Trial:
     """A trial in which every matrix and bias that may be a projection's is drawn anew."""
     drawn: set[int] = set()
     for assignment in possible.assignments:
@@ -198,10 +213,10 @@ def _trial(module: nn.Module, request: Request, possible: Options) -> Trial:
             drawn |= {id(parameter) for parameter in holder.parameters(module)}
     known = module.named_parameters(remove_duplicate=False)
     names = tuple(name for name, parameter in known if id(parameter) in drawn)
-    return Trial(module, request.calling, request.batched, names)
+    return Trial(module, calling, request.batched, names)
 
 
-def _hypotheses(search: Search) -> Iterator[Hypothesis]:
+def _hypotheses(search: ProjectionSearch) -> Iterator[Hypothesis]:
     for choice, assignment in enumerate(search.possible.assignments):
         for recipe in recipes(assignment, search.possible.biases):
             shapes = _shapes(assignment, recipe)
@@ -210,12 +225,12 @@ def _hypotheses(search: Search) -> Iterator[Hypothesis]:
                     yield Hypothesis(choice=choice, recipe=recipe, sizes=sizes)
 
 
-def _shapes(assignment: Assignment, recipe: Recipe) -> dict[str, tuple[int, int]]:
+def _shapes(assignment: Assignment, recipe: StoredProjections) -> dict[str, tuple[int, int]]:
     pairs = zip(recipe.matrices, assignment.values(), strict=True)
     return {holder.roles: leaf.out_and_in(transposed=holder.transposed) for holder, leaf in pairs}
 
 
-def _fits(module: nn.Module, recipe: Recipe, sizes: Sizes) -> bool:
+def _fits(module: nn.Module, recipe: StoredProjections, sizes: HeadSizes) -> bool:
     """Whether layouts make sense for these sizes and biases have as many rows as they should."""
     if not all(supports(holder.layout, holder.roles, sizes) for holder in recipe.matrices):
         return False
@@ -226,7 +241,7 @@ def _fits(module: nn.Module, recipe: Recipe, sizes: Sizes) -> bool:
     return True
 
 
-def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, bool]:
+def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hypothesis, bool]:
     agreeing = _agreeing(hypotheses, search)
     if len({hypothesis.choice for hypothesis in agreeing}) > 1:
         msg = (
@@ -248,7 +263,7 @@ def _decide(hypotheses: list[Hypothesis], search: Search) -> tuple[Hypothesis, b
     return hypotheses[0], False
 
 
-def _agreeing(hypotheses: list[Hypothesis], search: Search) -> list[Hypothesis]:
+def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hypothesis]:
     """The hypotheses under which the answers are golden, by the strictest dtype that any meets.
 
     Bounds cost more than answers, so they are computed from the nearest answer on, until one fails.
@@ -266,7 +281,7 @@ def _agreeing(hypotheses: list[Hypothesis], search: Search) -> list[Hypothesis]:
     return []
 
 
-def _distance(hypothesis: Hypothesis, search: Search) -> float:
+def _distance(hypothesis: Hypothesis, search: ProjectionSearch) -> float:
     weights = hypothesis.recipe.read(search.trial.module, hypothesis.sizes)
     answer = search.trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
     if answer is None:
@@ -275,18 +290,24 @@ def _distance(hypothesis: Hypothesis, search: Search) -> float:
     return distance(answer.output, evaluate(answer.inputs, weights, hypothesis.sizes, semantics))
 
 
-def _holds(hypothesis: Hypothesis, search: Search, strictness: int) -> bool:
+def _holds(hypothesis: Hypothesis, search: ProjectionSearch, strictness: int) -> bool:
     semantics = search.request.semantics
     return holds(hypothesis.recipe, hypothesis.sizes, search.trial, semantics, strictness)
 
 
-def answers_golden(recipe: Recipe, sizes: Sizes, trial: Trial, semantics: golden.Semantics) -> bool:
+def answers_golden(
+    recipe: StoredProjections, sizes: HeadSizes, trial: Trial, semantics: golden.Semantics
+) -> bool:
     """Whether a module's answer on trial is golden when its weights are read by this recipe."""
     return any(holds(recipe, sizes, trial, semantics, step) for step in range(_STRICTNESSES))
 
 
 def holds(
-    recipe: Recipe, sizes: Sizes, trial: Trial, semantics: golden.Semantics, strictness: int
+    recipe: StoredProjections,
+    sizes: HeadSizes,
+    trial: Trial,
+    semantics: golden.Semantics,
+    strictness: int,
 ) -> bool:
     """The same, judged by one of the answer's dtypes."""
     weights = recipe.read(trial.module, sizes)
@@ -297,7 +318,7 @@ def holds(
     return agrees(answer.output, answer.inputs, weights, sizes, semantics, dtype)
 
 
-def _confirmation(chosen: Hypothesis, search: Search, *, is_golden: bool) -> str:
+def _confirmation(chosen: Hypothesis, search: ProjectionSearch, *, is_golden: bool) -> str:
     if not is_golden:
         return "no layout of the weights agrees with the golden reference: the likeliest was taken"
     if search.heads is None:
@@ -305,7 +326,7 @@ def _confirmation(chosen: Hypothesis, search: Search, *, is_golden: bool) -> str
     return "roles and layout were confirmed by agreement with the golden reference"
 
 
-def _unknown_roles(search: Search) -> str:
+def _unknown_roles(search: ProjectionSearch) -> str:
     titles = ", ".join(leaf.title for leaf in search.possible.leaves)
     number = "" if search.heads is None else f" with {search.heads[0]} heads"
     return (
@@ -321,7 +342,7 @@ def _because(trial: Trial) -> str:
     return f" (a trial call {raised_text(trial.failure)})"
 
 
-def _unfit(search: Search) -> str:
+def _unfit(search: ProjectionSearch) -> str:
     shapes = ", ".join(
         f"{leaf.title} {list(leaf.out_and_in(transposed=leaf.transposed[0]))}"
         for leaf in search.possible.leaves
@@ -334,7 +355,7 @@ def _unfit(search: Search) -> str:
     )
 
 
-def _check_untied(module: nn.Module, recipe: Recipe, shown: str) -> None:
+def _check_untied(module: nn.Module, recipe: StoredProjections, shown: str) -> None:
     seen: dict[int, str] = {}
     for holder in (*recipe.matrices, *recipe.biases):
         for parameter in holder.parameters(module):
@@ -347,7 +368,7 @@ def _check_untied(module: nn.Module, recipe: Recipe, shown: str) -> None:
                 raise DeclarationError(msg)
 
 
-def recipe_notes(recipe: Recipe) -> Iterator[str]:
+def recipe_notes(recipe: StoredProjections) -> Iterator[str]:
     """Where each projection was found, a sentence each."""
     for holder in recipe.matrices:
         roles = ", ".join(_WORDS[role] for role in holder.roles)
@@ -358,7 +379,7 @@ def recipe_notes(recipe: Recipe) -> Iterator[str]:
         yield "no output projection"
 
 
-def _leftovers(possible: Options, recipe: Recipe) -> Iterator[str]:
+def _leftovers(possible: Options, recipe: StoredProjections) -> Iterator[str]:
     used = {holder.path for holder in recipe.matrices}
     others = [leaf.title for leaf in possible.leaves if leaf.path not in used]
     if others:

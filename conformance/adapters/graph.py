@@ -14,18 +14,18 @@ from .._golden import golden
 from ..declare.candidate import Candidate
 from ..declare.decorators import core, fixed_layer
 from ..errors import DeclarationError, UsageError
-from ..graphs.opened import Found, OpenedGraph
+from ..graphs.opened import GraphProjections, OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
-from ..graphs.reading import Header, Reading
+from ..graphs.reading import GraphReading, Header
 from ..graphs.roles import read_roles, read_unasked
-from ..graphs.sidecar import Told, read_told, sidecar_of
+from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from ..graphs.validation import read_header
 from ..graphs.weights import find_weights, read_state_dict
 from ..graphs.weights.projecting import UNKNOWN
 from .graph_forward import GraphForward, mask_pairs
 from .module import assuming
-from .source import Source, source_of
+from .source import ExportSource, source_of
 
 DOUBLES: Final = (
     "accumulate is float32: onnxruntime rounds the scale of doubles to float (docs/findings/012)"
@@ -35,12 +35,12 @@ _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Besides:
+class GraphRequest:
     """What the user gives beside the graph: files, the module it was exported from, promises."""
 
     declaration: Path | None = None
     state_dict: Path | None = None
-    source: Source | None = None
+    source: ExportSource | None = None
     name: str | None = None
     promises: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def graph(
     """
     return graph_candidate(
         Path(path),
-        Besides(
+        GraphRequest(
             declaration=None if declaration is None else Path(declaration),
             state_dict=None if state_dict is None else Path(state_dict),
             source=None if source is None else source_of(source, type(source).__name__),
@@ -83,13 +83,13 @@ def graph(
     )
 
 
-def graph_candidate(path: Path, besides: Besides) -> Candidate:
+def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
     """The candidate that an ONNX file is; raises UsageError, see :func:`graph`."""
     header = read_header(path)
-    told = _told(path, besides)
+    told = _told(path, request)
     process = GraphProcess(path)
     try:
-        reading, found = _read(header, process, told, besides)
+        reading, found = _read(header, process, told, request)
     except GraphRefused as error:
         process.close()
         msg = f"{path} cannot be run: {error}"
@@ -97,12 +97,12 @@ def graph_candidate(path: Path, besides: Besides) -> Candidate:
     except BaseException:
         process.close()
         raise
-    return _candidate(header, told, process, reading, found, besides.source)
+    return _candidate(header, told, process, reading, found, request.source)
 
 
 def _read(
-    header: Header, process: GraphProcess, told: Told, besides: Besides
-) -> tuple[Reading, Found]:
+    header: Header, process: GraphProcess, told: GraphDeclaration, request: GraphRequest
+) -> tuple[GraphReading, GraphProjections]:
     """Roles and weights.
 
     Of a graph that hangs or dies they are read with nothing optimised, and where it gives no answer
@@ -117,13 +117,15 @@ def _read(
             at = "" if setting == DEFAULT else " with nothing optimised, too"
             notes.append(f"when its inputs were tried{at}, the graph {lost}")
             continue
-        reading = _causal_as(besides.source, reading, header, told)
-        found = _weights(header, asked, reading, told, besides)
+        reading = _causal_as(request.source, reading, header, told)
+        found = _weights(header, asked, reading, told, request)
         return _noted(reading, notes), found
-    return _noted(read_unasked(header, told), notes), Found(gauge=UNKNOWN)
+    return _noted(read_unasked(header, told), notes), GraphProjections(gauge=UNKNOWN)
 
 
-def _causal_as(source: Source | None, reading: Reading, header: Header, told: Told) -> Reading:
+def _causal_as(
+    source: ExportSource | None, reading: GraphReading, header: Header, told: GraphDeclaration
+) -> GraphReading:
     """The reading with the causal rule of the source: that of the graph may be the broken one."""
     if source is None or source.module is None or source.lacking(reading)[0]:
         return reading
@@ -141,7 +143,7 @@ def _causal_as(source: Source | None, reading: Reading, header: Header, told: To
     return _noted(dataclasses.replace(reading, causal=causal), [f"the source {rule}"])
 
 
-def _noted(reading: Reading, notes: Sequence[str]) -> Reading:
+def _noted(reading: GraphReading, notes: Sequence[str]) -> GraphReading:
     return dataclasses.replace(reading, assumptions=(*reading.assumptions, *notes))
 
 
@@ -160,34 +162,42 @@ class _Set(GraphProcess):
 
 
 def _weights(
-    header: Header, process: GraphProcess, reading: Reading, told: Told, besides: Besides
-) -> Found:
+    header: Header,
+    process: GraphProcess,
+    reading: GraphReading,
+    told: GraphDeclaration,
+    request: GraphRequest,
+) -> GraphProjections:
     try:
-        return _found(header, process, reading, told, besides)
+        return _found(header, process, reading, told, request)
     except (GraphLost, GraphRefused) as error:
-        return _unprobed(error, besides.source)
+        return _unprobed(error, request.source)
 
 
-def _unprobed(error: Exception, source: Source | None) -> Found:
+def _unprobed(error: Exception, source: ExportSource | None) -> GraphProjections:
     """The weights of a graph that gives no answer to the tokens that would show them."""
     note = f"the weights could not be read from the graph, which gave no answer: {error}"
     if source is None or source.found is None:
-        return Found(gauge=UNKNOWN, assumptions=(note,))
+        return GraphProjections(gauge=UNKNOWN, assumptions=(note,))
     return dataclasses.replace(source.found, assumptions=(note, "its source's are taken"))
 
 
-def _told(path: Path, besides: Besides) -> Told:
-    file = besides.declaration or sidecar_of(path)
-    told = Told() if file is None else read_told(file)
+def _told(path: Path, request: GraphRequest) -> GraphDeclaration:
+    file = request.declaration or sidecar_of(path)
+    told = GraphDeclaration() if file is None else read_declaration(file)
     return dataclasses.replace(
-        told, name=besides.name or told.name, promises={**told.promises, **besides.promises}
+        told, name=request.name or told.name, promises={**told.promises, **request.promises}
     )
 
 
 def _found(
-    header: Header, process: GraphProcess, reading: Reading, told: Told, besides: Besides
-) -> Found:
-    source, given = besides.source, besides.state_dict
+    header: Header,
+    process: GraphProcess,
+    reading: GraphReading,
+    told: GraphDeclaration,
+    request: GraphRequest,
+) -> GraphProjections:
+    source, given = request.source, request.state_dict
     state = None if given is None else read_state_dict(given)
     if state is not None or source is None or source.found is not None or source.module is None:
         known = None if source is None else source.found
@@ -203,11 +213,11 @@ def _found(
 
 def _candidate(
     header: Header,
-    told: Told,
+    told: GraphDeclaration,
     process: GraphProcess,
-    reading: Reading,
-    found: Found,
-    source: Source | None,
+    reading: GraphReading,
+    found: GraphProjections,
+    source: ExportSource | None,
 ) -> Candidate:
     heads = told.num_heads or found.num_heads or _pinned(reading, "num_heads")
 
@@ -219,10 +229,10 @@ def _candidate(
     needed, offered = ([], []) if source is None else source.lacking(reading)
     opened = OpenedGraph(
         header=header,
-        told=told,
+        declaration=told,
         process=process,
         reading=reading,
-        found=found,
+        projections=found,
         forward=forward,
         source=None if source is None else source.forward(reading, heads),
         exported=None if source is None else source.exported(reading, heads),
@@ -244,14 +254,14 @@ def _running(process: GraphProcess, setting: Setting) -> Callable[[Feeds], dict[
     return lambda feeds: process.run(feeds, setting=setting)
 
 
-def _pinned(reading: Reading, field: str) -> int | None:
+def _pinned(reading: GraphReading, field: str) -> int | None:
     pin = reading.pins.get(field)
     return pin if isinstance(pin, int) else None
 
 
 def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> Candidate:
     """The declaration that roles and weights make, completed by what the user promises."""
-    reading, told = opened.reading, opened.told
+    reading, told = opened.reading, opened.declaration
     promises = {**_promises(opened), **told.promises}
     name = told.name or opened.header.path.stem
     try:
@@ -260,9 +270,9 @@ def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> 
         else:
             made = fixed_layer(
                 forward,
-                opened.found.weights,
+                opened.projections.weights,
                 num_heads=heads,
-                num_kv_heads=opened.found.num_kv_heads,
+                num_kv_heads=opened.projections.num_kv_heads,
                 name=name,
                 **promises,
             )
@@ -276,7 +286,7 @@ def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> 
 
 
 def _promises(opened: OpenedGraph) -> dict[str, Any]:
-    reading, found = opened.reading, opened.found
+    reading, found = opened.reading, opened.projections
     pairs = mask_pairs(reading)
     features = []
     if any(role.role == "weights" and "H" in role.axes for role in reading.outputs):
@@ -301,8 +311,8 @@ def _promises(opened: OpenedGraph) -> dict[str, Any]:
         promises["semantics"] = golden.STANDARD.replace(scale=found.scale)
     if _dtype(reading) == "float64":
         promises["accumulate"] = "float32"
-    if opened.told.precision or _is_quantised(opened.header):
-        promises["precision"] = opened.told.precision or "int8-dynamic"
+    if opened.declaration.precision or _is_quantised(opened.header):
+        promises["precision"] = opened.declaration.precision or "int8-dynamic"
     return promises
 
 
@@ -311,6 +321,6 @@ def _is_quantised(header: Header) -> bool:
     return all(operator in present for operator in _QUANTISED)
 
 
-def _dtype(reading: Reading) -> str:
+def _dtype(reading: GraphReading) -> str:
     names = ("query", "x")
     return next(role.dtype for role in reading.inputs if role.role in names)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import Array, Feeds
-from ..graphs.reading import MASK_ROLES, Axis, Header, Reading, Role
+from ..graphs.reading import MASK_ROLES, Axis, GraphReading, Header, Role
 
 _TOGETHER: Final = {"M": "HD", "F": "BH"}
 
@@ -85,13 +85,13 @@ _ORDER: Final = {
 }
 
 
-def mask_pairs(reading: Reading) -> tuple[tuple[str, str], ...]:
+def mask_pairs(reading: GraphReading) -> tuple[tuple[str, str], ...]:
     """Which form of a mask the graph takes in which shape, in the declaration's letters."""
     pairs = ((FORMS[role.role], _letters(role, reading)) for role in reading.masks)
     return tuple(dict.fromkeys(pairs))
 
 
-def _letters(role: Role, reading: Reading) -> str:
+def _letters(role: Role, reading: GraphReading) -> str:
     """The letters in which a mask is handed over for an input.
 
     Of several inputs of one form each has all axes: sizes alone do not tell ``BK`` from ``QK``.
@@ -113,7 +113,7 @@ def described(opened: OpenedGraph) -> dict[str, Any]:
         "order": list(_ORDER[reading.mode]),
         "kind": reading.kind,
         "batched": reading.batched,
-        "num_heads": opened.found.num_heads,
+        "num_heads": opened.projections.num_heads,
     }
 
 
@@ -157,7 +157,7 @@ class GraphForward:
     def __init__(
         self,
         run: Run,
-        reading: Reading,
+        reading: GraphReading,
         num_heads: int | None,
         shapes: Mapping[str, Sequence[Axis]] | None = None,
     ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,46 +21,23 @@ from ..errors import DeclarationError, did_you_mean
 from . import multihead
 from .calling import (
     AdaptedModule,
-    Call,
+    CallAdapter,
     Calling,
     check_keywords,
     mask_parameters,
     read_calling,
     second_input,
 )
-from .finding import Finding, Request, answers_golden, find, recipe_notes, trial_notes
-from .packing import Recipe, Sizes
+from .finding import (
+    ModuleProjections,
+    ModuleRequest,
+    answers_golden,
+    find,
+    recipe_notes,
+    trial_notes,
+)
+from .packing import HeadSizes, StoredProjections
 from .trial import Trial, duplicate, instance_of, put_in_dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What the user asked for; ``promises`` are those of ``conformance.layer``."""
-
-    shown: str
-    num_heads: int | None
-    num_kv_heads: int | None
-    call: Call | None
-    projections: Mapping[str, str] | None
-    promises: dict[str, Any]
-
-    @property
-    def inputs(self) -> str | None:
-        """The declared inputs, if any."""
-        inputs: str | None = self.promises.get("inputs")
-        return inputs
-
-    def request(self, calling: Calling) -> Request:
-        """The same as a request to find the projections."""
-        return Request(
-            shown=self.shown,
-            calling=calling,
-            batched=bool(self.promises.get("batched", True)),
-            semantics=self.promises.get("semantics") or golden.STANDARD,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            projections=self.projections,
-        )
 
 
 def check_number(name: str, value: int | None) -> None:
@@ -81,7 +57,7 @@ def check_promises(promises: Mapping[str, Any]) -> None:
     declare("layer", **promises)
 
 
-def with_masks(promises: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
+def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[str, Any]:
     """A mask form that ``call=`` renames is declared by that."""
     if "masks" in promises or not isinstance(call, Mapping):
         return dict(promises)
@@ -89,7 +65,7 @@ def with_masks(promises: Mapping[str, Any], call: Call | None) -> dict[str, Any]
     return {**promises, "masks": forms} if forms else dict(promises)
 
 
-def without_biases(given: golden.Semantics | None, recipe: Recipe) -> golden.Semantics:
+def without_biases(given: golden.Semantics | None, recipe: StoredProjections) -> golden.Semantics:
     """The declared point, without the biases that the module has no place for."""
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
     absent = {f"{words[role]}_bias": False for role in words if not recipe.has_bias(role)}
@@ -99,8 +75,8 @@ def without_biases(given: golden.Semantics | None, recipe: Recipe) -> golden.Sem
 def loaded(
     fresh: nn.Module,
     calling: Calling,
-    recipe: Recipe,
-    sizes: Sizes,
+    recipe: StoredProjections,
+    sizes: HeadSizes,
     weights: golden.ProjectionWeights,
 ) -> AdaptedModule:
     """A module with a problem's weights, in their dtype and on their device, under our call."""
@@ -130,88 +106,93 @@ def assuming(candidate: Candidate, *assumptions: str) -> Candidate:
     return dataclasses.replace(candidate, declaration=declaration)
 
 
-Understood = tuple[Calling, Finding, dict[str, Any]]
+Understood = tuple[Calling, ModuleProjections, dict[str, Any]]
 
 
-def understand(built: nn.Module, wish: Wish) -> Understood:
+def understand(built: nn.Module, request: ModuleRequest) -> Understood:
     """The calling, the finding with every assumption, and the promises completed by them.
 
     Where the answers are golden only with tokens before batch, that order is taken. Raises
     DeclarationError with what to pass.
     """
     if multihead.is_multihead(built):
-        return _multihead(cast("nn.MultiheadAttention", built), wish)
-    calling = calling_of(built, wish)
+        return _multihead(cast("nn.MultiheadAttention", built), request)
+    calling = calling_of(built, request)
     turned = dataclasses.replace(calling, sequence_first=True)
     if getattr(built, "batch_first", None) is False:
         calling, turned = turned, calling
     try:
-        finding = find(built, wish.request(calling))
+        finding = find(built, request, calling)
     except DeclarationError:
-        better = _golden_when(built, wish, turned)
-        crossed = (turned, better) if better is not None else _with_second_input(built, wish)
+        better = _golden_when(built, request, turned)
+        crossed = (turned, better) if better is not None else _with_second_input(built, request)
         if crossed is None:
             raise
         calling, finding = crossed
     else:
-        better = None if finding.golden else _golden_when(built, wish, turned)
+        better = None if finding.golden else _golden_when(built, request, turned)
         calling, finding = (calling, finding) if better is None else (turned, better)
     if not finding.golden:
-        crossed = _with_second_input(built, wish)
+        crossed = _with_second_input(built, request)
         calling, finding = crossed or (calling, finding)
-    return _complete(calling, finding, wish.promises)
+    return _complete(calling, finding, request.promises)
 
 
-def calling_of(built: nn.Module | type[nn.Module], wish: Wish) -> Calling:
+def calling_of(built: nn.Module | type[nn.Module], request: ModuleRequest) -> Calling:
     """How an instance, or the instances of a class, are called."""
-    if multihead.is_multihead(built) and wish.call is None:
-        return Calling(inputs=wish.inputs or "separate")
+    if multihead.is_multihead(built) and request.call is None:
+        return Calling(inputs=request.inputs or "separate")
     forward: Callable[..., Any] = built.forward
     if isinstance(built, type):
         forward = forward.__get__(object())
-    return read_calling(wish.shown, forward, wish.call, wish.inputs)
+    return read_calling(request.shown, forward, request.call, request.inputs)
 
 
-def _golden_when(built: nn.Module, wish: Wish, calling: Calling) -> Finding | None:
+def _golden_when(
+    built: nn.Module, request: ModuleRequest, calling: Calling
+) -> ModuleProjections | None:
     """The finding under the other order of batch and tokens, when that one is golden."""
-    if calling.function is not None or not wish.promises.get("batched", True):
+    if calling.function is not None or not request.batched:
         return None
     try:
-        finding = find(built, wish.request(calling))
+        finding = find(built, request, calling)
     except DeclarationError:
         return None
     return finding if finding.golden else None
 
 
-def _with_second_input(built: nn.Module, wish: Wish) -> tuple[Calling, Finding] | None:
+def _with_second_input(
+    built: nn.Module, request: ModuleRequest
+) -> tuple[Calling, ModuleProjections] | None:
     """How it is golden with an input for key and value that may be left out, if it is."""
     names = second_input(built.forward)
-    if wish.inputs is not None or wish.call is not None or names is None:
+    if request.inputs is not None or request.call is not None or names is None:
         return None
     calling = Calling(inputs="memory", names=names)
-    finding = _golden_when(built, wish, calling)
+    finding = _golden_when(built, request, calling)
     return None if finding is None else (calling, finding)
 
 
-def _multihead(built: nn.MultiheadAttention, wish: Wish) -> Understood:
-    promises = wish.promises
-    if wish.call is None:
-        calling: Calling = multihead.calling(built, wish.inputs)
+def _multihead(built: nn.MultiheadAttention, request: ModuleRequest) -> Understood:
+    promises = request.promises
+    if request.call is None:
+        calling: Calling = multihead.calling(built, request.inputs)
         promises = multihead.promises(promises)
     else:
-        calling = calling_of(built, wish)
+        calling = calling_of(built, request)
         own = calling.function is not None
         calling = dataclasses.replace(calling, sequence_first=not (own or built.batch_first))
     recipe, sizes = multihead.recipe(built), multihead.sizes(built)
-    request = wish.request(calling)
     trial = Trial(built, calling, request.batched, ())
     is_golden = answers_golden(recipe, sizes, trial, request.semantics)
     notes = (*recipe_notes(recipe), *multihead.extra_keys(built), *trial_notes(trial))
-    finding = Finding(recipe=recipe, sizes=sizes, golden=is_golden, assumptions=notes)
+    finding = ModuleProjections(recipe=recipe, sizes=sizes, golden=is_golden, assumptions=notes)
     return _complete(calling, finding, promises)
 
 
-def _complete(calling: Calling, finding: Finding, promises: dict[str, Any]) -> Understood:
+def _complete(
+    calling: Calling, finding: ModuleProjections, promises: Mapping[str, Any]
+) -> Understood:
     notes = [*finding.assumptions, f"inputs: {calling.inputs}"]
     if calling.sequence_first:
         notes.append("its tensors are [L, B, E]: tokens before batch")
@@ -254,32 +235,34 @@ _PROBES = (
 )
 
 
-def of_constructor(kind: type[nn.Module], construct: Construct, wish: Wish) -> Candidate:
+def of_constructor(
+    kind: type[nn.Module], construct: Construct, request: ModuleRequest
+) -> Candidate:
     """A candidate whose ``construct(geometry)`` is called for each problem.
 
     Projections are found once, on a probe. Raises DeclarationError when the modules do not have the
     sizes of their geometries.
     """
-    if wish.num_heads is not None or wish.num_kv_heads is not None:
+    if request.num_heads is not None or request.num_kv_heads is not None:
         msg = (
             "num_heads is given beside construct=, which gets it from each geometry: pin "
             "geometry= instead"
         )
         raise DeclarationError(msg)
-    first, second = (_probe(geometry, kind, wish) for geometry in _PROBES)
-    built = _construct(construct, first, wish.shown)
-    told = dataclasses.replace(wish, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads)
+    first, second = (_probe(geometry, kind, request) for geometry in _PROBES)
+    built = _construct(construct, first, request.shown)
+    told = dataclasses.replace(request, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads)
     calling, finding, promises = understand(built, told)
     if not finding.recipe.has_output:
         msg = (
-            f"{wish.shown} has no output projection: give an instance, whose own weights are "
+            f"{request.shown} has no output projection: give an instance, whose own weights are "
             "then kept"
         )
         raise DeclarationError(msg)
     promises["semantics"] = without_biases(promises.get("semantics"), finding.recipe)
 
     def build(geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
-        fresh = _construct(construct, geometry, wish.shown)
+        fresh = _construct(construct, geometry, request.shown)
         recipe = finding.recipe
         if multihead.is_multihead(fresh):  # fused or separate, by its widths
             recipe = multihead.recipe(fresh)  # type: ignore[arg-type]  # an instance, as seen
@@ -287,7 +270,7 @@ def of_constructor(kind: type[nn.Module], construct: Construct, wish: Wish) -> C
 
     for geometry in (first, second):
         build(geometry, _blank_weights(geometry))
-    candidate = layer(name=wish.shown, **promises)(build)
+    candidate = layer(name=request.shown, **promises)(build)
     return finished(candidate, built, calling, finding.assumptions)
 
 
@@ -306,12 +289,12 @@ def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Modul
     return built
 
 
-def _probe(geometry: Geometry, kind: type[nn.Module], wish: Wish) -> Geometry:
+def _probe(geometry: Geometry, kind: type[nn.Module], request: ModuleRequest) -> Geometry:
     """A probe that obeys what is declared."""
-    if "gqa" in wish.promises.get("features", ()):
+    if "gqa" in request.promises.get("features", ()):
         geometry = geometry.replace(num_heads=2 * geometry.num_kv_heads)
-    pinned = read_pins(wish.promises.get("geometry")).apply(geometry)
-    inputs = calling_of(kind, wish).inputs
+    pinned = read_pins(request.promises.get("geometry")).apply(geometry)
+    inputs = calling_of(kind, request).inputs
     if inputs == "self":
         pinned = pinned.replace(key_size=pinned.query_size, value_size=pinned.query_size)
     if inputs == "memory":
@@ -319,8 +302,8 @@ def _probe(geometry: Geometry, kind: type[nn.Module], wish: Wish) -> Geometry:
     return pinned
 
 
-def _sizes(geometry: Geometry) -> Sizes:
-    return Sizes(
+def _sizes(geometry: Geometry) -> HeadSizes:
+    return HeadSizes(
         num_heads=geometry.num_heads,
         num_kv_heads=geometry.num_kv_heads,
         head_size=geometry.head_size,
@@ -344,7 +327,7 @@ def module(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
     construct: Construct | None = None,
-    call: Call | None = None,
+    call: CallAdapter | None = None,
     projections: Mapping[str, str] | None = None,
     name: str | None = None,
     **promises: Any,
@@ -375,7 +358,7 @@ def module(
     check_number("num_heads", num_heads)
     check_number("num_kv_heads", num_kv_heads)
     check_promises(promises)
-    wish = Wish(
+    request = ModuleRequest(
         shown=shown,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -390,14 +373,16 @@ def module(
                 "construct="
             )
             raise DeclarationError(msg)
-        return _of_instance(cls_or_instance, wish)
+        return _of_instance(cls_or_instance, request)
     if construct is None and multihead.is_multihead(cls_or_instance) and "geometry" not in promises:
-        wish = dataclasses.replace(wish, promises={**wish.promises, "geometry": multihead.nearest})
+        request = dataclasses.replace(
+            request, promises={**request.promises, "geometry": multihead.nearest}
+        )
         construct = multihead.construct
     if construct is not None:
-        return of_constructor(cls_or_instance, construct, wish)
+        return of_constructor(cls_or_instance, construct, request)
     built, how = instance_of(cls_or_instance, num_heads)
-    return assuming(_of_instance(built, wish), how)
+    return assuming(_of_instance(built, request), how)
 
 
 def _shown(given: object, name: str | None) -> str:
@@ -409,17 +394,19 @@ def _shown(given: object, name: str | None) -> str:
     raise DeclarationError(msg)
 
 
-def _of_instance(built: nn.Module, wish: Wish) -> Candidate:
+def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
     if isinstance(built, torch.jit.ScriptModule):
-        msg = f"{wish.shown} is scripted: give the module it was scripted from, or use fixed_layer"
+        msg = (
+            f"{request.shown} is scripted: give the module it was scripted from, or use fixed_layer"
+        )
         raise DeclarationError(msg)
-    calling, finding, promises = understand(built, wish)
+    calling, finding, promises = understand(built, request)
     sizes, recipe = finding.sizes, finding.recipe
     weights = recipe.read(built, sizes)
     told = promises.get("geometry") or {}
     if not isinstance(told, Mapping):
         msg = (
-            f"geometry is {told!r}, but {wish.shown} is built already: give a dict of the "
+            f"geometry is {told!r}, but {request.shown} is built already: give a dict of the "
             "lengths it can have"
         )
         raise DeclarationError(msg)
@@ -428,17 +415,17 @@ def _of_instance(built: nn.Module, wish: Wish) -> Candidate:
     if sizes.num_kv_heads != sizes.num_heads:
         promises["features"] = [*promises.get("features", ()), "gqa"]
     if recipe.has_output:
-        candidate = layer(name=wish.shown, **promises)(_builder(built, calling, finding))
+        candidate = layer(name=request.shown, **promises)(_builder(built, calling, finding))
     else:
         kept = AdaptedModule(duplicate(built), calling)
         heads = sizes.num_heads
-        candidate = fixed_layer(kept, weights, num_heads=heads, name=wish.shown, **promises)
+        candidate = fixed_layer(kept, weights, num_heads=heads, name=request.shown, **promises)
         candidate = dataclasses.replace(candidate, function=_builder_of_one(kept))
     return finished(candidate, built, calling, finding.assumptions)
 
 
 def _builder(
-    built: nn.Module, calling: Calling, finding: Finding
+    built: nn.Module, calling: Calling, finding: ModuleProjections
 ) -> Callable[[Geometry, golden.ProjectionWeights], AdaptedModule]:
     def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
         return loaded(duplicate(built), calling, finding.recipe, finding.sizes, weights)
@@ -463,7 +450,7 @@ def _builder_of_one(
     return build
 
 
-def _pins(weights: golden.ProjectionWeights, sizes: Sizes) -> dict[str, int]:
+def _pins(weights: golden.ProjectionWeights, sizes: HeadSizes) -> dict[str, int]:
     merged = sizes.num_heads * sizes.value_head_size
     return {
         **dataclasses.asdict(sizes),

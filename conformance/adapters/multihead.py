@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -13,7 +13,7 @@ from ..base.geometry import Geometry
 from ..declare.declaration import Declaration
 from ..errors import DeclarationError
 from .calling import Calling
-from .packing import Holder, Recipe, Sizes
+from .packing import HeadSizes, Holder, StoredProjections
 
 # True in its masks means ignore; [B,1,1,K] arrives as key_padding_mask, the others as attn_mask.
 PROMISES: Final[dict[str, Any]] = {
@@ -32,7 +32,7 @@ def is_multihead(module: object) -> bool:
     return issubclass(kind, nn.MultiheadAttention) and kind.forward is nn.MultiheadAttention.forward
 
 
-def recipe(module: nn.MultiheadAttention) -> Recipe:
+def recipe(module: nn.MultiheadAttention) -> StoredProjections:
     """Where the layer keeps its weights: fused, or separate when kdim or vdim differ."""
     fused = module.in_proj_weight is not None
     paths = {"qkv": "in_proj_weight"} if fused else {role: f"{role}_proj_weight" for role in "qkv"}
@@ -40,15 +40,15 @@ def recipe(module: nn.MultiheadAttention) -> Recipe:
     biases = {"qkv": "in_proj_bias"} if module.in_proj_bias is not None else {}
     if module.out_proj.bias is not None:
         biases["o"] = "out_proj.bias"
-    return Recipe(
+    return StoredProjections(
         matrices=tuple(Holder(roles=roles, path=path) for roles, path in paths.items()),
         biases=tuple(Holder(roles=roles, path=path) for roles, path in biases.items()),
     )
 
 
-def sizes(module: nn.MultiheadAttention) -> Sizes:
+def sizes(module: nn.MultiheadAttention) -> HeadSizes:
     """Its heads, all of one size."""
-    return Sizes(
+    return HeadSizes(
         num_heads=module.num_heads,
         num_kv_heads=module.num_heads,
         head_size=module.head_dim,
@@ -64,7 +64,7 @@ def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
         yield "add_zero_attn adds a key of zeros, which the specification does not have"
 
 
-def promises(given: dict[str, Any]) -> dict[str, Any]:
+def promises(given: Mapping[str, Any]) -> dict[str, Any]:
     """Its own promises where the user made none; DeclarationError for what it cannot take."""
     for form in given.get("masks", ()):
         if form not in _FORMS:

@@ -16,7 +16,7 @@ LAYOUTS: Final = ("blocks", "grouped", "hdk", "dkh")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class HeadSizes:
     """The numbers of heads and their sizes."""
 
     num_heads: int
@@ -74,14 +74,14 @@ class Holder:
         )
         raise DeclarationError(msg)
 
-    def read(self, module: nn.Module, sizes: Sizes) -> dict[str, Tensor]:
+    def read(self, module: nn.Module, sizes: HeadSizes) -> dict[str, Tensor]:
         """A copy of what is held, by role, as ``(out, in)`` matrices (or biases)."""
         parts = [self._as_rows(parameter.detach()) for parameter in self.parameters(module)]
         unpacked = unpack(torch.cat(parts), self.roles, self.layout, sizes)
         return {role: part.clone() for role, part in unpacked.items()}
 
     @torch.no_grad()
-    def write(self, module: nn.Module, sizes: Sizes, parts: Mapping[str, Tensor]) -> None:
+    def write(self, module: nn.Module, sizes: HeadSizes, parts: Mapping[str, Tensor]) -> None:
         """Load what it holds, in place; raises DeclarationError for another shape."""
         packed = pack(parts, self.roles, self.layout, sizes)
         views = [self._as_rows(parameter) for parameter in self.parameters(module)]
@@ -101,7 +101,7 @@ class Holder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class StoredProjections:
     """The holders of a module's matrices and biases; the same for every size of the module."""
 
     matrices: tuple[Holder, ...]
@@ -116,7 +116,7 @@ class Recipe:
         """Whether there is an output projection."""
         return any(holder.roles == "o" for holder in self.matrices)
 
-    def read(self, module: nn.Module, sizes: Sizes) -> golden.ProjectionWeights:
+    def read(self, module: nn.Module, sizes: HeadSizes) -> golden.ProjectionWeights:
         """The module's weights, in the layout of the golden reference."""
         found: dict[str, Tensor] = {}
         for holder in self.matrices:
@@ -126,7 +126,7 @@ class Recipe:
             found.update({f"{role}_bias": bias for role, bias in biases.items()})
         return golden.ProjectionWeights(**found)
 
-    def write(self, module: nn.Module, sizes: Sizes, weights: golden.ProjectionWeights) -> None:
+    def write(self, module: nn.Module, sizes: HeadSizes, weights: golden.ProjectionWeights) -> None:
         """Load weights in place; a bias that is not given becomes zero.
 
         Raises DeclarationError for a shape that does not fit or a bias without a place.
@@ -149,7 +149,7 @@ def _bias(weights: golden.ProjectionWeights, role: str) -> Tensor:
     return matrix.new_zeros(matrix.shape[0]) if bias is None else bias
 
 
-def supports(layout: str, roles: str, sizes: Sizes) -> bool:
+def supports(layout: str, roles: str, sizes: HeadSizes) -> bool:
     """Whether a layout makes sense for these sizes: some need every role to have equal heads."""
     if layout == "blocks":
         return True
@@ -161,7 +161,7 @@ def supports(layout: str, roles: str, sizes: Sizes) -> bool:
     return same_heads and ("v" not in roles or sizes.head_size == sizes.value_head_size)
 
 
-def unpack(packed: Tensor, roles: str, layout: str, sizes: Sizes) -> dict[str, Tensor]:
+def unpack(packed: Tensor, roles: str, layout: str, sizes: HeadSizes) -> dict[str, Tensor]:
     """Cut ``[rows, ...]`` into the rows of each role."""
     if len(roles) == 1:
         return {roles: packed}
@@ -181,7 +181,7 @@ def unpack(packed: Tensor, roles: str, layout: str, sizes: Sizes) -> dict[str, T
     return dict(zip(roles, parts, strict=True))
 
 
-def pack(parts: Mapping[str, Tensor], roles: str, layout: str, sizes: Sizes) -> Tensor:
+def pack(parts: Mapping[str, Tensor], roles: str, layout: str, sizes: HeadSizes) -> Tensor:
     """The inverse of :func:`unpack`."""
     if len(roles) == 1:
         return parts[roles]
@@ -229,7 +229,7 @@ def possible_sizes(
     shapes: Mapping[str, tuple[int, int]],
     num_heads: tuple[int, ...] | None,
     num_kv_heads: int | None,
-) -> Iterator[Sizes]:
+) -> Iterator[HeadSizes]:
     """Every way to cut matrices into heads, likeliest first.
 
     ``shapes`` maps roles (``"q"``, ``"kv"``, ``"qkv"``, ``"o"`` …) to ``(out, in)``; without
@@ -278,7 +278,7 @@ def _possible_rows(
         yield rows["q"], rows["k"], rows["v"]
 
 
-def _cut(query_rows: int, key_rows: int, value_rows: int, heads: int) -> Sizes | None:
+def _cut(query_rows: int, key_rows: int, value_rows: int, heads: int) -> HeadSizes | None:
     if min(query_rows, key_rows, value_rows) < 1 or query_rows % heads:
         return None
     head_size = query_rows // heads
@@ -287,7 +287,7 @@ def _cut(query_rows: int, key_rows: int, value_rows: int, heads: int) -> Sizes |
     kv_heads = key_rows // head_size
     if heads % kv_heads or value_rows % kv_heads:
         return None
-    return Sizes(
+    return HeadSizes(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,

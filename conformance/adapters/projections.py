@@ -12,7 +12,7 @@ from torch import nn
 
 from ..base.parameter_names import role_of
 from ..errors import DeclarationError
-from .packing import LAYOUTS, Holder, Recipe
+from .packing import LAYOUTS, Holder, StoredProjections
 
 _MATRIX: Final = 2
 _NOT_PROJECTIONS: Final = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.Bilinear, nn.RNNBase)
@@ -183,7 +183,7 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
     return Options(tuple(assignments), biases, tuple(found), len(assignments) == 1)
 
 
-def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Recipe]:
+def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[StoredProjections]:
     """Every way to read an assignment, likeliest first: orientation, order and layout."""
     variants = [list(_holders(roles, leaf)) for roles, leaf in assignment.items()]
     own = [leaf.bias for leaf in assignment.values()]
@@ -201,7 +201,7 @@ def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Reci
         ]
         layouts = {holder.layout for holder in holders}
         fused = next(iter(layouts - {"blocks"}), "blocks")
-        yield Recipe(
+        yield StoredProjections(
             matrices=tuple(holders),
             biases=(
                 *attached,

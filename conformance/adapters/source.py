@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
-from ..graphs.opened import Found
+from ..graphs.opened import GraphProjections
 from ..graphs.process import Array, Feeds
 from ..graphs.protocol import GraphRefused
-from ..graphs.reading import Reading
+from ..graphs.reading import GraphReading
+from .finding import ModuleRequest
 from .graph_forward import GraphForward, Run
-from .module import Wish, understand
+from .module import understand
 
 _TAKES_A_TENSOR: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -29,7 +30,7 @@ _ACCEPTED: Final = "a torch.nn.Module instance, or a function without arguments 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ExportSource:
     """What ``--source`` names.
 
     module
@@ -45,10 +46,10 @@ class Source:
     shown: str
     module: nn.Module | None = None
     candidate: Candidate | None = None
-    found: Found | None = None
+    found: GraphProjections | None = None
     note: str = ""
 
-    def lacking(self, reading: Reading) -> tuple[list[str], list[str]]:
+    def lacking(self, reading: GraphReading) -> tuple[list[str], list[str]]:
         """Parameters that the graph has no input for: those it needs, and those it may be given."""
         if self.module is None:
             return [], []
@@ -65,7 +66,7 @@ class Source:
         offered = [one.name for one in left if one.default is None]
         return needed, offered
 
-    def runner(self, reading: Reading, refusals: list[str]) -> Run:
+    def runner(self, reading: GraphReading, refusals: list[str]) -> Run:
         """The module given what the graph is given; GraphRefused for what it raises.
 
         What it raised is in ``refusals`` while it has not answered once.
@@ -86,19 +87,19 @@ class Source:
 
         return asked
 
-    def forward(self, reading: Reading, num_heads: int | None) -> Callable[..., Any]:
+    def forward(self, reading: GraphReading, num_heads: int | None) -> Callable[..., Any]:
         """The source under the harness' call, given what the graph is given."""
         if self.candidate is not None:
             return _of_candidate(self.candidate)
         return GraphForward(self._run(reading), reading, num_heads)
 
-    def exported(self, reading: Reading, num_heads: int | None) -> Callable[..., Any] | None:
+    def exported(self, reading: GraphReading, num_heads: int | None) -> Callable[..., Any] | None:
         """The same for the exported program, the step before the graph."""
         if self.module is None:
             return None
         return GraphForward(self._run(reading, exported=True), reading, num_heads)
 
-    def _run(self, reading: Reading, *, exported: bool = False) -> Run:
+    def _run(self, reading: GraphReading, *, exported: bool = False) -> Run:
         module = self.module
         if module is None:
             msg = f"{self.shown} is no module"
@@ -119,7 +120,7 @@ class Source:
         return run
 
 
-def source_of(value: Any, shown: str) -> Source:
+def source_of(value: Any, shown: str) -> ExportSource:
     """The source that an object is; raises UsageError for what cannot be one."""
     if isinstance(value, Candidate):
         return _candidate_source(value, shown)
@@ -134,10 +135,10 @@ def source_of(value: Any, shown: str) -> Source:
         raise UsageError(msg)
     module = value.eval()
     found, note = _understood(module, shown)
-    return Source(shown=shown, module=module, found=found, note=note)
+    return ExportSource(shown=shown, module=module, found=found, note=note)
 
 
-def _candidate_source(candidate: Candidate, shown: str) -> Source:
+def _candidate_source(candidate: Candidate, shown: str) -> ExportSource:
     weights = candidate.fixed_weights
     if candidate.kind == "layer" and weights is None:
         msg = (
@@ -148,13 +149,13 @@ def _candidate_source(candidate: Candidate, shown: str) -> Source:
     found = None
     if weights is not None:
         sizes = candidate.declaration.pins.sizes
-        found = Found(
+        found = GraphProjections(
             weights=weights,
             num_heads=sizes["num_heads"][0],
             num_kv_heads=sizes["num_kv_heads"][0],
             how="source",
         )
-    return Source(shown=shown, candidate=candidate, found=found)
+    return ExportSource(shown=shown, candidate=candidate, found=found)
 
 
 def _of_candidate(candidate: Candidate) -> Callable[..., Any]:
@@ -164,19 +165,17 @@ def _of_candidate(candidate: Candidate) -> Callable[..., Any]:
     return built
 
 
-def _understood(module: nn.Module, shown: str) -> tuple[Found | None, str]:
+def _understood(module: nn.Module, shown: str) -> tuple[GraphProjections | None, str]:
     """The module's weights as the module adapter reads them, or why it cannot."""
-    wish = Wish(
-        shown=shown, num_heads=None, num_kv_heads=None, call=None, projections=None, promises={}
-    )
+    request = ModuleRequest(shown=shown)
     try:
-        _, finding, _ = understand(module, wish)
+        _, finding, _ = understand(module, request)
         weights = finding.recipe.read(module, finding.sizes)
     except DeclarationError as error:
         return None, str(error)
     sizes = finding.sizes
     return (
-        Found(
+        GraphProjections(
             weights=weights,
             num_heads=sizes.num_heads,
             num_kv_heads=sizes.num_kv_heads,
@@ -201,7 +200,7 @@ def _tensor(array: Array, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def _named(answer: Any, reading: Reading) -> dict[str, Array]:
+def _named(answer: Any, reading: GraphReading) -> dict[str, Array]:
     """What a module returned by the names of the graph's outputs, which come in the same order."""
     flat = [entry for entry in _flattened(answer) if isinstance(entry, Tensor)]
     names = [role.name for role in reading.outputs]

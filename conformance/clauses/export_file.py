@@ -15,7 +15,7 @@ from ..calls.calling import CandidateFailure, arguments, guarded
 from ..declare.candidate import Candidate
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, Setting
-from ..graphs.reading import MASK_ROLES, TENSOR_ROLES, Reading, Role
+from ..graphs.reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Role
 from ..graphs.server import size_text
 from ..graphs.validation import LARGEST_FILE, defects
 from ..problems.inputs import Inputs
@@ -161,7 +161,7 @@ def names(subject: Subject, _problem: Problem) -> Finding:
     return _finding("names do not say roles", (_listed(told),) if told else ())
 
 
-def _named(reading: Reading) -> list[Role]:
+def _named(reading: GraphReading) -> list[Role]:
     return [role for role in (*reading.inputs, *reading.outputs) if role.role in _SAYS]
 
 
@@ -260,7 +260,7 @@ def _answered(run: Run, feeds: Feeds) -> Mapping[str, Array]:
 
 def _may_change(graph: OpenedGraph, role: Role, feeds: Feeds) -> bool:
     """Not what the user said to be a constant, nor what is empty."""
-    told = graph.told.inputs.get(role.name, {}).get("role") == "constant"
+    told = graph.declaration.inputs.get(role.name, {}).get("role") == "constant"
     return not told and bool(feeds[role.name].size)
 
 

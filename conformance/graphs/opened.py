@@ -8,8 +8,8 @@ from typing import Any
 
 from .._golden import golden
 from .process import GraphProcess, Setting
-from .reading import Header, Reading
-from .sidecar import Told
+from .reading import GraphReading, Header
+from .sidecar import GraphDeclaration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Stages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class GraphProjections:
     """The projections of a layer's graph.
 
     weights
@@ -69,10 +69,10 @@ class OpenedGraph:
     """
 
     header: Header
-    told: Told
+    declaration: GraphDeclaration
     process: GraphProcess
-    reading: Reading
-    found: Found
+    reading: GraphReading
+    projections: GraphProjections
     forward: Callable[[Setting], Callable[..., Any]]
     source: Callable[..., Any] | None = None
     exported: Callable[..., Any] | None = None

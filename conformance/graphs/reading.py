@@ -99,7 +99,7 @@ class Role:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class GraphReading:
     """What a graph computes of what.
 
     kind

@@ -17,7 +17,7 @@ from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES, Header
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class GraphDeclaration:
     """A declaration of a graph; what it leaves out is found by behaviour.
 
     inputs, outputs
@@ -83,7 +83,7 @@ def sidecar_of(graph: Path) -> Path | None:
     return beside if beside.is_file() else None
 
 
-def read_told(path: Path) -> Told:
+def read_declaration(path: Path) -> GraphDeclaration:
     """Read a graph's declaration; raises UsageError that names the file, the key and its remedy."""
     data = _load(path)
     where = str(path)
@@ -97,7 +97,7 @@ def read_told(path: Path) -> Told:
             raise UsageError(msg)
     if "precision" in data:
         _check_word(data["precision"], PRECISIONS, f"{where}: precision")
-    return Told(
+    return GraphDeclaration(
         inputs=_read_inputs(data.get("inputs", {}), where),
         outputs=_read_outputs(data.get("outputs", {}), where),
         promises=_read_promises(data, where),
@@ -109,7 +109,7 @@ def read_told(path: Path) -> Told:
     )
 
 
-def check_told(told: Told, header: Header) -> None:
+def check_declaration(told: GraphDeclaration, header: Header) -> None:
     """Require that a declaration speaks of inputs and outputs that a graph has."""
     where = told.where or "the declaration"
     for kind, said, ports in (

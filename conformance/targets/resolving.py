@@ -28,7 +28,7 @@ from .loading import (
 from .preflight import check_layer
 
 if TYPE_CHECKING:
-    from ..adapters.source import Source
+    from ..adapters.source import ExportSource
 
 ENTRY_POINTS: Final = "attention_conformance.candidates"
 _NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
@@ -135,14 +135,14 @@ def is_graph(target: str) -> bool:
 
 def _graph(path: Path, beside: Beside) -> Candidate:
     """The candidate of an ONNX file, with what the user gives beside it."""
-    from ..adapters.graph import Besides, graph_candidate  # noqa: PLC0415 (onnx: only for graphs)
+    from ..adapters.graph import GraphRequest, graph_candidate  # noqa: PLC0415 (onnx: only for graphs)
 
-    besides = Besides(
+    request = GraphRequest(
         declaration=_file(beside.declaration, "--declaration"),
         state_dict=_file(beside.state_dict, "--state-dict"),
         source=None if beside.source is None else _source(beside.source),
     )
-    return graph_candidate(path, besides)
+    return graph_candidate(path, request)
 
 
 def _file(name: str | None, option: str) -> Path | None:
@@ -155,7 +155,7 @@ def _file(name: str | None, option: str) -> Path | None:
     return path
 
 
-def _source(target: str) -> Source:
+def _source(target: str) -> ExportSource:
     """The module that a target names; a function without arguments is called once."""
     from ..adapters.source import source_of  # noqa: PLC0415
 

@@ -74,8 +74,8 @@ def test_a_source_verifies_the_scale(path: Path) -> None:
     alone, beside = conformance.graph(path), conformance.graph(path, source=Eager())
     assert alone.graph is not None
     assert beside.graph is not None
-    assert "scale" in alone.graph.found.gauge
-    assert not beside.graph.found.gauge
+    assert "scale" in alone.graph.projections.gauge
+    assert not beside.graph.projections.gauge
     assert results(alone, "numerics.scale")[0].status == "passed"
     assert results(beside, "numerics.scale")[0].status == "failed"
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.adapters.packing import LAYOUTS, Sizes, pack, supports, unpack
+from conformance.adapters.packing import LAYOUTS, HeadSizes, pack, supports, unpack
 
-EQUAL = Sizes(num_heads=3, num_kv_heads=3, head_size=4, value_head_size=4)
-GROUPED = Sizes(num_heads=6, num_kv_heads=2, head_size=4, value_head_size=5)
+EQUAL = HeadSizes(num_heads=3, num_kv_heads=3, head_size=4, value_head_size=4)
+GROUPED = HeadSizes(num_heads=6, num_kv_heads=2, head_size=4, value_head_size=5)
 
 
 @pytest.mark.parametrize("tail", [(), (5,)], ids=["bias", "matrix"])
@@ -14,7 +14,7 @@ GROUPED = Sizes(num_heads=6, num_kv_heads=2, head_size=4, value_head_size=5)
 @pytest.mark.parametrize("roles", ["q", "kv", "qkv", "vkq"])
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED], ids=["equal", "grouped"])
 def test_unpack_is_the_inverse_of_pack(
-    roles: str, layout: str, sizes: Sizes, tail: tuple[int, ...]
+    roles: str, layout: str, sizes: HeadSizes, tail: tuple[int, ...]
 ) -> None:
     """What is packed comes out unchanged, role by role, in every layout the sizes allow."""
     parts = {role: torch.randn(sizes.rows(role), *tail) for role in roles}

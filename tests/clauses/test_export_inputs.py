@@ -14,7 +14,7 @@ from conformance.clauses.export_file import has_influence
 from conformance.graphs.process import Feeds, Setting
 from conformance.graphs.protocol import GraphRefused
 from conformance.graphs.reading import Role
-from conformance.graphs.sidecar import Told
+from conformance.graphs.sidecar import GraphDeclaration
 
 SLUG = "export.inputs-matter"
 LAYER = Layer()
@@ -51,7 +51,7 @@ def test_a_declared_constant_is_left_alone(tmp_path: Path) -> None:
     """What the user declares to be a constant need not matter."""
     candidate = opened(tmp_path, Plan(masked=False))
     assert candidate.graph is not None
-    told = Told(inputs={"mask": {"role": "constant"}})
+    told = GraphDeclaration(inputs={"mask": {"role": "constant"}})
     graph = dataclasses.replace(candidate.graph, told=told)
     result = run_clause(dataclasses.replace(candidate, graph=graph), SLUG)
     assert result.status == "passed"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance.errors import UsageError
-from conformance.graphs.sidecar import read_told, sidecar_of
+from conformance.graphs.sidecar import read_declaration, sidecar_of
 
 WHOLE = """
 name = "my export"
@@ -46,7 +46,7 @@ def written(folder: Path, text: str) -> Path:
 def test_everything_that_can_be_said_is_read(tmp_path: Path) -> None:
     """Roles as words or tables, heads, promises, semantics and expected failures."""
     text = WHOLE.replace('softcap_placement = "after-mask"', 'scale = "none"')
-    told = read_told(written(tmp_path, text))
+    told = read_declaration(written(tmp_path, text))
     assert told.inputs["hidden"] == {"role": "x"}
     assert told.inputs["attn_mask"] == {"role": "keep", "axes": "BK"}
     assert told.inputs["training"] == {"role": "constant", "value": False}
@@ -92,17 +92,17 @@ def test_a_mistake_is_told_with_file_place_and_remedy(
     """One sentence for each mistake; known words are suggested."""
     path = written(tmp_path, text)
     with pytest.raises(UsageError, match=message) as caught:
-        read_told(path)
+        read_declaration(path)
     assert str(path) in str(caught.value)
 
 
 def test_a_file_that_is_missing_or_no_text_is_told(tmp_path: Path) -> None:
     """Both name the file."""
     with pytest.raises(UsageError, match="there is no file"):
-        read_told(tmp_path / "nothing.toml")
+        read_declaration(tmp_path / "nothing.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"bytes\.toml cannot be read as TOML"):
-        read_told(tmp_path / "bytes.toml")
+        read_declaration(tmp_path / "bytes.toml")
 
 
 def test_the_declaration_of_a_graph_lies_beside_it(tmp_path: Path) -> None:

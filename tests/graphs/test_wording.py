@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.graphs.parsing import sentence
+from conformance.graphs.protocol import sentence
 
 SOURCE = "/onnxruntime_src/onnxruntime/core/graph/graph.cc:1587 void onnxruntime::Graph::Load() "
 LONG = (

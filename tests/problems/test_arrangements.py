@@ -9,7 +9,7 @@ import conformance
 from conformance.base.geometry import Geometry
 from conformance.calls.calling import arguments
 from conformance.clauses.subject import Subject
-from conformance.declare.declaration import LAYOUTS
+from conformance.declare.head_layouts import HEAD_LAYOUTS
 from conformance.errors import DeclarationError
 from conformance.problems.arrangements import (
     canonical_output,
@@ -55,7 +55,7 @@ def inputs_of(
     return Subject(candidate, "float32").inputs(problem)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", HEAD_LAYOUTS)
 def test_tokens_come_back_as_they_were(layout: str) -> None:
     """What is arranged and taken apart again is query, key and value; absent tokens are zero."""
     inputs = inputs_of(layout)
@@ -72,7 +72,7 @@ def test_tokens_come_back_as_they_were(layout: str) -> None:
     assert torch.equal(value, inputs.value)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", HEAD_LAYOUTS)
 def test_answer_comes_back_as_it_was(layout: str) -> None:
     """An answer in the candidate's axes has the shape that is asked for and is read as heads."""
     inputs = inputs_of(layout)

@@ -17,10 +17,10 @@ import conformance
 from conformance._golden import golden
 from conformance.adapters.graph_forward import GraphForward, mask_pairs
 from conformance.declare.candidate import Candidate
-from conformance.graphs.opened import Found, OpenedGraph, Stages
+from conformance.graphs.opened import GraphProjections, OpenedGraph, Stages
 from conformance.graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
-from conformance.graphs.reading import Axis, Header, Port, Reading, Role
-from conformance.graphs.sidecar import Told
+from conformance.graphs.reading import Axis, GraphReading, Header, Port, Role
+from conformance.graphs.sidecar import GraphDeclaration
 
 WIDTH: Final = 8
 HEADS: Final = 2
@@ -178,12 +178,12 @@ def header_of(path: Path, plan: Plan) -> Header:
     )
 
 
-def reading_of(plan: Plan, pins: Mapping[str, Any] | None = None) -> Reading:
+def reading_of(plan: Plan, pins: Mapping[str, Any] | None = None) -> GraphReading:
     """What its inputs are."""
     known = {"query_size": WIDTH, "key_size": WIDTH, "value_size": WIDTH, "output_size": WIDTH}
     baked = {"batch": plan.batch} if plan.batch else {}
     baked |= {"key_length": plan.length} if plan.length else {}
-    return Reading(
+    return GraphReading(
         kind="layer",
         mode="separate",
         inputs=(
@@ -240,10 +240,10 @@ def opened(
 
     graph = OpenedGraph(
         header=header_of(path, plan),
-        told=Told(),
+        declaration=GraphDeclaration(),
         process=running,
         reading=reading,
-        found=Found(weights=known, num_heads=HEADS, how="source", stages=stages),
+        projections=GraphProjections(weights=known, num_heads=HEADS, how="source", stages=stages),
         forward=forward,
         source=None if source is None else eager(source, reading),
         exported=None if source is None else eager(source, reading),
@@ -262,7 +262,7 @@ def opened(
     return dataclasses.replace(made, declaration=declaration, graph=graph)
 
 
-def eager(module: nn.Module, reading: Reading) -> GraphForward:
+def eager(module: nn.Module, reading: GraphReading) -> GraphForward:
     """A torch module that takes the graph's inputs by name, called as the graph is."""
 
     def run(feeds: Feeds) -> dict[str, Array]:

@@ -9,9 +9,9 @@ from typing import Any
 from graph_exports import export, runner
 from torch import Tensor, nn
 
-from conformance.graphs.reading import Reading
+from conformance.graphs.reading import GraphReading
 from conformance.graphs.roles import read_roles
-from conformance.graphs.sidecar import Told
+from conformance.graphs.sidecar import GraphDeclaration
 from conformance.graphs.validation import read_header
 
 SEPARATE = {"q": {0: "b", 1: "sq"}, "k": {0: "b", 1: "sk"}, "v": {0: "b", 1: "sk"}}
@@ -24,20 +24,20 @@ def read(
     inputs: Mapping[str, Tensor],
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
-    told: Told | None = None,
+    told: GraphDeclaration | None = None,
     **options: Any,
-) -> Reading:
+) -> GraphReading:
     """Export a module and read its roles."""
     path = export(folder / "graph.onnx", module, inputs, dynamic=axes, **options)
     return read_file(path, told)
 
 
-def read_file(path: Path, told: Told | None = None) -> Reading:
+def read_file(path: Path, told: GraphDeclaration | None = None) -> GraphReading:
     """Read the roles of a file."""
-    return read_roles(read_header(path), runner(path), told or Told())
+    return read_roles(read_header(path), runner(path), told or GraphDeclaration())
 
 
-def shown(reading: Reading) -> str:
+def shown(reading: GraphReading) -> str:
     """``q=query:BLE … -> y=output:BLE``."""
     inputs, outputs = (
         " ".join(f"{one.name}={one.role}:{one.axes}" for one in roles)
@@ -46,6 +46,6 @@ def shown(reading: Reading) -> str:
     return f"{inputs} -> {outputs}"
 
 
-def counts(reading: Reading) -> dict[str, int | str]:
+def counts(reading: GraphReading) -> dict[str, int | str]:
     """The pins, without widths."""
     return {name: pin for name, pin in reading.pins.items() if not name.endswith("_size")}

@@ -15,10 +15,10 @@ from attention_layers import weights_of
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from conformance.graphs.opened import Found
+from conformance.graphs.opened import GraphProjections
 from conformance.graphs.process import GraphProcess
-from conformance.graphs.reading import Header, Port, Reading, Role
-from conformance.graphs.sidecar import Told
+from conformance.graphs.reading import GraphReading, Header, Port, Role
+from conformance.graphs.sidecar import GraphDeclaration
 from conformance.graphs.weights import find_weights
 
 Case = Callable[[], nn.Module]
@@ -148,12 +148,12 @@ def find(
     *,
     axes: str = "BLE",
     state_dict: Mapping[str, Tensor] | None = None,
-    source: Found | None = None,
-    told: Told | None = None,
+    source: GraphProjections | None = None,
+    told: GraphDeclaration | None = None,
     causal: str | None = None,
     kind: str = "layer",
     process: type[GraphProcess] = InProcess,
-) -> Found:
+) -> GraphProjections:
     """The weights of a graph whose inputs are its tokens, in the order of their roles."""
     header = header_of(path)
     mode = MODES[len(header.inputs)]
@@ -162,7 +162,7 @@ def find(
         for port, role in zip(header.inputs, ROLES[mode], strict=True)
     ]
     output = header.outputs[0]
-    reading = Reading(
+    reading = GraphReading(
         kind=kind,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
         inputs=tuple(inputs),
@@ -171,11 +171,16 @@ def find(
     )
     with process(path) as running:
         return find_weights(
-            header, running, reading, told or Told(), state_dict=state_dict, source=source
+            header,
+            running,
+            reading,
+            told or GraphDeclaration(),
+            state_dict=state_dict,
+            source=source,
         )
 
 
-def differing(found: Found, module: nn.Module) -> list[str]:
+def differing(found: GraphProjections, module: nn.Module) -> list[str]:
     """The projections of a module that were not found bit by bit; zero biases may be missing."""
     assert found.weights is not None, found.assumptions
     wrong = []

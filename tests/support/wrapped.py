@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from conformance._golden import golden
 from conformance.adapters.finding import agrees
-from conformance.adapters.packing import Sizes
+from conformance.adapters.packing import HeadSizes
 from conformance.base.geometry import Geometry
 from conformance.declare.candidate import Candidate
 
@@ -80,8 +80,8 @@ def is_golden(candidate: Candidate, base: Geometry = BASE, *, dtype: str = "floa
     return agrees(output, inputs, weights, sizes_of(geometry), declaration.semantics, dtype)
 
 
-def sizes_of(geometry: Geometry) -> Sizes:
+def sizes_of(geometry: Geometry) -> HeadSizes:
     """The head sizes of a geometry."""
     names = ("num_heads", "num_kv_heads", "head_size", "value_head_size")
     sizes: dict[str, Any] = {name: getattr(geometry, name) for name in names}
-    return Sizes(**sizes)
+    return HeadSizes(**sizes)

@@ -197,7 +197,9 @@ class Blamer:
 
         A source that departs, and a graph that departs from it: then the reading may be at fault.
         """
-        told = [self.graph.told.inputs.get(role.name, {}) for role in self.graph.reading.masks]
+        told = [
+            self.graph.declaration.inputs.get(role.name, {}) for role in self.graph.reading.masks
+        ]
         guessed = trail.inputs.masked and not all("role" in one for one in told)
         if not guessed or trail.departures[0] != 0 or len(trail.departures) == 1:
             return trail
@@ -262,7 +264,7 @@ class Blamer:
             return ""
         if stage or step.name == AT_HIGHEST:  # what is tapped there is not fused
             return stage
-        stages = self.graph.found.stages
+        stages = self.graph.projections.stages
         return OUTPUT if stages.weights or stages.heads else ""
 
     def _lowest(self, trail: Trail) -> int:

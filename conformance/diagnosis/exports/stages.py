@@ -87,7 +87,7 @@ def first_stage(subject: Subject, graph: OpenedGraph, inputs: Inputs, setting: S
 
     Raises CandidateFailure when the graph does not run with its stages tapped.
     """
-    taps = {name: getattr(graph.found.stages, name) for name in NAMES}
+    taps = {name: getattr(graph.projections.stages, name) for name in NAMES}
     taps = {name: tensor for name, tensor in taps.items() if tensor}
     if not taps:
         return ""

@@ -16,11 +16,11 @@ from onnx import numpy_helper
 from ...errors import UsageError
 from ..process import Array
 from ..reading import Header, Port
-from ..sidecar import Told
+from ..sidecar import GraphDeclaration
 from . import names
 from .outputs import main_output
-from .plans import FLOATS, INTEGERS, Plan, Shapes, frozen, plans, usual
-from .probe import Base, Probe, bend
+from .plans import FLOATS, INTEGERS, CallPlan, Shapes, frozen, plans, usual
+from .probe import BaseCall, GraphProbe, bend
 
 _LARGEST: Final = 64
 _MOST: Final = 8
@@ -37,11 +37,11 @@ class Hints:
 
     def counted(self, refusals: Iterable[str]) -> tuple[int, ...]:
         """The counts, those that refusals name before the others, as many as are worth trying."""
-        told: Counter[int] = Counter()
+        declared: Counter[int] = Counter()
         for text in refusals:
             for match in _TOLD.finditer(text):
-                told.update(int(number) for number in re.findall(r"\d+", match.group()))
-        ordered = [number for number, _ in told.most_common()] + list(self.counts)
+                declared.update(int(number) for number in re.findall(r"\d+", match.group()))
+        ordered = [number for number, _ in declared.most_common()] + list(self.counts)
         small = [number for number in dict.fromkeys(ordered) if 0 < number <= _LARGEST]
         return tuple(small[:_MOST])
 
@@ -86,36 +86,40 @@ _BENT: Final = 1 / 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class FirstCall:
     """A plan that runs, its call, and with what the masks are filled so that all is attended."""
 
-    plan: Plan
-    base: Base
+    plan: CallPlan
+    base: BaseCall
     fills: Mapping[str, float]
     bent: float
 
 
 def starts(
-    header: Header, probe: Probe, told: Told, hints: Hints, *, frozen_too: bool
-) -> Iterator[Start]:
+    header: Header, probe: GraphProbe, declared: GraphDeclaration, hints: Hints, *, frozen_too: bool
+) -> Iterator[FirstCall]:
     """Every way to call the graph that the runtime accepts, the likely ones first.
 
     ``frozen_too``: at the sizes it may be frozen at, not at the usual ones.
     """
     seen: set[Hashable] = set()
     if not frozen_too:
-        some = plans(header, told, usual(hints.widths))
-        yield from _of_plans(header, probe, told, some, seen)
+        some = plans(header, declared, usual(hints.widths))
+        yield from _of_plans(header, probe, declared, some, seen)
         return
     counts = hints.counted(probe.refusals)
     for likely in (True, False):
-        some = plans(header, told, frozen(counts), likely=likely)
-        yield from _of_plans(header, probe, told, some, seen)
+        some = plans(header, declared, frozen(counts), likely=likely)
+        yield from _of_plans(header, probe, declared, some, seen)
 
 
 def _of_plans(
-    header: Header, probe: Probe, told: Told, some: Iterator[Plan], seen: set[Hashable]
-) -> Iterator[Start]:
+    header: Header,
+    probe: GraphProbe,
+    declared: GraphDeclaration,
+    some: Iterator[CallPlan],
+    seen: set[Hashable],
+) -> Iterator[FirstCall]:
     """The plans that run; equal calls are tried once."""
     for plan in some:
         shapes = plan.shapes()
@@ -124,28 +128,30 @@ def _of_plans(
         key = (tuple(port.name for port in plan.tensors), plan.lead, *shapes.items())
         if key not in seen:
             seen.add(key)
-            start = _start(header, probe, told, plan, shapes)
+            start = _start(header, probe, declared, plan, shapes)
             if start is not None:
                 yield start
 
 
-def _start(header: Header, probe: Probe, told: Told, plan: Plan, shapes: Shapes) -> Start | None:
+def _start(
+    header: Header, probe: GraphProbe, declared: GraphDeclaration, plan: CallPlan, shapes: Shapes
+) -> FirstCall | None:
     """A call of a plan with the fill that keeps most alive, None when it is refused."""
-    found: list[Start] = []
-    for fills in _fills(plan, shapes, told):
-        feeds = _feeds(probe, told, plan, shapes, fills)
-        answers = probe.ask(feeds)
+    found: list[FirstCall] = []
+    for fills in _fills(plan, shapes, declared):
+        feeds = _feeds(probe, declared, plan, shapes, fills)
+        answers = probe.call(feeds)
         if answers is None:
             if not found:
                 return None
             continue
-        output = main_output(header, probe, feeds, plan, told)
-        base = Base(probe, feeds, output, answers[output])
-        found.append(_loud(Start(plan=plan, base=base, fills=fills, bent=0.0)))
+        output = main_output(header, probe, feeds, plan, declared)
+        base = BaseCall(probe, feeds, output, answers[output])
+        found.append(_loud(FirstCall(plan=plan, base=base, fills=fills, bent=0.0)))
     return max(found, key=lambda start: start.bent > 0.0) if found else None
 
 
-def _loud(start: Start) -> Start:
+def _loud(start: FirstCall) -> FirstCall:
     """The same call with inputs large enough that the answer is no plain average."""
     floats = [port.name for port in start.plan.tensors]
     best = start
@@ -153,25 +159,26 @@ def _loud(start: Start) -> Start:
         feeds = dict(start.base.feeds)
         for name in floats:
             feeds[name] = (feeds[name] * amplitude).astype(feeds[name].dtype)
-        answers = start.base.probe.ask(feeds)
+        answers = start.base.probe.call(feeds)
         if answers is None:
             break
-        base = Base(start.base.probe, feeds, start.base.output, answers[start.base.output])
+        base = BaseCall(start.base.probe, feeds, start.base.output, answers[start.base.output])
         bent = bend(base, floats)
         if bent > best.bent:
-            best = Start(plan=start.plan, base=base, fills=start.fills, bent=bent)
+            best = FirstCall(plan=start.plan, base=base, fills=start.fills, bent=bent)
         if bent >= _BENT:
             break
     return best
 
 
 def _fills(
-    plan: Plan, shapes: Mapping[str, tuple[int, ...]], told: Told
+    plan: CallPlan, shapes: Mapping[str, tuple[int, ...]], declared: GraphDeclaration
 ) -> Iterator[Mapping[str, float]]:
     """What the masks may be filled with, what is likely to let everything through first."""
     choices = [
         (float(said["value"]),)
-        if (said := told.inputs.get(port.name, {})).get("role") == "constant" and "value" in said
+        if (said := declared.inputs.get(port.name, {})).get("role") == "constant"
+        and "value" in said
         else _fill_choices(port, axes, plan, shapes)
         for port, axes in plan.masks
     ]
@@ -180,7 +187,7 @@ def _fills(
 
 
 def _fill_choices(
-    port: Port, axes: str, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+    port: Port, axes: str, plan: CallPlan, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[float, ...]:
     if port.dtype in FLOATS:
         return (0.0, 1.0)
@@ -193,9 +200,9 @@ def _fill_choices(
 
 
 def _feeds(
-    probe: Probe,
-    told: Told,
-    plan: Plan,
+    probe: GraphProbe,
+    declared: GraphDeclaration,
+    plan: CallPlan,
     shapes: Mapping[str, tuple[int, ...]],
     fills: Mapping[str, float],
 ) -> dict[str, Array]:
@@ -207,17 +214,17 @@ def _feeds(
     for port in plan.pasts:
         feeds[port.name] = np.zeros(shapes[port.name], dtype=port.dtype)
     for port in plan.constants:
-        feeds[port.name] = constant(port, shapes[port.name], told)
+        feeds[port.name] = constant(port, shapes[port.name], declared)
     return feeds
 
 
-def constant(port: Port, shape: tuple[int, ...], told: Told) -> Array:
-    """What a scalar input is always given: told, else False or 0."""
-    value = told.inputs.get(port.name, {}).get("value", 0)
+def constant(port: Port, shape: tuple[int, ...], declared: GraphDeclaration) -> Array:
+    """What a scalar input is always given: declared, else False or 0."""
+    value = declared.inputs.get(port.name, {}).get("value", 0)
     try:
         return np.broadcast_to(np.asarray(value).astype(port.dtype), shape).copy()
     except (TypeError, ValueError) as error:
-        where = told.where or "the declaration"
+        where = declared.where or "the declaration"
         msg = (
             f"{where} gives {port.name} the value {value!r}, which is no {port.dtype} of shape "
             f"{list(shape)}"

@@ -11,16 +11,16 @@ import numpy as np
 
 from ...errors import UsageError
 from ..reading import Header, Port
-from ..sidecar import Told
+from ..sidecar import GraphDeclaration
 from . import names
-from .first_call import Start, read_hints, starts
+from .first_call import FirstCall, read_hints, starts
 from .plans import LAYOUTS
-from .probe import Base, Probe, Traits, traits
+from .probe import BaseCall, GraphProbe, Traits, traits
 
 Followed = Mapping[tuple[str, int], bool | None]
 
 
-def followed(start: Start) -> Followed:
+def followed(start: FirstCall) -> Followed:
     """For each tensor and axis whether the answer has that size, and not that of the others.
 
     None where nothing tells: sizes are equal, and other ones are refused.
@@ -37,7 +37,7 @@ def followed(start: Start) -> Followed:
     return found
 
 
-def _by_shape(base: Base, names: list[str], name: str, axis: int) -> bool | None:
+def _by_shape(base: BaseCall, names: list[str], name: str, axis: int) -> bool | None:
     """From sizes that differ between tensors."""
     sizes = {one: base.feeds[one].shape[axis] for one in names}
     if len(set(sizes.values())) == 1:
@@ -49,11 +49,11 @@ def _by_shape(base: Base, names: list[str], name: str, axis: int) -> bool | None
     return sizes[name] in outer
 
 
-def _by_growth(base: Base, name: str, axis: int) -> bool | None:
+def _by_growth(base: BaseCall, name: str, axis: int) -> bool | None:
     """From one tensor that grows alone, where that is accepted."""
     values = base.feeds[name]
     longer = np.concatenate([values, values.take([0], axis)], axis=axis)
-    answer = base.ask_with({name: longer})
+    answer = base.evaluate({name: longer})
     if answer is None or answer.ndim != base.answer.ndim:
         return None
     size = values.shape[axis]
@@ -72,7 +72,7 @@ MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment:
+class RoleAssignment:
     """Roles of the tensors and the order of their axes.
 
     passed, asked
@@ -86,7 +86,7 @@ class Assignment:
     passed: int
     asked: int
     named: int
-    told: bool
+    declared: bool
 
     @property
     def clean(self) -> bool:
@@ -124,13 +124,16 @@ class Assignment:
 
 
 def assign(
-    tensors: Sequence[Port], seen: Mapping[str, Traits], follows: Followed, told: Told
-) -> Assignment:
+    tensors: Sequence[Port],
+    seen: Mapping[str, Traits],
+    follows: Followed,
+    declared: GraphDeclaration,
+) -> RoleAssignment:
     """The best assignment: by evidence, then by names, then by the order of the inputs.
 
     Where everything contradicts the evidence, names decide if they name every role.
     """
-    options = list(_options(tensors, seen, follows, told))
+    options = list(_options(tensors, seen, follows, declared))
     best = max(options, key=lambda option: (option.passed, option.named))
     named = [option for option in options if option.named == len(tensors)]
     if best.clean or not named or len({tuple(one.roles.items()) for one in named}) > 1:
@@ -139,11 +142,14 @@ def assign(
 
 
 def _options(
-    tensors: Sequence[Port], seen: Mapping[str, Traits], follows: Followed, told: Told
-) -> Iterator[Assignment]:
+    tensors: Sequence[Port],
+    seen: Mapping[str, Traits],
+    follows: Followed,
+    declared: GraphDeclaration,
+) -> Iterator[RoleAssignment]:
     """Every assignment that the declaration admits, that of the graph's order first."""
     rank = len(seen[tensors[0].name].local)
-    said = {port.name: told.inputs.get(port.name, {}) for port in tensors}
+    said = {port.name: declared.inputs.get(port.name, {}) for port in tensors}
     layouts = _named_layouts(tensors, rank)
     if any("axes" in one for one in said.values()):
         layouts = LAYOUTS[rank]
@@ -158,13 +164,13 @@ def _options(
                 check for name in roles for check in _evidence(roles[name], seen[name], layout)
             ]
             checks += list(_lengths(roles, layout, follows))
-            yield Assignment(
+            yield RoleAssignment(
                 roles=roles,
                 layout=layout,
                 passed=sum(weight for weight, fits in checks if fits),
                 asked=sum(weight for weight, _ in checks),
                 named=sum(names.suggests(name, role) for name, role in roles.items()),
-                told=all("role" in one for one in said.values()),
+                declared=all("role" in one for one in said.values()),
             )
 
 
@@ -192,7 +198,7 @@ def _lengths(
 
 
 def _other_order(axes: str, layout: str) -> bool:
-    """Whether told axes put items or positions elsewhere than a layout."""
+    """Whether declared axes put items or positions elsewhere than a layout."""
     axes = axes.replace("F", "B")
     return any(axes.find(letter) != layout.find(letter) for letter in "BL")
 
@@ -232,9 +238,9 @@ _MOST_STARTS: Final = 12
 class Interpretation:
     """A call that runs and what its tensors are taken for."""
 
-    start: Start
+    start: FirstCall
     seen: Mapping[str, Traits]
-    assignment: Assignment
+    assignment: RoleAssignment
 
     @property
     def clean(self) -> bool:
@@ -273,21 +279,25 @@ class Interpretation:
         return (self.clean, self.fits, self.tells, self.assignment.passed - 2 * failed, named)
 
 
-def interpret(header: Header, probe: Probe, told: Told) -> Interpretation:
+def interpret(header: Header, probe: GraphProbe, declared: GraphDeclaration) -> Interpretation:
     """The best reading of the first calls that run; raises UsageError when none does."""
     best: Interpretation | None = None
     hints = read_hints(header)
     for frozen_too in (False, True):
         if best is None or not (best.fits and best.tells):
-            some = starts(header, probe, told, hints, frozen_too=frozen_too)
-            best = _best_of(some, told, best, enough=frozen_too)
+            some = starts(header, probe, declared, hints, frozen_too=frozen_too)
+            best = _best_of(some, declared, best, enough=frozen_too)
     if best is None:
         raise UsageError(_unheard(header, probe))
     return best
 
 
 def _best_of(
-    some: Iterator[Start], told: Told, best: Interpretation | None, *, enough: bool
+    some: Iterator[FirstCall],
+    declared: GraphDeclaration,
+    best: Interpretation | None,
+    *,
+    enough: bool,
 ) -> Interpretation | None:
     """The best interpretation of the first calls, ``best`` among them.
 
@@ -297,7 +307,7 @@ def _best_of(
     for start in some:
         if best is not None and not _keeps_positions(start):
             continue  # it ran, but at sizes that it silently computes something else at
-        found = _interpreted(start, told)
+        found = _interpreted(start, declared)
         read += 1
         if best is None or found.rank > best.rank:
             best = found
@@ -306,11 +316,11 @@ def _best_of(
     return best
 
 
-def _interpreted(start: Start, told: Told) -> Interpretation:
+def _interpreted(start: FirstCall, declared: GraphDeclaration) -> Interpretation:
     ports = start.plan.tensors
     seen = {port.name: traits(start.base, port.name) for port in ports}
     follows = followed(start)
-    return Interpretation(start=start, seen=seen, assignment=assign(ports, seen, follows, told))
+    return Interpretation(start=start, seen=seen, assignment=assign(ports, seen, follows, declared))
 
 
 def same_positions(query: tuple[int, ...], answer: tuple[int, ...], layout: str) -> bool:
@@ -321,14 +331,14 @@ def same_positions(query: tuple[int, ...], answer: tuple[int, ...], layout: str)
     return "H" in layout and sorted(packed) == sorted(answer[:-1])
 
 
-def _keeps_positions(start: Start) -> bool:
+def _keeps_positions(start: FirstCall) -> bool:
     """Whether the sizes of some tensor's outer axes are those of the answer's."""
     answer = start.base.answer.shape
     shapes = (start.base.feeds[port.name].shape for port in start.plan.tensors)
     return any(same_positions(shape, answer, start.plan.layout) for shape in shapes)
 
 
-def _unheard(header: Header, probe: Probe) -> str:
+def _unheard(header: Header, probe: GraphProbe) -> str:
     """Why there is no reading of a graph of which no call runs."""
     if not probe.refusals:
         shapes = ", ".join(f"{port.name} {_shown(port.shape)}" for port in header.inputs)

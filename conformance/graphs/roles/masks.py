@@ -11,18 +11,18 @@ import numpy as np
 
 from ..process import Array
 from ..reading import Port, Role
-from ..sidecar import Told
+from ..sidecar import GraphDeclaration
 from . import names
-from .first_call import Start
-from .interpreting import Assignment
+from .first_call import FirstCall
+from .interpreting import RoleAssignment
 from .plans import FLOATS, INTEGERS, USUAL_HEADS, mask_axes
-from .probe import Base
+from .probe import BaseCall
 
 _PATTERNS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class AnswerAxes:
     """Where items, heads and positions of the query are in the answer, and all sizes.
 
     ``sizes`` gives the size of each letter; that of ``H`` is missing where heads do not show.
@@ -34,9 +34,9 @@ class Places:
     sizes: Mapping[str, int]
 
 
-def places(base: Base, assignment: Assignment, output_axes: str) -> Places:
+def places(base: BaseCall, assignment: RoleAssignment, output_axes: str) -> AnswerAxes:
     """Read off a call what the letters stand for."""
-    return Places(
+    return AnswerAxes(
         item=_find(output_axes, "B"),
         head=_find(output_axes, "H"),
         length=output_axes.index("L"),
@@ -48,7 +48,7 @@ def _find(axes: str, letter: str) -> int | None:
     return axes.index(letter) if letter in axes else None
 
 
-def letters(base: Base, port: Port, planned: str, where: Places) -> tuple[str, bool]:
+def letters(base: BaseCall, port: Port, planned: str, where: AnswerAxes) -> tuple[str, bool]:
     """The likeliest axes of a mask, and whether its behaviour says so.
 
     ``planned`` is taken where nothing tells more.
@@ -82,7 +82,7 @@ def _fits(axes: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
 
 
 def _score(
-    axes: str, shape: tuple[int, ...], reached: list[int | str | None], where: Places
+    axes: str, shape: tuple[int, ...], reached: list[int | str | None], where: AnswerAxes
 ) -> int:
     """How many axes behave as their letters say, less those that do not."""
     score = 0
@@ -94,7 +94,7 @@ def _score(
     return score
 
 
-def _reached(base: Base, port: Port, at: int) -> int | str | None:
+def _reached(base: BaseCall, port: Port, at: int) -> int | str | None:
     """The axis of the answer along which changes in slices of a mask stay apart.
 
     None where they mix, ``unknown`` when the mask does nothing.
@@ -112,7 +112,7 @@ def _reached(base: Base, port: Port, at: int) -> int | str | None:
     return None
 
 
-def _pattern(base: Base, port: Port, at: int, index: int) -> Array:
+def _pattern(base: BaseCall, port: Port, at: int, index: int) -> Array:
     """A mask with another value at every second place of one slice."""
     values = base.feeds[port.name].copy()
     where: list[slice | int] = [slice(None)] * values.ndim
@@ -130,13 +130,13 @@ def _pattern(base: Base, port: Port, at: int, index: int) -> Array:
     return values
 
 
-def widened(start: Start, assignment: Assignment, told: Told) -> Start:
+def widened(start: FirstCall, assignment: RoleAssignment, declared: GraphDeclaration) -> FirstCall:
     """The same call with masks as large as the graph takes them."""
     masks = []
     for port, axes in start.plan.masks:
         found = axes
-        for wider in _wider(port, axes, told):
-            grown = _grown(start, assignment, port, wider, told)
+        for wider in _wider(port, axes, declared):
+            grown = _grown(start, assignment, port, wider, declared)
             if grown is not None:
                 start, found = grown, wider
                 break
@@ -144,10 +144,10 @@ def widened(start: Start, assignment: Assignment, told: Told) -> Start:
     return replace(start, plan=replace(start.plan, masks=tuple(masks)))
 
 
-def _wider(port: Port, axes: str, told: Told) -> Iterator[str]:
+def _wider(port: Port, axes: str, declared: GraphDeclaration) -> Iterator[str]:
     """Letters that differ from a mask's only where it has 1 and the file does not insist on it."""
     shape = port.shape or (None,) * len(axes)
-    for option in sorted(mask_axes(port, told), key=lambda axes: axes.count("1")):
+    for option in sorted(mask_axes(port, declared), key=lambda axes: axes.count("1")):
         if (
             len(option) == len(axes)
             and option != axes
@@ -159,10 +159,12 @@ def _wider(port: Port, axes: str, told: Told) -> Iterator[str]:
             yield option
 
 
-def _grown(start: Start, assignment: Assignment, port: Port, axes: str, told: Told) -> Start | None:
+def _grown(
+    start: FirstCall, assignment: RoleAssignment, port: Port, axes: str, declared: GraphDeclaration
+) -> FirstCall | None:
     """The call with a mask of these axes, None when no number of heads is accepted."""
     sizes = known_sizes(start.base, assignment)
-    heads = [told.num_heads, sizes.get("H"), *USUAL_HEADS]
+    heads = [declared.num_heads, sizes.get("H"), *USUAL_HEADS]
     for number in dict.fromkeys(heads if set(axes) & {"H", "F"} else [1]):
         if number is None or (number == 1 and set(axes) & {"H", "F"}):
             continue
@@ -170,14 +172,14 @@ def _grown(start: Start, assignment: Assignment, port: Port, axes: str, told: To
         shape = tuple(letters[letter] for letter in axes)
         values = np.broadcast_to(start.base.feeds[port.name].flat[0], shape).copy()
         feeds = {**start.base.feeds, port.name: values}
-        answers = start.base.probe.ask(feeds)
+        answers = start.base.probe.call(feeds)
         if answers is not None and answers[start.base.output].shape == start.base.answer.shape:
             answer = answers[start.base.output]
-            return replace(start, base=Base(start.base.probe, feeds, start.base.output, answer))
+            return replace(start, base=BaseCall(start.base.probe, feeds, start.base.output, answer))
     return None
 
 
-def known_sizes(base: Base, assignment: Assignment) -> Mapping[str, int]:
+def known_sizes(base: BaseCall, assignment: RoleAssignment) -> Mapping[str, int]:
     """The size of each letter in a call; that of ``H`` is missing where heads do not show."""
     query = base.feeds[assignment.first].shape
     key = base.feeds[assignment.attended[0]].shape
@@ -205,19 +207,21 @@ class Masks:
     assumptions: list[str]
 
 
-def read_masks(start: Start, assignment: Assignment, told: Told, output_axes: str) -> Masks:
+def read_masks(
+    start: FirstCall, assignment: RoleAssignment, declared: GraphDeclaration, output_axes: str
+) -> Masks:
     """The role of every mask of a graph."""
     roles, sentences = [], []
     where = places(start.base, assignment, output_axes)
     for port, planned in start.plan.masks:
-        said = told.inputs.get(port.name, {})
+        said = declared.inputs.get(port.name, {})
         axes, seen = planned, True
         if "axes" not in said:
             axes, seen = letters(start.base, port, planned, where)
         if "role" in said:
-            role, how = str(said["role"]), f"declared in {told.where or 'the declaration'}"
+            role, how = str(said["role"]), f"declared in {declared.where or 'the declaration'}"
         else:
-            role, how = _Asked(start.base, assignment, port, axes, where).role()
+            role, how = _MaskProbe(start.base, assignment, port, axes, where).role()
         by = "" if seen else "; its axes by shape"
         value = said.get("value", 0) if role == "constant" else None
         roles.append(Role(name=port.name, role=role, axes=axes, dtype=port.dtype, value=value))
@@ -225,11 +229,11 @@ def read_masks(start: Start, assignment: Assignment, told: Told, output_axes: st
     return Masks(roles=roles, assumptions=sentences)
 
 
-class _Asked:
+class _MaskProbe:
     """One mask that is asked what it does to one key."""
 
     def __init__(
-        self, base: Base, assignment: Assignment, port: Port, axes: str, where: Places
+        self, base: BaseCall, assignment: RoleAssignment, port: Port, axes: str, where: AnswerAxes
     ) -> None:
         self.base, self.assignment, self.port = base, assignment, port
         self.axes, self.where = axes, where
@@ -286,14 +290,14 @@ class _Asked:
 
     def _acts(self) -> bool:
         """Whether a mark at one key changes the answer at all."""
-        answers = [self.base.ask_with({self.port.name: self._marked(mark)}) for mark in (0, 1)]
+        answers = [self.base.evaluate({self.port.name: self._marked(mark)}) for mark in (0, 1)]
         return bool(self.base.probe.changed(*answers).any())
 
     def _shifts(self) -> bool:
         """Whether one number everywhere in it answers otherwise than another."""
         shape = self.base.feeds[self.port.name].shape
         answers = [
-            self.base.ask_with({self.port.name: np.full(shape, value, self.port.dtype)})
+            self.base.evaluate({self.port.name: np.full(shape, value, self.port.dtype)})
             for value in (0, 1)
         ]
         return bool(self.base.probe.changed(*answers).any())
@@ -319,16 +323,16 @@ class _Asked:
 
     def _influence(self, mask: Array, key: int) -> float:
         """How far the content of a key moves the answer under a mask."""
-        answer = self.base.ask_with({self.port.name: mask})
+        answer = self.base.evaluate({self.port.name: mask})
         if answer is None:
             return 0.0
         feeds = {**self.base.feeds, self.port.name: mask}
-        masked = Base(self.base.probe, feeds, self.base.output, answer)
+        masked = BaseCall(self.base.probe, feeds, self.base.output, answer)
         return max(self._moved(masked, name, key) for name in self.assignment.attended)
 
-    def _moved(self, masked: Base, name: str, key: int) -> float:
+    def _moved(self, masked: BaseCall, name: str, key: int) -> float:
         redrawn = self.base.redrawn(name, self.assignment.length_axis, key)
-        other = masked.ask_with({name: redrawn})
+        other = masked.evaluate({name: redrawn})
         if other is None or other.shape != masked.answer.shape:
             return 0.0
         changed = masked.probe.changed(masked.answer, other)

@@ -8,27 +8,29 @@ import numpy as np
 
 from ..process import Array, Feeds
 from ..reading import Header, Port, Role
-from ..sidecar import Told
+from ..sidecar import GraphDeclaration
 from . import names
-from .plans import FLOATS, Plan
-from .probe import Answer, Probe
+from .plans import FLOATS, CallPlan
+from .probe import Answer, GraphProbe
 
 
-def main_output(header: Header, probe: Probe, feeds: Feeds, plan: Plan, told: Told) -> str:
-    """The output that is the answer: told, else what depends on most inputs and is no weights."""
-    for name, said in told.outputs.items():
+def main_output(
+    header: Header, probe: GraphProbe, feeds: Feeds, plan: CallPlan, declared: GraphDeclaration
+) -> str:
+    """The answer: the declared output, else the one of most inputs that is no weights."""
+    for name, said in declared.outputs.items():
         if said.get("role") == "output":
             return name
     known = [
         port
         for port in header.outputs
-        if port.dtype in FLOATS and "role" not in told.outputs.get(port.name, {})
+        if port.dtype in FLOATS and "role" not in declared.outputs.get(port.name, {})
     ]
     if len(known) == 1:
         return known[0].name
     if not known:
         return header.outputs[0].name
-    answers = probe.ask(feeds)
+    answers = probe.call(feeds)
     if answers is None:
         return known[0].name
     reach = _reach(probe, feeds, plan, answers, known)
@@ -47,13 +49,13 @@ def main_output(header: Header, probe: Probe, feeds: Feeds, plan: Plan, told: To
 
 
 def _reach(
-    probe: Probe, feeds: Feeds, plan: Plan, answers: Answer, outputs: Sequence[Port]
+    probe: GraphProbe, feeds: Feeds, plan: CallPlan, answers: Answer, outputs: Sequence[Port]
 ) -> Mapping[str, int]:
     """Of how many tensors each output is a function."""
     reach = {port.name: 0 for port in outputs}
     for tensor in plan.tensors:
         values = feeds[tensor.name]
-        others = probe.ask({**feeds, tensor.name: probe.draw(values.shape, tensor.dtype)})
+        others = probe.call({**feeds, tensor.name: probe.draw(values.shape, tensor.dtype)})
         for port in outputs:
             if others is not None:
                 changed = probe.changed(answers[port.name], others[port.name])
@@ -61,7 +63,7 @@ def _reach(
     return reach
 
 
-def sums_to_one(answer: Array, probe: Probe) -> bool:
+def sums_to_one(answer: Array, probe: GraphProbe) -> bool:
     """Whether every row is made of weights."""
     if not answer.size or answer.ndim == 0 or answer.shape[-1] == 1:
         return False
@@ -70,13 +72,13 @@ def sums_to_one(answer: Array, probe: Probe) -> bool:
 
 
 def read_outputs(
-    header: Header, told: Told, answers: Answer, output: Role, probe: Probe
+    header: Header, declared: GraphDeclaration, answers: Answer, output: Role, probe: GraphProbe
 ) -> tuple[tuple[Role, ...], list[str]]:
     """The role of every output, and what was assumed."""
     found: list[Role] = []
     sentences: list[str] = []
     for port in header.outputs:
-        said = told.outputs.get(port.name, {})
+        said = declared.outputs.get(port.name, {})
         if port.name == output.name:
             found.append(output)
             continue
@@ -88,7 +90,7 @@ def read_outputs(
     return tuple(found), sentences
 
 
-def _other_output(port: Port, answer: Array, probe: Probe) -> tuple[str, str]:
+def _other_output(port: Port, answer: Array, probe: GraphProbe) -> tuple[str, str]:
     if port.dtype in FLOATS and sums_to_one(answer, probe):
         return "weights", {2: "QK", 3: "BQK", 4: "BHQK"}.get(answer.ndim, "")
     if answer.ndim == len("BHLD") and names.suggests(port.name, "present"):

@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from ..reading import Port, Role
-from ..sidecar import Told
-from .interpreting import Assignment
-from .plans import Plan
-from .probe import Base, affected, local_axis
+from ..sidecar import GraphDeclaration
+from .interpreting import RoleAssignment
+from .plans import CallPlan
+from .probe import BaseCall, affected, local_axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,19 @@ class Packing:
     assumptions: list[str]
 
 
-def read_packing(base: Base, plan: Plan, assignment: Assignment, told: Told) -> Packing:
+def read_packing(
+    base: BaseCall, plan: CallPlan, assignment: RoleAssignment, declared: GraphDeclaration
+) -> Packing:
     """Tell a layer from a core, and find the heads of a packed one."""
-    said = "".join(str(told.inputs.get(name, {}).get("axes", "")) for name in assignment.roles)
+    said = "".join(str(declared.inputs.get(name, {}).get("axes", "")) for name in assignment.roles)
     if "H" in assignment.layout:
         return _apart(base, assignment, {port.name: port for port in plan.tensors})
     if "M" in said or "F" in said or ("E" not in said and _is_core(base, assignment)):
-        return _packed(base, assignment, told, folded="F" in said)
+        return _packed(base, assignment, declared, folded="F" in said)
     return _layer(base, assignment)
 
 
-def _layer(base: Base, assignment: Assignment) -> Packing:
+def _layer(base: BaseCall, assignment: RoleAssignment) -> Packing:
     axes = assignment.layout
     widths = {f"{role}_size": base.feeds[n].shape[-1] for n, role in assignment.roles.items()}
     pins = {name: size for name, size in widths.items() if name[: -len("_size")] in _FIELDS}
@@ -57,18 +59,18 @@ def _layer(base: Base, assignment: Assignment) -> Packing:
 _FIELDS = ("query", "key", "value")
 
 
-def _roles(base: Base, assignment: Assignment, axes: str) -> list[Role]:
+def _roles(base: BaseCall, assignment: RoleAssignment, axes: str) -> list[Role]:
     return [
         Role(name=name, role=role, axes=axes, dtype=str(base.feeds[name].dtype))
         for name, role in assignment.roles.items()
     ]
 
 
-def _output(base: Base, axes: str) -> Role:
+def _output(base: BaseCall, axes: str) -> Role:
     return Role(name=base.output, role="output", axes=axes, dtype=str(base.answer.dtype))
 
 
-def _output_axes(base: Base, assignment: Assignment, axes: str) -> str:
+def _output_axes(base: BaseCall, assignment: RoleAssignment, axes: str) -> str:
     """The order of the answer's axes: that of the query, unless items are seen elsewhere."""
     at = assignment.item_axis
     if at is None or base.answer.ndim != len(axes):
@@ -82,7 +84,7 @@ def _output_axes(base: Base, assignment: Assignment, axes: str) -> str:
     return axes[1] + axes[0] + axes[2:]
 
 
-def _is_core(base: Base, assignment: Assignment) -> bool:
+def _is_core(base: BaseCall, assignment: RoleAssignment) -> bool:
     """Whether channels of the value stay apart: nothing projects them."""
     if "value" not in assignment.roles.values():
         return False
@@ -99,7 +101,7 @@ def _is_core(base: Base, assignment: Assignment) -> bool:
     return not (reached[0] & reached[1]).any()
 
 
-def _apart(base: Base, assignment: Assignment, ports: Mapping[str, Port]) -> Packing:
+def _apart(base: BaseCall, assignment: RoleAssignment, ports: Mapping[str, Port]) -> Packing:
     """A core with an axis of heads."""
     axes = assignment.layout
     answer = axes if base.answer.ndim == len(axes) else "BLM"
@@ -128,7 +130,7 @@ def _fixed(port: Port, at: int, field: str) -> dict[str, int | str]:
     return {field: size} if isinstance(size, int) else {}
 
 
-def _may_differ(base: Base, assignment: Assignment, letter: str) -> bool:
+def _may_differ(base: BaseCall, assignment: RoleAssignment, letter: str) -> bool:
     """Whether a core takes twice as many query heads as key heads, or wider values than keys."""
     at = assignment.layout.index(letter)
     grown = ("query",) if letter == "H" else ("value",)
@@ -136,15 +138,17 @@ def _may_differ(base: Base, assignment: Assignment, letter: str) -> bool:
         name: np.concatenate([base.feeds[name]] * 2, axis=at)
         for name in (assignment.of(role) for role in grown)
     }
-    answer = base.ask_with(changes)
+    answer = base.evaluate(changes)
     if answer is None or answer.ndim != base.answer.ndim:
         return False
     return answer.size == 2 * base.answer.size
 
 
-def _packed(base: Base, assignment: Assignment, told: Told, *, folded: bool) -> Packing:
+def _packed(
+    base: BaseCall, assignment: RoleAssignment, declared: GraphDeclaration, *, folded: bool
+) -> Packing:
     """A core whose heads lie side by side in the last axis, or are folded into the items."""
-    heads, kv_heads, how = (1, 1, "folded") if folded else _count_heads(base, assignment, told)
+    heads, kv_heads, how = (1, 1, "folded") if folded else _count_heads(base, assignment, declared)
     axes = assignment.layout.replace("E", "D" if folded else "M")
     axes = axes.replace("B", "F") if folded else axes
     query, value = (base.feeds[assignment.of(role)].shape[-1] for role in ("query", "value"))
@@ -166,8 +170,10 @@ def _packed(base: Base, assignment: Assignment, told: Told, *, folded: bool) -> 
     )
 
 
-def _count_heads(base: Base, assignment: Assignment, told: Told) -> tuple[int, int, str]:
-    """Heads and heads of keys: told, else how many channels one channel reaches."""
+def _count_heads(
+    base: BaseCall, assignment: RoleAssignment, declared: GraphDeclaration
+) -> tuple[int, int, str]:
+    """Heads and heads of keys: declared, else how many channels one channel reaches."""
     width = base.answer.shape[-1]
     query = _reach(base, assignment.of("query"))
     value = _reach(base, assignment.of("value"))
@@ -175,13 +181,13 @@ def _count_heads(base: Base, assignment: Assignment, told: Told) -> tuple[int, i
     how = f"by behaviour: a channel of the query reaches {query} of {width}"
     groups = value or 1
     kv_heads = heads // groups if heads % groups == 0 else heads
-    if told.num_heads:
-        heads, kv_heads = told.num_heads, told.num_kv_heads or told.num_heads
-        how = f"declared in {told.where or 'the declaration'}"
+    if declared.num_heads:
+        heads, kv_heads = declared.num_heads, declared.num_kv_heads or declared.num_heads
+        how = f"declared in {declared.where or 'the declaration'}"
     return heads, kv_heads, how
 
 
-def _reach(base: Base, name: str) -> int:
+def _reach(base: BaseCall, name: str) -> int:
     """How many channels of the answer a change of the first channel of an input reaches."""
     change = affected(base, name, base.feeds[name].ndim - 1, 0)
     if change.ndim != base.answer.ndim:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..reading import Header, Port
-from ..sidecar import Told
+from ..sidecar import GraphDeclaration
 from . import names
 
 # Primes that are no usual number of heads: a wrong reshape is refused, and axes tell themselves.
@@ -22,7 +22,7 @@ _BRUTE_LENGTH: Final = 17
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class CallSizes:
     """What dynamic axes are tried at; ``heads`` is for axes of heads that have no fixed size."""
 
     batch: int = BATCH
@@ -32,29 +32,29 @@ class Sizes:
     width: int = WIDTH
 
 
-def usual(widths: Sequence[int]) -> Iterator[Sizes]:
+def usual(widths: Sequence[int]) -> Iterator[CallSizes]:
     """What a graph with dynamic axes runs at; then other numbers of heads, and other widths."""
     for heads in USUAL_HEADS:
-        yield Sizes(heads=heads)
+        yield CallSizes(heads=heads)
     for width in dict.fromkeys(widths):
-        yield Sizes(width=width)
+        yield CallSizes(width=width)
 
 
-def frozen(counts: Sequence[int]) -> Iterator[Sizes]:
+def frozen(counts: Sequence[int]) -> Iterator[CallSizes]:
     """What a graph may be frozen at, each once: likely numbers first, then every small size."""
     return iter(dict.fromkeys(_frozen(counts)))
 
 
-def _frozen(counts: Sequence[int]) -> Iterator[Sizes]:
+def _frozen(counts: Sequence[int]) -> Iterator[CallSizes]:
     likely = list(dict.fromkeys((BATCH, *counts, 1, 2)))
     lengths = list(dict.fromkeys((LENGTH, *counts, 2, 4)))
     for batch, length in itertools.product(likely, lengths):
-        yield Sizes(batch=batch, query_length=length, key_length=length)
+        yield CallSizes(batch=batch, query_length=length, key_length=length)
     for query, key, batch in itertools.product(lengths, lengths, likely):
-        yield Sizes(batch=batch, query_length=query, key_length=key)
+        yield CallSizes(batch=batch, query_length=query, key_length=key)
     for batch in range(1, _BRUTE_BATCH):
         for length in range(1, _BRUTE_LENGTH):
-            yield Sizes(batch=batch, query_length=length, key_length=length)
+            yield CallSizes(batch=batch, query_length=length, key_length=length)
 
 
 Known = Mapping[str, int]
@@ -64,7 +64,7 @@ class ContradictionError(Exception):
     """The file says otherwise than a plan."""
 
 
-def known_letters(tensors: Sequence[Port], layout: str, lead: int, sizes: Sizes) -> Known:
+def known_letters(tensors: Sequence[Port], layout: str, lead: int, sizes: CallSizes) -> Known:
     """The size of each letter; raises ContradictionError."""
     others = [port for at, port in enumerate(tensors) if at != lead]
     batch = _common("B", tensors, layout, sizes.batch)
@@ -159,7 +159,7 @@ _MASKS: Final[dict[int, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CallPlan:
     """Which inputs are tensors and masks, in which order of axes, and at which sizes.
 
     tensors
@@ -180,7 +180,7 @@ class Plan:
     masks: tuple[tuple[Port, str], ...]
     pasts: tuple[Port, ...]
     constants: tuple[Port, ...]
-    sizes: Sizes
+    sizes: CallSizes
 
     @property
     def letters(self) -> dict[str, str]:
@@ -212,34 +212,34 @@ class Plan:
 
 
 def plans(
-    header: Header, told: Told, sizes: Iterable[Sizes], *, likely: bool = False
-) -> Iterator[Plan]:
+    header: Header, declared: GraphDeclaration, sizes: Iterable[CallSizes], *, likely: bool = False
+) -> Iterator[CallPlan]:
     """Every plan for a graph at some sizes, the likely ones first.
 
     ``likely``: only the likeliest inputs are taken for tensors.
     """
-    choices = _tensor_choices(header, told)
+    choices = _tensor_choices(header, declared)
     for size in sizes:
         for tensors in choices[:1] if likely else choices:
-            yield from _with_tensors(tensors, header, told, size)
+            yield from _with_tensors(tensors, header, declared, size)
 
 
-def _tensor_choices(header: Header, told: Told) -> list[tuple[Port, ...]]:
+def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Port, ...]]:
     """Which inputs may be the tensors: as many as are not called otherwise, then any."""
-    floats = [port for port in header.inputs if _may_be_tensor(port, told)]
+    floats = [port for port in header.inputs if _may_be_tensor(port, declared)]
     choices = [
         tensors
         for count in (3, 2, 1)
         for tensors in itertools.combinations(floats, count)
         if _together(tensors)
     ]
-    needed = [port for port in floats if told.inputs.get(port.name, {}).get("role") in TENSORS]
+    needed = [port for port in floats if declared.inputs.get(port.name, {}).get("role") in TENSORS]
     choices = [one for one in choices if all(port in one for port in needed)]
     return sorted(choices, key=_unlikely)
 
 
-def _may_be_tensor(port: Port, told: Told) -> bool:
-    role = told.inputs.get(port.name, {}).get("role")
+def _may_be_tensor(port: Port, declared: GraphDeclaration) -> bool:
+    role = declared.inputs.get(port.name, {}).get("role")
     if role is not None:
         return role in TENSORS
     return port.dtype in FLOATS and (port.rank is None or port.rank in LAYOUTS)
@@ -259,26 +259,27 @@ def _unlikely(tensors: Sequence[Port]) -> int:
 
 
 def _with_tensors(
-    tensors: tuple[Port, ...], header: Header, told: Told, sizes: Sizes
-) -> Iterator[Plan]:
+    tensors: tuple[Port, ...], header: Header, declared: GraphDeclaration, sizes: CallSizes
+) -> Iterator[CallPlan]:
     rest = [port for port in header.inputs if port not in tensors]
-    layouts = _layouts(tensors, told, header)
-    constants = tuple(port for port in rest if _is_constant(port, told))
-    pasts = tuple(port for port in rest if port not in constants and _is_past(port, told))
+    layouts = _layouts(tensors, declared, header)
+    constants = tuple(port for port in rest if _is_constant(port, declared))
+    pasts = tuple(port for port in rest if port not in constants and _is_past(port, declared))
     masks = [port for port in rest if port not in constants and port not in pasts]
-    lead = _lead(tensors, told)
+    lead = _lead(tensors, declared)
     for layout in layouts:
-        if any(_told_axes(port, told, layout) != layout for port in tensors):
+        if any(_told_axes(port, declared, layout) != layout for port in tensors):
             continue
         try:
             known = known_letters(tensors, layout, lead, sizes)
         except ContradictionError:
             continue
         choices = [
-            [axes for axes in mask_axes(port, told) if admits(port, axes, known)] for port in masks
+            [axes for axes in mask_axes(port, declared) if admits(port, axes, known)]
+            for port in masks
         ]
         for axes in itertools.product(*choices):
-            yield Plan(
+            yield CallPlan(
                 tensors=tensors,
                 layout=layout,
                 lead=lead,
@@ -289,16 +290,18 @@ def _with_tensors(
             )
 
 
-def _layouts(tensors: Sequence[Port], told: Told, header: Header) -> tuple[str, ...]:
+def _layouts(
+    tensors: Sequence[Port], declared: GraphDeclaration, header: Header
+) -> tuple[str, ...]:
     """The orders of axes that some tensors may have.
 
     Without a rank in the file all are tried. The Attention operator kills its process when it is
     given packed heads but no number of them (onnxruntime 1.31.1), so there heads apart come first.
     """
     said = [
-        len(str(told.inputs[p.name]["axes"]))
+        len(str(declared.inputs[p.name]["axes"]))
         for p in tensors
-        if "axes" in told.inputs.get(p.name, {})
+        if "axes" in declared.inputs.get(p.name, {})
     ]
     ranks = [*said, *(port.rank for port in tensors if port.rank is not None)]
     if ranks:
@@ -308,36 +311,36 @@ def _layouts(tensors: Sequence[Port], told: Told, header: Header) -> tuple[str, 
     return apart + packed if "::Attention" in header.operators else packed + apart
 
 
-def _told_axes(port: Port, told: Told, layout: str) -> str:
-    axes = str(told.inputs.get(port.name, {}).get("axes", layout))
+def _told_axes(port: Port, declared: GraphDeclaration, layout: str) -> str:
+    axes = str(declared.inputs.get(port.name, {}).get("axes", layout))
     return axes.replace("M", "E").replace("F", "B").replace("D", "E" if "H" not in axes else "D")
 
 
-def _is_constant(port: Port, told: Told) -> bool:
-    role = told.inputs.get(port.name, {}).get("role")
+def _is_constant(port: Port, declared: GraphDeclaration) -> bool:
+    role = declared.inputs.get(port.name, {}).get("role")
     fixed = port.shape is None or all(isinstance(size, int) for size in port.shape)
     return role == "constant" and fixed if role else port.rank == 0 or port.shape == (1,)
 
 
-def _is_past(port: Port, told: Told) -> bool:
-    role = told.inputs.get(port.name, {}).get("role")
+def _is_past(port: Port, declared: GraphDeclaration) -> bool:
+    role = declared.inputs.get(port.name, {}).get("role")
     if role is not None:
         return role in PASTS
     return port.dtype in FLOATS and port.rank == len("BHLD") and names.suggests(port.name, "past")
 
 
-def _lead(tensors: Sequence[Port], told: Told) -> int:
-    """The input that is given the query length: told, else called so, else the first."""
-    roles = [told.inputs.get(port.name, {}).get("role") for port in tensors]
+def _lead(tensors: Sequence[Port], declared: GraphDeclaration) -> int:
+    """The input that is given the query length: declared, else called so, else the first."""
+    roles = [declared.inputs.get(port.name, {}).get("role") for port in tensors]
     if "query" in roles:
         return roles.index("query")
     called = [names.suggests(port.name, "query") for port in tensors]
     return called.index(True) if any(called) else 0
 
 
-def mask_axes(port: Port, told: Told | None = None) -> tuple[str, ...]:
+def mask_axes(port: Port, declared: GraphDeclaration | None = None) -> tuple[str, ...]:
     """The letters that the axes of a mask may have, the likely ones first."""
-    axes = told.inputs.get(port.name, {}).get("axes") if told else None
+    axes = declared.inputs.get(port.name, {}).get("axes") if declared else None
     if axes:
         return (str(axes),)
     if port.rank is None:

@@ -39,26 +39,22 @@ class Traits:
 
 
 @dataclass
-class Base:
+class BaseCall:
     """A call that runs, and what the answer named ``output`` was."""
 
-    probe: Probe
+    probe: GraphProbe
     feeds: Mapping[str, Array]
     output: str
     answer: Array
 
-    def ask(self, **changes: Array) -> Array | None:
-        """The answer when some inputs are others, None when it is refused."""
-        return self.ask_with(changes)
-
-    def ask_with(self, changes: Mapping[str, Array]) -> Array | None:
-        """As :meth:`ask`, for names that are no identifiers."""
-        answers = self.probe.ask({**self.feeds, **changes})
+    def evaluate(self, changes: Mapping[str, Array]) -> Array | None:
+        """The answer to the call with other values of some inputs, None when it is refused."""
+        answers = self.probe.call({**self.feeds, **changes})
         return None if answers is None else answers[self.output]
 
     def change(self, changes: Mapping[str, Array]) -> Change:
         """Where the answer differs from the base's."""
-        return self.probe.changed(self.answer, self.ask_with(changes))
+        return self.probe.changed(self.answer, self.evaluate(changes))
 
     def redrawn(self, name: str, at: int | None = None, index: int = 0) -> Array:
         """An input drawn anew, all of it or one slice."""
@@ -74,8 +70,8 @@ class Base:
         return changed
 
 
-def traits(base: Base, name: str) -> Traits:
-    """Probe one float input of a graph."""
+def traits(base: BaseCall, name: str) -> Traits:
+    """GraphProbe one float input of a graph."""
     values = base.feeds[name]
     axes = range(values.ndim)
     return Traits(
@@ -87,11 +83,11 @@ def traits(base: Base, name: str) -> Traits:
     )
 
 
-def bend(base: Base, inputs: list[str]) -> float:
+def bend(base: BaseCall, inputs: list[str]) -> float:
     """How far an answer is from affine in some inputs, relative to its own change."""
     steps = {name: base.redrawn(name) - base.feeds[name] for name in inputs}
-    once = base.ask_with({name: base.feeds[name] + step for name, step in steps.items()})
-    twice = base.ask_with({name: base.feeds[name] + 2 * step for name, step in steps.items()})
+    once = base.evaluate({name: base.feeds[name] + step for name, step in steps.items()})
+    twice = base.evaluate({name: base.feeds[name] + 2 * step for name, step in steps.items()})
     if once is None or twice is None or once.shape != twice.shape:
         return 0.0
     first = once.astype(np.float64) - base.answer
@@ -104,17 +100,17 @@ def bend(base: Base, inputs: list[str]) -> float:
     return 0.0 if bent <= 2 * base.probe.noise * largest else bent / largest
 
 
-def is_affine(base: Base, inputs: list[str]) -> bool:
+def is_affine(base: BaseCall, inputs: list[str]) -> bool:
     """Whether an answer has no second difference along a line through some inputs."""
     return bend(base, inputs) == 0.0
 
 
-def affected(base: Base, name: str, at: int, index: int) -> Change:
+def affected(base: BaseCall, name: str, at: int, index: int) -> Change:
     """Where the answer changes when one slice of an input does."""
     return base.change({name: base.redrawn(name, at, index)})
 
 
-def local_axis(base: Base, name: str, at: int) -> int | None:
+def local_axis(base: BaseCall, name: str, at: int) -> int | None:
     """The axis of the answer that an axis of an input is bound to: changes stay apart."""
     size = base.feeds[name].shape[at]
     if size == 1:
@@ -132,7 +128,7 @@ def local_axis(base: Base, name: str, at: int) -> int | None:
     return None
 
 
-def _is_shift(base: Base, name: str, at: int) -> bool:
+def _is_shift(base: BaseCall, name: str, at: int) -> bool:
     """Whether adding one vector all along an axis changes nothing."""
     values = base.feeds[name]
     shape = tuple(1 if axis == at else size for axis, size in enumerate(values.shape))
@@ -150,7 +146,7 @@ _NOISE_POWER: Final = 3 / 4
 
 
 @dataclass
-class Probe:
+class GraphProbe:
     """A graph that is asked; counts its runs.
 
     noise
@@ -167,7 +163,7 @@ class Probe:
         self.noise = _noise(self.header)
         self._random = np.random.default_rng(5)
 
-    def ask(self, feeds: Feeds) -> Answer | None:
+    def call(self, feeds: Feeds) -> Answer | None:
         """The outputs by name, None when the runtime refuses; GraphLost goes through."""
         self.runs += 1
         try:

@@ -11,31 +11,31 @@ import onnx
 
 from ...errors import UsageError
 from ..process import Array, Feeds
-from ..reading import Header, Port, Reading, Role
-from ..sidecar import Told, check_told
+from ..reading import GraphReading, Header, Port, Role
+from ..sidecar import GraphDeclaration, check_declaration
 from . import names
-from .interpreting import MODES, ROLES, Assignment, Interpretation, interpret, remedy
+from .interpreting import MODES, ROLES, Interpretation, RoleAssignment, interpret, remedy
 from .masks import read_masks, widened
 from .outputs import read_outputs
 from .packing import read_packing
-from .plans import FLOATS, INTEGERS, LAYOUTS, Plan, plans, usual
-from .probe import Base, Probe, Traits, affected
-from .spans import Stretch, read_spans
+from .plans import FLOATS, INTEGERS, LAYOUTS, CallPlan, plans, usual
+from .probe import BaseCall, GraphProbe, Traits, affected
+from .spans import SizeProbe, read_spans
 
 _WIDTHS: Final = {"self": ("x",) * 3, "memory": ("query", "context", "context")}
 _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 
 
-def read_unasked(header: Header, told: Told) -> Reading:
+def read_unasked(header: Header, declared: GraphDeclaration) -> GraphReading:
     """Roles by names, types and the order of the inputs; raises UsageError without a query.
 
     It serves to put the question to the graph again, so that its silence becomes a verdict.
     """
-    plan = next((plan for plan in plans(header, told, usual(())) if plan.shapes()), None)
+    plan = next((plan for plan in plans(header, declared, usual(())) if plan.shapes()), None)
     if plan is None or not header.outputs:
         msg = f"{header.path}: no input can be a query, and the graph gives no answer when asked"
         raise UsageError(msg)
-    roles = _tensor_roles(plan.tensors, told)
+    roles = _tensor_roles(plan.tensors, declared)
     shapes = plan.shapes() or {}
     mode = MODES[len(plan.tensors)]
     known = {role: shapes[name] for name, role in roles.items()}
@@ -52,7 +52,7 @@ def read_unasked(header: Header, told: Told) -> Reading:
             for p in (*plan.pasts, *plan.constants)
         ),
     ]
-    return Reading(
+    return GraphReading(
         kind="core" if "D" in plan.layout else "layer",
         mode=mode,  # type: ignore[arg-type]
         inputs=tuple(inputs),
@@ -69,12 +69,12 @@ def read_unasked(header: Header, told: Told) -> Reading:
     )
 
 
-def _tensor_roles(tensors: Sequence[Port], told: Told) -> dict[str, str]:
+def _tensor_roles(tensors: Sequence[Port], declared: GraphDeclaration) -> dict[str, str]:
     """By declaration, then by names where they speak of different roles, then by order."""
     roles = ROLES[len(tensors)]
     found: dict[str, str] = {}
     for port in tensors:
-        said = told.inputs.get(port.name, {}).get("role")
+        said = declared.inputs.get(port.name, {}).get("role")
         named = [role for role in roles if names.suggests(port.name, role)]
         found[port.name] = said or (named[0] if len(named) == 1 else "")
     if sorted(found.values()) == sorted(roles):
@@ -95,7 +95,7 @@ def _dtype(header: Header, name: str) -> str:
 
 
 def _pins(
-    plan: Plan, mode: str, shapes: dict[str, tuple[int, ...]], output: Port
+    plan: CallPlan, mode: str, shapes: dict[str, tuple[int, ...]], output: Port
 ) -> dict[str, int | str]:
     """Widths, and the sizes that the file fixes."""
     pins: dict[str, int | str] = {}
@@ -125,7 +125,7 @@ _SAID: Final = (
 _LEAST: Final = 3
 
 
-def about_positions(base: Base, assignment: Assignment) -> list[str]:
+def about_positions(base: BaseCall, assignment: RoleAssignment) -> list[str]:
     """A sentence when the order of the first two keys matters to the last token.
 
     A softmax over keys sums over them in any order, under a causal rule, too: the last token
@@ -136,7 +136,7 @@ def about_positions(base: Base, assignment: Assignment) -> list[str]:
     if min(lengths) < _LEAST:
         return []
     exchanged = {name: _exchanged(base.feeds[name], at) for name in assignment.attended}
-    answer = base.ask_with(exchanged)
+    answer = base.evaluate(exchanged)
     if answer is None or answer.ndim <= at or answer.shape != base.answer.shape:
         return []
     before, after = (np.take(one, [-1], axis=at) for one in (base.answer, answer))
@@ -153,14 +153,14 @@ Allowed = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def always_causal(
-    base: Base, assignment: Assignment, stretch: Stretch
+    base: BaseCall, assignment: RoleAssignment, sizes_probe: SizeProbe
 ) -> tuple[str | None, list[str]]:
     """The alignment of a causal rule that no input turns on, and a sentence about it.
 
     Only calls with more keys than queries, or fewer, tell alignments apart: with equal lengths
     alone it is called bottom-right.
     """
-    seen = [one for one in _seen(base, assignment, stretch) if one is not None]
+    seen = [one for one in _seen(base, assignment, sizes_probe) if one is not None]
     if not seen or all(one.all() for one in seen):
         return None, []
     for alignment in ("bottom-right", "top-left"):
@@ -175,19 +175,21 @@ def _rule(seen: Allowed, alignment: str) -> Allowed:
     return np.tri(queries, keys, keys - queries if alignment == "bottom-right" else 0, dtype=bool)
 
 
-def _seen(base: Base, assignment: Assignment, stretch: Stretch) -> Iterator[Allowed | None]:
+def _seen(
+    base: BaseCall, assignment: RoleAssignment, sizes_probe: SizeProbe
+) -> Iterator[Allowed | None]:
     """Which query depends on which key: in the first call, and in longer ones if it is a rule."""
     first = _reach(base, assignment)
     yield first
     if first is None or first.all() or "x" in assignment.roles.values():
         return
     for letters in ("K", "Q"):
-        longer = stretch.base(letters, _LONGER)
+        longer = sizes_probe.base(letters, _LONGER)
         if longer is not None:
             yield _reach(longer, assignment)
 
 
-def _reach(base: Base, assignment: Assignment) -> Allowed | None:
+def _reach(base: BaseCall, assignment: RoleAssignment) -> Allowed | None:
     """Whether a query's answer, along rows, depends on a key's content; None when it cannot tell.
 
     Content is that of the value where there is one: a query with one key depends on it, too.
@@ -269,25 +271,27 @@ def _has_body(node: onnx.NodeProto) -> bool:
     return any(attribute.HasField("g") for attribute in node.attribute)
 
 
-def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told: Told) -> Reading:
+def read_roles(
+    header: Header, run: Callable[[Feeds], Mapping[str, Array]], declared: GraphDeclaration
+) -> GraphReading:
     """What each input and output of a graph is; raises UsageError for what is no attention.
 
     ``run`` gives the outputs by name and raises GraphRefused; GraphLost goes through.
     """
-    check_told(told, header)
+    check_declaration(declared, header)
     _check_ports(header)
-    probe = Probe(header, run)
-    found = interpret(header, probe, told)
+    probe = GraphProbe(header, run)
+    found = interpret(header, probe, declared)
     _check_attention(header, found)
-    found = replace(found, start=widened(found.start, found.assignment, told))
-    packing = read_packing(found.start.base, found.start.plan, found.assignment, told)
-    masks = read_masks(found.start, found.assignment, told, packing.output.axes)
-    stretch = Stretch(found.start, found.assignment, masks.roles)
-    spans = read_spans(found.start, found.assignment, told, masks.roles, stretch)
-    causal, why_causal = always_causal(found.start.base, found.assignment, stretch)
-    answers = probe.ask(found.start.base.feeds)
-    outputs, about_outputs = read_outputs(header, told, answers or {}, packing.output, probe)
-    return Reading(
+    found = replace(found, start=widened(found.start, found.assignment, declared))
+    packing = read_packing(found.start.base, found.start.plan, found.assignment, declared)
+    masks = read_masks(found.start, found.assignment, declared, packing.output.axes)
+    sizes_probe = SizeProbe(found.start, found.assignment, masks.roles)
+    spans = read_spans(found.start, found.assignment, declared, masks.roles, sizes_probe)
+    causal, why_causal = always_causal(found.start.base, found.assignment, sizes_probe)
+    answers = probe.call(found.start.base.feeds)
+    outputs, about_outputs = read_outputs(header, declared, answers or {}, packing.output, probe)
+    return GraphReading(
         kind=packing.kind,
         mode=MODES[len(found.start.plan.tensors)],  # type: ignore[arg-type]
         inputs=_in_order(header, [*packing.tensors, *masks.roles, *spans.others]),
@@ -296,7 +300,7 @@ def read_roles(header: Header, run: Callable[[Feeds], Mapping[str, Array]], told
         baked=spans.baked,
         causal=causal,
         assumptions=(
-            *_about_tensors(found, told),
+            *_about_tensors(found, declared),
             *packing.assumptions,
             *masks.assumptions,
             *spans.assumptions,
@@ -329,7 +333,7 @@ def _check_ports(header: Header) -> None:
 
 def _check_attention(header: Header, found: Interpretation) -> None:
     """Refuse a graph that does not attend; a broken attention is one."""
-    if found.assignment.told or (found.clean and len(found.seen) > 1):
+    if found.assignment.declared or (found.clean and len(found.seen) > 1):
         return
     if not (_mixes(found) or _ignores(found, header)):
         why = "each position of its answer depends on the same position of its inputs alone"
@@ -366,7 +370,7 @@ def _mixes(found: Interpretation) -> bool:
     )
 
 
-def _about_tensors(found: Interpretation, told: Told) -> list[str]:
+def _about_tensors(found: Interpretation, declared: GraphDeclaration) -> list[str]:
     """A sentence for each tensor: what it is, and how that was found."""
     sentences = []
     assignment = found.assignment
@@ -377,14 +381,14 @@ def _about_tensors(found: Interpretation, told: Told) -> list[str]:
         )
     for name, role in found.assignment.roles.items():
         how = _how(role, found.seen[name], found.assignment)
-        if told.inputs.get(name, {}).get("role"):
-            how = f"declared in {told.where or 'the declaration'}"
+        if declared.inputs.get(name, {}).get("role"):
+            how = f"declared in {declared.where or 'the declaration'}"
         axes = found.assignment.layout
         sentences.append(f"input {name}: {role}, axes {axes} ({how})")
     return sentences
 
 
-def _how(role: str, seen: Traits, assignment: Assignment) -> str:
+def _how(role: str, seen: Traits, assignment: RoleAssignment) -> str:
     length = assignment.length_axis
     if not seen.matters:
         return "by name and place: the answer does not depend on it"

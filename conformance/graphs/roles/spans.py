@@ -10,21 +10,21 @@ import numpy as np
 
 from ..process import Array
 from ..reading import Axis, Role
-from ..sidecar import Told
+from ..sidecar import GraphDeclaration
 from . import names
-from .first_call import Start, constant
-from .interpreting import Assignment
-from .plans import Plan
-from .probe import Base
+from .first_call import FirstCall, constant
+from .interpreting import RoleAssignment
+from .plans import CallPlan
+from .probe import BaseCall
 
 # Other sizes that a dynamic axis must run at, added to that of the first call.
 _STEPS: Final = (1, 2, 4)
 
 
-class Stretch:
+class SizeProbe:
     """Calls a graph at other sizes."""
 
-    def __init__(self, start: Start, assignment: Assignment, masks: Sequence[Role]) -> None:
+    def __init__(self, start: FirstCall, assignment: RoleAssignment, masks: Sequence[Role]) -> None:
         self.start, self.assignment = start, assignment
         self.masks = masks
         self._items = "B" in assignment.layout
@@ -53,7 +53,7 @@ class Stretch:
         longer = self.base(letters, step)
         return longer is not None and (not self._kept or self._grew(longer, letters, step))
 
-    def _grew(self, longer: Base, letters: str, step: int) -> bool:
+    def _grew(self, longer: BaseCall, letters: str, step: int) -> bool:
         """Whether the answer grew where the query did and kept its other axes."""
         layout, expected = self.assignment.layout, list(self.start.base.answer.shape)
         if len(expected) < len(layout):  # heads are packed into the answer's last axis
@@ -63,13 +63,13 @@ class Stretch:
                 expected[layout.index(letter)] += step
         return list(longer.answer.shape) == expected
 
-    def base(self, letters: str, step: int) -> Base | None:
+    def base(self, letters: str, step: int) -> BaseCall | None:
         """The call with some axes longer, None when it is refused."""
         feeds, base = self._feeds(letters, step), self.start.base
-        answers = base.probe.ask(feeds)
+        answers = base.probe.call(feeds)
         if answers is None:
             return None
-        return Base(base.probe, feeds, base.output, answers[base.output])
+        return BaseCall(base.probe, feeds, base.output, answers[base.output])
 
     def _feeds(self, letters: str, step: int) -> dict[str, Array]:
         feeds: dict[str, Array] = dict(self.start.base.feeds)
@@ -105,15 +105,15 @@ def _grown(values: Array, axes: str, letters: str, step: int) -> Array:
 _LONG: Final = 520
 
 
-def longest(stretch: Stretch, letters: str) -> int | None:
+def longest(sizes_probe: SizeProbe, letters: str) -> int | None:
     """The greatest length of some axes that is accepted, None when there is no end in sight."""
-    size = stretch.size(letters[0])
+    size = sizes_probe.size(letters[0])
     accepted, refused = 0, _LONG - size
-    if refused <= 0 or stretch.accepts(letters, refused):
+    if refused <= 0 or sizes_probe.accepts(letters, refused):
         return None
     while refused - accepted > 1:
         middle = (accepted + refused) // 2
-        if stretch.accepts(letters, middle):
+        if sizes_probe.accepts(letters, middle):
             accepted = middle
         else:
             refused = middle
@@ -125,7 +125,7 @@ _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spans:
+class FixedSizes:
     """Sizes of calls that are fixed, and the inputs that are neither tensors nor masks."""
 
     pins: Mapping[str, Pin]
@@ -135,19 +135,23 @@ class Spans:
 
 
 def read_spans(
-    start: Start, assignment: Assignment, told: Told, masks: Sequence[Role], stretch: Stretch
-) -> Spans:
+    start: FirstCall,
+    assignment: RoleAssignment,
+    declared: GraphDeclaration,
+    masks: Sequence[Role],
+    sizes_probe: SizeProbe,
+) -> FixedSizes:
     """Find the sizes that a graph fixes."""
     axes = _axes(start.plan, assignment, masks)
     pins = _fixed(axes)
     if "H" not in assignment.layout:
-        pins.update(_heads(start, masks, stretch.size("B")))
+        pins.update(_heads(start, masks, sizes_probe.size("B")))
     open_letters = [letter for letter in _FIELDS if axes[letter] and _FIELDS[letter] not in pins]
     sentences: list[str] = []
     equal = False
     if {"Q", "K"} <= set(open_letters):
         equal = _equal(axes, assignment)
-        if not equal and _refuses_unequal(stretch):
+        if not equal and _refuses_unequal(sizes_probe):
             equal = True
             sentences.append("query and key lengths must be equal: the runtime refuses others")
     if equal:
@@ -156,14 +160,14 @@ def read_spans(
     baked: dict[str, int] = {}
     for letter in open_letters:
         letters = "QK" if letter == "Q" and equal else letter
-        found, why = _asked(letters, stretch)
+        found, why = _asked(letters, sizes_probe)
         if found is not None:
             pins[_FIELDS[letter]] = found
             sentences.append(why)
         if isinstance(found, int):
             baked |= {_FIELDS[one]: found for one in letters}
-    others = _others(start.plan, told)
-    return Spans(pins=pins, baked=baked, others=others, assumptions=sentences)
+    others = _others(start.plan, declared)
+    return FixedSizes(pins=pins, baked=baked, others=others, assumptions=sentences)
 
 
 def _fixed(axes: Mapping[str, Sequence[Axis]]) -> dict[str, Pin]:
@@ -175,26 +179,28 @@ def _fixed(axes: Mapping[str, Sequence[Axis]]) -> dict[str, Pin]:
     return {field: found[0] for field, found in sizes.items() if found}
 
 
-def _refuses_unequal(stretch: Stretch) -> bool:
-    return not stretch.runs("Q") and not stretch.runs("K") and stretch.runs("QK")
+def _refuses_unequal(sizes_probe: SizeProbe) -> bool:
+    return not sizes_probe.runs("Q") and not sizes_probe.runs("K") and sizes_probe.runs("QK")
 
 
-def _asked(letters: str, stretch: Stretch) -> tuple[Pin | None, str]:
+def _asked(letters: str, sizes_probe: SizeProbe) -> tuple[Pin | None, str]:
     """The pin of an axis that the file leaves open, None when it is, and a sentence."""
     field = _FIELDS[letters[0]].replace("_", " ")
-    if not stretch.runs(letters):
-        size = stretch.size(letters[0])
+    if not sizes_probe.runs(letters):
+        size = sizes_probe.size(letters[0])
         return size, (
             f"{field} is taken for {size}: the file calls it dynamic, but no other size tried "
             "gives an answer of the right shape"
         )
-    most = longest(stretch, letters) if letters != "B" else None
+    most = longest(sizes_probe, letters) if letters != "B" else None
     if most is None:
         return None, ""
     return tuple(range(1, most + 1)), f"{field} is at most {most}: the runtime refuses longer ones"
 
 
-def _axes(plan: Plan, assignment: Assignment, masks: Sequence[Role]) -> dict[str, list[Axis]]:
+def _axes(
+    plan: CallPlan, assignment: RoleAssignment, masks: Sequence[Role]
+) -> dict[str, list[Axis]]:
     """What the header says of items, queries and keys."""
     found: dict[str, list[Axis]] = {letter: [] for letter in _FIELDS}
     for port in plan.tensors:
@@ -217,7 +223,7 @@ def _axes(plan: Plan, assignment: Assignment, masks: Sequence[Role]) -> dict[str
     return found
 
 
-def _equal(axes: Mapping[str, Sequence[Axis]], assignment: Assignment) -> bool:
+def _equal(axes: Mapping[str, Sequence[Axis]], assignment: RoleAssignment) -> bool:
     """Whether query and key lengths have one name."""
     if "x" in assignment.roles.values():
         return True
@@ -225,7 +231,7 @@ def _equal(axes: Mapping[str, Sequence[Axis]], assignment: Assignment) -> bool:
     return bool(names & {axis for axis in axes["K"] if isinstance(axis, str)})
 
 
-def _heads(start: Start, masks: Sequence[Role], items: int) -> dict[str, int]:
+def _heads(start: FirstCall, masks: Sequence[Role], items: int) -> dict[str, int]:
     """The number of heads that the shape of a mask tells."""
     for mask in masks:
         shape = start.base.feeds[mask.name].shape
@@ -236,15 +242,15 @@ def _heads(start: Start, masks: Sequence[Role], items: int) -> dict[str, int]:
     return {}
 
 
-def _others(plan: Plan, told: Told) -> list[Role]:
+def _others(plan: CallPlan, declared: GraphDeclaration) -> list[Role]:
     """Caches and constants."""
     found = []
     for port in plan.pasts:
-        said = told.inputs.get(port.name, {}).get("role")
+        said = declared.inputs.get(port.name, {}).get("role")
         role = said or ("past_value" if names.suggests(port.name, "value") else "past_key")
         found.append(Role(name=port.name, role=role, axes="BHLD", dtype=port.dtype))
     for port in plan.constants:
         shape = tuple(size if isinstance(size, int) else 1 for size in port.shape or ())
-        value: Any = constant(port, shape, told)
+        value: Any = constant(port, shape, declared)
         found.append(Role(name=port.name, role="constant", dtype=port.dtype, value=value))
     return found

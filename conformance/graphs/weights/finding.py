@@ -8,14 +8,14 @@ from typing import Final
 
 from torch import Tensor
 
-from ..opened import Found, Stages
+from ..opened import GraphProjections, Stages
 from ..process import GraphProcess
 from ..protocol import GraphRefused
-from ..reading import Header, Reading
-from ..sidecar import Told
+from ..reading import GraphReading, Header
+from ..sidecar import GraphDeclaration
 from .core import find_cores, is_coarse, read_wiring
 from .matching import beside
-from .probing import FREE_SIZES, Questions
+from .probing import FREE_SIZES, RunnableGraph
 from .projecting import UNKNOWN, gauge_of, snapped
 from .recovering import Recovered, recover, stages_of
 from .state_dict import from_state_dict
@@ -38,12 +38,12 @@ class _Structure:
 def find_weights(
     header: Header,
     process: GraphProcess,
-    reading: Reading,
-    told: Told,
+    reading: GraphReading,
+    declared: GraphDeclaration,
     *,
     state_dict: Mapping[str, Tensor] | None,
-    source: Found | None,
-) -> Found:
+    source: GraphProjections | None,
+) -> GraphProjections:
     """The projections of a layer's graph and how they were found; a core has none.
 
     ``source`` is what the module that was exported says, and wins; then the state dict, then what
@@ -51,33 +51,33 @@ def find_weights(
     and GraphLost.
     """
     with read_wiring(header.path, process) as (wiring, runner, is_original):
-        questions = Questions(header, runner, reading, told.num_heads, is_coarse(wiring))
-        structure = _structure(wiring, questions, core_only=reading.kind == "core")
+        graph = RunnableGraph(header, runner, reading, declared.num_heads, is_coarse(wiring))
+        structure = _structure(wiring, graph, core_only=reading.kind == "core")
         if not is_original:
             structure = replace(structure, stages=Stages())
         if reading.kind == "core":
-            return Found(how="declared", stages=structure.stages)
+            return GraphProjections(how="declared", stages=structure.stages)
         if source is not None and source.weights is not None:
-            return _from_source(structure, source, coarse=questions.coarse)
+            return _from_source(structure, source, coarse=graph.coarse)
         if state_dict is not None:
-            found = from_state_dict(structure.recovered, state_dict, questions)
+            found = from_state_dict(structure.recovered, state_dict, graph)
             if found is not None:
                 return replace(found, stages=structure.stages)
-        return _from_graph(structure, told)
+        return _from_graph(structure, declared)
 
 
-def _structure(wiring: Wiring, questions: Questions, *, core_only: bool) -> _Structure:
+def _structure(wiring: Wiring, graph: RunnableGraph, *, core_only: bool) -> _Structure:
     """What the structure gives, and why not more; broken graphs are tried at other sizes, too."""
     try:
-        tokens = frozenset(role.name for role in questions.tokens.values())
-        cores = find_cores(wiring, tokens, questions.reading.output.name)
+        tokens = frozenset(role.name for role in graph.tokens.values())
+        cores = find_cores(wiring, tokens, graph.reading.output.name)
     except _UNUSUAL as error:
         return _Structure(reason=_said(error))
     stages = stages_of(cores)
     reason = ""
     for sizes in () if core_only else FREE_SIZES:
         try:
-            recovered = recover(wiring, replace(questions, sizes=sizes), cores)
+            recovered = recover(wiring, replace(graph, sizes=sizes), cores)
             return _Structure(stages=stages, recovered=recovered)
         except (*_UNUSUAL, GraphRefused) as error:
             reason = reason or _said(error)
@@ -91,19 +91,19 @@ def _said(error: Exception) -> str:
     return f"its structure is unusual ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
-def _from_graph(structure: _Structure, told: Told) -> Found:
+def _from_graph(structure: _Structure, declared: GraphDeclaration) -> GraphProjections:
     recovered = structure.recovered
     if recovered is None:
-        return Found(
+        return GraphProjections(
             how="none",
             gauge=UNKNOWN,
             stages=structure.stages,
-            num_heads=told.num_heads,
-            num_kv_heads=told.num_kv_heads,
+            num_heads=declared.num_heads,
+            num_kv_heads=declared.num_kv_heads,
             assumptions=(f"the weights could not be read from the graph: {structure.reason}",),
         )
     gauge = gauge_of(recovered.scale, len(recovered.weights.q) // recovered.num_heads)
-    return Found(
+    return GraphProjections(
         weights=recovered.weights,
         num_heads=recovered.num_heads,
         num_kv_heads=recovered.num_kv_heads,
@@ -115,7 +115,9 @@ def _from_graph(structure: _Structure, told: Told) -> Found:
     )
 
 
-def _from_source(structure: _Structure, source: Found, *, coarse: bool) -> Found:
+def _from_source(
+    structure: _Structure, source: GraphProjections, *, coarse: bool
+) -> GraphProjections:
     """The source's weights, with how far the graph's are from them.
 
     ``coarse``: those that the graph rounded to 8 bits are taken as they are there.

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..process import GraphProcess
-from ..reading import MASK_ROLES, TENSOR_ROLES, Header, Port, Reading, Role
+from ..reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Header, Port, Role
 from .core import Operand
 from .wiring import UnreadableError
 
@@ -44,7 +44,7 @@ _ATTENDED: Final = {"keep": 1, "keep_int": 1, "drop": 0, "drop_int": 0, "bias": 
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
+class RunnableGraph:
     """Runs a graph on tokens ``[B, L, E]`` by role, and reads its answer as ``[B, L, E]``.
 
     ``coarse``: the graph quantises activations to 8 bits while it runs. ``sizes``: where the graph
@@ -53,7 +53,7 @@ class Questions:
 
     header: Header
     process: GraphProcess
-    reading: Reading
+    reading: GraphReading
     num_heads: int | None = None
     coarse: bool = False
     sizes: Mapping[str, int] = field(default_factory=lambda: FREE_SIZES[0])
@@ -76,17 +76,17 @@ class Questions:
         length = self._size(_LENGTH_FIELDS[role], sizes.get("L"))
         return self._size("batch", sizes.get("B", 1)), length, self._width(role, sizes.get("E"))
 
-    def _width(self, role: str, told: int | str | None) -> int:
+    def _width(self, role: str, declared: int | str | None) -> int:
         name = {"x": "query_size", "context": "key_size"}.get(role, f"{role}_size")
-        found = self._pinned(name) or (told if isinstance(told, int) else None)
+        found = self._pinned(name) or (declared if isinstance(declared, int) else None)
         if found is None:
             msg = f"the graph does not say how wide the tokens of {self.tokens[role].name!r} are"
             raise UnreadableError(msg)
         return found
 
-    def _size(self, name: str, told: int | str | None) -> int:
-        if isinstance(told, int) and told > 0:
-            return told
+    def _size(self, name: str, declared: int | str | None) -> int:
+        if isinstance(declared, int) and declared > 0:
+            return declared
         pinned = self._pinned(name)
         if pinned is None and name == "key_length" and "x" in self.tokens:
             return self._size("query_length", None)
@@ -101,7 +101,7 @@ class Questions:
                 return self.sizes[name]
         return pin if isinstance(pin, int) else None
 
-    def ask(self, tokens: Mapping[str, Array], taps: Sequence[str] = ()) -> dict[str, Array]:
+    def run(self, tokens: Mapping[str, Array], taps: Sequence[str] = ()) -> dict[str, Array]:
         """The outputs and tapped tensors for tokens ``[B, L, E]`` of each role."""
         feeds = {role.name: self._feed(role, tokens) for role in self.reading.inputs}
         return self.process.run(feeds, taps=tuple(dict.fromkeys(taps)))
@@ -135,10 +135,10 @@ class Questions:
             "D": self._pinned("head_size") or 1,
         }
         sizes["F"] = batch * sizes["H"]
-        told = port.shape or (None,) * len(role.axes)
+        declared = port.shape or (None,) * len(role.axes)
         return tuple(
             size if isinstance(size, int) and size > 0 else sizes[letter]
-            for letter, size in zip(role.axes, told, strict=True)
+            for letter, size in zip(role.axes, declared, strict=True)
         )
 
     def answer(self, outputs: Mapping[str, Array]) -> Array:
@@ -190,7 +190,7 @@ class AffineMap:
 
 
 def affine_maps(
-    questions: Questions,
+    graph: RunnableGraph,
     operands: Mapping[str, Operand],
     counts: Mapping[str, int | None],
     roles: Mapping[str, str],
@@ -203,7 +203,7 @@ def affine_maps(
 
     Raises UnreadableError where a tensor is no affine map of single tokens.
     """
-    probe = _Probe(questions, operands, roles)
+    probe = _Probe(graph, operands, roles)
     owners = {part: _rows_of(probe, part, counts.get(part)) for part in operands}
     found = _solved(probe, owners)
     for part, rows in owners.items():
@@ -233,10 +233,10 @@ class _Probe:
     """Runs that all parts share: a token is asked for query, key and value at once."""
 
     def __init__(
-        self, questions: Questions, operands: Mapping[str, Operand], roles: Mapping[str, str]
+        self, graph: RunnableGraph, operands: Mapping[str, Operand], roles: Mapping[str, str]
     ) -> None:
-        self.questions, self.operands, self.roles = questions, operands, roles
-        self.shapes = {role: questions.shape(role) for role in questions.tokens}
+        self.graph, self.operands, self.roles = graph, operands, roles
+        self.shapes = {role: graph.shape(role) for role in graph.tokens}
         self._taps = [operand.name for operand in operands.values()]
         self.base = self.run({})
 
@@ -246,7 +246,7 @@ class _Probe:
             role: np.reshape(tokens.get(role, np.zeros(shape)), shape)
             for role, shape in self.shapes.items()
         }
-        found = self.questions.ask(filled, self._taps)
+        found = self.graph.run(filled, self._taps)
         return {
             part: np.moveaxis(found[operand.name], operand.feature, -1)
             for part, operand in self.operands.items()
@@ -367,7 +367,7 @@ def _check(probe: _Probe, part: str, rows: _Rows, found: AffineMap) -> None:
     size = np.einsum("hde,te->thd", np.abs(found.matrix), np.abs(asked)) + np.abs(found.bias)
     roundoff = float(np.finfo(tensor.dtype).eps)
     bound = (width + ROUNDINGS) * roundoff * size
-    if probe.questions.coarse:
+    if probe.graph.coarse:
         step = 2 * np.abs(asked).max() / EIGHT_BITS
         bound = bound + step * np.abs(found.matrix).sum(axis=-1)
     if np.any(np.abs(rows.of(tensor) - expected) > bound + np.finfo(tensor.dtype).tiny):

@@ -11,7 +11,7 @@ import numpy as np
 
 from .core import Core
 from .matching import factor_of
-from .probing import EIGHT_BITS, ROUNDINGS, Questions
+from .probing import EIGHT_BITS, ROUNDINGS, RunnableGraph
 from .wiring import UnreadableError
 
 Array = np.ndarray[Any, Any]
@@ -45,18 +45,20 @@ class Answers:
     step: float
 
 
-def ask(questions: Questions, cores: Sequence[Core], counts: Sequence[int], order: str) -> Answers:
+def sample_answers(
+    graph: RunnableGraph, cores: Sequence[Core], counts: Sequence[int], order: str
+) -> Answers:
     """Answers for tokens of standard normal size; ``counts``: how many heads each core has."""
-    shapes = {role: questions.shape(role) for role in questions.tokens}
+    shapes = {role: graph.shape(role) for role in graph.tokens}
     taps = [tap for core in cores for tap in (core.heads, core.product, core.scores) if tap]
     heads, outputs, products, scores = [], [], [], []
     roundoff = 0.0
     for call in range(CALLS):
         generator = np.random.default_rng(call)
         tokens = {role: generator.standard_normal(shape) for role, shape in shapes.items()}
-        found = questions.ask(tokens, taps)
-        outputs.append(questions.answer(found))
-        sizes = shapes[questions.role_of("query")]
+        found = graph.run(tokens, taps)
+        outputs.append(graph.answer(found))
+        sizes = shapes[graph.role_of("query")]
         heads.append(
             np.concatenate(
                 [
@@ -76,7 +78,7 @@ def ask(questions: Questions, cores: Sequence[Core], counts: Sequence[int], orde
         products=tuple(products),
         scores=tuple(scores),
         roundoff=roundoff,
-        step=2 / EIGHT_BITS if questions.coarse else 0.0,
+        step=2 / EIGHT_BITS if graph.coarse else 0.0,
     )
 
 
@@ -234,7 +236,7 @@ def _close(got: Array, expected: Array, size: Array, answers: Answers, terms: in
 
 FOLDED: Final = (
     "no factor between the graph's own weights and its logits: a scale that was folded into the "
-    "weights cannot be told from one that is missing"
+    "weights cannot be declared from one that is missing"
 )
 # The share of the scores that must agree on a factor, 1 in so many: what a graph that is always
 # causal leaves of more keys than queries, while factors that are none agree by chance in 1 of 50.

@@ -15,13 +15,13 @@ from ..._golden import golden
 from ..opened import Stages
 from .core import Core
 from .matching import Match, match_rows
-from .probing import ROUNDINGS, AffineMap, Questions, affine_maps, spoken
+from .probing import ROUNDINGS, AffineMap, RunnableGraph, affine_maps, spoken
 from .projecting import (
     Answers,
     Projected,
-    ask,
     measured_factor,
     output_projection,
+    sample_answers,
     snapped,
     stored_bias,
 )
@@ -89,7 +89,7 @@ def _stored_factor(wiring: Wiring, name: str) -> Array | None:
 _SMALLEST = 2
 
 
-def stored_above(wiring: Wiring, questions: Questions, name: str) -> dict[str, Array]:
+def stored_above(wiring: Wiring, graph: RunnableGraph, name: str) -> dict[str, Array]:
     """The float tensors that a tensor is computed from and no input reaches, by name.
 
     Those that the graph computes, a transposed matrix for one, are asked of it; those that it
@@ -107,9 +107,7 @@ def stored_above(wiring: Wiring, questions: Questions, name: str) -> dict[str, A
         elif value is not None and value.dtype.kind == "f" and value.size >= _SMALLEST:
             found[inner] = value
     if computed:
-        asked = questions.ask(
-            {role: np.zeros(questions.shape(role)) for role in questions.tokens}, computed
-        )
+        asked = graph.run({role: np.zeros(graph.shape(role)) for role in graph.tokens}, computed)
         found.update({inner: asked[inner] for inner in computed if asked[inner].dtype.kind == "f"})
     return found
 
@@ -283,10 +281,10 @@ def map_inside(part: str, core: Core, values: dict[str, Array]) -> AffineMap:
     return with_bias(plain, values.get(f"{part} bias"))
 
 
-def role_behind(wiring: Wiring, questions: Questions, part: str, tensor: str) -> str:
+def role_behind(wiring: Wiring, graph: RunnableGraph, part: str, tensor: str) -> str:
     """The role of the tokens behind the heads of a part; raises UnreadableError for several."""
-    wanted = questions.role_of(spoken(part))
-    names = {role.name: found for found, role in questions.tokens.items()}
+    wanted = graph.role_of(spoken(part))
+    names = {role.name: found for found, role in graph.tokens.items()}
     reaching = {names[name] for name in wiring.reaching(tensor, frozenset(names))}
     if wanted in reaching:
         return wanted
@@ -294,20 +292,20 @@ def role_behind(wiring: Wiring, questions: Questions, part: str, tensor: str) ->
         msg = f"the {spoken(part)} heads are made of {len(reaching)} inputs"
         raise UnreadableError(msg)
     found = reaching.pop()
-    if questions.shape(found)[-1] != questions.shape(wanted)[-1]:
+    if graph.shape(found)[-1] != graph.shape(wanted)[-1]:
         msg = f"the {spoken(part)} heads are made of {found}, which has another width than {wanted}"
         raise UnreadableError(msg)
     return found
 
 
-def mixed_up(wiring: Wiring, questions: Questions, cores: Sequence[Core]) -> list[str]:
+def mixed_up(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> list[str]:
     """A sentence for each part that the graph makes of other tokens than it should."""
     found = []
     for part in PARTS:
-        wanted = questions.role_of(part)
-        roles = {
-            role_behind(wiring, questions, part, getattr(core, part).name) for core in cores
-        } - {wanted}
+        wanted = graph.role_of(part)
+        roles = {role_behind(wiring, graph, part, getattr(core, part).name) for core in cores} - {
+            wanted
+        }
         if roles:
             found.append(f"the graph makes the {part} heads of the tokens of {roles.pop()}")
     return found
@@ -347,17 +345,17 @@ def stages_of(cores: Sequence[Core]) -> Stages:
     )
 
 
-def recover(wiring: Wiring, questions: Questions, cores: Sequence[Core]) -> Recovered:
+def recover(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> Recovered:
     """The stored projections around the cores, side by side; raises UnreadableError."""
-    maps = _maps(wiring, questions, cores)
+    maps = _maps(wiring, graph, cores)
     order = _order(maps)
-    inputs = {part: _projection(wiring, questions, cores, part, maps[part]) for part in PARTS}
+    inputs = {part: _projection(wiring, graph, cores, part, maps[part]) for part in PARTS}
     if inputs["value"].heads != inputs["key"].heads:
         msg = f"{inputs['key'].heads} key heads, but {inputs['value'].heads} value heads"
         raise UnreadableError(msg)
     counts = [len(found.matrix) for found in maps["query"]]
-    answers = ask(questions, cores, counts, order)
-    after = stored_above(wiring, questions, questions.reading.output.name)
+    answers = sample_answers(graph, cores, counts, order)
+    after = stored_above(wiring, graph, graph.reading.output.name)
     before = set[str]().union(*(wiring.above(core.heads) for core in cores))
     output = output_projection(
         answers, {name: value for name, value in after.items() if name not in before}
@@ -369,21 +367,21 @@ def recover(wiring: Wiring, questions: Questions, cores: Sequence[Core]) -> Reco
         scale=_scale(cores, inputs, answers, maps["query"][0].matrix.shape[1]),
         layout="; ".join(filter(None, (found.layout for found in inputs.values()))),
         roundoff=answers.roundoff,
-        assumptions=(*mixed_up(wiring, questions, cores), *_faults(inputs, output, answers)),
+        assumptions=(*mixed_up(wiring, graph, cores), *_faults(inputs, output, answers)),
     )
 
 
 def _maps(
-    wiring: Wiring, questions: Questions, cores: Sequence[Core]
+    wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]
 ) -> dict[str, list[AffineMap]]:
     """Each part's maps, one a core, with what a node multiplies by and adds itself."""
     inside = [node_values(wiring, core) for core in cores]
     if cores[0].matrix:
-        if cores[0].query.name not in {role.name for role in questions.tokens.values()}:
+        if cores[0].query.name not in {role.name for role in graph.tokens.values()}:
             msg = "the attention node is not given the graph's own input"
             raise UnreadableError(msg)
         return {part: [map_inside(part, cores[0], inside[0])] for part in PARTS}
-    found = _probed(wiring, questions, cores)
+    found = _probed(wiring, graph, cores)
     return {
         part: [
             with_bias(one, values.get(f"{part} bias"))
@@ -394,7 +392,7 @@ def _maps(
 
 
 def _probed(
-    wiring: Wiring, questions: Questions, cores: Sequence[Core]
+    wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]
 ) -> dict[str, list[AffineMap]]:
     operands = {
         f"{part} {number}": getattr(core, part)
@@ -406,8 +404,8 @@ def _probed(
         for number, core in enumerate(cores)
         for part in PARTS
     }
-    roles = {key: role_behind(wiring, questions, key, tap.name) for key, tap in operands.items()}
-    found = affine_maps(questions, operands, counts, roles)
+    roles = {key: role_behind(wiring, graph, key, tap.name) for key, tap in operands.items()}
+    found = affine_maps(graph, operands, counts, roles)
     return {part: [found[f"{part} {number}"] for number in range(len(cores))] for part in PARTS}
 
 
@@ -422,14 +420,14 @@ def _order(maps: Mapping[str, Sequence[AffineMap]]) -> str:
 
 def _projection(
     wiring: Wiring,
-    questions: Questions,
+    graph: RunnableGraph,
     cores: Sequence[Core],
     part: str,
     maps: Sequence[AffineMap],
 ) -> Projection:
     stored: dict[str, Array] = {}
     for core in cores:
-        stored |= stored_above(wiring, questions, getattr(core, part).name)
+        stored |= stored_above(wiring, graph, getattr(core, part).name)
         stored |= {
             name: value
             for name, value in node_values(wiring, core).items()

@@ -19,9 +19,9 @@ from torch import Tensor
 from ..._golden import golden
 from ...base.parameter_names import role_of
 from ...errors import UsageError
-from ..opened import Found
+from ..opened import GraphProjections
 from .matching import NEAREST, SPOKEN, Reference, beside, found_in
-from .probing import Questions
+from .probing import RunnableGraph
 from .projecting import snapped
 from .recovering import Recovered
 
@@ -148,30 +148,28 @@ Array = np.ndarray[Any, Any]
 
 
 def head_counts(
-    questions: Questions, parts: Mapping[str, Tensor], told: int | None
+    graph: RunnableGraph, parts: Mapping[str, Tensor], declared: int | None
 ) -> tuple[int, int] | None:
     """``(heads, key/value heads)`` with which the golden comes near to the graph's answers."""
     weights = golden.ProjectionWeights(**parts)
     tokens = {
-        role: np.random.default_rng(len(role)).standard_normal(questions.shape(role))
-        for role in questions.tokens
+        role: np.random.default_rng(len(role)).standard_normal(graph.shape(role))
+        for role in graph.tokens
     }
-    answer = questions.answer(questions.ask(tokens))
-    inputs = [
-        torch.from_numpy(tokens[questions.role_of(part)]) for part in ("query", "key", "value")
-    ]
+    answer = graph.answer(graph.run(tokens))
+    inputs = [torch.from_numpy(tokens[graph.role_of(part)]) for part in ("query", "key", "value")]
     best: tuple[float, tuple[int, int]] | None = None
-    for counts in _counts(weights, told):
-        error = _error(inputs, weights, counts, questions.reading.causal, answer)
+    for counts in _counts(weights, declared):
+        error = _error(inputs, weights, counts, graph.reading.causal, answer)
         if error < NEAREST and (best is None or error < best[0]):
             best = error, counts
     return None if best is None else best[1]
 
 
-def _counts(weights: golden.ProjectionWeights, told: int | None) -> Iterator[tuple[int, int]]:
+def _counts(weights: golden.ProjectionWeights, declared: int | None) -> Iterator[tuple[int, int]]:
     """All divisions of the rows into heads."""
     rows, shared = len(weights.q), len(weights.k)
-    for heads in [told] if told else range(1, rows + 1):
+    for heads in [declared] if declared else range(1, rows + 1):
         size, rest = divmod(rows, heads)
         if not rest and shared % size == 0 and heads % (shared // size or 1) == 0:
             yield heads, shared // size
@@ -205,17 +203,17 @@ def _error(
 
 
 def from_state_dict(
-    recovered: Recovered | None, tensors: Mapping[str, Tensor], questions: Questions
-) -> Found | None:
+    recovered: Recovered | None, tensors: Mapping[str, Tensor], graph: RunnableGraph
+) -> GraphProjections | None:
     """What a state dict says of a graph; None where its names and the graph's answers say nothing.
 
     Raises UsageError for a state dict without the projections of the graph.
     """
-    widths = {part[0]: questions.shape(questions.role_of(part))[-1] for part in _PARTS}
+    widths = {part[0]: graph.shape(graph.role_of(part))[-1] for part in _PARTS}
     named = named_projections(tensors, widths)
     if recovered is None:
-        return _by_names(named, questions)
-    reference = found_in(recovered.weights, tensors, coarse=questions.coarse)
+        return _by_names(named, graph)
+    reference = found_in(recovered.weights, tensors, coarse=graph.coarse)
     if reference.missing:
         reference = _completed(reference, recovered, named)
     return _judged(recovered, _by_role(reference))
@@ -231,18 +229,18 @@ def _by_role(reference: Reference) -> Reference:
     for name, role in crossed.items():
         raw[role], where[role] = reference.raw[name], reference.where[name]
         raw[f"{role}_bias"] = reference.raw[f"{name}_bias"]
-    told = [
+    declared = [
         f"the graph projects its {SPOKEN[name]} by {reference.where[name]}, which is called the "
         f"{SPOKEN[role]}'s"
         for name, role in crossed.items()
     ]
-    return replace(reference, raw=raw, where=where, differences=(*reference.differences, *told))
+    return replace(reference, raw=raw, where=where, differences=(*reference.differences, *declared))
 
 
 _PARTS = ("query", "key", "value")
 
 
-def _judged(recovered: Recovered, reference: Reference) -> Found:
+def _judged(recovered: Recovered, reference: Reference) -> GraphProjections:
     weights = reference.weights
     scale = recovered.scale
     if scale is not None:
@@ -253,7 +251,7 @@ def _judged(recovered: Recovered, reference: Reference) -> Found:
     if abs(factor - 1) > len(SPOKEN) * recovered.roundoff * len(weights.v):
         notes.append(f"the graph's values or answers are {factor:.4g} times the state dict's")
     where = ", ".join(f"{SPOKEN[name]} in {place}" for name, place in reference.where.items())
-    return Found(
+    return GraphProjections(
         weights=weights,
         num_heads=recovered.num_heads,
         num_kv_heads=recovered.num_kv_heads,
@@ -309,11 +307,13 @@ def _fits(parts: Mapping[str, Tensor], recovered: Recovered, reference: Referenc
     )
 
 
-def _by_names(named: Mapping[str, Mapping[str, Tensor]], questions: Questions) -> Found | None:
+def _by_names(
+    named: Mapping[str, Mapping[str, Tensor]], graph: RunnableGraph
+) -> GraphProjections | None:
     """The one attention that names speak of and that gives the graph's answers, with its heads."""
     fitting = []
     for prefix, parts in named.items():
-        counts = head_counts(questions, parts, questions.num_heads)
+        counts = head_counts(graph, parts, graph.num_heads)
         if counts is not None:
             fitting.append((prefix, parts, counts))
     if len(fitting) != 1:
@@ -321,7 +321,7 @@ def _by_names(named: Mapping[str, Mapping[str, Tensor]], questions: Questions) -
     prefix, parts, (heads, kv_heads) = fitting[0]
     under = f" under {prefix}" if prefix else ""
     tried = f"{heads} heads: so the golden comes nearest to the graph's answers"
-    return Found(
+    return GraphProjections(
         weights=golden.ProjectionWeights(**parts),
         num_heads=heads,
         num_kv_heads=kv_heads,

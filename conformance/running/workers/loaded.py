@@ -215,8 +215,8 @@ def _precision(
 
 def _gauge(candidate: Candidate) -> str:
     """What was not verified of a candidate, or ""."""
-    if candidate.graph is not None and candidate.graph.found.gauge:
-        return candidate.graph.found.gauge
+    if candidate.graph is not None and candidate.graph.projections.gauge:
+        return candidate.graph.projections.gauge
     if candidate.golden_known:
         return ""
     why = "its weights are unknown" if not candidate.weights_known else "it mixes in positions"

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ...adapters.calling import Calling, mask_parameters
-from ...adapters.module import Wish, calling_of, understand
+from ...adapters.finding import ModuleRequest
+from ...adapters.module import calling_of, understand
 from ...errors import DeclarationError, UsageError
 from ...targets.loading import one_line
 
@@ -166,18 +167,16 @@ class Asking:
 
 def ask(module: nn.Module, shown: str) -> Asking:
     """Find out how to call a module; raises UsageError with one sentence where nobody can tell."""
-    wish = Wish(
-        shown=shown, num_heads=None, num_kv_heads=None, call=None, projections=None, promises={}
-    )
+    request = ModuleRequest(shown=shown)
     widths: tuple[tuple[int, ...], ...]
     heads = 0
     try:
-        calling, finding, _ = understand(module, wish)
+        calling, finding, _ = understand(module, request)
         weights = finding.recipe.read(module, finding.sizes)
         widths = ((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]),)
         heads = finding.sizes.num_heads
     except DeclarationError as error:
-        calling, widths = _calling(module, wish, str(error)), _possible_widths(module)
+        calling, widths = _calling(module, request, str(error)), _possible_widths(module)
     names = _names(module, calling)
     batch = next(size for size in BATCHES if size != heads)
     failure = "has no matrix that takes tokens"
@@ -191,9 +190,9 @@ def ask(module: nn.Module, shown: str) -> Asking:
     raise UsageError(msg)
 
 
-def _calling(module: nn.Module, wish: Wish, why: str) -> Calling:
+def _calling(module: nn.Module, request: ModuleRequest, why: str) -> Calling:
     try:
-        return calling_of(module, wish)
+        return calling_of(module, request)
     except DeclarationError:
         raise UsageError(why) from None
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...adapters.graph import Besides, graph_candidate
+from ...adapters.graph import GraphRequest, graph_candidate
 from ...adapters.source import source_of
 from ...adapters.trial import instance_of
 from ...base.texts import printable
@@ -287,7 +287,7 @@ def export_one(thing: Exportable, wanted: dict[str, Any], tell: Tell) -> dict[st
     tell("reading", path.name)
     try:
         opset = read_header(path).opsets.get("")
-        read = graph_candidate(path, Besides(source=source_of(thing.module, thing.target)))
+        read = graph_candidate(path, GraphRequest(source=source_of(thing.module, thing.target)))
     except UsageError as error:
         return {**outcome, "verdict": "not-read", "reason": f"cannot be read: {error}"}
     if read.graph is not None:

@@ -12,8 +12,8 @@ from torch import nn
 from ..._golden import golden
 from ...adapters import multihead
 from ...adapters.calling import Calling, second_input
-from ...adapters.finding import Finding
-from ...adapters.module import Wish, calling_of, understand
+from ...adapters.finding import ModuleProjections, ModuleRequest
+from ...adapters.module import calling_of, understand
 from ...adapters.trial import duplicate, put_in_dtype
 from ...base.geometry import Geometry
 from ...calls.calling import CandidateFailure, guarded
@@ -272,7 +272,7 @@ class Understood:
 
     built: nn.Module
     calling: Calling
-    finding: Finding
+    finding: ModuleProjections
     batched: bool
     point: golden.Semantics
 
@@ -283,16 +283,9 @@ def understood(built: nn.Module, shown: str) -> Understood | DeclarationError:
     why: DeclarationError | None = None
     for point in _POINTS:
         for batched in (True, False):
-            wish = Wish(
-                shown=shown,
-                num_heads=None,
-                num_kv_heads=None,
-                call=None,
-                projections=None,
-                promises={"semantics": point, "batched": batched},
-            )
+            request = ModuleRequest(shown=shown, promises={"semantics": point, "batched": batched})
             try:
-                calling, finding, _ = understand(built, wish)
+                calling, finding, _ = understand(built, request)
             except DeclarationError as error:
                 why = why or error
                 continue

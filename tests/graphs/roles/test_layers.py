@@ -22,8 +22,8 @@ from graph_exports import (
 from role_reading import SEPARATE, counts, read, shown
 from torch import Tensor, nn
 
-from conformance.graphs.reading import Reading
-from conformance.graphs.sidecar import Told
+from conformance.graphs.reading import GraphReading
+from conformance.graphs.sidecar import GraphDeclaration
 
 PLAIN = "q=query:BLE k=key:BLE v=value:BLE -> y=output:BLE"
 EQUAL = {"key_length": "query_length"}
@@ -327,7 +327,7 @@ def test_one_tensor_given_thrice_leaves_self_attention(tmp_path: Path) -> None:
 
 def test_a_declaration_comes_before_behaviour(tmp_path: Path) -> None:
     """What is told is not asked, and the sentence says who told it."""
-    told = Told(
+    told = GraphDeclaration(
         inputs={
             name: {"role": role}
             for name, role in zip("qkv", ("key", "query", "value"), strict=True)
@@ -342,7 +342,7 @@ def test_a_declaration_comes_before_behaviour(tmp_path: Path) -> None:
 def test_every_part_has_a_sentence(tmp_path: Path) -> None:
     """Each input and each other output is among the assumptions, with how it was found."""
     case = CASES["torch's own"]
-    reading: Reading = read(tmp_path, case.module, case.inputs, case.axes, **case.options)
+    reading: GraphReading = read(tmp_path, case.module, case.inputs, case.axes, **case.options)
     for name in ("input q:", "input k:", "input v:", "output w:"):
         assert any(sentence.startswith(name) for sentence in reading.assumptions)
 

@@ -15,7 +15,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from role_reading import SEPARATE, read, read_file, shown
 from torch import Tensor, nn
 
-from conformance.graphs.sidecar import Told
+from conformance.graphs.sidecar import GraphDeclaration
 
 Value = tuple[str, int, Sequence[int | str] | None]
 SINGLE, INT32, INT64, BOOL = (
@@ -102,7 +102,7 @@ def test_tensors_without_a_rank_are_tried(tmp_path: Path) -> None:
     """A file may leave shapes out altogether; a declaration of the axes spares the trying."""
     path = saved(tmp_path, "Attention", [(name, SINGLE, None) for name in "abc"], None)
     assert shown(read_file(path)) == f"{HEADS} -> y=output:BHLD"
-    told = Told(inputs={name: {"axes": "BHLD"} for name in "abc"})
+    told = GraphDeclaration(inputs={name: {"axes": "BHLD"} for name in "abc"})
     assert shown(read_file(path, told)) == f"{HEADS} -> y=output:BHLD"
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from conformance.errors import UsageError
 from conformance.graphs.protocol import GraphLost
 from conformance.graphs.roles import read_roles
-from conformance.graphs.sidecar import Told
+from conformance.graphs.sidecar import GraphDeclaration
 from conformance.graphs.validation import read_header
 
 Inputs = Mapping[str, Tensor]
@@ -90,14 +90,14 @@ def test_the_refusal_says_how_to_declare(tmp_path: Path) -> None:
 
 def test_a_declaration_of_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """With the name that was meant."""
-    told = Told(inputs={"qq": {"role": "query"}}, where="told.toml")
+    told = GraphDeclaration(inputs={"qq": {"role": "query"}}, where="told.toml")
     with pytest.raises(UsageError, match=r"told\.toml: graph\.onnx has no input 'qq'.*'q'"):
         read(tmp_path, of_layer(plain), separate(), SEPARATE, told=told)
 
 
 def test_a_declaration_with_other_axes_than_the_file_is_refused(tmp_path: Path) -> None:
     """Two letters for three axes."""
-    told = Told(inputs={"q": {"role": "query", "axes": "LE"}}, where="told.toml")
+    told = GraphDeclaration(inputs={"q": {"role": "query", "axes": "LE"}}, where="told.toml")
     with pytest.raises(UsageError, match=r"input 'q' has 3 axes in graph\.onnx"):
         read(tmp_path, of_layer(plain), separate(), SEPARATE, told=told)
 
@@ -115,7 +115,7 @@ def test_a_graph_that_is_lost_is_lost(tmp_path: Path) -> None:
         return run(feeds)
 
     with pytest.raises(GraphLost):
-        read_roles(read_header(path), dying, Told())
+        read_roles(read_header(path), dying, GraphDeclaration())
 
 
 def test_reading_takes_few_calls(tmp_path: Path) -> None:
@@ -127,5 +127,5 @@ def test_reading_takes_few_calls(tmp_path: Path) -> None:
     axes = {**SEPARATE, **dynamic(z="sq sk")}
     path = export(tmp_path / "graph.onnx", module, inputs, dynamic=axes)
     run, calls = runner(path), []
-    read_roles(read_header(path), lambda feeds: calls.append(1) or run(feeds), Told())
+    read_roles(read_header(path), lambda feeds: calls.append(1) or run(feeds), GraphDeclaration())
     assert len(calls) <= 100

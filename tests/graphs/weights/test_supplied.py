@@ -15,8 +15,8 @@ from weight_graphs import differing, export, find
 
 import conformance
 from conformance.errors import UsageError
-from conformance.graphs.opened import Found
-from conformance.graphs.sidecar import Told
+from conformance.graphs.opened import GraphProjections
+from conformance.graphs.sidecar import GraphDeclaration
 from conformance.graphs.weights.projecting import UNKNOWN
 
 STANDARD = 1 / 2
@@ -179,17 +179,17 @@ def test_nothing_is_said_of_names_that_do_not_fit_the_answers(tmp_path: Path) ->
         other = Layer()
         for parameter in other.parameters():
             torch.nn.init.normal_(parameter)
-    found = find(path, state_dict=other.state_dict(), told=Told(num_heads=3))
+    found = find(path, state_dict=other.state_dict(), declaration=GraphDeclaration(num_heads=3))
     assert (found.weights, found.gauge) == (None, UNKNOWN)
 
 
-def source_of(module: Layer, **changed: Tensor) -> Found:
+def source_of(module: Layer, **changed: Tensor) -> GraphProjections:
     """What the adapter says of a module."""
     parts = {
         name: None if part is None else part.detach() for name, part in weights_of(module).items()
     }
     weights = conformance.ProjectionWeights(**{**parts, **changed})
-    return Found(weights=weights, num_heads=3, num_kv_heads=3, how="source")
+    return GraphProjections(weights=weights, num_heads=3, num_kv_heads=3, how="source")
 
 
 def test_a_source_wins(module: Layer, path: Path) -> None:

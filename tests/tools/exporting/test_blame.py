@@ -20,7 +20,7 @@ from conformance.diagnosis.exports.steps import AT_HIGHEST, AT_LOWEST, SOURCE
 from conformance.graphs.opened import Stages
 from conformance.graphs.process import Feeds, Setting
 from conformance.graphs.protocol import GraphLost, GraphRefused
-from conformance.graphs.sidecar import Told
+from conformance.graphs.sidecar import GraphDeclaration
 from conformance.problems.pool import Pool
 from conformance.shrinking.smallest import examine_recorded
 
@@ -232,8 +232,8 @@ def test_a_mask_whose_meaning_was_read_off_a_wrong_graph(tmp_path: Path) -> None
     candidate = opened(tmp_path, Plan(masked=False), source=Inverted())
     assert blame(candidate, MASK)["step"] == AT_LOWEST
     assert candidate.graph is not None
-    told = Told(inputs={"mask": {"role": "keep"}})
-    graph = dataclasses.replace(candidate.graph, told=told)
+    told = GraphDeclaration(inputs={"mask": {"role": "keep"}})
+    graph = dataclasses.replace(candidate.graph, declaration=told)
     assert blame(dataclasses.replace(candidate, graph=graph), MASK)["step"] == SOURCE
 
 
