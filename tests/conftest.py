@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,22 @@ settings.load_profile(
 torch.set_num_threads(1)  # the problems are tiny, and workers share the cores
 
 append_checkout()
+
+
+NIGHTLY = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before the nightly ones are deselected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to the night what ``one_in`` says, and count what runs at night alone."""
+    cases = Counter[str]()
+    for item in items:
+        sampled = item.get_closest_marker("one_in")
+        test = item.nodeid.partition("[")[0]
+        if sampled is not None and cases[test] % sampled.args[0]:
+            item.add_marker("nightly")
+        cases[test] += 1
+    config.stash[NIGHTLY] = sum(item.get_closest_marker("nightly") is not None for item in items)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,13 +42,23 @@ def write(folder: Path, files: dict[str, str]) -> None:
         path.write_text(dedent(text), encoding="utf-8")
 
 
+_ELSEWHERE: dict[str, object] = {}
+
+
 def forget_modules(folder: Path) -> None:
-    """Forget every module imported below a folder: the next test imports a file of its own."""
+    """Forget every module imported below a folder: the next test imports a file of its own.
+
+    What lies outside the folder for temporary files is looked at once: this runs around each test.
+    """
     for name, module in sys.modules.copy().items():  # whole at once: finalizers may import
+        if _ELSEWHERE.get(name) is module:
+            continue
         known = getattr(module, "__dict__", {})  # torch.classes answers to every name
-        homes = [known.get("__file__"), *known.get("__path__", ())]
-        if any(str(home).startswith(f"{folder}{os.sep}") for home in homes):
+        homes = [str(home) for home in (known.get("__file__"), *known.get("__path__", ()))]
+        if any(home.startswith(f"{folder}{os.sep}") for home in homes):
             del sys.modules[name]
+        elif not any(home.startswith(tempfile.gettempdir()) for home in homes):
+            _ELSEWHERE[name] = module
 
 
 @contextmanager

@@ -40,6 +40,7 @@ def results(
     return [run.run(planned) for planned in run.planned()]
 
 
+@pytest.mark.nightly  # `conformance teeth --first` of each CI run proves it, too
 @pytest.mark.parametrize("mistake", CATALOGUE)
 def test_mistake_fails_the_clause_it_breaks(mistake: Mistake) -> None:
     """Under the quick profile each mistake fails the clause that names it best."""
@@ -61,14 +62,21 @@ def test_only_clauses_about_other_devices_may_catch_nothing() -> None:
 
 
 @pytest.mark.parametrize("slug", sorted(SPECIFIC))
+def test_every_clause_catches_its_specific_mistake(slug: str) -> None:
+    """Each clause fails the mistake that it is there for, and no harness error helps it."""
+    statuses = {result.status for result in results(BY_NAME[SPECIFIC[slug][0]], slug)}
+    assert "failed" in statuses
+    assert "error" not in statuses
+
+
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize("slug", sorted(SPECIFIC))
 def test_specific_mistake_fails_only_what_it_should(slug: str) -> None:
-    """Each clause has a mistake that fails it and nothing but its direct consequences."""
+    """A mistake that is specific to a clause fails nothing else but its direct consequences."""
     name, consequences = SPECIFIC[slug]
-    found = results(BY_NAME[name], slug)
-    found += results(BY_NAME[name], skip=(slug,), profile=SAMPLE)
+    found = results(BY_NAME[name], skip=(slug,), profile=SAMPLE)
     seen = {result.id for result in found if result.status not in ("passed", "not-applicable")}
-    assert slug in seen
-    assert consequences == ANYTHING or seen - {slug} <= consequences
+    assert consequences == ANYTHING or seen <= consequences
     assert not [result.reason for result in found if result.status == "error"]
 
 
