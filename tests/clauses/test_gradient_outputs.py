@@ -103,7 +103,9 @@ def test_weights_may_be_constants() -> None:
     """Who returns weights without a history is not asked for their gradient; who seems to is."""
     found = run_clause(core(Detached()), "gradients.weights")
     assert found.status in ("passed", "not-applicable"), found.reason
-    told = run_clause(ReturnedWeightsIgnoredBackward, "gradients.weights", examples=20)
+    told = run_clause(
+        ReturnedWeightsIgnoredBackward, "gradients.weights", examples=20, explain=True
+    )
     assert told.status == "failed"
     assert [each["name"] for each in told.diagnosis] == ["gradient-of-returned-weights-lost"]
 

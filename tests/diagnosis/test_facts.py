@@ -120,7 +120,7 @@ def test_failing_clause_gets_the_name_with_the_remedy() -> None:
     def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, key, value, scale=1.0)
 
-    result = run_clause(core(unscaled, **PLAIN), "numerics.golden")
+    result = run_clause(core(unscaled, **PLAIN), "numerics.golden", explain=True)
     (entry,) = result.diagnosis
     assert entry["name"] == "scale-missing"
     assert "square root" in entry["fix"]

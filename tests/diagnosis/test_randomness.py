@@ -84,10 +84,10 @@ def test_what_the_seed_does_not_decide_is_not_random(kernel: EagerCore) -> None:
 
 def test_random_answers_blame_nothing_else() -> None:
     """A law that fails for random answers says so; the clause of repetition shows two calls."""
-    law = run_clause(core(_Dropping(), **NONE), "shape.bounds")
+    law = run_clause(core(_Dropping(), **NONE), "shape.bounds", explain=True)
     assert law.status == "failed"
     assert law.reason.startswith("equal calls give different answers")
     assert [entry["name"] for entry in law.diagnosis] == ["dropout-left-on"]
-    again = run_clause(core(_Dropping(), **NONE), "state.repeatable")
+    again = run_clause(core(_Dropping(), **NONE), "state.repeatable", explain=True)
     assert again.reason.startswith("the same call made twice gives two answers")
     assert [entry["name"] for entry in again.diagnosis] == ["dropout-left-on"]

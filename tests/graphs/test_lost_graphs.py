@@ -42,7 +42,7 @@ def lost_from(length: int, kind: str, calls: list[int]) -> Callable[..., Tensor]
 def failing(function: Callable[..., Any]) -> ClauseResult:
     """What becomes of a clause whose first example has more than four keys."""
     candidate = core(function, masks=[], causal=None, features=[], dtypes=["float32"])
-    result = run_clause(candidate, "shape.output")
+    result = run_clause(candidate, "shape.output", explain=True)
     assert result.status == "failed"
     assert result.violation is not None
     return result

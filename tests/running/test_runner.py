@@ -64,7 +64,7 @@ def test_correct_candidate_passes() -> None:
 
 def test_wrong_candidate_fails_with_everything_needed() -> None:
     """A failure has its violation, a margin beyond the bound, a reason and a counterexample."""
-    result = run_clause(plain(wrong_scale), "numerics.scale")
+    result = run_clause(plain(wrong_scale), "numerics.scale", explain=True)
     assert result.status == "failed"
     assert result.violation is not None
     assert result.reason == result.violation.message
@@ -75,7 +75,7 @@ def test_wrong_candidate_fails_with_everything_needed() -> None:
 
 def test_scale_error_survives_the_reduction() -> None:
     """A reduced example too small to fit a scale reports what the first one fits."""
-    result = run_clause(plain(wrong_scale), "numerics.scale")
+    result = run_clause(plain(wrong_scale), "numerics.scale", explain=True)
     violation = result.violation
     assert violation is not None
     assert violation.measured["scale_error"] == pytest.approx(0.5, rel=1e-3)
@@ -87,7 +87,9 @@ def test_scale_error_survives_the_reduction() -> None:
 
 def test_scale_error_is_told_once() -> None:
     """An example that cannot be reduced tells its own scale error, not another's as well."""
-    result = run_clause(plain(wrong_scale, geometry={"query_length": 9}), "numerics.scale")
+    result = run_clause(
+        plain(wrong_scale, geometry={"query_length": 9}), "numerics.scale", explain=True
+    )
     assert result.violation is not None
     told = result.violation.message.count("fits a scale with a relative error of +0.5")
     assert (told, result.violation.measured["scale_error"]) == (1, pytest.approx(0.5, rel=1e-3))
@@ -96,7 +98,7 @@ def test_scale_error_is_told_once() -> None:
 def test_counterexample_rebuilds_and_still_fails() -> None:
     """The counterexample of the JSON report is a small problem that fails again."""
     candidate = plain(wrong_scale)
-    result = run_clause(candidate, "numerics.scale")
+    result = run_clause(candidate, "numerics.scale", explain=True)
     data = json.loads(json.dumps(result.as_json(), allow_nan=False))
     again = problem_from_json(data["counterexample"]["problem"])
     sizes = again.geometry
@@ -222,7 +224,7 @@ def test_failure_that_does_not_repeat_is_still_failed() -> None:
         calls.append(1)
         return bare(query, key, value) + (len(calls) == 3)
 
-    result = run_clause(plain(kernel), "numerics.golden")
+    result = run_clause(plain(kernel), "numerics.golden", explain=True)
     assert result.status == "failed"
     assert result.violation is not None
     assert result.counterexample is not None
@@ -235,7 +237,7 @@ def test_interrupt_propagates() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_clause(plain(kernel), "shape.output")
+        run_clause(plain(kernel), "shape.output", explain=True)
 
 
 def test_system_exit_is_a_failure() -> None:
@@ -244,7 +246,7 @@ def test_system_exit_is_a_failure() -> None:
     def kernel(_query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
         raise SystemExit(0)
 
-    result = run_clause(plain(kernel), "shape.output")
+    result = run_clause(plain(kernel), "shape.output", explain=True)
     assert result.status == "failed"
     assert result.violation is not None
     assert result.violation.kind == "raised"
@@ -312,7 +314,7 @@ def test_same_seed_same_result() -> None:
     """Two runs of one seed give the same results but for the time."""
 
     def once() -> ClauseResult:
-        return run_clause(plain(wrong_scale), "numerics.golden").replace(seconds=0.0)
+        return run_clause(plain(wrong_scale), "numerics.golden", explain=True).replace(seconds=0.0)
 
     assert once() == once()
 
@@ -342,7 +344,7 @@ def test_layer_counts_as_one() -> None:
         message = "not today"
         raise OSError(message)
 
-    result = run_clause(build, "shape.output")
+    result = run_clause(build, "shape.output", explain=True)
     assert result.status == "failed"
     assert result.reason.startswith("raised OSError: not today (test_runner.py:")
     assert result.reason.endswith("while building the layer")

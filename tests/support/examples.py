@@ -87,14 +87,20 @@ def try_on(candidate: Candidate, slug: str, example: Problem) -> Finding:
 
 
 def run_clause(
-    candidate: Candidate, slug: str, *, examples: int = SMALL.examples, dtype: str = "float32"
+    candidate: Candidate,
+    slug: str,
+    *,
+    examples: int = SMALL.examples,
+    dtype: str = "float32",
+    explain: bool = False,
 ) -> ClauseResult:
-    """One clause as a run does it."""
+    """One clause as a run does it; to ``explain`` a failure, too, takes seconds."""
     run = CandidateRun(
         candidate,
         profile=dataclasses.replace(SMALL, examples=examples),
         dtypes=(dtype,),
         only=(slug,),
+        explain=explain,
     )
     (planned,) = run.planned()
     return run.run(planned)

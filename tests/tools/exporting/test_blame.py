@@ -214,7 +214,7 @@ def test_a_lost_process_is_run_once(tmp_path: Path) -> None:
 
 def test_blame_is_data(tmp_path: Path) -> None:
     """The report holds the blame as plain data, and nothing where there is none."""
-    failed = run_clause(opened(tmp_path, Plan(scale=1.0), source=Layer()), GOLDEN)
+    failed = run_clause(opened(tmp_path, Plan(scale=1.0), source=Layer()), GOLDEN, explain=True)
     data = failed.as_json()
     assert data["blame"]["step"] == AT_LOWEST
     assert result_from_json(data).blame == failed.blame
