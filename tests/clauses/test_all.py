@@ -48,7 +48,15 @@ def test_correct_candidates_pass_every_clause(candidate: Candidate, dtype: str) 
 
 
 # Graphs and devices have their own tests: test_export_*.py, test_device.py, test_fake_device.py.
-OF_ALL = [slug for slug in CLAUSES if not slug.startswith(("export.", "device."))]
+# Whatever applies to one of EVERYBODY is passed above, and again at night.
+OF_ALL = [
+    pytest.param(slug, marks=pytest.mark.nightly)
+    if slug not in (*IN_FLOAT16, *IN_FLOAT64)
+    and any(not CLAUSES[slug].not_applicable(one) for one in EVERYBODY)
+    else slug
+    for slug in CLAUSES
+    if not slug.startswith(("export.", "device."))
+]
 
 
 @pytest.mark.parametrize("slug", OF_ALL)

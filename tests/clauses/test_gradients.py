@@ -10,7 +10,6 @@ from examples import SMALL, bare, core, layer, run_clause
 from torch import Tensor, nn
 
 import conformance
-from candidates.broken import MISTAKES
 from candidates.broken._backward import HandWritten, HandWrittenLayer
 from candidates.eager import EagerLayer, EagerModule
 from candidates.legitimate.backward import (
@@ -19,13 +18,10 @@ from candidates.legitimate.backward import (
     checkpointed_reentrantly,
     layer_checkpointed_reentrantly,
 )
-from conformance.base.profile import PROFILES
 from conformance.clauses.registry import all_clauses
 from conformance.declare.candidate import Candidate
-from conformance.running.runner import CandidateRun
 
 OURS = [clause.id for clause in all_clauses() if clause.family == "gradients"]
-WRONG = [mistake for mistake in MISTAKES if mistake.primary in OURS]
 
 
 def status(candidate: Candidate, slug: str, dtype: str = "float32", examples: int = 20) -> str:
@@ -34,21 +30,7 @@ def status(candidate: Candidate, slug: str, dtype: str = "float32", examples: in
     return f"{result.status}: {result.reason}".removesuffix(": ")
 
 
-@pytest.mark.parametrize("mistake", WRONG, ids=lambda mistake: str(mistake.name))
-def test_each_mistake_fails_its_clause(mistake: Any) -> None:
-    """As many examples as the quick profile has are enough for every mistake of the catalogue."""
-    dtype = mistake.candidate.declaration.dtypes[0]
-    run = CandidateRun(
-        mistake.candidate,
-        profile=PROFILES["quick"],
-        dtypes=(dtype,),
-        only=(mistake.primary,),
-        explain=False,
-    )
-    (result,) = (run.run(planned) for planned in run.planned())
-    assert result.status == "failed", result.reason
-
-
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("slug", OURS)
 @pytest.mark.parametrize(
     "candidate",

@@ -44,6 +44,7 @@ def results(candidate: Candidate, *only: str) -> dict[str, ClauseResult]:
     return {result.id: result for result in found}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "candidate",
     [

@@ -46,12 +46,14 @@ def test_single_mistake_is_named(handwritten: Handwritten) -> None:
     assert is_right(handwritten), found(handwritten)
 
 
+@pytest.mark.one_in(5)
 @each(PAIRS)
 def test_pair_of_mistakes_is_named_in_full(handwritten: Handwritten) -> None:
     """Two mistakes made together are both named."""
     assert is_right(handwritten), found(handwritten)
 
 
+@pytest.mark.one_in(5)
 @each(OUTSIDE)
 def test_mistake_without_a_name_gets_none(handwritten: Handwritten) -> None:
     """What no named mistake explains is unknown, and said to be."""

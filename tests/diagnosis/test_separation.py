@@ -82,6 +82,7 @@ def says_more_than_one_thing(group: Group) -> bool:
 WITH_CACHE = core(masks=["keep"], features=["scale", "gqa", "window", "kv_cache"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "candidate", [core(), WITH_CACHE, layer()], ids=["core", "core with a cache", "layer"]
 )

@@ -134,15 +134,14 @@ def test_the_command_gives_a_verdict(
 ) -> None:
     """``conformance check`` ends in time, says what happened on which input, and exits with 1."""
     onnx.save(make(), tmp_path / "model.onnx")
-    started = time.monotonic()
     done = subprocess.run(
         [*COMMAND, "check", "model.onnx", "--json", "out.json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE,
     )
-    assert time.monotonic() - started < PATIENCE
     assert (done.returncode, done.stderr) == (1, "")
     assert told in done.stdout
     report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))

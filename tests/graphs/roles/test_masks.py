@@ -117,6 +117,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_is_read_as_what_it_does(name: str, tmp_path: Path) -> None:
     """Form, polarity and axes of one mask beside query, key and value; its name says nothing."""
