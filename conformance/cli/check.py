@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..base.record import exit_code
+from ..base.texts import printable
 from ..errors import UsageError
 from ._options import (
     DEVICE,
@@ -178,6 +179,7 @@ def check_command(
             max_time=work.max_time,
             began=began,
             progress=progress,
+            announce=lambda line: click.echo(printable(line), err=True),
         )
     report["fail_on"] = "should" if strict else "must"
     try:

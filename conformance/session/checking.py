@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final
@@ -21,7 +21,7 @@ from . import expectations
 from .announcing import Outcome
 from .expectations import Selection, Stale, judge
 from .renewing import Gate, renew
-from .report import build_report, candidate_entry
+from .report import build_report, candidate_entry, verdict
 from .selection import check_selection, selected
 from .spreading import Progress, Spread
 
@@ -115,6 +115,10 @@ def _silent(_doing: str, _done: int, _total: int, _left: float | None = None) ->
     """Show nothing."""
 
 
+def _unannounced(_sentence: str) -> None:
+    """Announce no verdict before the record is whole."""
+
+
 @dataclass(kw_only=True)
 class _Run:
     """What a run knows so far; an interrupted one is reported from it."""
@@ -145,13 +149,21 @@ def check(
     max_time: float | None = None,
     began: float | None = None,
     progress: Progress = _silent,
+<<<<<<< HEAD
 ) -> Record:
+=======
+    announce: Callable[[str], None] = _unannounced,
+) -> dict[str, Any]:
+>>>>>>> 3343feb (Announce each verdict while the candidates after it are checked)
     """Run every clause on every candidate and return the record.
 
     ``gate`` names the file of expected failures, and the one to renew from what is found. As many
     as ``jobs`` workers share the work. After ``max_time`` seconds nothing more is asked: the record
     says of each clause that it was not run. They count from ``began`` on the monotonic clock, by
     default from now.
+
+    ``announce`` is called with one line for each candidate, when its last clause has been run and
+    others are left: people see verdicts while a long run goes on.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
@@ -164,6 +176,7 @@ def check(
         with Crew(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as crew:
             _prepare(run, crew, options, gate, progress)
             run.spread = _spread(run, crew, options, jobs, progress)
+            run.spread.ended = lambda index: _announce(run, index, options, announce)
             run.spread.run()
         run.finished = True
     except OutOfTime:
@@ -207,6 +220,26 @@ def _spread(run: _Run, crew: Crew, options: RunOptions, jobs: int, progress: Pro
         warns=("failed",) if is_shard(options) else ("failed", "untestable"),
         remembers=bool(options.databases),
     )
+
+
+def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[str], None]) -> None:
+    """Announce the verdict on one of several candidates, with the reason for it.
+
+    A shard has no verdict, and a run that explores may still find a failure. An expectation of a
+    file is judged at the end: it may be met by another candidate.
+    """
+    if run.spread is None or len(run.loaded) == 1 or is_shard(options) or run.spread.explores:
+        return
+    loaded = run.loaded[index]
+    results = [_judged(run, loaded, one, options) for one in run.spread.found(index)]
+    stale = expectations.not_holding(
+        loaded.expected, {loaded.name: results}, _selection(run, options), today=run.today
+    )
+    missing = what_is_missing(options, run.deadline, results)
+    word, reason = verdict(loaded, results, stale, missing=missing)
+    took = sum(result.seconds for result in results)
+    applied = sum(result.status != "not-applicable" for result in results)
+    announce(f"{loaded.name}: {word}, {applied} clauses in {took:.0f} s ({reason})")
 
 
 def _judged(run: _Run, loaded: Loaded, result: ClauseResult, options: RunOptions) -> ClauseResult:

@@ -110,6 +110,10 @@ Said = tuple[int, ClauseResult] | list[str]
 Judge = Callable[[Loaded, ClauseResult], ClauseResult]
 
 
+def ignore_end(_index: int) -> None:
+    """Do nothing when the last clause of a candidate has been run."""
+
+
 class Progress(Protocol):
     """Who is told how far a run is, and the seconds that are left where they can be told."""
 
@@ -139,13 +143,15 @@ class Spread:
     """A run of every clause of the loaded candidates; what was found so far can always be read.
 
     ``judge`` holds a result against what is expected to fail, ``warns`` says of which results it is
-    asked why: those of a shard are not all there are.
+    asked why: those of a shard are not all there are. ``ended`` is called with the index of each
+    candidate when its last clause has been run.
     """
 
     crew: Crew
     loaded: Sequence[Loaded]
     judge: Judge
     progress: Progress
+    ended: Callable[[int], None] = ignore_end
     jobs: int = 1
     deadline: Deadline | None = None
     explores: bool = False
@@ -255,6 +261,7 @@ class Spread:
     def _heard(self, part: Part, said: Said) -> None:
         if isinstance(said, list):
             self.warnings[part.index] = said
+            self.ended(part.index)
             return
         number, result = said
         own, loaded = self.results[part.index], self.loaded[part.index]

@@ -238,7 +238,7 @@ def test_a_mistake_of_the_harness_is_one_sentence(
     assert run(["list"]) == 3
     err = capsys.readouterr().err
     assert err.startswith(
-        "conformance: the harness failed with RuntimeError: broken promise (test_cli"
+        "conformance: the harness failed with RuntimeError: broken promise (test_root"
     )
     assert err.count("\n") == 1
 
