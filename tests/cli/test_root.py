@@ -39,6 +39,16 @@ def test_check_of_a_failing_candidate(folder: Path, capsys: pytest.CaptureFixtur
     assert "attn.py:my_kernel" not in out
 
 
+def test_verdicts_are_announced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of several candidates has its verdict on standard error as soon as it is known."""
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    run(["check", "attn.py", *FEW])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("my_kernel: conforms, 2 clauses in ")
+    assert second.startswith("unscaled: fails, 2 clauses in ")
+    assert second.endswith("(MUST clauses failed: numerics.golden)")
+
+
 def test_expected_failures_turn_green_and_red(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
