@@ -149,12 +149,8 @@ def check(
     max_time: float | None = None,
     began: float | None = None,
     progress: Progress = _silent,
-<<<<<<< HEAD
-) -> Record:
-=======
     announce: Callable[[str], None] = _unannounced,
-) -> dict[str, Any]:
->>>>>>> 3343feb (Announce each verdict while the candidates after it are checked)
+) -> Record:
     """Run every clause on every candidate and return the record.
 
     ``gate`` names the file of expected failures, and the one to renew from what is found. As many
