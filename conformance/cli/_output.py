@@ -120,7 +120,7 @@ def _option(view: View) -> Decorator:
         view.parameter,
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help=f"{view.said.removesuffix('.')} (- for standard output).",
+        help=f"{view.help.removesuffix('.')} (- for standard output).",
     )
 
 

@@ -161,9 +161,9 @@ def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
     if (path := files["--json"]) is not None:
         write_text(record_text(record), path)
     if (path := files["--html"]) is not None:
-        from ..views.teeth_html import render_html  # noqa: PLC0415 (loads jinja2)
+        from ..views.html import render_teeth  # noqa: PLC0415 (loads jinja2)
 
-        write_text(render_html(record), path)
+        write_text(render_teeth(record), path)
     if (path := files["--markdown"]) is not None:
         from ..views.teeth import render_markdown  # noqa: PLC0415
 

@@ -92,7 +92,7 @@ def compare_command(
     """
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..session.comparing import JUST_NOW, Source, joined, read_sources, split  # noqa: PLC0415 (--help)
-    from ..views.comparison_text import show  # noqa: PLC0415
+    from ..views.comparison import show_comparison  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path})
@@ -123,7 +123,7 @@ def compare_command(
         as_written(named, lambda: _write(record, views))
     finally:  # what was found is not lost because a disk is full
         with printing():
-            as_written(named, lambda: show(record, told_to(views, json_path)))
+            as_written(named, lambda: show_comparison(record, told_to(views, json_path)))
     return exit_code(record, strict=strict)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
 from ..base.record import GREEN
-from .complete import complete, is_cut
+from .complete import Record, complete, is_cut
 from .marks import is_strict, mark, problems
 
-Record = Mapping[str, Any]
-
 LABEL: Final = "attention"
+# The colour of each word, from the best word to the worst.
 _COLOURS: Final = {
     "conforms": "brightgreen",
     "conforms-with-deviations": "green",
@@ -23,13 +21,11 @@ _COLOURS: Final = {
     "fails": "red",
     "error": "lightgrey",
 }
-_BEST_FIRST: Final = tuple(_COLOURS)
 
 
 def render_badge(record: Record) -> str:
-    """The record as what a badge says; only a green run can be given another colour by its URL."""
-    record = complete(record)
-    message, word = _message(record)
+    """The badge of a record; only a green run lets the badge's URL choose another colour."""
+    message, word = _message(complete(record))
     badge: dict[str, Any] = {
         "schemaVersion": 1,
         "label": LABEL,
@@ -42,55 +38,46 @@ def render_badge(record: Record) -> str:
 
 
 def _message(record: Record) -> tuple[str, str]:
-    """What the badge says, and the word that gives its colour: the worst of all candidates."""
+    """The text of the badge, and the word that gives its colour: the worst of all candidates."""
     words = [_word(candidate, strict=is_strict(record)) for candidate in record["candidates"]]
     if not words and not is_cut(record):
         return "nothing checked", "inconclusive"
-    worst = max(words, key=_BEST_FIRST.index, default="inconclusive")
-    if (half := _half(record)) and worst in (*GREEN, "inconclusive"):
-        return half, half
+    worst = max(words, key=list(_COLOURS).index, default="inconclusive")
+    # Green is no verdict on a run that ended early.
+    ended = "interrupted" if record["interrupted"] else "time limit reached" * is_cut(record)
+    if ended and worst in (*GREEN, "inconclusive"):
+        return ended, ended
     if worst in GREEN and problems(record):
         return "stale expectations", "fails"
     if len(set(words)) == 1:
-        return _spoken(worst, len(words)), worst
+        return _sentence(worst, len(words)), worst
+    number = words.count(worst)
     if worst in GREEN:
-        return f"{len(words)} conform, {words.count(worst)} {_how(worst)}", worst
-    return f"{words.count(worst)} of {len(words)} {_told(worst, words.count(worst))}", worst
-
-
-def _half(record: Record) -> str:
-    """What ended the run before its end, or "": green is no verdict then."""
-    if record["interrupted"]:
-        return "interrupted"
-    return "time limit reached" if is_cut(record) else ""
+        how = worst.removeprefix("conforms-").replace("-", " ")
+        return f"{len(words)} conform, {number} {how}", worst
+    return f"{number} of {len(words)} {_plural(worst, number)}", worst
 
 
 def _word(candidate: Record, *, strict: bool) -> str:
-    """A candidate's verdict; a failed SHOULD is a failure where the run says so."""
-    verdict = candidate["verdict"]
-    marks = [mark(clause, strict=strict) for clause in candidate["clauses"]]
-    return "fails" if verdict in GREEN and "failed" in marks else _known(verdict)
-
-
-def _known(verdict: str) -> str:
+    """A candidate's verdict; "fails" for a failed SHOULD of a strict run."""
+    verdict = str(candidate["verdict"])
+    if verdict in GREEN and any(
+        mark(one, strict=strict) == "failed" for one in candidate["clauses"]
+    ):
+        return "fails"
     return verdict if verdict in _COLOURS else "inconclusive"
 
 
-def _spoken(word: str, count: int) -> str:
+def _sentence(word: str, count: int) -> str:
     """``conforms``, ``3 conform with deviations``."""
     if count == 1:
         return word.replace("-", " ")
     if word in GREEN:
         return f"{count} {word.replace('conforms', 'conform').replace('-', ' ')}"
-    return f"{count} of {count} {_told(word, count)}"
+    return f"{count} of {count} {_plural(word, count)}"
 
 
-def _how(word: str) -> str:
-    return word.removeprefix("conforms-").replace("-", " ")
-
-
-def _told(word: str, count: int) -> str:
-    """The word as a number of candidates has it."""
+def _plural(word: str, count: int) -> str:
     if word == "fails" and count > 1:
         return "fail"
     return "in error" if word == "error" else word

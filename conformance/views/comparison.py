@@ -1,26 +1,46 @@
-"""Candidates side by side: where their results, their conventions and their margins differ."""
+"""Candidates side by side: where their results, their conventions and their margins differ.
+
+As data for a page, and as tables for a terminal and for markdown (a pull request or a README).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from . import html_words
-from .html_words import worst
+from rich.text import Text
 
-Record = Mapping[str, Any]
+from . import html_words, wording
+from .complete import Record, notes
+from .html_words import anchored, complete, worst
+from .markdown import code, escaped, row, table
+from .marks import whole
+from .printing import Fitting, Row, fitting, indented, write
+from .wording import counted, cut
 
-# What a declaration says of itself or at length; the rest are conventions.
+# Descriptions in a declaration; its other keys are conventions.
 _NOT_CONVENTIONS: Final = ("kind", "semantics", "precision", "assumptions", "target", "name")
-_STANDARD: Final = "standard"
-_UNKNOWN: Final = "not declared"
 _LONGEST_VALUE: Final = 160
+_LONGEST_CELL: Final = 40
 _ABSENT: Final = "absent"
+# Clauses with the largest margins that markdown lists; the page has them all.
+_MOST_MARGINS: Final = 15
+_STYLES: Final = {
+    "pass": "green",
+    "fail": "bold red",
+    "error": "bold magenta",
+    "unexpected": "bold red",
+    "should": "yellow",
+    "untestable": "yellow",
+    "expected": "yellow",
+    "na": "dim",
+    "absent": "dim",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convention:
+class DeclaredConvention:
     """One convention: its name and what each candidate declares."""
 
     name: str
@@ -28,38 +48,39 @@ class Convention:
 
     @property
     def differs(self) -> bool:
-        """Whether not all candidates declare the same."""
+        """Whether the candidates declare different values."""
         return len(set(self.values)) > 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of a clause for one candidate: its class, its word, why, and the worst margin."""
+class ClauseOutcome:
+    """The result of a clause for one candidate: class, word, explanation and worst margin."""
 
     kind: str
     word: str
     why: str
     margin: float | None
 
+    @property
+    def text(self) -> str:
+        """Sign and word; the margin too unless the clause passed."""
+        margin = "" if self.kind == "pass" else f" {html_words.margin(self.margin)}"
+        return f"{html_words.sign(self.kind)} {self.word}{margin}".strip()
+
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparedClause:
     """One clause with its outcome for every candidate."""
 
     slug: str
     level: str
     requirement: str
-    outcomes: list[Outcome]
+    outcomes: list[ClauseOutcome]
 
     @property
     def differs(self) -> bool:
-        """Whether candidates that were asked fare differently."""
+        """Whether the candidates for which it ran have different outcomes."""
         return len({outcome.kind for outcome in self.outcomes} - {"na", _ABSENT}) > 1
-
-    @property
-    def is_asked_of_all(self) -> bool:
-        """Whether the record has a result, be it "not applicable", for every candidate."""
-        return all(outcome.kind != _ABSENT for outcome in self.outcomes)
 
     @property
     def worst(self) -> float | None:
@@ -67,96 +88,71 @@ class Compared:
         return worst(outcome.margin for outcome in self.outcomes)
 
 
-def conventions(record: Record) -> list[Convention]:
+def conventions(record: Record) -> list[DeclaredConvention]:
     """Every convention that some candidate declares, those that differ first."""
     candidates = record["candidates"]
-    found = [
-        Convention(name="kind", values=[str(one["kind"]) for one in candidates]),
-        *_declared(candidates),
-        *_semantics(candidates),
-    ]
-    return sorted(found, key=lambda one: not one.differs)
-
-
-def _declared(candidates: Sequence[Record]) -> Iterator[Convention]:
     declarations = [_mapping(candidate["declaration"]) for candidate in candidates]
-    names = dict.fromkeys(name for one in declarations for name in one)
-    for name in names:
-        if name not in _NOT_CONVENTIONS:
-            values = [said(one[name]) if name in one else _UNKNOWN for one in declarations]
-            yield Convention(name=name.replace("_", " "), values=values)
-
-
-def _semantics(candidates: Sequence[Record]) -> Iterator[Convention]:
-    """Choices of semantics; a record lists those that are not the standard's."""
-    points = [
-        _mapping(_mapping(candidate["declaration"]).get("semantics")) for candidate in candidates
+    # A record lists only those choices of semantics that are not the standard's.
+    points = [_mapping(declaration.get("semantics")) for declaration in declarations]
+    every = [
+        DeclaredConvention(name="kind", values=[str(one["kind"]) for one in candidates]),
+        *_side_by_side(declarations, "", "not declared", _NOT_CONVENTIONS),
+        *_side_by_side(points, "semantics: ", "standard"),
     ]
-    for name in dict.fromkeys(name for point in points for name in point):
-        values = [said(point[name]) if name in point else _STANDARD for point in points]
-        yield Convention(name=f"semantics: {name.replace('_', ' ')}", values=values)
+    return sorted(every, key=lambda one: not one.differs)
+
+
+def _side_by_side(
+    tables: Sequence[Record], prefix: str, absent: str, left_out: Sequence[str] = ()
+) -> Iterator[DeclaredConvention]:
+    """Each name of some table with its value in every table."""
+    for name in dict.fromkeys(name for one in tables for name in one if name not in left_out):
+        values = [value_words(one[name]) if name in one else absent for one in tables]
+        yield DeclaredConvention(name=f"{prefix}{name.replace('_', ' ')}", values=values)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def said(value: Any) -> str:
+def value_words(value: Any) -> str:
     """A declared value in words."""
     if value is None or value in ("", [], {}):
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        pairs = (f"{name}: {said(entry)}" for name, entry in value.items())
-        return html_words.short(", ".join(pairs), _LONGEST_VALUE)
-    if isinstance(value, list):
-        return html_words.short(", ".join(map(str, value)), _LONGEST_VALUE)
+        value = ", ".join(f"{name}: {value_words(entry)}" for name, entry in value.items())
+    elif isinstance(value, list):
+        value = ", ".join(map(str, value))
     return html_words.short(str(value), _LONGEST_VALUE)
 
 
-def compared(record: Record) -> list[Compared]:
+def compared(record: Record) -> list[ComparedClause]:
     """Every clause of some candidate, in the order in which they first appear."""
-    by_slug = [_by_slug(candidate) for candidate in record["candidates"]]
-    slugs = dict.fromkeys(slug for one in by_slug for slug in one)
-    return [_clause(slug, [one.get(slug, []) for one in by_slug]) for slug in slugs]
+    by_slug = [
+        {slug: [clause for _, clause in pairs] for slug, pairs in groups.items()}
+        for groups in (html_words.by_slug(anchored(one, 0, {})) for one in record["candidates"])
+    ]
+    firsts = {slug: results[0] for one in reversed(by_slug) for slug, results in one.items()}
+    return [
+        ComparedClause(
+            slug=slug,
+            level=str(firsts[slug]["level"]),
+            requirement=str(firsts[slug]["requirement"]),
+            outcomes=[_outcome(one.get(slug, [])) for one in by_slug],
+        )
+        for slug in dict.fromkeys(slug for one in by_slug for slug in one)
+    ]
 
 
-def not_asked(clauses: Sequence[Compared]) -> str:
-    """How many clauses cannot differ, as some candidate was not asked; "" where there are none.
-
-    So it is in runs with other ``--only``, and in those that were interrupted.
-    """
-    number = sum(not clause.is_asked_of_all for clause in clauses)
-    were = "1 clause was" if number == 1 else f"{number} clauses were"
-    return f"{were} not asked of every candidate, and say nothing of those" if number else ""
-
-
-def _by_slug(candidate: Record) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for clause in candidate["clauses"]:
-        found.setdefault(str(clause["id"]), []).append(clause)
-    return found
-
-
-def _clause(slug: str, results: Sequence[Sequence[Record]]) -> Compared:
-    first = next(clause for own in results for clause in own)
-    return Compared(
-        slug=slug,
-        level=str(first["level"]),
-        requirement=str(first["requirement"]),
-        outcomes=[_outcome(own) for own in results],
-    )
-
-
-def _outcome(results: Sequence[Record]) -> Outcome:
+def _outcome(results: Sequence[Record]) -> ClauseOutcome:
     """The worst of a candidate's results in all dtypes."""
     if not results:
-        return Outcome(kind=_ABSENT, word="not run", why="", margin=None)
-    kinds = [html_words.kind(clause) for clause in results]
-    kind = next(name for name in html_words.WORST_FIRST if name in kinds)
-    clause = results[kinds.index(kind)]
-    return Outcome(
+        return ClauseOutcome(kind=_ABSENT, word="not run", why="", margin=None)
+    kind = html_words.worst_kind(results)
+    clause = next(one for one in results if html_words.kind(one) == kind)
+    return ClauseOutcome(
         kind=kind,
         word=str(clause["status"]),
         why=_why(clause),
@@ -165,7 +161,7 @@ def _outcome(results: Sequence[Record]) -> Outcome:
 
 
 def _why(clause: Record) -> str:
-    """The mistake by name where it is known, else what was found, else the reason."""
+    """The name of the mistake if there is one, else the violation, else the reason."""
     for entry in clause["diagnosis"]:
         if float(entry.get("confidence") or 0) > 0 and entry.get("name"):
             return str(entry["name"])
@@ -174,30 +170,176 @@ def _why(clause: Record) -> str:
     return str(clause["reason"])
 
 
-def circumstances(record: Record) -> list[tuple[str, list[str]]]:
-    """What the runs were that stand side by side, and did not have in common: name and values.
+def not_run_everywhere(clauses: Sequence[ComparedClause]) -> str:
+    """How many clauses lack a result for some candidate; "" where there are none.
 
-    Empty for a comparison of one run: there all circumstances are the same.
+    Runs with different ``--only``, and interrupted ones, have such clauses.
     """
-    runs = [_told(run) for run in record.get("compared") or ()]
-    names = dict.fromkeys(name for run in runs for name in run)
-    return [
-        (name, values)
-        for name in names
-        if len(set(values := [run.get(name, "unknown") for run in runs])) > 1 and name != "source"
+    number = sum(any(one.kind == _ABSENT for one in clause.outcomes) for clause in clauses)
+    were = "was" if number == 1 else "were"
+    words = f"{counted(number, 'clause')} {were} not run for every candidate"
+    return f"{words}, and cannot be compared" if number else ""
+
+
+def by_margin(clauses: Sequence[ComparedClause]) -> list[ComparedClause]:
+    """The clauses that compare numbers, the largest margin first; NaN is the largest of all."""
+    pairs = [(margin, one) for one in clauses if (margin := one.worst) is not None]
+    pairs.sort(key=lambda pair: (pair[0] == pair[0], -pair[0]))
+    return [clause for _, clause in pairs]
+
+
+def circumstances(record: Record) -> list[tuple[str, list[str]]]:
+    """In what the compared runs differ: name and values.
+
+    Empty for the candidates of one run.
+    """
+    runs = []
+    for run in record.get("compared") or ():
+        tool, environment = _mapping(run.get("tool")), _mapping(run.get("environment"))
+        runs.append(
+            {
+                **{name: str(run[name]) for name in ("profile", "seed") if name in run},
+                **{f"tool {name}": str(value) for name, value in tool.items() if name != "name"},
+                **{str(name): str(value) for name, value in environment.items()},
+            }
+        )
+    rows = [
+        (name, [run.get(name, "unknown") for run in runs])
+        for name in dict.fromkeys(name for run in runs for name in run)
     ]
-
-
-def _told(run: Record) -> dict[str, str]:
-    tool, environment = _mapping(run.get("tool")), _mapping(run.get("environment"))
-    return {
-        "source": str(run.get("source", "")),
-        **{name: str(run[name]) for name in ("profile", "seed") if name in run},
-        **{f"tool {name}": str(value) for name, value in tool.items() if name != "name"},
-        **{str(name): str(value) for name, value in environment.items()},
-    }
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
 def sources(record: Record) -> list[str]:
-    """What the runs are called."""
+    """The names of the compared runs."""
     return [str(run.get("source", "")) for run in record.get("compared") or ()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A table of differences: its columns, and rows of a label and of cells (text, style)."""
+
+    title: str
+    head: str
+    names: list[str]
+    rows: list[tuple[str, list[tuple[str, str]]]]
+    style: str = "bold"
+
+
+def _sections(record: Record, clauses: Sequence[ComparedClause]) -> Iterator[Section]:
+    """The tables that terminal and markdown have in common, without empty ones."""
+    names = [str(candidate["name"]) for candidate in record["candidates"]]
+    outcomes = [
+        (one.slug, [(outcome.text, _STYLES[outcome.kind]) for outcome in one.outcomes])
+        for one in clauses
+        if one.differs
+    ]
+    declared = [(one.name, one.values) for one in conventions(record) if one.differs]
+    yield Section(title="clauses that end differently", head="clause", names=names, rows=outcomes)
+    yield Section(
+        title="conventions that differ", head="convention", names=names, rows=_unstyled(declared)
+    )
+    yield Section(
+        title="the runs were not made alike",
+        head="run",
+        names=sources(record),
+        rows=_unstyled(circumstances(record)),
+        style="bold yellow",
+    )
+
+
+def _unstyled(
+    rows: Sequence[tuple[str, list[str]]],
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    return [(label, [(value, "") for value in values]) for label, values in rows]
+
+
+def show_comparison(record: Record, file: IO[str]) -> None:
+    """Write what differs, then every candidate's verdict."""
+    write(_parts(complete(record)), file)
+
+
+def _parts(record: Record) -> Iterator[Any]:
+    clauses = compared(record)
+    for section in _sections(record, clauses):
+        if section.rows:
+            yield Text(section.title, style=section.style)
+            yield _section_table(section)
+            yield Text("")
+    rows = []
+    for candidate in record["candidates"]:
+        name, verdict = str(candidate["name"]), str(candidate["verdict"])
+        word = Text(verdict, style=_STYLES[html_words.verdict(verdict)[0]])
+        reason = str(candidate["verdict_reason"])
+        below = [Text(name, style="bold"), indented(Text.assemble(word, ": ", reason), 2)]
+        rows.append(((name, word, reason), below))
+    yield fitting(("candidate", "verdict", "reason"), rows)
+    different = sum(clause.differs for clause in clauses)
+    line = Text(
+        f"\n{counted(len(rows), 'candidate')} compared: {whole(record).word}, {different} of "
+        f"{len(clauses)} clauses end differently ({wording.seconds(float(record['seconds'] or 0))})"
+    )
+    for note in filter(None, (not_run_everywhere(clauses), *notes(record))):
+        line.append(f"\n{note}", style="yellow")
+    yield line
+
+
+def _section_table(section: Section) -> Fitting:
+    """A section at a terminal: long cells are cut in the table, and whole below each other."""
+    rows: list[Row] = []
+    for label, cells in section.rows:
+        short = (cut(text, _LONGEST_CELL) if not style else text for text, style in cells)
+        styles = (style for _, style in cells)
+        below: list[Any] = [Text(label, style="bold")]
+        for name, (text, style) in zip(section.names, cells, strict=True):
+            below.append(indented(Text.assemble(name, ": ", Text(text, style=style)), 2))
+        rows.append(([label, *map(Text, short, styles)], below))
+    return fitting([section.head, *section.names], rows)
+
+
+def render_comparison(record: Record) -> str:
+    """The comparison as markdown; no text of the record is read as markup."""
+    return "\n".join(_lines(complete(record))) + "\n"
+
+
+def _lines(record: Record) -> Iterator[str]:
+    candidates, clauses, total = record["candidates"], compared(record), whole(record)
+    _, sign = html_words.verdict(total.word)
+    yield f"## {sign} {len(candidates)} candidates compared: {escaped(total.word)}\n"
+    for note in filter(None, (not_run_everywhere(clauses), *notes(record))):
+        yield f"{escaped(note)}\n"
+    verdicts = [
+        row(_name(one["name"]), escaped(one["verdict"]), escaped(one["verdict_reason"]))
+        for one in candidates
+    ]
+    yield table(("candidate", "verdict", "reason"), verdicts) + "\n"
+    *differences, runs = _sections(record, clauses)
+    ranked = by_margin(clauses)
+    margins = Section(
+        title="largest margins (error over its bound; 1 is at the bound)",
+        head="clause",
+        names=[str(candidate["name"]) for candidate in candidates],
+        rows=_unstyled(
+            [
+                (clause.slug, [html_words.margin(one.margin) for one in clause.outcomes])
+                for clause in ranked[:_MOST_MARGINS]
+            ]
+        ),
+    )
+    for section in (*differences, margins, runs):
+        if section.rows:
+            yield f"### {section.title[0].upper()}{section.title[1:]}\n"
+            head = (section.head, *map(_name, section.names))
+            label_of = _name if section.head == "clause" else escaped
+            yield table(head, (_row(label_of(label), cells) for label, cells in section.rows))
+            yield ""
+        if section is margins and len(ranked) > _MOST_MARGINS:
+            yield f"And {len(ranked) - _MOST_MARGINS} clauses with smaller margins.\n"
+
+
+def _row(label: str, cells: Sequence[tuple[str, str]]) -> str:
+    return row(label, *(escaped(text) for text, _ in cells))
+
+
+def _name(name: object) -> str:
+    return code(name, in_table=True)

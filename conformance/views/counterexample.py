@@ -47,30 +47,29 @@ def tensor_lines(data: Table, marked: Sequence[bool] = ()) -> list[str]:
     width = max(map(len, texts), default=0)
     sizes = list(data["shape"])
     if sizes and sizes[-1] == 1:
-        (whole, *more) = _nested([text.strip() for text in texts], sizes, apart=False)
+        (whole, *more) = _nested([text.strip() for text in texts], sizes, lines=False)
         if not more and len(whole) <= _LINE:
             return [whole]
     return _nested([text.rjust(width) for text in texts], sizes)
 
 
-def _nested(texts: list[str], shape: list[int], *, apart: bool = True) -> list[str]:
-    """Texts in nested brackets; each row in a line of its own if they are to be ``apart``."""
+def _nested(texts: list[str], shape: list[int], *, lines: bool = True) -> list[str]:
+    """Texts in nested brackets, each row in a line of its own or all in one line."""
     if not shape:
         return texts
     each = math.prod(shape[1:])
     if len(shape) == 1 or not texts:
         return [f"[{', '.join(texts)}]"]
     parts = [texts[n * each : (n + 1) * each] for n in range(shape[0])]
-    blocks = [_nested(part, shape[1:], apart=apart) for part in parts]
-    if not apart:
+    blocks = [_nested(part, shape[1:], lines=lines) for part in parts]
+    if not lines:
         return [f"[{', '.join(block for (block,) in blocks)}]"]
-    found: list[str] = []
-    for place, block in enumerate(blocks):
-        opened = ["[" if place == 0 and row == 0 else " " for row in range(len(block))]
-        closed = "]" if place == len(blocks) - 1 else ","
-        block[-1] += closed
-        found.extend(sign + line for sign, line in zip(opened, block, strict=True))
-    return found
+    *before, last = blocks
+    for block in before:
+        block[-1] += ","
+    last[-1] += "]"
+    rows = [line for block in blocks for line in block]
+    return [f"{' ' if number else '['}{line}" for number, line in enumerate(rows)]
 
 
 def flat(values: Any) -> list[Any]:
@@ -89,82 +88,73 @@ def shape(data: Table) -> str:
 def beyond(
     got: Table, expected: Table, bound: Table, judged: Table | None, *, law: bool
 ) -> list[bool]:
-    """Which elements of an answer are further off than the bound, or not finite where they must.
+    """Which elements of an answer exceed the bound.
 
-    Under a law the expected values are an answer, too, and must be finite; else nothing is judged
-    where they are not.
+    Under a law the expected values are an answer, too, and must be finite; otherwise elements whose
+    expected value is not finite are not judged.
     """
     columns = [flat(data["values"]) for data in (got, expected, bound)]
     counts = flat(judged["values"]) if judged is not None else [True] * len(columns[0])
     return [
-        bool(counted) and not _within(*map(float, triple), law=law)
-        for counted, *triple in zip(counts, *columns, strict=True)
+        bool(counts_here) and not _within(*map(float, triple), law=law)
+        for counts_here, *triple in zip(counts, *columns, strict=True)
     ]
 
 
 def _within(got: float, expected: float, bound: float, *, law: bool) -> bool:
-    if not math.isfinite(expected):
-        return not law
-    return abs(got - expected) <= bound
+    return abs(got - expected) <= bound if math.isfinite(expected) else not law
 
 
 # Of all tensors that are shown together: more is not read, and the report holds it anyway.
 _MOST_ELEMENTS: Final = 96
 _COMPARED: Final = ("expected", "got", "bound")
 
-Data = Mapping[str, Any]
 Line = tuple[str, str]
 
 
-def lines(data: Data) -> list[Line]:
-    """Pairs of a label and a line; a later call shows what the one before it did not have.
+def lines(data: Table) -> list[Line]:
+    """Labels and lines of a small counterexample; empty for one that is too large to read.
 
-    Further lines of a tensor have no label. Empty when large.
+    A later call shows only arguments that the one before it did not have. Further lines of a
+    tensor have no label.
     """
-    if not data.get("calls") or not _is_small(data):
+    if not data.get("calls"):
+        return []
+    tables = list(_tables(data))
+    elements = sum(len(flat(one["values"])) for one in tables if is_shown(one))
+    if elements > _MOST_ELEMENTS or not all(map(is_shown, tables)):
         return []
     return [*_calls(data), *_compared(data)]
 
 
-def block(data: Data) -> list[str]:
-    """The same as lines of text whose second column is aligned."""
-    found = lines(data)
-    width = max((len(label) for label, _ in found), default=0)
-    return [f"{label:<{width}}  {line}".rstrip() for label, line in found]
+def block(data: Table) -> list[str]:
+    """The lines of a counterexample as text whose second column is aligned."""
+    pairs = lines(data)
+    width = max((len(label) for label, _ in pairs), default=0)
+    return [f"{label:<{width}}  {line}".rstrip() for label, line in pairs]
 
 
-def _is_small(data: Data) -> bool:
-    """Whether all of it is written out, and little enough to read."""
-    tables = list(_tables(data))
-    return all(map(is_shown, tables)) and _elements(tables) <= _MOST_ELEMENTS
-
-
-def _elements(tables: list[Data]) -> int:
-    return sum(len(flat(table["values"])) for table in tables)
-
-
-def _tables(data: Data) -> Iterator[Data]:
+def _tables(data: Table) -> Iterator[Table]:
     """Every tensor that would be shown, once."""
-    for number, call in enumerate(data["calls"]):
-        shown = changed(call, data["calls"][number - 1]) if number else given(call)
-        yield from filter(is_table, shown.values())
+    for call, before in zip(data["calls"], [None, *data["calls"]], strict=False):
+        yield from filter(is_table, new_arguments(call, before).values())
     for layer in data.get("layers", []):
         yield from (layer["weights"] or {}).values()
     yield from (data[name] for name in _COMPARED if is_table(data.get(name)))
 
 
-def given(call: Data) -> dict[str, Any]:
-    """Everything that a call was given, by name."""
+def arguments(call: Table) -> dict[str, Any]:
+    """Everything that a call takes, by name."""
     return {**call["arguments"], **call["keywords"]}
 
 
-def changed(call: Data, first: Data) -> dict[str, Any]:
-    """What a later call was given that the first was not."""
-    before = given(first)
+def new_arguments(call: Table, before: Table | None) -> dict[str, Any]:
+    """The arguments of a call that the call before it did not have."""
+    earlier = {} if before is None else arguments(before)
     return {
         name: value
-        for name, value in given(call).items()
-        if name not in before or not _same(value, before[name])
+        for name, value in arguments(call).items()
+        if name not in earlier or not _same(value, earlier[name])
     }
 
 
@@ -175,15 +165,18 @@ def _same(one: Any, other: Any) -> bool:
     return all(one.get(name) == other.get(name) for name in names)
 
 
-def _calls(data: Data) -> Iterator[Line]:
+def _calls(data: Table) -> Iterator[Line]:
     calls, layers = data["calls"], data.get("layers", [])
     several = len(calls) > 1
     for number, call in enumerate(calls):
+        before = calls[number - 1] if number else None
+        shown = new_arguments(call, before)
         label = f"call {number + 1}" if several else "call"
-        first = calls[number - 1] if number else None
-        shown = given(call) if first is None else changed(call, first)
-        yield label, signature(data, call) + as_before(call, first, shown)
-        yield from _layer(call, layers, first)
+        yield label, signature(data, call) + as_before(call, before, shown)
+        weights = weights_of(call, layers)
+        if before is None or weights != weights_of(before, layers):
+            for role, matrix in (weights or {}).items():
+                yield from _tensor(f"weights.{role}", matrix)
         for name, value in shown.items():
             if is_table(value):
                 yield from _tensor(name, value)
@@ -192,55 +185,40 @@ def _calls(data: Data) -> Iterator[Line]:
         yield from _answered(call, several=several)
 
 
-def signature(data: Data, call: Data) -> str:
+def signature(data: Table, call: Table) -> str:
     """The call as code, its tensors by their names."""
-    keywords = [
-        f"{name}={name if is_table(value) else _plain(value)}"
-        for name, value in call["keywords"].items()
-    ]
+    keywords = []
+    for name, value in call["keywords"].items():
+        shown = number(value) if isinstance(value, float) else value
+        keywords.append(f"{name}={name if is_table(value) else shown}")
     return f"{data.get('candidate', 'candidate')}({', '.join([*call['arguments'], *keywords])})"
 
 
-def _plain(value: Any) -> str:
-    return number(value) if isinstance(value, float) else str(value)
-
-
-def as_before(call: Data, first: Data | None, shown: Data) -> str:
+def as_before(call: Table, before: Table | None, shown: Table) -> str:
     """How a call differs from the one before it, to follow its signature."""
-    if first is None:
+    if before is None:
         return ""
-    other_tensors = [name for name, value in shown.items() if is_table(value)]
-    lost = [name for name in given(first) if name not in given(call)]
-    other = call.get("layer") != first.get("layer")
-    moved = _moved(call)
-    told = ", the same again" if not (shown or lost or other) else ""
-    told += f", written into the tensors of call {moved}" if moved else ""
-    told += f", without {' and '.join(lost)}" if lost else ""
-    return told + (f", with another {' and '.join(other_tensors)}" if other_tensors else "")
+    lost = [name for name in arguments(before) if name not in arguments(call)]
+    other = [name for name, value in shown.items() if is_table(value)]
+    # The calls whose tensors were overwritten for this one.
+    rewritten = [one["same_as"][0] for one in call["arguments"].values() if "same_as" in one]
+    again = not (shown or lost) and call.get("layer") == before.get("layer")
+    return "".join(
+        (
+            ", the same again" if again else "",
+            f", written into the tensors of call {min(rewritten) + 1}" if rewritten else "",
+            f", without {' and '.join(lost)}" if lost else "",
+            f", with another {' and '.join(other)}" if other else "",
+        )
+    )
 
 
-def _moved(call: Data) -> int:
-    """The number of the call whose tensors were overwritten for this one; 0 for none."""
-    same = [value["same_as"][0] for value in call["arguments"].values() if "same_as" in value]
-    return min(same) + 1 if same else 0
-
-
-def _layer(call: Data, layers: list[Data], first: Data | None) -> Iterator[Line]:
-    """The weights of the layer that is called, where they are not those of the first call."""
-    if "layer" not in call or (
-        first is not None and weights_of(call, layers) == weights_of(first, layers)
-    ):
-        return
-    for role, matrix in (weights_of(call, layers) or {}).items():
-        yield from _tensor(f"weights.{role}", matrix)
-
-
-def weights_of(call: Data, layers: list[Data]) -> Any:
+def weights_of(call: Table, layers: list[Table]) -> Any:
     """The weights of the layer that is called, by role; None for a core."""
     return layers[call["layer"]]["weights"] if "layer" in call else None
 
 
-def _answered(call: Data, *, several: bool) -> Iterator[Line]:
+def _answered(call: Table, *, several: bool) -> Iterator[Line]:
     if "refused" in call:
         yield "answer", str(call["refused"]["message"])
     elif several and is_shown(call.get("output")):
@@ -251,7 +229,7 @@ def _answered(call: Data, *, several: bool) -> Iterator[Line]:
             yield from _tensor("right is", call["right"])
 
 
-def _compared(data: Data) -> Iterator[Line]:
+def _compared(data: Table) -> Iterator[Line]:
     """What was compared; elements of the answer beyond the bound are marked."""
     if not all(is_shown(data.get(name)) for name in _COMPARED):
         return
@@ -270,26 +248,22 @@ def _rounded(values: Any) -> Any:
     return f"{float(values):.2g}"
 
 
-def origin(data: Data) -> str:
+def origin(data: Table) -> str:
     """Where the expected values are from, when they are an answer of the candidate's own."""
     relation = data.get("relation")
     if not relation:
         return ""
     parts = []
     for part in relation["expected"]:
-        seen = ", in another order" if "elements" in part else ""
-        parts.append(f"the answer of call {part['call'] + 1}{seen}")
+        order = ", in another order" if "elements" in part else ""
+        parts.append(f"the answer of call {part['call'] + 1}{order}")
     return " plus ".join(parts)
 
 
 def _tensor(
-    label: str, data: Data, *, marked: list[bool] | None = None, note: str = ""
+    label: str, data: Table, *, marked: list[bool] | None = None, note: str = ""
 ) -> Iterator[Line]:
-    told = f"  ({note})" if note else ""
-    gaps = f", strides {data['stride']}" if "stride" in data else ""
-    first, *rest = tensor_lines(data, marked or ())
-    yield label, f"{first}  {shape(data)}{gaps}{told}" if not rest else first
-    for row in rest[:-1]:
-        yield "", row
-    if rest:
-        yield "", f"{rest[-1]}  {shape(data)}{gaps}{told}"
+    strides = f", strides {data['stride']}" if "stride" in data else ""
+    rows = tensor_lines(data, marked or ())
+    rows[-1] += f"  {shape(data)}{strides}" + (f"  ({note})" if note else "")
+    yield from zip([label, *[""] * (len(rows) - 1)], rows, strict=True)

@@ -1,43 +1,42 @@
-"""CTRF, the Common Test Report Format (https://ctrf.io): a test a clause, dtype and device."""
+"""CTRF, the Common Test Report Format (https://ctrf.io): a test for each clause and dtype."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from .complete import complete, notes
-from .marks import Problem, case_id, details, is_strict, mark, problems, said, whole
-
-Record = Mapping[str, Any]
+from .complete import Record, complete, notes
+from .marks import RunProblem, case_id, details, is_strict, mark, problems, said, whole
 
 SPECIFICATION_VERSION: Final = "0.0.0"
 _STATUSES: Final = ("passed", "failed", "skipped", "pending", "other")
-# A failure that is known or tolerated has run: CTRF's "skipped" would say that it has not.
+# An expected or tolerated failure has run: CTRF's "skipped" would say that it has not.
 _OTHER: Final = ("failed", "untestable", "expected-failure")
 
 
 def render_ctrf(record: Record) -> str:
     """The record as one JSON document."""
     record = complete(record)
-    found = problems(record)
     tests = [
-        *(
-            _test(record, candidate, clause)
-            for candidate in record["candidates"]
-            for clause in candidate["clauses"]
-        ),
-        *(_problem_test(problem) for problem in found),
+        _test(record, candidate, clause)
+        for candidate in record["candidates"]
+        for clause in candidate["clauses"]
     ]
+    tests += map(_problem_test, problems(record))
+    tool = record["tool"]
     document = {
         "reportFormat": "CTRF",
         "specVersion": SPECIFICATION_VERSION,
         **({"timestamp": record["started"]} if record.get("started") else {}),
-        "generatedBy": record["tool"].get("name", "attention-conformance"),
+        "generatedBy": tool.get("name", "attention-conformance"),
         "results": {
-            "tool": _tool(record["tool"]),
+            "tool": {
+                "name": str(tool.get("name") or "attention-conformance"),
+                "version": str(tool.get("version", "unknown")),
+                "extra": {"specification": str(tool.get("specification", "unknown"))},
+            },
             "summary": _summary(record, tests),
             "tests": tests,
             "environment": _environment(record),
@@ -46,17 +45,12 @@ def render_ctrf(record: Record) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _tool(tool: Record) -> dict[str, Any]:
-    return {
-        "name": str(tool.get("name") or "attention-conformance"),
-        "version": str(tool.get("version", "unknown")),
-        "extra": {"specification": str(tool.get("specification", "unknown"))},
-    }
-
-
 def _summary(record: Record, tests: list[dict[str, Any]]) -> dict[str, Any]:
     counts = Counter(test["status"] for test in tests)
-    start = _milliseconds_since_1970(str(record.get("started", "")))
+    try:
+        start = _milliseconds(datetime.fromisoformat(str(record.get("started", ""))).timestamp())
+    except ValueError:  # an older record does not say when it began
+        start = 0
     duration = _milliseconds(record["seconds"])
     return {
         "tests": len(tests),
@@ -84,13 +78,14 @@ def _environment(record: Record) -> dict[str, Any]:
 
 
 def _test(record: Record, candidate: Record, clause: Record) -> dict[str, Any]:
-    status = _status(clause, strict=is_strict(record))
+    status = clause["status"]
     location = candidate.get("location") or {}
+    failed = status not in ("passed", "not-applicable")
     return {
         "testId": f"{candidate['name']}/{case_id(clause)}",
         "name": case_id(clause),
-        "status": status,
-        "rawStatus": clause["status"],
+        "status": _status(clause, strict=is_strict(record)),
+        "rawStatus": status,
         "duration": _milliseconds(clause["seconds"]),
         "suite": [candidate["name"], clause["family"]],
         "type": "conformance",
@@ -105,8 +100,8 @@ def _test(record: Record, candidate: Record, clause: Record) -> dict[str, Any]:
         "device": clause["device"],
         **({"filePath": location["file"]} if location.get("file") else {}),
         **({"line": location["line"]} if location.get("line") else {}),
-        **({"message": said(clause)} if clause["status"] != "passed" else {}),
-        **({"trace": "\n".join(details(candidate, clause))} if _failed(clause) else {}),
+        **({"message": said(clause)} if status != "passed" else {}),
+        **({"trace": "\n".join(details(candidate, clause))} if failed else {}),
         "extra": {name: clause[name] for name in ("examples", "binding", "margin")},
     }
 
@@ -118,17 +113,14 @@ def _status(clause: Record, *, strict: bool) -> str:
     return "failed" if marked == "error" else marked
 
 
-def _failed(clause: Record) -> bool:
-    return clause["status"] not in ("passed", "not-applicable")
-
-
-def _problem_test(problem: Problem) -> dict[str, Any]:
+def _problem_test(problem: RunProblem) -> dict[str, Any]:
+    owner = problem.candidate or "run"
     return {
-        "testId": f"{problem.candidate or 'run'}/{problem.id}",
+        "testId": f"{owner}/{problem.id}",
         "name": problem.id,
         "status": "failed",
         "duration": 0,
-        "suite": [problem.candidate or "run"],
+        "suite": [owner],
         "type": "conformance",
         "message": problem.message,
     }
@@ -136,11 +128,3 @@ def _problem_test(problem: Problem) -> dict[str, Any]:
 
 def _milliseconds(seconds: Any) -> int:
     return round(float(seconds) * 1000)
-
-
-def _milliseconds_since_1970(started: str) -> int:
-    """0 where an older record does not say when it began."""
-    try:
-        return round(datetime.fromisoformat(started).timestamp() * 1000)
-    except ValueError:
-        return 0

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
 from rich.text import Text
 
 from ..base.texts import printable_record
+from .complete import Record
 from .markdown import code, escaped, row, table
 from .printing import indented, write
+from .wording import cut
 
-Record = Mapping[str, Any]
+# Each section of a difference with its title, and what one of its entries is called.
 SECTIONS: Final = {
-    "added": "new failures",
-    "changed": "changed",
-    "drift": "margins that moved",
-    "fixed": "fixed",
-    "came": "came",
-    "went": "went",
+    "added": ("new failures", "new failure"),
+    "changed": ("changed", "changed"),
+    "drift": ("margins that moved", "margin that moved"),
+    "fixed": ("fixed", "fixed"),
+    "came": ("came", "came"),
+    "went": ("went", "went"),
 }
 _STYLES: Final = {True: "bold red", False: "green"}
 _FAILS: Final = ("failed", "expected-failure", "error")
+_ROWS: Final = 100
+_CELL: Final = 300
+_SIGNS: Final = {True: "❌", False: "✅"}
 
 
 def show_diff(difference: Record, file: IO[str]) -> None:
@@ -29,50 +34,46 @@ def show_diff(difference: Record, file: IO[str]) -> None:
     write(_parts(printable_record(difference)), file)
 
 
-def _parts(found: Record) -> Iterator[Any]:
-    for entry in found["conditions"]:
-        yield Text(f"{entry['name']}: {entry['old']}, now {entry['new']}", style="dim")
-    for entry in found["declarations"]:
-        line = f"{entry['candidate']} declares {entry['name']}: {told(entry)}"
+def _parts(difference: Record) -> Iterator[Any]:
+    for entry in difference["conditions"]:
+        yield Text(f"{entry['name']}: {_change(entry)}", style="dim")
+    for entry in difference["declarations"]:
+        line = f"{entry['candidate']} declares {entry['name']}: {_change(entry)}"
         yield Text(line, style="yellow")
-    for entry in found["verdicts"]:
-        line = f"{entry['candidate']}: {entry['old']}, now {entry['new']}"
-        yield Text(line, style=_STYLES[entry["worse"]])
-    for entry in found["expectations"]:
-        yield Text(expectation(entry), style=_STYLES[entry["worse"]])
-    for section, title in SECTIONS.items():
-        yield from _section(title, found[section])
-    yield Text(f"\n{summary(found)}", style=_STYLES[found["worse"]])
+    for entry in difference["verdicts"]:
+        yield Text(f"{entry['candidate']}: {_change(entry)}", style=_STYLES[entry["worse"]])
+    for entry in difference["expectations"]:
+        yield Text(_expectation(entry), style=_STYLES[entry["worse"]])
+    for section, (title, _) in SECTIONS.items():
+        if entries := difference[section]:
+            yield Text(f"\n{title} ({len(entries)})", style="bold")
+            for line, worse in _lines(_worse_first(entries)):
+                yield indented(Text(line, style=_STYLES[worse]), 2)
+    yield Text(f"\n{_summary(difference)}", style=_STYLES[difference["worse"]])
 
 
-def _section(title: str, entries: Sequence[Record]) -> Iterator[Any]:
-    """The entries of a section, those that are worse first."""
-    if not entries:
-        return
-    yield Text(f"\n{title} ({len(entries)})", style="bold")
-    ordered = sorted(entries, key=lambda entry: not entry["worse"])
-    for line, worse in _lines(ordered):
-        yield indented(Text(line, style=_STYLES[worse]), 2)
+def _worse_first(entries: Sequence[Record]) -> list[Record]:
+    return sorted(entries, key=lambda entry: not entry["worse"])
 
 
 def _lines(entries: Iterable[Record]) -> Iterator[tuple[str, bool]]:
-    """A line an entry; clauses that only came or went, and do not fail, share one."""
+    """A line for each entry; clauses that only came or went, and do not fail, share one."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for entry in entries:
         if entry["clause"] is None or "how" in entry or _fails(entry):
-            yield f"{where(entry)}: {how(entry)}", entry["worse"]
+            yield f"{_where(entry)}: {_how(entry)}", entry["worse"]
         else:
-            key = (f"{where({**entry, 'clause': None})}, {how(entry)}", entry["worse"])
+            key = (f"{_where({**entry, 'clause': None})}, {_how(entry)}", entry["worse"])
             groups.setdefault(key, []).append(entry["clause"])
-    for (told_of, worse), slugs in groups.items():
-        yield f"{told_of}: {', '.join(slugs)}", worse
+    for (shared, worse), slugs in groups.items():
+        yield f"{shared}: {', '.join(slugs)}", worse
 
 
 def _fails(entry: Record) -> bool:
     return bool(entry.get("new")) and entry["new"]["status"] in _FAILS
 
 
-def how(entry: Record) -> str:
+def _how(entry: Record) -> str:
     """What happened to a clause or a candidate, and how it fails now."""
     if entry["clause"] is None:
         return ", ".join(filter(None, (entry["verdict"], entry["verdict_reason"])))
@@ -85,7 +86,7 @@ def how(entry: Record) -> str:
     return f"{change}{diagnosed}" + (f": {side['message']}" if side["message"] else "")
 
 
-def where(entry: Record) -> str:
+def _where(entry: Record) -> str:
     """Candidate, clause and the condition in which it was judged."""
     device = entry.get("device", "")
     words = [entry.get("level"), entry.get("dtype"), "" if device == "cpu" else device]
@@ -94,13 +95,13 @@ def where(entry: Record) -> str:
     return named + (f" [{condition}]" if condition else "")
 
 
-def told(entry: Record) -> str:
-    """Old and new value of a promise."""
-    old, new = (("nothing" if entry[key] is None else entry[key]) for key in ("old", "new"))
+def _change(entry: Record) -> str:
+    """Old and new value."""
+    old, new = ("nothing" if entry[key] is None else entry[key] for key in ("old", "new"))
     return f"{old}, now {new}"
 
 
-def expectation(entry: Record) -> str:
+def _expectation(entry: Record) -> str:
     """An expectation that holds no more, or holds again."""
     words = f"the expected failure {entry['clause']} of {entry['candidate']}"
     if entry["worse"]:
@@ -108,61 +109,47 @@ def expectation(entry: Record) -> str:
     return f"{words} is no more {entry['problem']}"
 
 
-def summary(found: Record) -> str:
+def _summary(difference: Record) -> str:
     """The last line: how many of each, and whether anything got worse."""
-    counts = [_counted(len(found[key]), title) for key, title in SECTIONS.items() if found[key]]
-    listed = ", ".join([*counts, _counted(found["same"], "clauses as before")])
-    return f"{'worse' if found['worse'] else 'nothing got worse'}: {listed}"
-
-
-def _counted(number: int, things: str) -> str:
-    """``1 new failure``, ``2 new failures``."""
-    one = {"new failures": "new failure", "clauses as before": "clause as before"}
-    one["margins that moved"] = "margin that moved"
-    return f"{number} {one.get(things, things) if number == 1 else things}"
-
-
-_ROWS: Final = 100
-_CELL: Final = 300
-_SIGNS: Final = {True: "❌", False: "✅"}
+    counts = [
+        f"{len(difference[key])} {words[len(difference[key]) == 1]}"
+        for key, words in SECTIONS.items()
+        if difference[key]
+    ]
+    same = difference["same"]
+    counts.append(f"{same} {'clause' if same == 1 else 'clauses'} as before")
+    return f"{'worse' if difference['worse'] else 'nothing got worse'}: {', '.join(counts)}"
 
 
 def render_diff_markdown(difference: Record) -> str:
     """The difference as GitHub's markdown: a summary, and a table for each kind of change."""
-    found = printable_record(difference)
-    return "\n\n".join(_blocks(found)) + "\n"
+    return "\n\n".join(_blocks(printable_record(difference))) + "\n"
 
 
-def _blocks(found: Record) -> Iterator[str]:
-    yield f"## {_SIGNS[found['worse']]} Attention conformance: what changed"
-    yield escaped(summary(found))
-    facts = list(_facts(found))
-    if facts:
+def _blocks(difference: Record) -> Iterator[str]:
+    yield f"## {_SIGNS[difference['worse']]} Attention conformance: what changed"
+    yield escaped(_summary(difference))
+    if facts := list(_facts(difference)):
         yield "\n".join(f"- {fact}" for fact in facts)
-    for section, title in SECTIONS.items():
-        if found[section]:
-            yield f"### {title.capitalize()} ({len(found[section])})"
-            yield from _table(found[section])
+    for section, (title, _) in SECTIONS.items():
+        if entries := difference[section]:
+            yield f"### {title.capitalize()} ({len(entries)})"
+            rows = map(_row, _worse_first(entries)[:_ROWS])
+            yield table(("", "candidate", "clause", "in", "what"), rows)
+            if len(entries) > _ROWS:
+                yield f"_and {len(entries) - _ROWS} more: the JSON has all._"
 
 
-def _facts(found: Record) -> Iterator[str]:
-    for entry in found["verdicts"]:
-        line = f"{code(entry['candidate'])}: {escaped(entry['old'])}, now {escaped(entry['new'])}"
-        yield f"{_SIGNS[entry['worse']]} {line}"
-    for entry in found["expectations"]:
-        yield f"{_SIGNS[entry['worse']]} {escaped(expectation(entry))}"
-    for entry in found["declarations"]:
-        yield f"{code(entry['candidate'])} declares {code(entry['name'])}: {escaped(told(entry))}"
-    for entry in found["conditions"]:
-        yield escaped(f"{entry['name']}: {entry['old']}, now {entry['new']}")
-
-
-def _table(entries: Sequence[Record]) -> Iterator[str]:
-    ordered = sorted(entries, key=lambda entry: not entry["worse"])
-    rows = [_row(entry) for entry in ordered[:_ROWS]]
-    yield table(("", "candidate", "clause", "in", "what"), rows)
-    if len(entries) > _ROWS:
-        yield f"_and {len(entries) - _ROWS} more: the JSON has all._"
+def _facts(difference: Record) -> Iterator[str]:
+    for entry in difference["verdicts"]:
+        yield f"{_SIGNS[entry['worse']]} {code(entry['candidate'])}: {escaped(_change(entry))}"
+    for entry in difference["expectations"]:
+        yield f"{_SIGNS[entry['worse']]} {escaped(_expectation(entry))}"
+    for entry in difference["declarations"]:
+        declares = f"{code(entry['candidate'])} declares {code(entry['name'])}"
+        yield f"{declares}: {escaped(_change(entry))}"
+    for entry in difference["conditions"]:
+        yield escaped(f"{entry['name']}: {_change(entry)}")
 
 
 def _row(entry: Record) -> str:
@@ -172,9 +159,5 @@ def _row(entry: Record) -> str:
         code(entry["candidate"], in_table=True),
         code(entry["clause"] or "", in_table=True),
         escaped(where),
-        escaped(_short(how(entry))),
+        escaped(cut(_how(entry), _CELL)),
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _CELL else f"{text[:_CELL]}…"

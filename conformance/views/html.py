@@ -1,64 +1,73 @@
-"""The record of a run as one self-contained page: opened from a file, it asks the network nothing.
+"""Self-contained pages of a run, of a comparison and of a matrix; they fetch nothing.
 
-The page is a function of the record alone, with or without the keys that newer records have. It
+A page is a function of the record alone, with or without the keys that newer records have. It
 reads without its script, too: the script filters, searches and turns light into dark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from . import html_failures, html_margins, html_matrix, html_rows
-from .complete import notes
-from .html_template import rendered
-from .html_words import LABELS, complete, duration, kind, short, worst
-from .marks import whole as overall
-
-Record = Mapping[str, Any]
+from . import comparison, html_failures, html_margins, html_tables, teeth
+from .complete import Record, notes
+from .html_heat import ratio_class
+from .html_words import LABELS, complete, duration, kind, rendered, short, worst
+from .marks import whole
+from .wording import cut
 
 
 def render_html(record: Record) -> str:
-    """The page; every text of the record is escaped."""
-    whole = complete(record)
-    anchors = html_failures.anchors(whole)
-    axis = html_margins.axis(whole)
-    rows = html_rows.rows(whole, anchors)
+    """The page of a run; every text of the record is escaped."""
+    record = complete(record)
+    anchors = html_failures.anchors(record)
+    axis = html_margins.axis(record)
+    rows = html_tables.rows(record, anchors)
     data = {
-        **header(whole),
-        "stale": whole["stale_expectations"],
+        **_header(record),
+        "stale": record["stale_expectations"],
         "told_count": len(anchors),
         "rows": rows,
-        "by_candidate": html_rows.by_candidate(rows.shown),
-        "filters": html_rows.filters(whole, rows.shown),
-        "matrix": html_matrix.matrix(whole, anchors),
+        "by_candidate": html_tables.by_candidate(rows.shown),
+        "filters": html_tables.filters(record, rows.shown),
+        "matrix": html_tables.matrix(record, anchors),
         "axis": axis,
-        "plots": html_margins.plots(whole, axis, anchors),
-        "groups": html_rows.groups(whole),
+        "plots": html_margins.plots(record, axis, anchors),
+        "groups": html_tables.groups(record),
     }
-    room = html_failures.LARGEST_PAGE - html_failures.size(_page(data, html_failures.NOTHING))
-    return _page(data, html_failures.told(whole, anchors, room))
+
+    def page(details: html_failures.FailurePieces) -> str:
+        return rendered("run.html.jinja", **data, told=details, known=details.anchors)
+
+    room = html_failures.LARGEST_PAGE - html_failures.size(page(html_failures.NOTHING))
+    return page(html_failures.pieces(record, anchors, room))
 
 
-def _page(data: Mapping[str, Any], told: html_failures.Told) -> str:
-    return rendered("run.html.jinja", **data, told=told, known=told.anchors)
-
-
-def header(record: Record) -> dict[str, Any]:
-    """What stands above and below everything else: the verdicts, and what the run was."""
+def _header(record: Record) -> dict[str, Any]:
+    """What stands above and below everything else: the verdicts, and the facts of the run."""
     summaries = [_summary(candidate) for candidate in record["candidates"]]
-    whole = overall(record)
+    total, tool = whole(record), record["tool"]
+    values = {
+        "tool": f"{tool['name']} {tool['version']}".strip(),
+        "specification": tool["specification"],
+        "profile": record["profile"],
+        "seed": record["seed"],
+        "duration": duration(record["seconds"]),
+        **record["environment"],
+    }
+    facts = {str(name): str(value) for name, value in values.items() if value not in (None, "")}
+    named = ("profile", "seed", "torch", "device", "specification")
+    parts = [f"{name} {short(facts[name], 60)}" for name in named if name in facts]
     return {
         "record": record,
-        "overall": whole,
-        "notes": [note for note in notes(record) if note != whole.reason],
+        "overall": total,
+        "notes": [note for note in notes(record) if note != total.reason],
         "summaries": summaries,
         "labels": LABELS,
         "shown_counts": [
             name for name in LABELS if any(summary["counts"][name] for summary in summaries)
         ],
-        "facts": _facts(record),
-        "facts_line": _facts_line(record),
+        "facts": list(facts.items()),
+        "facts_line": ", ".join(filter(None, [facts["tool"], *parts, facts.get("duration", "")])),
     }
 
 
@@ -75,23 +84,52 @@ def _summary(candidate: Record) -> dict[str, Any]:
     }
 
 
-def _facts(record: Record) -> list[tuple[str, str]]:
-    """Everything that one would have to know to run it again."""
-    tool = record["tool"]
-    said = {
-        "tool": f"{tool['name']} {tool['version']}".strip(),
-        "specification": tool["specification"],
-        "profile": record["profile"],
-        "seed": record["seed"],
-        "duration": duration(record["seconds"]),
-        **record["environment"],
-    }
-    return [(str(name), str(value)) for name, value in said.items() if value not in (None, "")]
+# Candidates whose differences a page spells out and plots; of more it has signs and numbers only.
+MOST_TOLD: Final = 6
 
 
-def _facts_line(record: Record) -> str:
-    """The most important of them in one line."""
-    known = dict(_facts(record))
-    named = ("profile", "seed", "torch", "device", "specification")
-    parts = [f"{name} {short(known[name], 60)}" for name in named if name in known]
-    return ", ".join(filter(None, [known["tool"], *parts, known.get("duration", "")]))
+def render_comparison(record: Record) -> str:
+    """The page of a comparison; every text of the record is escaped."""
+    record = complete(record)
+    clauses = comparison.compared(record)
+    return rendered(
+        "comparison.html.jinja",
+        **_header(record),
+        clauses=clauses,
+        not_asked=comparison.not_run_everywhere(clauses),
+        different=[clause for clause in clauses if clause.differs],
+        conventions=comparison.conventions(record),
+        circumstances=comparison.circumstances(record),
+        sources=comparison.sources(record),
+        matrix=html_tables.matrix(record, {}),
+        axis=html_margins.axis(record),
+        margins=comparison.by_margin(clauses),
+        told=len(record["candidates"]) <= MOST_TOLD,
+        ratio_class=ratio_class,
+    )
+
+
+_CLASSES: Final = dict(
+    zip(
+        teeth.SYMBOLS,
+        ("primary", "caught", "slipped", "passed", "untestable", "expected", "error", ""),
+        strict=True,
+    )
+)
+_LONGEST_REASON: Final = 200
+
+
+def render_teeth(record: Record) -> str:
+    """The page of the matrix of clauses and mistakes; every text of the record is escaped."""
+    return rendered(
+        "teeth.html.jinja",
+        record=record,
+        families=teeth.families(record),
+        clauses={clause["id"]: clause for clause in record["clauses"]},
+        groups=[("Mistakes", record["mistakes"]), ("Correct candidates", record["correct"])],
+        legend=[(sign, _CLASSES[sign], meaning) for sign, meaning in teeth.SYMBOLS.items()],
+        verdict=list(teeth.summary_lines(record)),
+        symbol=teeth.symbol,
+        style_of=lambda row, slug: _CLASSES[teeth.symbol(row, slug)],
+        reason_of=lambda row, slug: cut(row["reasons"].get(slug, ""), _LONGEST_REASON),
+    )

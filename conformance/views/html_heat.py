@@ -12,12 +12,9 @@ from itertools import product
 from typing import Any, Final
 
 from . import counterexample
+from .complete import Record
 from .html_words import number
 
-AXES: Final[Mapping[int, tuple[str, ...]]] = {
-    4: ("batch", "head", "query", "channel"),
-    3: ("batch", "query", "channel"),
-}
 WEIGHT_AXES: Final = ("batch", "head", "query", "key")
 # The upper ends of the steps of error over bound; what is beyond the last has a class of its own.
 RATIOS: Final = (0.01, 0.1, 0.5, 1.0, 10.0, 1e3)
@@ -29,7 +26,6 @@ MOST_ELEMENTS: Final = 256
 # Digits of an element: of a quotient nobody needs more than two.
 _DIGITS: Final[Mapping[str, int]] = {"ratio": 2, "weight": 3, "signed": 4, "values": 4}
 
-Data = Mapping[str, Any]
 Style = Callable[[Any], str]
 
 
@@ -45,7 +41,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Heat:
-    """A tensor as matrices, below a title; ``note`` says what its colours mean or what is left out.
+    """A tensor as matrices, below a title and a note on its colours and on what is left out.
 
     ``scale`` names the colours: ``ratio``, ``signed``, ``weight`` or ``values``.
     """
@@ -57,7 +53,12 @@ class Heat:
 
 
 def heat(
-    title: str, data: Data, *, scale: str = "values", largest: float = 0.0, axes: Sequence[str] = ()
+    title: str,
+    data: Record,
+    *,
+    scale: str = "values",
+    largest: float = 0.0,
+    axes: Sequence[str] = (),
 ) -> Heat | None:
     """A tensor of the record as a heat map; None where its values are not written out.
 
@@ -84,7 +85,7 @@ def heat(
 def _grids(
     shape: list[int], elements: list[Any], style: Style, axes: Sequence[str], digits: int
 ) -> Iterator[Grid]:
-    names = _names(shape, axes)
+    names = axes if len(axes) == len(shape) else [f"axis {at}" for at in range(len(shape))]
     *outer, height, width = [1, 1, *shape][-max(2, len(shape)) :]
     row_axis, column_axis = ["", "", *names][-2:]
     for place, index in enumerate(product(*map(range, outer))):
@@ -97,14 +98,8 @@ def _grids(
         yield Grid(caption=caption, row_axis=row_axis, column_axis=column_axis, rows=rows)
 
 
-def _names(shape: Sequence[int], axes: Sequence[str]) -> list[str]:
-    if len(axes) == len(shape):
-        return list(axes)
-    return [f"axis {at}" for at in range(len(shape))]
-
-
 def text(element: Any, digits: int) -> str:
-    """An element with few enough digits for a cell; nothing where there is none."""
+    """An element with few enough digits for a cell; "" where there is none."""
     if element is None:
         return ""
     if isinstance(element, (bool, str)):
@@ -126,8 +121,8 @@ def _styles(scale: str, largest: float) -> Style:
 
 def _is_odd(element: Any) -> bool:
     """Whether an element is no finite number."""
-    found = number(element)
-    return not isinstance(element, bool) and (found is None or not math.isfinite(found))
+    value = number(element)
+    return not isinstance(element, bool) and (value is None or not math.isfinite(value))
 
 
 def _shade(element: Any, largest: float) -> str:
@@ -142,17 +137,17 @@ def _shade(element: Any, largest: float) -> str:
 
 
 def ratio_class(element: Any) -> str:
-    """``r0`` to ``r3`` within the bound, ``r4`` and more beyond; nothing where none is judged."""
-    found = number(element)
-    if found is None:
+    """``r0`` to ``r3`` within the bound, ``r4`` and more beyond; "" where none is judged."""
+    ratio = number(element)
+    if ratio is None:
         return ""
-    return next((f"r{at}" for at, end in enumerate(RATIOS) if found <= end), f"r{len(RATIOS)}")
+    return next((f"r{at}" for at, end in enumerate(RATIOS) if ratio <= end), f"r{len(RATIOS)}")
 
 
-def ratios(got: Any, expected: Any, bound: Any, judged: Any) -> Data | None:
+def ratios(got: Any, expected: Any, bound: Any, judged: Any) -> Record | None:
     """Error over bound of every element, None where it is not judged, as a tensor of the record.
 
-    What is not finite on one side only is infinitely far off. None where the shapes differ.
+    An element that is finite on one side only is infinitely far off. None where the shapes differ.
     """
     if not all(map(counterexample.is_shown, (got, expected, bound))):
         return None
@@ -162,11 +157,11 @@ def ratios(got: Any, expected: Any, bound: Any, judged: Any) -> Data | None:
     if any(len(column) != count for column in columns) or len(counts) not in (0, count):
         return None
     counted = counts or [True] * count
-    made = [
+    values = [
         _ratio(*map(number, triple)) if bool(is_counted) else None
         for is_counted, *triple in zip(counted, *columns, strict=True)
     ]
-    return {"shape": got["shape"], "dtype": "float", "values": made}
+    return {"shape": got["shape"], "dtype": "float", "values": values}
 
 
 def _ratio(got: float | None, expected: float | None, bound: float | None) -> float | None:
@@ -182,11 +177,11 @@ def _ratio(got: float | None, expected: float | None, bound: float | None) -> fl
 
 def largest_of(*tables: Any) -> float:
     """The largest finite absolute value of some tensors: where their common colours end."""
-    found = [
+    values = [
         abs(value)
         for data in tables
         if counterexample.is_shown(data)
         for element in counterexample.flat(data["values"])
         if (value := number(element)) is not None and math.isfinite(value)
     ]
-    return max(found, default=0.0)
+    return max(values, default=0.0)

@@ -8,15 +8,13 @@ every figure, for a plot whose marks are all on one axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from . import html_words
-from .html_words import where, worst
-from .marks import counted
-
-Record = Mapping[str, Any]
+from .complete import Record
+from .html_words import Anchors, Result, anchored, by_slug, worst
+from .wording import counted, where
 
 # The axis always shows these decades, and never more than those.
 _LEAST_SHOWN: Final = (-3, 1)
@@ -64,8 +62,8 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
-    """One result: which shape stands where, and what it says in words."""
+class MarginMark:
+    """The margin of one result: its shape, its place and its words."""
 
     shape: int
     at: float
@@ -79,18 +77,18 @@ class Lane:
     slug: str
     level: str
     worst: float
-    marks: list[Mark]
+    marks: list[MarginMark]
     anchor: str
 
     @property
     def beyond(self) -> bool:
-        """Whether it is beyond the bound."""
+        """Whether the margin exceeds the bound; NaN does."""
         return not self.worst <= 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """The lanes of one candidate; ``left_out`` says what is not drawn."""
+    """The lanes of one candidate; ``left_out`` counts those that are not drawn."""
 
     candidate: int
     name: str
@@ -101,32 +99,50 @@ class Plot:
 
 def axis(record: Record) -> Axis:
     """One axis for all candidates, so that they can be compared."""
-    found = [
-        math.log10(clause["margin"])
-        for candidate in record["candidates"]
-        for clause in candidate["clauses"]
-        if clause["margin"] is not None and math.isfinite(clause["margin"]) and clause["margin"] > 0
+    margins = (one["margin"] for own in record["candidates"] for one in own["clauses"])
+    drawn = [
+        math.log10(margin)
+        for margin in margins
+        if margin is not None and math.isfinite(margin) and margin > 0
     ]
-    low = min((math.floor(value) for value in found), default=0)
-    high = max((math.ceil(value) for value in found), default=0)
+    low = min(map(math.floor, drawn), default=0)
+    high = max(map(math.ceil, drawn), default=0)
     return Axis(
         low=max(_MOST_SHOWN[0], min(low, _LEAST_SHOWN[0])),
         high=min(_MOST_SHOWN[1], max(high, _LEAST_SHOWN[1])),
     )
 
 
-def plots(record: Record, scale: Axis, anchors: Mapping[tuple[int, int], str]) -> list[Plot]:
+def plots(record: Record, scale: Axis, anchors: Anchors) -> list[Plot]:
     """The plot of every candidate that has margins."""
     shapes = shapes_of(record)
-    every = [
-        (number, candidate, _lanes(number, candidate, scale, shapes, anchors))
-        for number, candidate in enumerate(record["candidates"])
-    ]
+    every = []
+    for number, candidate in enumerate(record["candidates"]):
+        results = by_slug(anchored(candidate, number, anchors)).values()
+        lanes = [_lane(own, scale, shapes) for own in map(_with_margin, results) if own]
+        lanes.sort(
+            key=lambda lane: math.inf if math.isnan(lane.worst) else lane.worst, reverse=True
+        )
+        every.append((number, candidate, lanes))
     many = sum(len(lanes) for _, _, lanes in every) > _MOST_LINES
-    most = max(_FEW_LINES, _MOST_LINES // len(every)) if many else None
-    return [
-        _plot(number, candidate, lanes, shapes, most) for number, candidate, lanes in every if lanes
-    ]
+    most = max(_FEW_LINES, _MOST_LINES // len(every)) if many else _MOST_LINES
+    drawn = []
+    for number, candidate, lanes in every:
+        if lanes:
+            left = len(lanes) - most
+            own = dict.fromkeys(map(where, candidate["clauses"]))
+            drawn.append(
+                Plot(
+                    candidate=number,
+                    name=str(candidate["name"]),
+                    lanes=lanes[:most],
+                    shapes=[(shapes[name], name) for name in own if name],
+                    left_out=f"{counted(left, 'clause')} further below the bound left out"
+                    if left > 0
+                    else "",
+                )
+            )
+    return drawn
 
 
 def shapes_of(record: Record) -> dict[str, int]:
@@ -135,62 +151,23 @@ def shapes_of(record: Record) -> dict[str, int]:
     return {name: number % SHAPES for number, name in enumerate(dict.fromkeys(names))}
 
 
-def _lanes(
-    number: int,
-    candidate: Record,
-    scale: Axis,
-    shapes: Mapping[str, int],
-    anchors: Mapping[tuple[int, int], str],
-) -> list[Lane]:
-    groups: dict[str, list[tuple[str, Record]]] = {}
-    for place, clause in enumerate(candidate["clauses"]):
-        if clause["margin"] is not None:
-            entry = (anchors.get((number, place), ""), clause)
-            groups.setdefault(str(clause["id"]), []).append(entry)
-    lanes = [_lane(slug, members, scale, shapes) for slug, members in groups.items()]
-    return sorted(lanes, key=_urgency, reverse=True)
+def _with_margin(results: list[Result]) -> list[Result]:
+    return [pair for pair in results if pair[1]["margin"] is not None]
 
 
-def _urgency(lane: Lane) -> float:
-    return math.inf if math.isnan(lane.worst) else lane.worst
-
-
-def _lane(
-    slug: str, members: Sequence[tuple[str, Record]], scale: Axis, shapes: Mapping[str, int]
-) -> Lane:
-    clauses = [clause for _, clause in members]
+def _lane(results: list[Result], scale: Axis, shapes: dict[str, int]) -> Lane:
+    """The line of one clause, with a mark for each of its results."""
+    clauses = [clause for _, clause in results]
+    marks = []
+    for clause in clauses:
+        said = f"{where(clause)} {html_words.margin(clause['margin'])}".strip()
+        place = scale.at(clause["margin"])
+        marks.append(MarginMark(shape=shapes[where(clause)], at=place, said=said))
     largest = worst(clause["margin"] for clause in clauses)
     return Lane(
-        slug=slug,
+        slug=str(clauses[0]["id"]),
         level=str(clauses[0]["level"]),
         worst=math.inf if largest is None else largest,
-        marks=_marks(clauses, scale, shapes),
-        anchor=next((anchor for anchor, _ in members if anchor), ""),
-    )
-
-
-def _marks(clauses: Iterable[Record], scale: Axis, shapes: Mapping[str, int]) -> list[Mark]:
-    return [
-        Mark(
-            shape=shapes[where(clause)],
-            at=scale.at(clause["margin"]),
-            said=f"{where(clause)} {html_words.margin(clause['margin'])}".strip(),
-        )
-        for clause in clauses
-    ]
-
-
-def _plot(
-    number: int, candidate: Record, lanes: list[Lane], shapes: Mapping[str, int], most: int | None
-) -> Plot:
-    shown = lanes[:most]
-    own = dict.fromkeys(where(clause) for clause in candidate["clauses"])
-    left = len(lanes) - len(shown)
-    said = f"{counted(left, 'clause')} further below the bound left out" if left else ""
-    return Plot(
-        candidate=number,
-        name=str(candidate["name"]),
-        lanes=shown,
-        shapes=[(shapes[name], name) for name in own if name],
-        left_out=said,
+        marks=marks,
+        anchor=next((anchor for anchor, _ in results if anchor), ""),
     )

@@ -1,48 +1,57 @@
-"""A record as pages want it, and what its statuses are called and look like there."""
+"""What pages share: the completed record, how its statuses look, and the templates.
+
+Everything of a record is escaped, and nothing is fetched from anywhere. A page carries its own
+style and script. Its content security policy allows that one script, by its hash, and no request
+at all: even a text that got through the escaping could neither run nor load.
+"""
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
 
+from . import wording
+from .complete import Record
 from .complete import complete as completed
 
-Record = dict[str, Any]
+if TYPE_CHECKING:
+    import jinja2
+
+Place = tuple[int, int]
+# The anchor of each result that has details on the page, by the numbers of candidate and result.
+Anchors = Mapping[Place, str]
+# An anchor or "", and a result.
+Result = tuple[str, Record]
 
 _TOOL: Final[Record] = {"name": "attention-conformance", "version": "", "specification": ""}
 _VIOLATION: Final[Record] = {"kind": "", "message": "", "measured": {}, "where": []}
 
 
-def complete(record: Mapping[str, Any]) -> Record:
-    """The same record with every key that pages look at; the given one stays as it is."""
-    made = completed(_without_nulls(record))
-    made["tool"] = filled(_TOOL, made["tool"])
-    for candidate in made["candidates"]:
-        for clause in candidate["clauses"]:
-            _finish(clause)
-    return made
-
-
-def _without_nulls(record: Mapping[str, Any]) -> Record:
-    """The record, its candidates and their clauses without keys whose value is null."""
-    made = filled({}, record)
-    made["candidates"] = [filled({}, one) for one in made.get("candidates", ())]
-    for one in made["candidates"]:
+def complete(record: Record) -> dict[str, Any]:
+    """A copy with every key that pages read; null counts as missing."""
+    copy = filled({}, record)
+    copy["candidates"] = [filled({}, one) for one in copy.get("candidates", ())]
+    for one in copy["candidates"]:
         one["clauses"] = [filled({}, clause) for clause in one.get("clauses", ())]
-    return made
+    copy = completed(copy)
+    copy["tool"] = filled(_TOOL, copy["tool"])
+    for candidate in copy["candidates"]:
+        for clause in candidate["clauses"]:
+            clause["margin"] = number(clause["margin"])
+            clause.setdefault("blame", None)
+            if clause["violation"] is not None:
+                clause["violation"] = filled(_VIOLATION, clause["violation"])
+    return copy
 
 
-def _finish(clause: Record) -> None:
-    clause["margin"] = number(clause["margin"])
-    clause["blame"] = clause.get("blame")
-    if clause["violation"] is not None:
-        clause["violation"] = filled(_VIOLATION, clause["violation"])
-
-
-def filled(defaults: Record, given: Any) -> Record:
+def filled(defaults: Record, values: Any) -> dict[str, Any]:
     """A mapping with defaults in the place of what is missing or null."""
-    own = given if isinstance(given, Mapping) else {}
+    own = values if isinstance(values, Mapping) else {}
     return {**defaults, **{name: value for name, value in own.items() if value is not None}}
 
 
@@ -56,19 +65,25 @@ def number(value: Any) -> float | None:
         return None
 
 
-def where(clause: Mapping[str, Any]) -> str:
-    """The dtype of a result, with the device where that is not the CPU."""
-    device = clause["device"]
-    return str(clause["dtype"] if device == "cpu" else f"{clause['dtype']} {device}".strip())
-
-
 def worst(margins: Iterable[float | None]) -> float | None:
     """The largest margin, NaN being the worst; None where there is none."""
-    found = [margin for margin in margins if margin is not None]
-    return max(found, key=lambda one: math.inf if math.isnan(one) else one) if found else None
+    every = [margin for margin in margins if margin is not None]
+    return max(every, key=lambda one: math.inf if math.isnan(one) else one) if every else None
 
 
-Clause = Mapping[str, Any]
+def anchored(candidate: Record, number: int, anchors: Anchors) -> list[Result]:
+    """The results of a candidate, each with the anchor of its details or ""."""
+    clauses = enumerate(candidate["clauses"])
+    return [(anchors.get((number, place), ""), clause) for place, clause in clauses]
+
+
+def by_slug(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results by clause, in the order in which the clauses first appear."""
+    groups: dict[str, list[Result]] = {}
+    for anchor, clause in results:
+        groups.setdefault(str(clause["id"]), []).append((anchor, clause))
+    return groups
+
 
 # Class, sign and meaning of a result, in the order of a legend.
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -82,7 +97,7 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "na": ("-", "not applicable"),
     "absent": ("", "not part of the run"),
 }
-# What is counted of a candidate, in the order in which it is told.
+# What is counted of a candidate, in the order of the columns.
 LABELS: Final[Mapping[str, str]] = {
     "pass": "passed",
     "fail": "failed",
@@ -94,16 +109,8 @@ LABELS: Final[Mapping[str, str]] = {
     "na": "n/a",
 }
 # From the worst: what a cell shows that stands for several results.
-WORST_FIRST: Final = (
-    "error",
-    "fail",
-    "unexpected",
-    "untestable",
-    "should",
-    "expected",
-    "pass",
-    "na",
-    "absent",
+WORST_FIRST: Final = tuple(
+    "error fail unexpected untestable should expected pass na absent".split()
 )
 _BY_STATUS: Final = {
     "passed": "pass",
@@ -123,11 +130,17 @@ _VERDICTS: Final = {
 }
 
 
-def kind(clause: Clause) -> str:
+def kind(clause: Record) -> str:
     """The class of a result: its status, and of a failure whether it is one of a MUST."""
     if clause["status"] == "failed":
         return "fail" if clause["level"] == "MUST" else "should"
     return _BY_STATUS.get(clause["status"], "untestable")
+
+
+def worst_kind(results: Iterable[Record]) -> str:
+    """The worst class of some results."""
+    kinds = set(map(kind, results))
+    return next(name for name in WORST_FIRST if name in kinds)
 
 
 def sign(name: str) -> str:
@@ -136,7 +149,7 @@ def sign(name: str) -> str:
 
 
 def verdict(word: str) -> tuple[str, str]:
-    """Class and sign of a verdict; one that is not known counts as a failure."""
+    """Class and sign of a verdict; an unknown one counts as a failure."""
     return _VERDICTS.get(word, ("fail", "✗"))
 
 
@@ -144,13 +157,11 @@ def margin(value: float | None) -> str:
     """A margin with two digits; infinity as its sign."""
     if value is None:
         return ""
-    if math.isinf(value):
-        return "∞"
-    return f"{value:.2g}"
+    return "∞" if math.isinf(value) else f"{value:.2g}"
 
 
 def short(text: str, most: int) -> str:
-    """A text cut to a length, with what was cut off counted."""
+    """A text cut to a length, with the number of the characters that were cut off."""
     text = str(text)
     if len(text) <= most:
         return text
@@ -158,10 +169,45 @@ def short(text: str, most: int) -> str:
 
 
 def duration(value: float | None) -> str:
-    """``0.25 s``, ``4.1 s`` or ``12 min 5 s``; nothing where it is not known."""
+    """``0.25 s``, ``4.1 s`` or ``12 min 5 s``; "" where it is not known."""
     if not value:
         return ""
     minutes, rest = divmod(round(value), 60)
-    if minutes:
-        return f"{minutes} min {rest} s"
-    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+    return f"{minutes} min {rest} s" if minutes else wording.seconds(value)
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates with the filters and globals that they use."""
+    import jinja2  # noqa: PLC0415 (a terminal needs no templates)
+
+    made = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.FunctionLoader(resource),
+    )
+    made.filters.update(duration=duration, margin=margin, short=short, coverage=wording.coverage)
+    script = resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    made.globals.update(
+        style=resource("page.css"),
+        script=script,
+        policy=(
+            f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+            "img-src data:; base-uri 'none'; form-action 'none'"
+        ),
+        verdict=verdict,
+    )
+    return made
+
+
+def resource(name: str) -> str:
+    """The text of a file in the folder of the templates."""
+    return (files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+def rendered(name: str, **data: Any) -> str:
+    """A template with its data."""
+    return environment().get_template(name).render(**data)

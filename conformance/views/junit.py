@@ -1,7 +1,7 @@
-"""JUnit XML: a suite a candidate, a test case a clause, dtype and device.
+"""JUnit XML: a suite for each candidate, a test case for each clause, dtype and device.
 
 Written so that both published schemas hold: that of Jenkins' xUnit plugin and the older one of
-Apache Ant. That is why the facts are properties of the suite, and what was found is the text of
+Apache Ant. That is why the facts are properties of the suite, and what failed is the text of
 the failure: neither schema lets a test case have properties or a file. XML knows no control
 characters; :func:`conformance.views.complete.complete` has made them printable.
 """
@@ -9,60 +9,43 @@ characters; :func:`conformance.views.complete.complete` has made them printable.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
-from .complete import complete, notes
-from .marks import Problem, case_id, details, is_strict, mark, problems, said
+from .complete import Record, complete, notes
+from .marks import RunProblem, case_id, details, is_strict, mark, problems, said
 
-Record = Mapping[str, Any]
+Properties = Iterable[tuple[str, str]]
 
-_LOCALHOST: Final = "localhost"  # what the schema asks for where the host is not known
+_LOCALHOST: Final = "localhost"  # what the schema requires where the host is not known
 _SECONDS: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
 def render_junit(record: Record) -> str:
     """The record as one XML document."""
     record = complete(record)
-    found = problems(record)
+    every, candidates = problems(record), record["candidates"]
     root = ET.Element("testsuites")
-    for number, candidate in enumerate(record["candidates"]):
-        own = [problem for problem in found if problem.candidate == candidate["name"]]
-        root.append(_suite(record, number, candidate, own))
-    rest = [problem for problem in found if not problem.candidate]
-    if rest:
-        root.append(_suite_of_the_run(record, len(record["candidates"]), rest))
+    for candidate in candidates:
+        name, strict = candidate["name"], is_strict(record)
+        cases = [_case(candidate, clause, strict=strict) for clause in candidate["clauses"]]
+        cases += [_problem_case(name, one) for one in every if one.candidate == name]
+        properties = _properties(record, candidate)
+        root.append(_suite(record, len(root), name, properties, cases, candidate["seconds"]))
+    # What concerns no single candidate has a suite of its own.
+    if rest := [_problem_case("run", one) for one in every if not one.candidate]:
+        root.append(_suite(record, len(root), "run", _facts(record), rest, 0.0))
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
-def _suite(record: Record, number: int, candidate: Record, own: Sequence[Problem]) -> ET.Element:
-    strict = is_strict(record)
-    cases = [_case(candidate, clause, strict=strict) for clause in candidate["clauses"]]
-    cases.extend(_problem_case(candidate["name"], problem) for problem in own)
-    return _filled(
-        record,
-        number,
-        candidate["name"],
-        _properties(record, candidate),
-        cases,
-        candidate["seconds"],
-    )
-
-
-def _suite_of_the_run(record: Record, number: int, rest: Sequence[Problem]) -> ET.Element:
-    """What concerns no single candidate."""
-    cases = [_problem_case("run", problem) for problem in rest]
-    return _filled(record, number, "run", _facts(record), cases, 0.0)
-
-
-def _filled(
+def _suite(
     record: Record,
     number: int,
     name: str,
-    properties: Sequence[tuple[str, str]],
+    properties: Properties,
     cases: Sequence[ET.Element],
     seconds: float,
 ) -> ET.Element:
@@ -83,8 +66,8 @@ def _filled(
     return suite
 
 
-def _facts(record: Record) -> list[tuple[str, str]]:
-    """What a suite says of its run."""
+def _facts(record: Record) -> Properties:
+    """The properties of the run."""
     tool = record["tool"]
     return [
         ("version", str(tool.get("version", "unknown"))),
@@ -95,21 +78,15 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     ]
 
 
-def _properties(record: Record, candidate: Record) -> list[tuple[str, str]]:
-    """What a suite says of its candidate, with the level and status of each of its cases."""
+def _properties(record: Record, candidate: Record) -> Properties:
+    """The properties of a candidate, with the level and status of each of its cases."""
     location = candidate.get("location") or {}
     return [
-        ("verdict", candidate["verdict"]),
-        ("verdict_reason", candidate["verdict_reason"]),
-        ("target", candidate["target"]),
-        ("kind", candidate["kind"]),
+        *((key, candidate[key]) for key in ("verdict", "verdict_reason", "target", "kind")),
         *([("file", str(location["file"]))] if location.get("file") else []),
         *(("warning", str(sentence)) for sentence in candidate["warnings"]),
         *_facts(record),
-        *(
-            (case_id(clause), f"{clause['level']} {clause['status']}")
-            for clause in candidate["clauses"]
-        ),
+        *((case_id(one), f"{one['level']} {one['status']}") for one in candidate["clauses"]),
     ]
 
 
@@ -125,18 +102,14 @@ def _case(candidate: Record, clause: Record, *, strict: bool) -> ET.Element:
         ET.SubElement(case, "skipped", message=said(clause))
     elif marked != "passed":
         tag = "error" if marked == "error" else "failure"
-        found = ET.SubElement(case, tag, type=_kind(clause), message=said(clause))
-        found.text = "\n".join(details(candidate, clause))
+        status = clause["status"]
+        kind = (clause["violation"] or {}).get("kind") if status == "failed" else None
+        failure = ET.SubElement(case, tag, type=str(kind or status), message=said(clause))
+        failure.text = "\n".join(details(candidate, clause))
     return case
 
 
-def _kind(clause: Record) -> str:
-    """The kind of violation, else what the status is."""
-    kind = (clause["violation"] or {}).get("kind") if clause["status"] == "failed" else None
-    return str(kind or clause["status"])
-
-
-def _problem_case(owner: str, problem: Problem) -> ET.Element:
+def _problem_case(owner: str, problem: RunProblem) -> ET.Element:
     case = ET.Element("testcase", name=problem.id, classname=f"{owner}.run", time=_time(0))
     ET.SubElement(case, "failure", type=problem.id, message=problem.message)
     return case

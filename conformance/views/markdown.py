@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from ..base.record import GREEN
 from . import counterexample, wording
-from .complete import complete, notes
+from .complete import Record, complete, notes
 from .marks import case_id, is_strict, mark, problems, replay_command, whole
 from .wording import count, shown_columns, worst_margin
 
@@ -52,8 +52,7 @@ def code(text: object, *, in_table: bool = False) -> str:
     line = " ".join(str(text).split())
     if not line:
         return ""
-    longest = max((len(run) for run in re.findall("`+", line)), default=0)
-    fence = "`" * (longest + 1)
+    fence = _fence(line, 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     span = f"{fence}{pad}{line}{pad}{fence}"
     return span.replace("|", "\\|") if in_table else span
@@ -62,9 +61,13 @@ def code(text: object, *, in_table: bool = False) -> str:
 def code_block(lines: list[str]) -> str:
     """Lines as they are, in a block whose fence is longer than any in them."""
     text = "\n".join(lines)
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = _fence(text, 3)
     return f"{fence}text\n{text}\n{fence}"
+
+
+def _fence(text: str, least: int) -> str:
+    """More backticks than any run of them in a text."""
+    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
 def row(*cells: str) -> str:
@@ -72,13 +75,10 @@ def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table(head: tuple[str, ...], rows: list[str], align: str = "") -> str:
-    """A table of GitHub's markdown; ``align`` has ``l`` or ``r`` for each column."""
-    rules = (":--" if sign == "l" else "--:" for sign in align or "l" * len(head))
-    return "\n".join([row(*head), row(*rules), *rows])
+def table(head: Sequence[str], rows: Iterable[str], rules: Sequence[str] = ()) -> str:
+    """A table of GitHub's markdown; ``rules`` align the columns, to the left by default."""
+    return "\n".join([row(*head), row(*(rules or [":--"] * len(head))), *rows])
 
-
-Record = Mapping[str, Any]
 
 # A comment of GitHub holds 65,536 characters; something may stand above it.
 COMMENT_LIMIT: Final = 65_000
@@ -89,16 +89,16 @@ _SIGNS: Final = {
     **dict.fromkeys((*GREEN, "passed"), "✅"),
     **dict.fromkeys(("fails", "failed", "unexpected-pass", "error"), "❌"),
 }
-_TOLD: Final = ("error", "failed", "unexpected-pass", "untestable", "expected-failure")
 _EXPLAINED: Final = ("error", "failed", "unexpected-pass")
+_TABULATED: Final = (*_EXPLAINED, "untestable", "expected-failure")
 
 
 def render_markdown(record: Record, limit: int = COMMENT_LIMIT) -> str:
     """The record as markdown of at most ``limit`` bytes; a sentence says what was left out."""
     record = complete(record)
-    head = [_title(record), _overview(record), *_problems(record)]
-    tables = [_section(candidate) for candidate in record["candidates"] if _needs_words(candidate)]
-    return _fitted([*head, *tables, *_all_details(record)], limit)
+    blocks = [_title(record), _overview(record), *_problems(record)]
+    blocks += [_section(one) for one in record["candidates"] if _needs_words(one)]
+    return _fitted([*blocks, *_all_details(record)], limit)
 
 
 def _fitted(blocks: Sequence[str], limit: int) -> str:
@@ -117,37 +117,35 @@ def _fitted(blocks: Sequence[str], limit: int) -> str:
 
 
 def _title(record: Record) -> str:
-    found = whole(record)
-    tool = record["tool"]
+    total, tool = whole(record), record["tool"]
     facts = (
         f"profile {record['profile']}, seed {record['seed']}, "
         f"{wording.seconds(record['seconds'])}, version {tool.get('version', 'unknown')}, "
         f"specification {tool.get('specification', 'unknown')}"
     )
-    title = f"## {_sign(found.word)} Attention conformance: {escaped(found.word)}"
-    said = [escaped(note) for note in notes(record) if note != found.reason]
-    return "\n\n".join([title, _cell(found.reason), *said, escaped(facts)])
+    title = f"## {_sign(total.word)} Attention conformance: {escaped(total.word)}"
+    noted = [escaped(note) for note in notes(record) if note != total.reason]
+    return "\n\n".join([title, _cell(total.reason), *noted, escaped(facts)])
 
 
 def _overview(record: Record) -> str:
-    """One row a candidate."""
+    """One row for each candidate."""
     candidates = record["candidates"]
     columns = shown_columns(candidates)
+    rows = []
+    for candidate in candidates[:_ROWS]:
+        margin, slug = worst_margin(candidate)
+        cells = [
+            _cell(candidate["name"]),
+            f"{_sign(candidate['verdict'])} {escaped(candidate['verdict'])}",
+            *(str(count(candidate, name) or "-") for name in columns),
+            f"{float(candidate['seconds']):.1f}",
+            f"{margin} {code(slug, in_table=True)}".strip(),
+        ]
+        rows.append(row(*cells))
     head = ("candidate", "verdict", *columns, "seconds", "worst margin")
-    rows = [_overview_row(candidate, columns) for candidate in candidates[:_ROWS]]
-    align = f"ll{'r' * (len(columns) + 1)}l"
-    return f"{table(head, rows, align)}{_more(len(candidates), 'candidates')}"
-
-
-def _overview_row(candidate: Record, columns: Sequence[str]) -> str:
-    margin, slug = worst_margin(candidate)
-    return row(
-        _cell(candidate["name"]),
-        f"{_sign(candidate['verdict'])} {escaped(candidate['verdict'])}",
-        *(str(count(candidate, name) or "-") for name in columns),
-        f"{float(candidate['seconds']):.1f}",
-        f"{margin} {code(slug, in_table=True)}".strip(),
-    )
+    rules = [":--", ":--", *["--:"] * (len(columns) + 1), ":--"]
+    return f"{table(head, rows, rules)}{_more(len(candidates), 'candidates')}"
 
 
 def _sign(word: str) -> str:
@@ -159,7 +157,7 @@ def _more(number: int, what: str) -> str:
 
 
 def _problems(record: Record) -> list[str]:
-    """What is red beside the clauses."""
+    """What is red without being a result of a clause."""
     lines = [
         f"- ❌ {code(problem.id)} {_cell(problem.candidate)} {_cell(problem.message)}"
         for problem in problems(record)[:_ROWS]
@@ -168,8 +166,8 @@ def _problems(record: Record) -> list[str]:
 
 
 def _needs_words(candidate: Record) -> bool:
-    told = any(clause["status"] in _TOLD for clause in candidate["clauses"])
-    return told or candidate["verdict"] != "conforms" or bool(candidate["warnings"])
+    listed = any(clause["status"] in _TABULATED for clause in candidate["clauses"])
+    return listed or candidate["verdict"] != "conforms" or bool(candidate["warnings"])
 
 
 def _section(candidate: Record) -> str:
@@ -179,25 +177,22 @@ def _section(candidate: Record) -> str:
         f"{_cell(candidate['verdict_reason'])} ({code(candidate['target'])})",
         *(f"⚠️ {_cell(sentence)}" for sentence in candidate["warnings"]),
     ]
-    told = [clause for clause in candidate["clauses"] if clause["status"] in _TOLD]
-    if told:
-        told.sort(key=lambda clause: _TOLD.index(clause["status"]))
+    listed = [clause for clause in candidate["clauses"] if clause["status"] in _TABULATED]
+    if listed:
+        listed.sort(key=lambda clause: _TABULATED.index(clause["status"]))
         head = ("clause", "level", "dtype", "status", "found", "diagnosis")
-        rows = [_clause_row(clause) for clause in told[:_ROWS]]
-        parts.append(f"{table(head, rows)}{_more(len(told), 'clauses')}")
+        rows = map(_clause_row, listed[:_ROWS])
+        parts.append(f"{table(head, rows)}{_more(len(listed), 'clauses')}")
     return "\n\n".join(parts)
 
 
 def _clause_row(clause: Record) -> str:
-    device = clause["device"]
-    where = clause["dtype"] if device == "cpu" else f"{clause['dtype']} {device}"
-    marked = "passed" if mark(clause) == "skipped" else mark(clause)
-    sign = "⚠️" if marked == "passed" else _sign("failed")
+    sign = "⚠️" if mark(clause) in ("passed", "skipped") else _sign("failed")
     causes = [str(entry.get("name") or "") for entry in clause["diagnosis"]]
     return row(
         code(clause["id"], in_table=True),
         escaped(clause["level"]),
-        escaped(where),
+        escaped(wording.where(clause)),
         f"{sign} {escaped(clause['status'])}",
         _cell(wording.message(clause)),
         _cell(", ".join(filter(None, causes))),
@@ -219,7 +214,7 @@ def _all_details(record: Record) -> Iterator[str]:
 
 
 def _details(candidate: Record, clause: Record) -> str:
-    """One failure: what is required, what was found, the smallest problem, how to replay it."""
+    """One failure: the requirement, what failed, the smallest problem, how to replay it."""
     lines = [f"{label + ':':<11}{text}" for label, text in wording.explanation(clause)]
     if clause["counterexample"]:
         lines.append(f"{'replay:':<11}{replay_command(candidate, clause)}")

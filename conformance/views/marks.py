@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal, cast
 
 from ..base.record import GREEN
 from . import wording
-from .complete import is_cut, notes
+from .complete import Record, is_cut, notes
+from .wording import counted
 
 # The first of these that a candidate has is the run's.
 _WORST_FIRST: Final = ("error", "fails", "inconclusive")
-
-Record = Mapping[str, Any]
+_INTERRUPTED: Final = "the run was interrupted: the report holds what was done before"
+# How many candidates of a verdict are named: all up to the first number, else the second.
+_NAMED: Final = (4, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,53 +24,44 @@ class Overall:
 
     word: str
     reason: str
-    green: bool
+    green: bool = False
 
 
 def overall(record: Record) -> Overall:
     """What a run amounts to: an interrupted, an empty or an unfinished one is never green."""
     candidates = record["candidates"]
     if record.get("interrupted"):
-        reason = "the run was interrupted: the record holds what was done before"
-        return Overall(word="interrupted", reason=reason, green=False)
+        return Overall(word="interrupted", reason=_INTERRUPTED.replace("report", "record"))
     if not candidates:
         reason = notes(record)[0] if is_cut(record) else "nothing was checked"
-        return Overall(word="inconclusive", reason=reason, green=False)
+        return Overall(word="inconclusive", reason=reason)
     verdicts = [str(candidate.get("verdict", "inconclusive")) for candidate in candidates]
     for word in _WORST_FIRST:
         if word in verdicts:
-            return Overall(word=word, reason=_who(word, candidates), green=False)
-    stale = record.get("stale_expectations") or ()
-    if stale:
+            return Overall(word=word, reason=_candidates_with(word, record))
+    if stale := record.get("stale_expectations") or ():
         reason = f"{counted(len(stale), 'expected failure')} nothing answers to any more"
-        return Overall(word="fails", reason=reason, green=False)
+        return Overall(word="fails", reason=reason)
     if is_cut(record):
-        return Overall(word="inconclusive", reason=notes(record)[0], green=False)
+        return Overall(word="inconclusive", reason=notes(record)[0])
     green = all(word in GREEN for word in verdicts)
     word = max(verdicts, key=lambda one: GREEN.index(one) if green else one not in GREEN)
-    return Overall(word=word, reason=_sum(verdicts), green=green)
+    counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
+    return Overall(
+        word=word, reason=f"{counted(len(verdicts), 'candidate')}: {counts}", green=green
+    )
 
 
-def _who(word: str, candidates: Sequence[Record]) -> str:
-    """Who has the verdict, and of a single candidate why."""
+def _candidates_with(word: str, record: Record) -> str:
+    """The candidates with a verdict; of a single candidate the reason for its verdict."""
+    candidates = record["candidates"]
     if len(candidates) == 1:
         return str(candidates[0].get("verdict_reason") or "")
     names = [str(one["name"]) for one in candidates if one.get("verdict") == word]
-    more = f" and {len(names) - 3} more" if len(names) > 4 else ""  # noqa: PLR2004
-    shown = ", ".join(names[:3] if more else names)
+    most, few = _NAMED
+    more = f" and {len(names) - few} more" if len(names) > most else ""
+    shown = ", ".join(names[:few] if more else names)
     return f"{len(names)} of {len(candidates)} candidates: {shown}{more}"
-
-
-def _sum(verdicts: Sequence[str]) -> str:
-    """How many candidates have which verdict."""
-    words = dict.fromkeys(verdicts)
-    told = ", ".join(f"{verdicts.count(word)} {word}" for word in words)
-    return f"{counted(len(verdicts), 'candidate')}: {told}"
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 candidate``, ``2 candidates``."""
-    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 Mark = Literal["passed", "failed", "error", "skipped"]
@@ -77,11 +70,11 @@ _SKIPPED: Final = {"not-applicable": "not applicable", "expected-failure": "expe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What makes a run red although no clause says so: nothing ran, an expectation is stale.
+class RunProblem:
+    """What makes a run red although no clause says so, such as a stale expectation.
 
-    ``id`` is a slug of its own, ``candidate`` a name or "" where it concerns none or several, and
-    ``subject`` what tells two of one id apart.
+    ``id`` is a slug of its own, ``candidate`` a name or "" where it concerns none or several;
+    ``subject`` distinguishes problems of the same ``id``.
     """
 
     id: str
@@ -96,30 +89,28 @@ def is_strict(record: Record) -> bool:
 
 
 def whole(record: Record) -> Overall:
-    """What the run amounts to, a failed SHOULD included where the run is strict."""
-    found = overall(record)
-    if not (found.green and is_strict(record)):
-        return found
-    failed = [
-        clause["id"]
+    """What the run amounts to; a strict run also fails on a failed SHOULD."""
+    lenient = overall(record)
+    if not (lenient.green and is_strict(record)):
+        return lenient
+    failed = sum(
+        mark(clause, strict=True) == "failed"
         for candidate in record["candidates"]
         for clause in candidate["clauses"]
-        if mark(clause, strict=True) == "failed"
-    ]
-    reason = f"{counted(len(failed), 'SHOULD clause')} failed, and the run fails on these"
-    return Overall(word="fails", reason=reason, green=False) if failed else found
+    )
+    reason = f"{counted(failed, 'SHOULD clause')} failed, and the run fails on these"
+    return Overall(word="fails", reason=reason) if failed else lenient
 
 
 def mark(clause: Record, *, strict: bool = False) -> Mark:
-    """How a test report shows a clause; ``strict`` counts those that are no MUST, too.
+    """How a test report shows a clause; ``strict`` counts a failed SHOULD as a failure.
 
-    A failed SHOULD is tolerated, and so is one that could not be tested: the verdict is not touched
-    by either. An untestable MUST has not been passed, so it is a failure.
+    Otherwise a SHOULD or MAY that failed, or could not be tested, is tolerated: it does not change
+    the verdict. An untestable MUST has not been passed, so it is a failure.
     """
-    status = clause["status"]
+    status: str = clause["status"]
     if status in ("passed", "error"):
-        found: Mark = status
-        return found
+        return cast("Mark", status)
     if status in _SKIPPED:
         return "skipped"
     tolerated = clause["level"] != "MUST" and status in ("failed", "untestable")
@@ -143,14 +134,12 @@ def said(clause: Record) -> str:
 
 
 def case_id(clause: Record) -> str:
-    """Clause, dtype and, beside the CPU, device: ``mask.no-leak[float32]``."""
-    device = clause["device"]
-    where = clause["dtype"] if device == "cpu" else f"{clause['dtype']}-{device}"
-    return f"{clause['id']}[{where}]"
+    """Clause, dtype and, unless it is the CPU, device: ``mask.no-leak[float32]``."""
+    return f"{clause['id']}[{wording.where(clause, '-')}]"
 
 
 def details(candidate: Record, clause: Record) -> list[str]:
-    """Everything a person needs, line by line: requirement, finding, diagnosis, how to replay."""
+    """A failure line by line: requirement, finding, diagnosis, how to replay it."""
     lines = [f"{label}: {text}" for label, text in wording.explanation(clause)]
     if clause["counterexample"]:
         lines.append(f"replay: {replay_command(candidate, clause)}")
@@ -158,55 +147,45 @@ def details(candidate: Record, clause: Record) -> list[str]:
 
 
 def replay_command(candidate: Record, clause: Record) -> str:
-    """The command that asks the question of a failure again."""
+    """The command that repeats the failing calls of a clause."""
     return f"conformance replay 'REPORT.json#{candidate['name']}/{clause['id']}'"
 
 
-def problems(record: Record) -> list[Problem]:
-    """What is red in a run that is not a mark of one of its clauses.
+def problems(record: Record) -> list[RunProblem]:
+    """What is red in a run without being a mark of one of its clauses.
 
     Each candidate that is not green has a failing clause or a problem: a report without a failure
     is a green run.
     """
-    found = [*_of_the_run(record), *_stale(record)]
-    named = {problem.candidate for problem in found}
+    every = [*_of_the_run(record), *_stale(record)]
+    named = {problem.candidate for problem in every}
     for candidate in record["candidates"]:
-        unsaid = candidate["verdict"] not in GREEN and candidate["name"] not in named
-        if unsaid and not _fails(candidate, strict=is_strict(record)):
+        marks = {mark(clause, strict=is_strict(record)) for clause in candidate["clauses"]}
+        explained = candidate["verdict"] in GREEN or candidate["name"] in named
+        if not explained and not marks & {"failed", "error"}:
             message = f"{candidate['verdict']}: {candidate['verdict_reason']}"
-            found.append(Problem(id="verdict", candidate=candidate["name"], message=message))
-    return found
+            every.append(RunProblem(id="verdict", candidate=candidate["name"], message=message))
+    return every
 
 
-def _fails(candidate: Record, *, strict: bool) -> bool:
-    return any(
-        mark(clause, strict=strict) in ("failed", "error") for clause in candidate["clauses"]
-    )
-
-
-def _of_the_run(record: Record) -> Iterator[Problem]:
+def _of_the_run(record: Record) -> Iterator[RunProblem]:
     if record["interrupted"]:
-        message = "the run was interrupted: the report holds what was done before"
-        yield Problem(id="run.interrupted", candidate="", message=message)
+        yield RunProblem(id="run.interrupted", candidate="", message=_INTERRUPTED)
     elif not record["candidates"]:
-        yield Problem(id="run.empty", candidate="", message=overall(record).reason)
+        yield RunProblem(id="run.empty", candidate="", message=overall(record).reason)
     elif is_cut(record) and all(one["verdict"] in GREEN for one in record["candidates"]):
-        yield Problem(id="run.limit", candidate="", message=notes(record)[0])
+        yield RunProblem(id="run.limit", candidate="", message=notes(record)[0])
 
 
-def _stale(record: Record) -> Iterator[Problem]:
+def _stale(record: Record) -> Iterator[RunProblem]:
     names = [candidate["name"] for candidate in record["candidates"]]
     for entry in record["stale_expectations"]:
-        yield Problem(
+        name = entry["candidate"]
+        of = f" of {name}" if name != "*" else ""
+        yield RunProblem(
             id="expectation.stale",
-            candidate=entry["candidate"] if entry["candidate"] in names else "",
-            message=_stale_sentence(entry),
-            subject=f"{entry['clause']} {entry['candidate']} {entry.get('dtype', '*')}",
+            candidate=name if name in names else "",
+            message=f"the expected failure {entry['clause']}{of} ({entry['reason']}) is stale: "
+            f"{entry['why']}",
+            subject=f"{entry['clause']} {name} {entry.get('dtype', '*')}",
         )
-
-
-def _stale_sentence(entry: Record) -> str:
-    of = f" of {entry['candidate']}" if entry["candidate"] != "*" else ""
-    return (
-        f"the expected failure {entry['clause']}{of} ({entry['reason']}) is stale: {entry['why']}"
-    )

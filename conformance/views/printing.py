@@ -1,15 +1,15 @@
-"""How views reach a terminal or a pipe."""
+"""How views reach a terminal or a pipe, and their tables there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import IO, Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 _PIPE_WIDTH: Final = 10_000
@@ -20,8 +20,8 @@ _DEFAULT_WIDTH: Final = 80  # of a terminal that does not know its own
 def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
     """Print the parts: at a terminal's width and in its colours, else as plain text.
 
-    What is no terminal gets every line whole, for a log is searched, unless COLUMNS asks for a
-    width. FORCE_COLOR gives it colours all the same; NO_COLOR, TERM=dumb and ``plain`` mean no
+    A file that is no terminal gets every line whole, since a log is searched, unless COLUMNS sets
+    a width. FORCE_COLOR gives it colours all the same; NO_COLOR, TERM=dumb and ``plain`` mean no
     control sequence at all, bold type included.
     """
     console = _console(file, plain=plain)
@@ -36,12 +36,12 @@ def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
 
 
 def _console(file: IO[str], *, plain: bool) -> Console:
-    found = Console(file=file)
-    unstyled = plain or found.no_color or found.is_dumb_terminal or not found.is_terminal
-    asked = None if plain else _asked_width()
+    default = Console(file=file)
+    unstyled = plain or default.no_color or default.is_dumb_terminal or not default.is_terminal
+    width = None if plain else _columns() or _width_of_terminal(file)
     return Console(
         file=file,
-        width=asked or (None if plain else _width_of_terminal(file)) or _PIPE_WIDTH,
+        width=width or _PIPE_WIDTH,
         height=_ANY_HEIGHT,  # else rich takes no width for a dumb terminal
         color_system=None if unstyled else "auto",
         highlight=False,
@@ -50,25 +50,29 @@ def _console(file: IO[str], *, plain: bool) -> Console:
     )
 
 
-def _asked_width() -> int | None:
+def _columns() -> int | None:
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else None
 
 
 def _width_of_terminal(file: IO[str]) -> int | None:
-    """The columns of a terminal, None for what is none; rich takes 80 for a dumb one."""
+    """The columns of a terminal, None for any other file; rich takes 80 for a dumb terminal."""
     try:
-        found = os.get_terminal_size(file.fileno()).columns if file.isatty() else None
+        columns = os.get_terminal_size(file.fileno()).columns if file.isatty() else None
     except (OSError, ValueError):  # closed, or no file of the system's
         return None
-    return None if found is None else found or _DEFAULT_WIDTH
+    return None if columns is None else columns or _DEFAULT_WIDTH
+
+
+# The cells of a row, and the lines that replace it where the table does not fit.
+Row = tuple[Sequence[str | Text], Iterable[Any]]
 
 
 class Fitting:
     """A table where it has the width it needs, else its rows below each other.
 
-    In a table that is squeezed slugs are cut or broken, and cannot be copied any more. A table
-    needs its natural width, or ``least`` where one of its columns may be wrapped.
+    A squeezed table cuts or breaks slugs, so that they cannot be copied. A table needs its natural
+    width, or ``least`` where one of its columns may be wrapped.
     """
 
     def __init__(self, table: Table, rows: Iterable[Any], least: int | None = None) -> None:
@@ -84,6 +88,25 @@ class Fitting:
             yield self.table
         else:
             yield from self.rows
+
+
+def fitting(
+    columns: Iterable[Column | str],
+    rows: Iterable[Row],
+    least: int | None = None,
+) -> Fitting:
+    """A table of rows, each given as its cells and as the lines that replace them if squeezed."""
+    table = Table(*columns, box=None, pad_edge=False)
+    below: list[Any] = []
+    for cells, lines in rows:
+        table.add_row(*cells)
+        below.extend(lines)
+    return Fitting(table, below, least)
+
+
+def numeric(*names: str) -> list[Column | str]:
+    """Columns that are aligned at the right."""
+    return [Column(name, justify="right") for name in names]
 
 
 def indented(line: str | Text, by: int) -> Padding:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import IO, Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from ..base.texts import printable_record
-from .printing import Fitting, indented, write
-
-Record = Mapping[str, Any]
+from .complete import Record
+from .markdown import row as markdown_row
+from .markdown import table
+from .printing import Fitting, fitting, indented, numeric, write
 
 CAUGHT: Final = "x"
 PRIMARY: Final = "X"
@@ -67,19 +67,21 @@ class Family:
 
 def families(record: Record) -> list[Family]:
     """The columns of the matrix, in the order of the specification, family by family."""
-    slugs = [clause["id"] for clause in record["clauses"]]
-    order = list(dict.fromkeys(map(_family, slugs)))
-    slugs.sort(key=lambda slug: order.index(_family(slug)))
-    found, first = [], 1
-    for name, group in groupby(slugs, key=_family):
-        members = tuple(group)
-        found.append(Family(name, members, first))
-        first += len(members)
-    return found
+    members: dict[str, list[str]] = {}
+    for clause in record["clauses"]:
+        members.setdefault(clause["id"].partition(".")[0], []).append(clause["id"])
+    columns, first = [], 1
+    for name, slugs in members.items():
+        columns.append(Family(name, tuple(slugs), first))
+        first += len(slugs)
+    return columns
 
 
-def _family(slug: str) -> str:
-    return slug.partition(".")[0]
+def _numbered(record: Record) -> Iterator[tuple[int, Record]]:
+    """Each clause with the number of its column."""
+    by_slug = {clause["id"]: clause for clause in record["clauses"]}
+    slugs = (slug for family in families(record) for slug in family.slugs)
+    yield from enumerate(map(by_slug.__getitem__, slugs), 1)
 
 
 def blocks(record: Record, width: int) -> Iterator[list[str]]:
@@ -104,7 +106,8 @@ def _fitting(columns: Sequence[Family], width: int) -> Iterator[list[Family]]:
 
 def _header(columns: Sequence[Family], label: int) -> Iterator[str]:
     """The families' names, and the numbers of the columns from top to bottom."""
-    yield " " * label + " ".join(_named(family) for family in columns).rstrip()
+    names = (family.name[: len(family.slugs)].ljust(len(family.slugs)) for family in columns)
+    yield " " * label + " ".join(names).rstrip()
     digits = max(len(str(family.numbers[-1])) for family in columns)
     for place in range(digits):
         numbers = (
@@ -114,11 +117,6 @@ def _header(columns: Sequence[Family], label: int) -> Iterator[str]:
         yield (" " * label + " ".join(numbers)).rstrip()
 
 
-def _named(family: Family) -> str:
-    size = len(family.slugs)
-    return family.name[:size].ljust(size)
-
-
 def _line(row: Record, columns: Sequence[Family], label: int) -> str:
     cells = " ".join("".join(symbol(row, slug) for slug in family.slugs) for family in columns)
     return f"{row['name'].ljust(label)}{cells}".rstrip()
@@ -126,9 +124,7 @@ def _line(row: Record, columns: Sequence[Family], label: int) -> str:
 
 def legend() -> str:
     """What the signs mean, in one line."""
-    return ", ".join(
-        f"{sign if sign.strip() else 'blank'} {meaning}" for sign, meaning in SYMBOLS.items()
-    )
+    return ", ".join(f"{sign.strip() or 'blank'} {meaning}" for sign, meaning in SYMBOLS.items())
 
 
 def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
@@ -142,21 +138,21 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
     for name in summary["primary_missed"]:
         row = by_name[name]
         if row["caught"]:
-            told = f"caught by {_some(row['caught_by'])}, but not by its primary clause"
-            yield False, f"{name}: {told} {row['primary']} ({row['primary_reason']})"
+            others = f"caught by {_some(row['caught_by'])}, but not by its primary clause"
+            yield False, f"{name}: {others} {row['primary']} ({row['primary_reason']})"
     for slug in () if record["interrupted"] else summary["toothless_judged"]:
         yield False, f"catches no mistake: {slug}"
     if summary["elsewhere"]:
-        yield True, f"not asked on a CPU: {_some(summary['elsewhere'])}"
+        yield True, f"not run on a CPU: {_some(summary['elsewhere'])}"
     yield from _about_correct(summary, by_name)
-    if summary["not_run"]:
-        told = f"{len(summary['not_run'])} ({_some(summary['not_run'])})"
-        yield False, f"not run to the end: {told}"
-    yield _is_green(record), total(record)
+    if not_run := summary["not_run"]:
+        yield False, f"not run to the end: {len(not_run)} ({_some(not_run)})"
+    red = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run", "errors")
+    yield not any(summary[name] for name in red), total(record)
 
 
-def _about_correct(summary: Record, by_name: Mapping[str, Record]) -> Iterator[tuple[bool, str]]:
-    """What the correct candidates are accused of."""
+def _about_correct(summary: Record, by_name: Record) -> Iterator[tuple[bool, str]]:
+    """The clauses that correct candidates fail."""
     for name in summary["flagged"]:
         row = by_name[name]
         for slug in row["flagged"]:
@@ -166,17 +162,9 @@ def _about_correct(summary: Record, by_name: Mapping[str, Record]) -> Iterator[t
         yield True, f"correct, but fails what it should keep: {name}: {failed}"
 
 
-def _is_green(record: Record) -> bool:
-    summary = record["summary"]
-    red = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run", "errors")
-    return not any(summary[name] for name in red)
-
-
 def _reason(row: Record, status: str) -> str:
-    found = (
-        row["reasons"].get(slug, "") for slug, said in row["clauses"].items() if said == status
-    )
-    return next(found, "")
+    slugs = (slug for slug, one in row["clauses"].items() if one == status)
+    return next((str(row["reasons"].get(slug, "")) for slug in slugs), "")
 
 
 def _some(words: Sequence[str], most: int = 4) -> str:
@@ -188,17 +176,17 @@ def total(record: Record) -> str:
     """The sum in one sentence."""
     summary = record["summary"]
     toothed = summary["clauses"] - len(summary["toothless"])
-    told = [
+    parts = [
         f"{summary['caught']} of {summary['mistakes']} mistakes caught",
         f"{summary['mistakes'] - len(summary['primary_missed'])} by their primary clause",
         f"{toothed} of {summary['clauses']} clauses catch one",
     ]
     if summary["correct"]:
         flagged = len(summary["flagged"]) or "none"
-        told.append(f"{flagged} of {summary['correct']} correct candidates flagged")
+        parts.append(f"{flagged} of {summary['correct']} correct candidates flagged")
     how = f"profile {record['profile']}, seed {record['seed']}, {duration(record['seconds'])}"
     stopped = "interrupted: " if record["interrupted"] else ""
-    return f"{stopped}{', '.join(told)} ({how})"
+    return f"{stopped}{', '.join(parts)} ({how})"
 
 
 def duration(seconds: float) -> str:
@@ -220,15 +208,14 @@ def _parts(record: Record) -> Iterator[Any]:
     if record["clauses"]:
         yield _clauses(record)
         yield Text("")
-    lines = list(summary_lines(record))
-    for good, sentence in lines[:-1]:
-        yield Text(sentence, style="" if good else "red")
-    good, sentence = lines[-1]
-    yield Text(sentence, style="bold green" if good else "bold red")
+    *lines, (good, last) = summary_lines(record)
+    for fine, sentence in lines:
+        yield Text(sentence, style="" if fine else "red")
+    yield Text(last, style="bold green" if good else "bold red")
 
 
 class _Matrix:
-    """The cells, in as many blocks as the width of the terminal asks for."""
+    """The cells, in as many blocks as the width of the terminal needs."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -237,7 +224,7 @@ class _Matrix:
         """What rich prints for it."""
         del console
         styles = {PRIMARY: "green", CAUGHT: "green", SLIPPED: "bold red", "!": "bold magenta"}
-        names = {row["name"]: row for row in self.record["mistakes"]}
+        names = {row["name"] for row in self.record["mistakes"]}
         for lines in blocks(self.record, options.max_width):
             for line in lines:
                 text = Text(line, no_wrap=True)
@@ -250,25 +237,18 @@ class _Matrix:
 
 
 def _clauses(record: Record) -> Fitting:
-    """One row a clause: its number in the matrix, and how many mistakes it catches."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("no.", justify="right")
-    table.add_column("clause")
-    table.add_column("level")
-    table.add_column("catches", justify="right")
-    table.add_column("primary of", justify="right")
-    by_slug = {clause["id"]: clause for clause in record["clauses"]}
-    rows: list[Any] = []
-    for family in families(record):
-        for number, slug in zip(family.numbers, family.slugs, strict=True):
-            clause = by_slug[slug]
-            caught, primary = len(clause["caught"]), len(clause["primary_of"])
-            style = "" if caught else "red"
-            counts = (str(caught or "-"), str(primary or "-"))
-            table.add_row(str(number), slug, clause["level"], *counts, style=style)
-            told = f"{clause['level']}, catches {caught}, primary of {primary}"
-            rows.extend([Text(f"{number} {slug}", style=style), indented(told, 2)])
-    return Fitting(table, rows)
+    """One row for each clause: its number in the matrix, and how many mistakes it catches."""
+    rows = []
+    for number, clause in _numbered(record):
+        slug, level = clause["id"], clause["level"]
+        caught, primary = len(clause["caught"]), len(clause["primary_of"])
+        style = "" if caught else "red"
+        cells = (str(number), slug, level, str(caught or "-"), str(primary or "-"))
+        counts = indented(f"{level}, catches {caught}, primary of {primary}", 2)
+        styled = [Text(cell, style=style) for cell in cells]
+        rows.append((styled, [Text(f"{number} {slug}", style=style), counts]))
+    heads = [*numeric("no."), "clause", "level", *numeric("catches", "primary of")]
+    return fitting(heads, rows)
 
 
 _WIDTH: Final = 10_000
@@ -281,7 +261,7 @@ seed {seed}.
 
 
 def render_markdown(record: Record) -> str:
-    """The whole document; the same run gives the same text but for the time it took."""
+    """The whole document; equal runs differ only in the time they took."""
     return "\n".join(_markdown_parts(record)) + "\n"
 
 
@@ -295,22 +275,44 @@ def _markdown_parts(record: Record) -> Iterator[str]:
         seed=record["seed"],
     )
     yield from (f"- {_safe(sentence)}" for _, sentence in summary_lines(record))
-    yield "\n## Clauses\n"
-    yield "| no. | clause | level | catches | primary of |"
-    yield "| ---: | --- | --- | ---: | --- |"
-    yield from _markdown_clauses(record)
-    yield "\n## Matrix\n"
-    yield f"{legend()}.\n"
+    clauses = (
+        (number, f"`{one['id']}`", one["level"], len(one["caught"]), _safe(*one["primary_of"]))
+        for number, one in _numbered(record)
+    )
+    heads = ["no.", "clause", "level", "catches", "primary of"]
+    yield f"\n## Clauses\n\n{_table(heads, clauses, right=(0, 3))}"
+    yield f"\n## Matrix\n\n{legend()}.\n"
     for lines in blocks(record, _WIDTH):
         yield "\n".join(["```text", *lines, "```"])
-    yield "\n## Mistakes\n"
-    yield "| mistake | what is wrong | primary clause | caught by |"
-    yield "| --- | --- | --- | ---: |"
-    yield from (_mistake(row) for row in record["mistakes"])
-    yield "\n## Correct candidates\n"
-    yield "| candidate | kind | from | flagged by |"
-    yield "| --- | --- | --- | --- |"
-    yield from (_correct(row) for row in record["correct"])
+    mistakes = (
+        (
+            _safe(row["name"]),
+            _safe(row["sentence"]),
+            f"`{row['primary']}`" if row["primary"] else "",
+            len(row["caught_by"]) or "**nothing**",
+        )
+        for row in record["mistakes"]
+    )
+    heads = ["mistake", "what is wrong", "primary clause", "caught by"]
+    yield f"\n## Mistakes\n\n{_table(heads, mistakes, right=(3,))}"
+    correct = (
+        (
+            _safe(row["name"]),
+            row["kind"],
+            _safe(row["origin"]),
+            ", ".join(row["flagged"]) or "nothing",
+        )
+        for row in record["correct"]
+    )
+    heads = ["candidate", "kind", "from", "flagged by"]
+    yield f"\n## Correct candidates\n\n{_table(heads, correct)}"
+
+
+def _table(
+    heads: Sequence[str], rows: Iterable[Iterable[object]], right: Sequence[int] = ()
+) -> str:
+    rules = ["---:" if number in right else "---" for number in range(len(heads))]
+    return table(heads, (markdown_row(*map(str, cells)) for cells in rows), rules)
 
 
 def _command(record: Record) -> str:
@@ -323,30 +325,6 @@ def _command(record: Record) -> str:
     return shlex.join([*words, "--markdown", "FILE"])
 
 
-def _markdown_clauses(record: Record) -> Iterator[str]:
-    by_slug = {clause["id"]: clause for clause in record["clauses"]}
-    for family in families(record):
-        for number, slug in zip(family.numbers, family.slugs, strict=True):
-            clause = by_slug[slug]
-            primary = ", ".join(clause["primary_of"])
-            counted = len(clause["caught"])
-            yield f"| {number} | `{slug}` | {clause['level']} | {counted} | {_safe(primary)} |"
-
-
-def _mistake(row: Record) -> str:
-    caught = len(row["caught_by"]) or "**nothing**"
-    primary = f"`{row['primary']}`" if row["primary"] else ""
-    return f"| {_safe(row['name'])} | {_safe(row['sentence'])} | {primary} | {caught} |"
-
-
-def _correct(row: Record) -> str:
-    flagged = ", ".join(row["flagged"]) or "nothing"
-    return f"| {_safe(row['name'])} | {row['kind']} | {_safe(row['origin'])} | {flagged} |"
-
-
-def _safe(text: str) -> str:
-    """A text in one cell of a table, shown as it is."""
-    one_line = " ".join(text.split())
-    for sign in ("\\", "|", "*", "_", "`", "<", "[", "]"):
-        one_line = one_line.replace(sign, f"\\{sign}")
-    return one_line
+def _safe(*texts: str) -> str:
+    """Some texts in one cell of a table, shown as they are."""
+    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", " ".join(", ".join(texts).split()))

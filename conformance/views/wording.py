@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from ..base.texts import printable
 
+Record = Mapping[str, Any]
+
 _SIZES: Final = {
     "batch": "batch",
     "num_heads": "heads",
@@ -19,105 +21,113 @@ _SIZES: Final = {
 # How many calls are shown of the way to an exception.
 _FRAMES: Final = 4
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks", "dropout")
-_COUNTED: Final = ("covered", "combinations", "strength")
-# How many values of different parameters a combination has.
-_OF: Final = {1: "values", 2: "pairs", 3: "triples"}
+# What combinations of 1, 2 or 3 parameters are called.
+_COMBINED: Final = {1: "values", 2: "pairs", 3: "triples"}
 
 
-def counterexample(data: Mapping[str, Any]) -> str:
-    """One line: how big a failing problem is and what is in it. The report holds the rest."""
+def counted(number: int, noun: str) -> str:
+    """``1 candidate``, ``2 candidates``."""
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def cut(text: str, length: int) -> str:
+    """A text of at most some characters, with an ellipsis where it was longer."""
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
+def where(clause: Record, separator: str = " ") -> str:
+    """The dtype of a result, with the device unless that is the CPU."""
+    dtype, device = str(clause["dtype"]), clause["device"]
+    return dtype if device == "cpu" else f"{dtype}{separator}{device}".strip()
+
+
+def counterexample(data: Record) -> str:
+    """One line: the sizes of a failing problem and what is special about it."""
     problem = data.get("problem")
     problem = problem if isinstance(problem, Mapping) else data
+    return ", ".join(_problem_parts(problem))
+
+
+def _problem_parts(problem: Record) -> Iterator[str]:
     geometry = problem.get("geometry")
-    parts = [_sizes(geometry)] if isinstance(geometry, Mapping) else []
-    plain = bool(problem.get("overrides"))
-    if "values" in problem and not plain:
-        parts.append(f"values {problem['values']}")
-    if problem.get("mask"):
-        parts.append(_mask(problem["mask"]))
-    for name in _OPTIONS:
-        value = problem.get(name)
-        if value not in (None, False):
-            parts.append(name if value is True else f"{name} {value}")
-    parts.extend(_asked(problem))
-    rebuilt = ("dtype",) if plain else ("dtype", "seed")
-    parts.extend(f"{name} {problem[name]}" for name in rebuilt if name in problem)
-    return ", ".join(parts)
+    if isinstance(geometry, Mapping):
+        same = geometry.get("num_heads") == geometry.get("num_kv_heads")
+        names = (name for name in _SIZES if name in geometry)
+        sizes = (name for name in names if not (same and name == "num_kv_heads"))
+        yield ", ".join(f"{_SIZES[name]} {geometry[name]}" for name in sizes)
+    overridden = bool(problem.get("overrides"))
+    if "values" in problem and not overridden:
+        yield f"values {problem['values']}"
+    if mask := problem.get("mask"):
+        yield _mask(mask)
+    options = ((name, problem.get(name)) for name in _OPTIONS)
+    yield from (
+        name if value is True else f"{name} {value}"
+        for name, value in options
+        if value not in (None, False)
+    )
+    yield from _special(problem)
+    rebuilt = ("dtype",) if overridden else ("dtype", "seed")
+    yield from (f"{name} {problem[name]}" for name in rebuilt if name in problem)
 
 
-def _asked(problem: Mapping[str, Any]) -> Iterator[str]:
-    """What else the call asks for, and how its tensors lie in memory, where that is special."""
+def _special(problem: Record) -> Iterator[str]:
+    """Returned weights, memory layouts and shared tensors."""
     if problem.get("return_weights"):
         yield "weights returned"
-    for name, told in (("layout", "tensors"), ("mask_layout", "mask")):
-        if problem.get(name, "contiguous") != "contiguous" and (told != "mask" or problem["mask"]):
-            yield f"{told} {problem[name]}"
+    if problem.get("layout", "contiguous") != "contiguous":
+        yield f"tensors {problem['layout']}"
+    if problem.get("mask_layout", "contiguous") != "contiguous" and problem["mask"]:
+        yield f"mask {problem['mask_layout']}"
     if problem.get("shared"):
         yield "one tensor" if problem["shared"] == "all" else "key is value"
-
-
-def coverage(candidate: Mapping[str, Any]) -> str:
-    """What share of the combinations of a candidate's parameters was asked, "" if none was."""
-    told = candidate.get("coverage")
-    if not isinstance(told, Mapping):
-        return ""
-    numbers = [one for one in map(told.get, _COUNTED) if isinstance(one, int)]
-    if len(numbers) != len(_COUNTED):
-        return ""
-    covered, of, strength = numbers
-    share = "all" if covered == of else f"{covered / of:.1%} of"
-    what = f"{of:,} {_OF.get(strength, 'values')} of options, sizes and places in memory"
-    cannot = sum(int(one.get("combinations", 0)) for one in told.get("impossible") or ())
-    return f"combinations: {share} {what} were asked; {cannot:,} more cannot meet"
-
-
-def _sizes(geometry: Mapping[str, Any]) -> str:
-    same = geometry.get("num_heads") == geometry.get("num_kv_heads")
-    names = [name for name in _SIZES if name in geometry]
-    if same:
-        names = [name for name in names if name != "num_kv_heads"]
-    return ", ".join(f"{_SIZES[name]} {geometry[name]}" for name in names)
 
 
 def _mask(mask: Any) -> str:
     if not isinstance(mask, Mapping):
         return f"mask {mask}"
-    where = f"{mask.get('form', '')}[{', '.join(str(mask.get('shape', '')))}]"
-    return f"mask {mask.get('pattern', '')} as {where}"
+    shape = ", ".join(str(mask.get("shape", "")))
+    return f"mask {mask.get('pattern', '')} as {mask.get('form', '')}[{shape}]"
 
 
-def diagnosis(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What known mistakes the answers match, and what to do about each, as label and text."""
+def coverage(candidate: Record) -> str:
+    """What share of the combinations of a candidate's parameters ran; "" if none did."""
+    data = candidate.get("coverage")
+    numbers = data if isinstance(data, Mapping) else {}
+    covered, total, strength = map(numbers.get, ("covered", "combinations", "strength"))
+    if not (isinstance(covered, int) and isinstance(total, int) and isinstance(strength, int)):
+        return ""
+    share = "all" if covered == total else f"{covered / total:.1%} of"
+    what = f"{total:,} {_COMBINED.get(strength, 'values')} of options, sizes and places in memory"
+    impossible = numbers.get("impossible") or ()
+    cannot = sum(int(one.get("combinations", 0)) for one in impossible)
+    return f"combinations: {share} {what} were asked; {cannot:,} more cannot meet"
+
+
+def diagnosis(entries: Sequence[Record]) -> list[tuple[str, str]]:
+    """The mistakes of the catalogue that the answers match, with their fixes, as label and text."""
     pairs = []
     for index, entry in enumerate(entries):
-        pairs.append(("or" if index else "diagnosis", _cause(entry)))
+        text = ": ".join(filter(None, (str(entry.get(key) or "") for key in ("name", "text"))))
+        confidence = entry.get("confidence")
+        if confidence and float(confidence) != 1.0:
+            number = f"{confidence:.2g}" if isinstance(confidence, float) else str(confidence)
+            text = f"{text} (confidence {number})"
+        pairs.append(("or" if index else "diagnosis", text))
         pairs.append(("fix", str(entry.get("fix") or "")))
     return pairs
 
 
-def _cause(entry: Mapping[str, Any]) -> str:
-    """``name: what is wrong``, and how sure that is where it is not certain."""
-    told = ": ".join(filter(None, (str(entry.get(key) or "") for key in ("name", "text"))))
-    confidence = entry.get("confidence")
-    if not confidence or float(confidence) == 1.0:
-        return told
-    return f"{told} (confidence {_number(confidence)})"
-
-
-def _number(value: Any) -> str:
-    return f"{value:.2g}" if isinstance(value, float) else str(value)
-
-
-def message(clause: Mapping[str, Any]) -> str:
+def message(clause: Record) -> str:
     """What a clause's result says in one sentence: the violation, else the reason."""
     violation = clause.get("violation")
     reason = str(clause.get("reason") or "")
-    said = "" if violation is None else str(violation["message"])
-    both = bool(said and reason and reason != said)
-    return printable(f"{said} ({reason})" if both else said or reason)
+    text = "" if violation is None else str(violation["message"])
+    both = bool(text and reason and reason != text)
+    return printable(f"{text} ({reason})" if both else text or reason)
 
 
-def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
+def explanation(clause: Record) -> list[tuple[str, str]]:
     """Everything a person needs to understand a failing clause, as pairs of label and text."""
     pairs = [
         ("requires", str(clause.get("requirement") or "")),
@@ -130,25 +140,22 @@ def explanation(clause: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, printable(text)) for label, text in pairs if text]
 
 
-def raised_at(violation: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Where an exception was raised and what called that, innermost first, as label and text.
-
-    The record has the whole way.
-    """
+def raised_at(violation: Record) -> list[tuple[str, str]]:
+    """The calls that led to an exception, innermost first and cut short, as label and text."""
     lines = str(violation.get("traceback") or "").splitlines()
-    shown = list(reversed(lines[-_FRAMES:]))
+    shown = reversed(lines[-_FRAMES:])
     return [("called at" if number else "raised at", line) for number, line in enumerate(shown)]
 
 
-def _blame(clause: Mapping[str, Any]) -> str:
-    """Which step of an export is to blame; what the step said is left out where it is found."""
+def _blame(clause: Record) -> str:
+    """Which step of an export is to blame, without the message of the violation."""
     text = str((clause.get("blame") or {}).get("text", ""))
-    said = str((clause.get("violation") or {}).get("message", ""))
-    return text.replace(f" ({said})", "") if said else text
+    repeated = str((clause.get("violation") or {}).get("message", ""))
+    return text.replace(f" ({repeated})", "") if repeated else text
 
 
 def margin(value: Any) -> str:
-    """A margin (error over bound) with two digits; nothing where no numbers were compared."""
+    """A margin (error over bound) with two digits; "" where no numbers were compared."""
     return "" if value is None else f"{float(value):.2g}"
 
 
@@ -156,8 +163,6 @@ def seconds(value: float) -> str:
     """A duration to a tenth of a second, to a hundredth below one."""
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
 
-
-Record = Mapping[str, Any]
 
 COLUMNS: Final = {  # status, and whether only that of a MUST (or only that of the others) counts
     "passed": ("passed", None),
@@ -173,7 +178,7 @@ _ALWAYS_SHOWN: Final = ("passed", "failed", "expected", "n/a")
 
 
 def shown_columns(candidates: Sequence[Record]) -> list[str]:
-    """The heads of a table of candidates: those that would be empty are left out."""
+    """The heads of a table of candidates, without those that would be empty."""
     return [
         name
         for name in COLUMNS
@@ -191,7 +196,7 @@ def count(candidate: Record, column: str) -> int:
 
 
 def worst_margin(candidate: Record) -> tuple[str, str]:
-    """The margin that came nearest to its bound among clauses that passed, and whose it is."""
+    """The largest margin among the clauses that passed, and the clause that has it."""
     passed = [
         clause
         for clause in candidate["clauses"]

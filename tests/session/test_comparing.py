@@ -11,9 +11,9 @@ from view_records import EVERY, STALE, candidate, cut, of, record
 from conformance.base.record import exit_code, read_record
 from conformance.errors import UsageError
 from conformance.session.comparing import Source, joined, read_sources, split
-from conformance.views.comparison_html import render_html
-from conformance.views.comparison_markdown import render_markdown
-from conformance.views.comparison_text import show
+from conformance.views.comparison import render_comparison as render_markdown
+from conformance.views.comparison import show_comparison as show
+from conformance.views.html import render_comparison as render_html
 
 
 def test_records_are_told_from_targets() -> None:

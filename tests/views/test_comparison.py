@@ -10,10 +10,11 @@ from rendered import Reading, rendered
 from view_records import EVERY, NASTY, RECORDS, candidate, of, record
 
 from conformance.session.comparing import Source, joined
-from conformance.views.comparison import circumstances, compared, conventions, said, sources
-from conformance.views.comparison_html import MOST_TOLD, render_html
-from conformance.views.comparison_markdown import render_markdown
-from conformance.views.comparison_text import show
+from conformance.views.comparison import circumstances, compared, conventions, sources, value_words
+from conformance.views.comparison import render_comparison as render_markdown
+from conformance.views.comparison import show_comparison as show
+from conformance.views.html import MOST_TOLD
+from conformance.views.html import render_comparison as render_html
 from conformance.views.html_words import complete
 from conformance.views.views import COMPARED
 
@@ -67,7 +68,7 @@ def test_texts_of_a_declaration_are_no_convention() -> None:
 )  # fmt: skip
 def test_declared_values_in_words(value: Any, words: str) -> None:
     """Plain words instead of JSON."""
-    assert said(value) == words
+    assert value_words(value) == words
 
 
 def test_clauses_differ_where_somebody_fares_otherwise() -> None:
@@ -88,8 +89,8 @@ def test_clauses_differ_where_somebody_fares_otherwise() -> None:
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ((), "2 clauses were not asked of every candidate"),
-        (("a.b",), "1 clause was not asked of every candidate"),
+        ((), "2 clauses were not run for every candidate"),
+        (("a.b",), "1 clause was not run for every candidate"),
         (("a.b", "a.c"), ""),
     ],
 )
@@ -107,7 +108,7 @@ def test_clauses_that_somebody_was_not_asked_are_counted(
     for told in (on_the_terminal.getvalue(), *(view.render(found) for view in COMPARED)):
         text = " ".join(told.split())
         assert sentence in text
-        assert ("not asked of every candidate" in text) is bool(sentence)
+        assert ("not run for every candidate" in text) is bool(sentence)
 
 
 def test_an_outcome_names_the_mistake() -> None:

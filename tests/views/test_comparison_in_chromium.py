@@ -5,7 +5,7 @@ from failing_records import entry
 from view_records import EVERY, NASTY, candidate, of, record
 
 from conformance.session.comparing import Source, joined
-from conformance.views.comparison_html import render_html
+from conformance.views.html import render_comparison as render_html
 
 SOURCES = [
     Source(name="this run", record=record(entry("inverted"), entry("right"))),

@@ -48,7 +48,7 @@ def shown(found: dict[str, Any]) -> str:
 def test_what_got_worse_is_told_line_by_line() -> None:
     """Each change stands on a line of its own with the clause and its condition."""
     lines = shown(difference(OLD, NEW)).splitlines()
-    assert "environment.torch: None, now 9.9" in lines
+    assert "environment.torch: nothing, now 9.9" in lines
     assert "mine: conforms, now fails" in lines
     assert (
         r"  mine mask.golden [MUST float32]: passed, now failed (mask-inverted): "

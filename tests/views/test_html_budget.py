@@ -7,16 +7,16 @@ from records import result
 from view_records import candidate, record
 
 from conformance.base.results import Violation
-from conformance.views.html_failures import NOTHING, Told, anchors, size, told
+from conformance.views.html_failures import NOTHING, FailurePieces, anchors, pieces, size
 from conformance.views.html_words import complete
 
 LONG = "x" * 40_000
 
 
-def budgeted(found: dict[str, Any], room: int) -> Told:
+def budgeted(found: dict[str, Any], room: int) -> FailurePieces:
     """The failures of a record in so many bytes."""
     whole = complete(found)
-    return told(whole, anchors(whole), room)
+    return pieces(whole, anchors(whole), room)
 
 
 def many(names: str, number: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from records import result
 from view_records import EVERY, candidate, record
 
 from conformance.base.results import ClauseResult
-from conformance.views.html_matrix import Cell, matrix
+from conformance.views.html_tables import Cell, matrix
 from conformance.views.html_words import KINDS, WORST_FIRST, complete
 
 Anchors = dict[tuple[int, int], str]
@@ -38,7 +38,7 @@ def test_a_failed_should_is_told_from_a_failed_must() -> None:
     must, should = (KINDS[name][0] for name in ("fail", "should"))
     assert must != should
     found = cells([result("failed", "a.b", "SHOULD")], [result("failed", "a.b")])
-    assert [cell.sign for cell in found["a.b"]] == [should, must]
+    assert [KINDS[cell.kind][0] for cell in found["a.b"]] == [should, must]
 
 
 def test_every_kind_has_a_sign_of_its_own() -> None:

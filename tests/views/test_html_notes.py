@@ -3,7 +3,7 @@ from __future__ import annotations
 from records import result
 from view_records import candidate, record
 
-from conformance.views.html_rows import groups
+from conformance.views.html_tables import groups
 from conformance.views.html_words import complete
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from records import result
 from view_records import EVERY, candidate, record
 
-from conformance.views.html_rows import MOST_ROWS, by_candidate, filters, rows
+from conformance.views.html_tables import MOST_ROWS, by_candidate, filters, rows
 from conformance.views.html_words import complete
 
 

@@ -7,7 +7,7 @@ import re
 import jinja2
 import pytest
 
-from conformance.views.html_template import environment, rendered, resource
+from conformance.views.html_words import environment, rendered, resource
 
 TEMPLATES = ("run.html.jinja", "comparison.html.jinja", "teeth.html.jinja", "failure.html.jinja")
 HOSTILE = "<script>alert(1)</script>\"'&"

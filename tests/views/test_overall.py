@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from conformance.views.marks import GREEN, counted, overall
+from conformance.views.marks import GREEN, overall
+from conformance.views.wording import counted
 
 
 def run(*verdicts: str, **more: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from teeth_records import BAD, GOOD, record
 
+from conformance.views.html import render_teeth as render_html
 from conformance.views.teeth import (
     blocks,
     families,
@@ -18,7 +19,6 @@ from conformance.views.teeth import (
     summary_lines,
     symbol,
 )
-from conformance.views.teeth_html import render_html
 
 VOID = {"meta", "br"}
 

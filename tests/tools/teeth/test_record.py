@@ -71,7 +71,7 @@ def test_clauses_about_other_devices_are_told_apart() -> None:
     )
     assert found["summary"]["elsewhere"] == ["house.rule"]
     assert exit_code(found) == 0
-    assert (True, "not asked on a CPU: house.rule") in summary_lines(found)
+    assert (True, "not run on a CPU: house.rule") in summary_lines(found)
 
 
 @pytest.mark.parametrize(
