@@ -8,7 +8,7 @@ from torch import Tensor
 from ..declare.candidate import Candidate
 from ..problems.inputs import Inputs
 from ..problems.space import LENGTHS, admits_lengths, can_cross, is_fixed
-from ._vocabulary import Counterfactual, View, same_answer
+from ._vocabulary import Counterfactual, View, golden_at, same_answer
 from .registry import Finding
 from .subject import Subject
 
@@ -49,7 +49,7 @@ def as_alone(
         wording,
         view=view,
         judged=judged,
-        counterfactual=lambda: view(counterfactual()),
+        counterfactual=lambda: view(golden_at(subject, inputs, counterfactual)),
     )
 
 

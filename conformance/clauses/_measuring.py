@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._golden import golden
 from ..oracle.comparison import Comparison, compare, moves
 from ..oracle.yardstick import Yardstick, fitted_scale_error
 from ..problems.inputs import Inputs
-from ._vocabulary import golden_at, has_signal
+from ._vocabulary import Counterfactual, golden_at, has_signal
 from .registry import Finding
 from .subject import Subject
 
@@ -18,7 +17,7 @@ def measures_golden(
     inputs: Inputs,
     wording: str,
     *,
-    counterfactual: Inputs | golden.Semantics | None = None,
+    counterfactual: Counterfactual | None = None,
     signal: bool = True,
 ) -> Finding:
     """The answer equals the golden one within the smallest bound that is known to hold.
@@ -35,7 +34,7 @@ def measures_golden(
         binding = moves(known.output, other, known.bound, known.judged)
     if binding and signal:
         binding = has_signal(subject.golden(inputs), inputs, known.bound, known.judged)
-    return Finding(binding=binding, margin=found.margin, violation=found.violation)
+    return Finding.of(found, binding=binding)
 
 
 def measure(known: Yardstick, answer: Tensor, wording: str) -> Comparison:

@@ -56,7 +56,9 @@ def through_output(known: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
 
 
 View = Callable[[Tensor], Tensor]
-Counterfactual = Callable[[], Tensor]
+# What an example must be able to tell apart: the golden answer to other inputs, that at another
+# point of the semantics, or any other output.
+Counterfactual = Inputs | golden.Semantics | Callable[[], Tensor]
 
 
 def as_given(tensor: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def matches_golden(
     inputs: Inputs,
     wording: str,
     *,
-    counterfactual: Inputs | golden.Semantics | None = None,
+    counterfactual: Counterfactual | None = None,
     judged: Tensor | None = None,
     signal: bool = True,
 ) -> Finding:
@@ -95,7 +97,7 @@ def is_golden(
     answer: Tensor,
     wording: str,
     *,
-    counterfactual: Inputs | golden.Semantics | None = None,
+    counterfactual: Counterfactual | None = None,
     judged: Tensor | None = None,
     signal: bool = True,
 ) -> Finding:
@@ -109,7 +111,7 @@ def is_golden(
         binding = moves(known.output, other, known.bound, judged)
     if binding and signal:
         binding = has_signal(known, inputs, known.bound, judged)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=binding)
 
 
 def finite_limit(subject: Subject) -> float:
@@ -132,11 +134,13 @@ def wide_range(subject: Subject) -> bool:
     return not halves and finite_limit(subject) > torch.finfo(torch.float16).max
 
 
-def golden_at(subject: Subject, inputs: Inputs, change: Inputs | golden.Semantics) -> Tensor:
-    """The golden output for other inputs at the declared point, or for the same at another."""
-    if isinstance(change, Inputs):
-        return subject.oracle.output(change)
-    return subject.oracle.output(inputs, change)
+def golden_at(subject: Subject, inputs: Inputs, other: Counterfactual) -> Tensor:
+    """The output of a counterfactual for some inputs."""
+    if isinstance(other, Inputs):
+        return subject.oracle.output(other)
+    if isinstance(other, golden.Semantics):
+        return subject.oracle.output(inputs, other)
+    return other()
 
 
 def same_answer(
@@ -147,7 +151,7 @@ def same_answer(
     *,
     view: View = as_given,
     judged: Tensor | None = None,
-    counterfactual: Callable[[], Tensor] | None = None,
+    counterfactual: Counterfactual | None = None,
 ) -> Finding:
     """The candidate's answer to ``second`` equals ``view`` of its answer to ``first``.
 
@@ -176,7 +180,7 @@ def relate(
     *,
     view: View = as_given,
     judged: Tensor | None = None,
-    counterfactual: Callable[[], Tensor] | None = None,
+    counterfactual: Counterfactual | None = None,
 ) -> Finding:
     """Like :func:`same_answer` for answers that are there already."""
     golden_one, bound_one, judged_one = subject.frame(first[0])
@@ -192,7 +196,8 @@ def relate(
     )
     binding = bool(judged.any())
     if binding and counterfactual is not None and golden_two is not None:
-        binding = moves(golden_two, counterfactual(), allowed, judged)
+        other = golden_at(subject, second[0], counterfactual)
+        binding = moves(golden_two, other, allowed, judged)
     violation = with_relation(
         agreement.violation, subject.recording, expected=[(first[1], view)], got=[(second[1], None)]
     )
@@ -392,15 +397,11 @@ def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Find
         msg = "weights were asked for, so reading the answer found them"
         raise LookupError(msg)
     judged = (~known.empty & known.representable_core).unsqueeze(-1)
+    wording = "the returned weights are wrong"
     agreement = compare(
-        answer.weights,
-        known.weights,
-        bound,
-        judged=judged,
-        wording="the returned weights are wrong",
-        axes=WEIGHT_AXES,
+        answer.weights, known.weights, bound, judged=judged, wording=wording, axes=WEIGHT_AXES
     )
     uniform = known.core.allowed.double()
     uniform = uniform / uniform.sum(dim=-1, keepdim=True).clamp_min(1.0)
     binding = moves(known.weights, uniform, bound, judged)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=binding)

@@ -50,7 +50,6 @@ def _shift_cancels(candidate: Candidate) -> str:
 
 @clause(
     "numerics.key-shift",
-    level="MUST",
     sentence="Adding one vector to all keys changes nothing.",
     source="softmax(s + c) = softmax(s): the shift adds the same number to every logit of a row",
     space=SEVERAL_KEYS,
@@ -64,12 +63,9 @@ def key_shift(subject: Subject, problem: Problem) -> Finding:
     shift = torch.randn((*inputs.key.shape[:-2], 1, inputs.key.shape[-1]), generator=generator)
     shifted = inputs.with_tokens(key=inputs.key + shift.to(inputs.key.dtype))
     first_only = torch.cat([shifted.key[..., :1, :], inputs.key[..., 1:, :]], dim=-2)
+    wording = "adding one vector to all keys changes the answer"
     return same_answer(
-        subject,
-        inputs,
-        shifted,
-        "adding one vector to all keys changes the answer",
-        counterfactual=lambda: subject.oracle.output(inputs.with_tokens(key=first_only)),
+        subject, inputs, shifted, wording, counterfactual=inputs.with_tokens(key=first_only)
     )
 
 
@@ -82,7 +78,6 @@ def _can_shorten(candidate: Candidate) -> str:
 
 @clause(
     "numerics.constant-value",
-    level="MUST",
     sentence="When all values are equal, the answer is that value, whatever the weights.",
     source="the weights of a row sum to one: Vaswani et al. 2017, equation 1",
     space=replace(SEVERAL_KEYS, share=1.0),
@@ -103,14 +98,11 @@ def constant_value(subject: Subject, problem: Problem) -> Finding:
     wording = "many equal values give another answer than one of them"
     finding = same_answer(subject, alone, constant, wording)
     lively = bool((subject.answer(alone).abs() > 0).any())
-    return Finding(
-        binding=finding.binding and lively, margin=finding.margin, violation=finding.violation
-    )
+    return finding.only_if(lively)
 
 
 @clause(
     "numerics.value-linear",
-    level="MUST",
     sentence="The answer is linear in the values (affine, with biases after them).",
     source="Vaswani et al. 2017, equation 1: the values enter by a weighted sum",
     space=Space(values=("normal", "integers"), share=0.5),
@@ -153,7 +145,6 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "numerics.convex",
-    level="MUST",
     sentence=(
         "Each channel of a core's answer lies between the smallest and largest value it weighs."
     ),

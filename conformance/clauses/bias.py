@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..oracle.headroom import representable_output
 from ..problems.inputs import Inputs
@@ -18,7 +17,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ._vocabulary import finite_limit, matches_golden, order_is_free, read_heads, same_answer
-from .registry import Finding, clause
+from .registry import Finding, clause, violated
 from .subject import Subject
 
 BIASED = Space(mask="always", forms=("bias",), finite_bias="always", extras="maybe")
@@ -43,7 +42,6 @@ BESIDE = Space(
 
 @clause(
     "mask.bias",
-    level="MUST",
     sentence="A bias is added to the scaled logits before the softmax; minus infinity hides a key.",
     source="ONNX Attention-23, input attn_mask; Press et al. 2022 (ALiBi)",
     space=BIASED,
@@ -67,7 +65,6 @@ def _counts(candidate: Candidate) -> str:
 
 @clause(
     "mask.bias-counts",
-    level="MUST",
     sentence="Adding log n to a key's bias equals having that key n times.",
     source="exp(s + log n) = n exp(s); ONNX trial: duplicating a key adds log 2 to its bias",
     space=Space(
@@ -103,18 +100,12 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
     ).replace(keep=spread(inputs.keep), bias=spread(inputs.bias))
     if not admits_lengths(subject.candidate, repeated.geometry):
         return Finding(binding=False)
-    return same_answer(
-        subject,
-        heavier,
-        repeated,
-        f"a bias of log {copies} does not count a key {copies} times",
-        counterfactual=lambda: subject.oracle.output(inputs),
-    )
+    wording = f"a bias of log {copies} does not count a key {copies} times"
+    return same_answer(subject, heavier, repeated, wording, counterfactual=inputs)
 
 
 @clause(
     "mask.bias-far-below",
-    level="MUST",
     sentence=(
         "A finite bias far below every score hides nothing by itself: a row that has nothing else "
         "is the softmax over all its keys."
@@ -211,7 +202,4 @@ def bias_lowest(subject: Subject, problem: Problem) -> Finding:
         f"where every bias of a row is {lowest:.4g}, the answer at {index} is {got:.9g}, no mean "
         f"of its values in [{least:.9g}, {most:.9g}]"
     )
-    violation = Violation(
-        kind="value", message=message, expected=[least, most], got=got, where=index
-    )
-    return Finding(violation=violation)
+    return violated("value", message, expected=[least, most], got=got, where=index)

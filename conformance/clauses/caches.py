@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..calls.calling import Arguments, arguments
 from ..declare.candidate import Candidate
 from ..problems.caching import (
@@ -37,7 +36,7 @@ from ._vocabulary import (
     same_unless_identical,
 )
 from .leaks import unaffected
-from .registry import Finding, clause
+from .registry import Finding, clause, violated
 from .state import only_order_counts, overwrite, reordered
 from .subject import Subject
 
@@ -80,7 +79,6 @@ def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
 
 @clause(
     "cache.golden",
-    level="MUST",
     sentence=(
         "Cached keys and values come before the new ones: the answer is that of all of them, with "
         "masks for all."
@@ -115,7 +113,6 @@ def _places(candidate: Candidate) -> str:
 
 @clause(
     "cache.position-offset",
-    level="MUST",
     sentence=(
         "New tokens stand behind the cached ones: causal diagonal, windows and positions are "
         "counted on from there."
@@ -150,7 +147,6 @@ def _keeps_slots(candidate: Candidate) -> str:
 
 @clause(
     "cache.untouched-tail",
-    level="MUST",
     sentence=(
         "What lies in slots of a cache that are not in use is never seen, and nothing is written "
         "into the cache that a call is given."
@@ -177,7 +173,7 @@ def untouched_tail(subject: Subject, problem: Problem) -> Finding:
     answer = subject.ask(subject.forward(inputs), given, inputs).output
     if not all(identical(*pair) for pair in zip(buffers, before, strict=True)):
         message = "the call wrote into the cache that it was given, or behind it"
-        return Finding(violation=Violation(kind="mutated", message=message))
+        return violated("mutated", message)
     wording = "unused slots behind the cache change the answer"
     return same_unless_identical(
         subject, (inputs, subject.answer(inputs)), (inputs, answer), wording
@@ -211,7 +207,6 @@ def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]
 
 @clause(
     "cache.no-memory",
-    level="MUST",
     sentence=(
         "The cache of a call is the one that it is given: no earlier one, none that a call before "
         "has grown."
@@ -302,7 +297,6 @@ def _can_decode(candidate: Candidate) -> str:
 
 @clause(
     "cache.decode-equals-full",
-    level="MUST",
     sentence=(
         "Tokens asked one by one, in chunks, or together with items of other lengths give the rows "
         "of one call for all of them."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..declare.candidate import Candidate
 from ..oracle.stretching import lowered_key
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.materialise import generator_for
@@ -13,7 +12,7 @@ from ..problems.recipes import LIVELY
 from ..problems.space import Space, can_cross
 from ._vocabulary import logits_grow, matches_golden, narrow_range
 from .leaks import unaffected
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .rejection import must_raise
 from .subject import Subject
 
@@ -22,15 +21,14 @@ CAUSAL_TARGETS = (8e7, 4e5)
 HALF_TARGETS = (1e2, 3e3)
 
 
-def _has_company(candidate: Candidate) -> str:
-    declared = candidate.declaration
-    offered = {"scale", "softcap", "window"} & declared.features
-    return "" if offered or "bias" in declared.masks else "nothing else can be given with the flag"
+_has_company = requires(
+    lambda c: c.declaration.features & set(OPTIONAL) or "bias" in c.declaration.masks,
+    "nothing else can be given with the flag",
+)
 
 
 @clause(
     "mask.causal",
-    level="MUST",
     sentence="With the causal flag, later keys and values never change the answer of a query.",
     source=f"{SOURCE}; pytorch#96941, xformers#103",
     space=Space(causal="always", square="always", values=LIVELY, least=(("key_length", 2),)),
@@ -47,7 +45,6 @@ def causal(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "mask.causal-alignment",
-    level="MUST",
     sentence=(
         "The causal diagonal ends at the last query and last key (bottom-right) or starts at the "
         "first of both (top-left), as declared, and each query sees its own position."
@@ -72,7 +69,6 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "mask.causal-combined",
-    level="MUST",
     sentence=(
         "The causal flag changes nothing about biases, caps, windows and scales that are given "
         "with it."
@@ -113,7 +109,6 @@ def _losses(inputs: Inputs) -> list[Inputs]:
 
 @clause(
     "mask.causal-first-key",
-    level="MUST",
     sentence=(
         "The first query of a causal sequence returns the first value, whatever the logit (down "
         "to -1e8)."
@@ -144,7 +139,6 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "mask.causal-and-mask",
-    level="MUST",
     sentence=(
         "With the causal flag and a mask together, a key is attended only when both admit it, or "
         "as `causal_combination` declares: one replaces the other, or the call is refused."

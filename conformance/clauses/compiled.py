@@ -9,15 +9,14 @@ from ..declare.candidate import Candidate
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ._vocabulary import relate
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 _EAGER: WeakKeyDictionary[Subject, Subject] = WeakKeyDictionary()
 NOTHING = "torch.compile compiles nothing of it: every call runs as it is"
 
 
-def _is_compiled(candidate: Candidate) -> str:
-    return "" if candidate.eager is not None else "it is not compiled (--compile)"
+_is_compiled = requires(lambda c: c.eager is not None, "it is not compiled (--compile)")
 
 
 def asked_eagerly(candidate: Candidate, slug: str) -> str:
@@ -29,7 +28,6 @@ def asked_eagerly(candidate: Candidate, slug: str) -> str:
 
 @clause(
     "compile.agrees",
-    level="MUST",
     sentence="Through torch.compile, with static and with dynamic sizes, the answer is the same.",
     source="torch.compile's contract; pytorch#96941, #127055: compiled attention alone is wrong",
     space=Space(mask="maybe", causal="maybe", extras="maybe"),

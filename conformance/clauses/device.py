@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..calls.calling import Arguments, Forward, arguments
 from ..calls.devices import CPU, here, judged_on, kind_of, module_of, offers, synchronise
 from ..declare.candidate import Candidate
@@ -16,10 +14,8 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ._vocabulary import identical, one_item, relate
-from .registry import Finding, clause
+from .registry import Applies, Finding, clause, declares, violated
 from .subject import Subject
-
-Applies = Callable[[Candidate], str]
 
 
 def on_a_device(candidate: Candidate) -> str:
@@ -47,15 +43,6 @@ def needing(what: str, *functions: str) -> Applies:
     return applies
 
 
-def declares(feature: str) -> Applies:
-    """Require a feature that is promised."""
-
-    def applies(candidate: Candidate) -> str:
-        return "" if feature in candidate.declaration.features else f"{feature} is not declared"
-
-    return applies
-
-
 def in_this_process(candidate: Candidate) -> str:
     """Why what a candidate does with memory cannot be seen, or ""."""
     if candidate.graph is not None:
@@ -70,7 +57,6 @@ REPEATS = 8
 
 @clause(
     "device.matches-cpu",
-    level="MUST",
     sentence="On a device the answer is that of the same candidate on the CPU, within both bounds.",
     source="pytorch#112577, #116333: kernels of one operator that differ by device",
     space=Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY),
@@ -87,7 +73,7 @@ def matches_cpu(subject: Subject, problem: Problem) -> Finding:
         (here, subject.answer(here)),
         (there, subject.answer(there)),
         f"on {subject.device} the answer is another than on the CPU",
-        counterfactual=lambda: subject.oracle.output(there.replace(scale=0.0)),
+        counterfactual=there.replace(scale=0.0),
     )
 
 
@@ -108,7 +94,7 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
     for number in range(1, REPEATS):
         if not identical(first, subject.call(forward, inputs).output):
             message = f"on {subject.device} call {number + 1} of equal ones gives other bits"
-            return Finding(violation=Violation(kind="value", message=message))
+            return violated("value", message)
     return Finding()
 
 
@@ -135,7 +121,7 @@ def batch_invariant(subject: Subject, problem: Problem) -> Finding:
     largest = float((together.double() - single.double()).abs().nan_to_num().max())
     count = inputs.geometry.batch
     message = f"an item of {count} is answered with other bits alone (by up to {largest:.3g})"
-    return Finding(violation=Violation(kind="value", message=message, got=largest, expected=0.0))
+    return violated("value", message, got=largest, expected=0.0)
 
 
 # Long enough for a kernel that does not wait to be done before its inputs are there: cycles of
@@ -147,7 +133,6 @@ WARM_UP = 3
 
 @clause(
     "device.stream",
-    level="MUST",
     sentence=(
         "Called on a stream that is not the default one, it works on that stream: its answer is "
         "right once that stream is synchronised."
@@ -221,7 +206,6 @@ def _floating(given: Arguments) -> list[Tensor]:
 
 @clause(
     "device.graph-capture",
-    level="MUST",
     sentence="Captured as a graph and replayed with other inputs, it gives the answer to these.",
     source="pytorch, CUDA graphs: static inputs, no synchronisation, nothing decided by values",
     space=Space(causal="maybe", values=LIVELY, share=0.5),
@@ -243,13 +227,8 @@ def graph_capture(subject: Subject, problem: Problem) -> Finding:
     given = arguments(first)
     captured = _Captured(forward, arguments(other), subject.device)
     answer = subject.ask(captured, given, other).output
-    return relate(
-        subject,
-        (other, eager),
-        (other, answer),
-        "replayed from a graph the answer is another than when it is called",
-        counterfactual=lambda: subject.oracle.output(first),
-    )
+    wording = "replayed from a graph the answer is another than when it is called"
+    return relate(subject, (other, eager), (other, answer), wording, counterfactual=first)
 
 
 class _Captured:

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from ..base.geometry import Geometry
-from ..base.results import Violation
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, arguments, guarded
 from ..calls.devices import judged_on, whole_storage
 from ..calls.memory import Allocations, allocations, peak_bytes, why_unmeasured
@@ -19,7 +18,7 @@ from ..problems.problem import Problem
 from ..problems.space import PROBE, Space, admits_lengths
 from ._vocabulary import identical, same_unless_identical
 from .device import in_this_process
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 # That of shape.bounds, so that the golden answers are there already.
@@ -57,7 +56,6 @@ NOTHING_UNWRITTEN = "it allocates no memory that torch leaves unwritten"
 
 @clause(
     "device.canaries",
-    level="MUST",
     sentence=(
         "Nothing is written outside of tensors: neither beside those that it is given nor beside "
         "those that it allocates."
@@ -79,8 +77,7 @@ def canaries(subject: Subject, problem: Problem) -> Finding:
     changed = [name for name, tensor in tensors.items() if _beside_changed(tensor, before[name])]
     beside = f"into memory beside its {' and '.join(changed)}" if changed else allocations.damage()
     if beside:
-        violation = Violation(kind="memory", message=f"the call wrote {beside}", got=changed)
-        return Finding(violation=violation)
+        return violated("memory", f"the call wrote {beside}", got=changed)
     return Finding(binding=answer is not None, inapplicable="" if answer else UNWATCHED)
 
 
@@ -101,7 +98,6 @@ def _beside_changed(tensor: Tensor, before: Tensor) -> bool:
 
 @clause(
     "device.fresh-memory",
-    level="MUST",
     sentence="The answer does not depend on what newly allocated memory happens to hold.",
     source="torch.empty: uninitialised data; torch.utils.deterministic.fill_uninitialized_memory",
     space=ANY,
@@ -126,8 +122,7 @@ HEADS = {"num_heads", "num_kv_heads"}
 POWERS = {"linear": 1, "quadratic": 2}
 
 
-def _promises(candidate: Candidate) -> str:
-    return "" if candidate.declaration.memory else "no growth of its memory is declared"
+_promises = requires(lambda c: c.declaration.memory, "no growth of its memory is declared")
 
 
 def _measured(candidate: Candidate) -> str:
@@ -142,7 +137,6 @@ def _takes_long_ones(candidate: Candidate) -> str:
 
 @clause(
     "device.memory",
-    level="MUST",
     sentence="The peak of a call's memory grows with the length no faster than is declared.",
     source="Dao et al. 2022, FlashAttention: memory linear in the length",
     space=Space(causal="offered", share=0.01),
@@ -175,7 +169,7 @@ def _growth(subject: Subject, problem: Problem) -> Finding:
     declared = f"declared to grow {subject.declaration.memory}ly with the length"
     causal = ", causal" if problem.causal else ""
     message = f"{declared}, the memory of a call{causal} grows faster: bytes {shown}"
-    return Finding(violation=Violation(kind="memory", message=message, got=peaks))
+    return violated("memory", message, got=peaks)
 
 
 def _peak(subject: Subject, problem: Problem, length: int) -> int:

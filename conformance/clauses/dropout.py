@@ -9,13 +9,12 @@ from torch import Tensor
 
 from ..base.results import Violation
 from ..calls.devices import forked_random
-from ..declare.candidate import Candidate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
 from ._vocabulary import order_is_free
-from .registry import Finding, clause
+from .registry import Finding, clause, declares
 from .subject import Subject
 
 PROBABILITIES = (0.5, 0.25, 0.1)
@@ -30,13 +29,11 @@ COUNTED = Space(
 )
 
 
-def _offers_dropout(candidate: Candidate) -> str:
-    return "" if "dropout" in candidate.declaration.features else "no dropout keyword is declared"
+_offers_dropout = declares("dropout", "no dropout keyword is declared")
 
 
 @clause(
     "state.dropout",
-    level="MUST",
     sentence=(
         "Dropout zeroes single attention weights, independently and with the given probability, "
         "and divides the others by one minus it."

@@ -8,7 +8,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from ..oracle.comparison import compare, moves
@@ -18,7 +17,7 @@ from ..problems.recipes import LIVELY
 from ..problems.settling import counts_from_first_key
 from ..problems.space import Space, admits_lengths, allowed_sizes, can_cross, tied_fields
 from ._vocabulary import relate
-from .registry import Finding, clause
+from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
 EMPTY = Space(
@@ -51,9 +50,7 @@ def _promised(candidate: Candidate) -> str:
     return ""
 
 
-def _returns_weights(candidate: Candidate) -> str:
-    offered = "weights" in candidate.declaration.features
-    return "" if offered else "it returns no attention weights"
+_returns_weights = declares("weights", "it returns no attention weights")
 
 
 def _under_a_rule(subject: Subject, problem: Problem, *, weights: bool) -> tuple[Inputs, str]:
@@ -91,7 +88,6 @@ def _by_way(candidate: Candidate, problem: Problem, form: str | None, shape: str
 
 @clause(
     "mask.empty-row",
-    level="MUST",
     sentence=(
         "A query without any key returns what is declared: zeros, NaN or a mean of the values."
     ),
@@ -110,7 +106,6 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "mask.empty-row-weights",
-    level="MUST",
     sentence=(
         "A query without any key returns what is declared also where the weights are asked for."
     ),
@@ -141,16 +136,13 @@ def follows_empty_rule(
         index = [int(i) for i in wrong.nonzero()[0]]
         got = float(answer[tuple(index)])
         message = f"{wording} at {index}: expected NaN, got {got:.9g}"
-        violation = Violation(kind="value", message=message, expected="nan", got=got, where=index)
-        return Finding(violation=violation)
+        return violated("value", message, expected="nan", got=got, where=index)
     agreement = compare(answer, known.output, known.bound, judged=rows, wording=wording)
     other = subject.oracle.point(inputs).replace(
         empty_rows="zeros" if rule != "zeros" else "mean-of-all"
     )
     moved = moves(known.output, subject.oracle.output(inputs, other), known.bound, rows)
-    return Finding(
-        binding=bool(rows.any()) and moved, margin=agreement.margin, violation=agreement.violation
-    )
+    return Finding.of(agreement, binding=bool(rows.any()) and moved)
 
 
 def _some_row_stays(candidate: Candidate) -> str:
@@ -166,7 +158,6 @@ def _some_row_stays(candidate: Candidate) -> str:
 
 @clause(
     "mask.empty-row-isolated",
-    level="MUST",
     sentence="A query without any key never changes the answer of another query, head or item.",
     source="pytorch#160064: one fully masked head turns everything NaN",
     space=EMPTY_BY_MASK,
@@ -180,14 +171,6 @@ def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
     empty = ~inputs.keep.any(dim=-1, keepdim=True)
     filled = inputs.replace(keep=inputs.keep | empty)
     answer = subject.answer(inputs)
-    finding = relate(
-        subject,
-        (filled, subject.answer(filled)),
-        (inputs, answer),
-        "an empty row changes the answer of other rows",
-    )
-    return Finding(
-        binding=finding.binding and bool(empty.any()),
-        margin=finding.margin,
-        violation=finding.violation,
-    )
+    wording = "an empty row changes the answer of other rows"
+    finding = relate(subject, (filled, subject.answer(filled)), (inputs, answer), wording)
+    return finding.only_if(bool(empty.any()))

@@ -23,7 +23,7 @@ from ._vocabulary import (
     same_answer,
     take,
 )
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 SOURCE = "Lee et al. 2019 (Set Transformer), property 1; document 004"
@@ -34,14 +34,11 @@ def _no_position(candidate: Candidate) -> str:
     return f"it mixes in {position} positions, so order matters" if position else ""
 
 
-def _separate(candidate: Candidate) -> str:
-    apart = candidate.declaration.inputs != "self"
-    return "" if apart else "query and key are the same tokens"
+_separate = requires(lambda c: c.declaration.inputs != "self", "query and key are the same tokens")
 
 
 @clause(
     "equivariance.tokens",
-    level="MUST",
     sentence="Reordering all tokens (queries with their keys and values) reorders the output rows.",
     source=SOURCE,
     # A permuted prefix is no prefix: lengths are left out where keys move.
@@ -74,13 +71,12 @@ def tokens(subject: Subject, problem: Problem) -> Finding:
         moved,
         "reordering the tokens does not just reorder the rows",
         view=lambda answer: answer.index_select(-2, order),
-        counterfactual=lambda: subject.oracle.output(inputs),
+        counterfactual=inputs,
     )
 
 
 @clause(
     "equivariance.queries",
-    level="MUST",
     sentence="Reordering the queries reorders the output rows.",
     source=SOURCE,
     space=Space(mask="maybe", values=LIVELY, least=(("query_length", 2),), share=0.5),
@@ -100,13 +96,12 @@ def queries(subject: Subject, problem: Problem) -> Finding:
         moved,
         "reordering the queries does not just reorder the rows",
         view=lambda answer: answer.index_select(-2, order),
-        counterfactual=lambda: subject.oracle.output(inputs),
+        counterfactual=inputs,
     )
 
 
 @clause(
     "equivariance.keys",
-    level="MUST",
     sentence="Reordering the keys together with their values and masks changes nothing.",
     source=SOURCE,
     space=Space(
@@ -123,18 +118,12 @@ def keys(subject: Subject, problem: Problem) -> Finding:
         key=inputs.key.index_select(-2, order), value=inputs.value.index_select(-2, order)
     ).replace(keep=take(inputs.keep, 3, order), bias=take(inputs.bias, 3, order))
     apart = inputs.replace(key=moved.key, mode="separate")
-    return same_answer(
-        subject,
-        inputs,
-        moved,
-        "reordering the keys changes the answer",
-        counterfactual=lambda: subject.oracle.output(apart),
-    )
+    wording = "reordering the keys changes the answer"
+    return same_answer(subject, inputs, moved, wording, counterfactual=apart)
 
 
 @clause(
     "equivariance.batch",
-    level="MUST",
     sentence="Reordering the batch items reorders the answers.",
     source="batch items are independent: Vaswani et al. 2017 define attention for one sequence",
     space=Space(mask="maybe", values=LIVELY, least=(("batch", 2),)),
@@ -148,19 +137,14 @@ def batch(subject: Subject, problem: Problem) -> Finding:
     moved = inputs.with_tokens(
         query=inputs.query[order], key=inputs.key[order], value=inputs.value[order]
     ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
+    wording = "reordering the batch does not just reorder the answers"
     return same_answer(
-        subject,
-        inputs,
-        moved,
-        "reordering the batch does not just reorder the answers",
-        view=lambda answer: answer[order],
-        counterfactual=lambda: subject.oracle.output(inputs),
+        subject, inputs, moved, wording, view=lambda answer: answer[order], counterfactual=inputs
     )
 
 
 @clause(
     "equivariance.heads",
-    level="MUST",
     sentence=(
         "Exchanging heads exchanges a core's answers; with their weights it leaves a layer's "
         "answer."
@@ -200,7 +184,6 @@ def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
 
 @clause(
     "equivariance.batch-independent",
-    level="MUST",
     sentence="The answer of one item does not depend on the other items of its batch.",
     source="batch items are independent; PEERS: batch invariance",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, least=(("batch", 2),), share=0.5),

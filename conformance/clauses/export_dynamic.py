@@ -20,7 +20,7 @@ from ..problems.recipes import LIVELY
 from ..problems.space import LENGTHS, Space, admits_lengths, can_cross
 from ._vocabulary import View, as_given, one_item, same_answer
 from .export_runs import graph_of, is_graph
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 _QUERIES: Final = ("query", "x")
@@ -67,15 +67,13 @@ def _dynamic_batch(candidate: Candidate) -> str:
     return f"the file fixes the batch at {fixed[0]}" if fixed else ""
 
 
-def _dynamic_length(candidate: Candidate) -> str:
-    graph = graph_of(candidate)
-    free = any(is_dynamic(graph, field) for field in LENGTHS)
-    return "" if free else "the file fixes the lengths"
+_dynamic_length = requires(
+    lambda c: any(is_dynamic(graph_of(c), field) for field in LENGTHS), "the file fixes the lengths"
+)
 
 
 @clause(
     "export.dynamic-batch",
-    level="MUST",
     sentence=(
         "A graph whose file leaves the batch open runs at every batch, and answers an item there "
         "as it answers it alone."
@@ -102,12 +100,11 @@ def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
         view=view,
         counterfactual=lambda: view(subject.oracle.output(inputs).roll(1, dims=0)),
     )
-    return dataclasses.replace(found_values, binding=found_values.binding and count > 1)
+    return found_values.only_if(count > 1)
 
 
 @clause(
     "export.dynamic-length",
-    level="MUST",
     sentence=(
         "A graph whose file leaves the lengths of queries or keys open runs at every length of "
         "each, and the same tokens answer the same among fewer and among more of them."

@@ -12,7 +12,6 @@ import numpy as np
 from ..base.results import Violation
 from ..base.texts import printable
 from ..calls.calling import CandidateFailure, arguments, guarded
-from ..declare.candidate import Candidate
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, Setting
 from ..graphs.reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Role
@@ -23,7 +22,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from .export_runs import agree, answer_at, graph_of, is_graph
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 # What is read off the file needs no second example.
@@ -50,7 +49,6 @@ _APART: Final = ("query", "key", "value")
 
 @clause(
     "export.valid",
-    level="MUST",
     sentence=(
         "The file is a valid ONNX model: onnx's full checker accepts it, the declared shapes and "
         "types follow from its operators, its header names what it uses."
@@ -74,7 +72,6 @@ def _defects(path: Path, _written: int) -> tuple[str, ...]:
 
 @clause(
     "export.self-contained",
-    level="MUST",
     sentence=(
         "All that a graph needs lies in its own file or in files beside it that its tensors name; "
         "none of these is a link, and no other file of weights lies beside it."
@@ -89,8 +86,7 @@ def self_contained(subject: Subject, _problem: Problem) -> Finding:
     return _finding("the graph is not self-contained", graph_of(subject.candidate).header.stray)
 
 
-def _has_external(candidate: Candidate) -> str:
-    return "" if graph_of(candidate).header.external else "it is one file"
+_has_external = requires(lambda c: graph_of(c).header.external, "it is one file")
 
 
 @clause(
@@ -117,7 +113,6 @@ def one_file(subject: Subject, _problem: Problem) -> Finding:
 
 @clause(
     "export.deterministic",
-    level="MUST",
     sentence=(
         "A graph answers the same every time, in another process, too; no dropout or other random "
         "operator is left in it."
@@ -189,7 +184,7 @@ def _finding(what: str, told: Sequence[str]) -> Finding:
     if not told:
         return Finding()
     message = printable(f"{what}: {_listed(told)}")
-    return Finding(violation=Violation(kind="file", message=message))
+    return violated("file", message)
 
 
 Run = Callable[[Feeds], Mapping[str, Array]]
@@ -199,7 +194,6 @@ _HIDES: Final = {"keep": False, "drop": True, "keep_int": 0, "drop_int": 1}
 
 @clause(
     "export.inputs-matter",
-    level="MUST",
     sentence="Every input of a graph has an influence: changing it changes some output.",
     source="pytorch.org/docs/onnx: tracing bakes what it takes for a constant; fusions drop masks",
     space=Space(

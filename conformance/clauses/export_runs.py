@@ -27,16 +27,10 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import ANY_PATTERN, Space
 from ._vocabulary import column
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
-
-def is_graph(candidate: Candidate) -> str:
-    """As an ONNX graph.
-
-    Gives the reason why a candidate is none, or "".
-    """
-    return "" if candidate.graph is not None else "it is no ONNX graph"
+is_graph = requires(lambda c: c.graph is not None, "it is no ONNX graph")
 
 
 def graph_of(candidate: Candidate) -> OpenedGraph:
@@ -153,13 +147,11 @@ ANYTHING: Final = Space(
 )
 
 
-def _has_source(candidate: Candidate) -> str:
-    return "" if graph_of(candidate).source is not None else "no source is named (--source)"
+_has_source = requires(lambda c: graph_of(c).source is not None, "no source is named (--source)")
 
 
 @clause(
     "export.matches-source",
-    level="MUST",
     sentence=(
         "A graph answers as the module it was exported from, in rows without keys, too: what is "
         "NaN or zero there is so here."
@@ -176,7 +168,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
     lacking = graph_of(subject.candidate).lacking
     if lacking:
         told = f"the source takes {', '.join(lacking)}, which the graph has no input for"
-        return Finding(violation=Violation(kind="file", message=told))
+        return violated("file", told)
     expected = source_answer(subject, inputs)
     if expected is None:  # nothing to compare with: the module itself refuses
         return Finding(binding=False)
@@ -195,7 +187,6 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "export.optimisation-levels",
-    level="MUST",
     sentence="A graph answers the same at the runtime's lowest and highest optimisation level.",
     source="onnxruntime: graph optimizations preserve semantics; a level may also crash",
     space=ANYTHING,
@@ -223,13 +214,11 @@ def other_providers(candidate: Candidate) -> tuple[str, ...]:
     return tuple(name for name in available if name != CPU)
 
 
-def _has_providers(candidate: Candidate) -> str:
-    return "" if other_providers(candidate) else "the runtime computes on the CPU only"
+_has_providers = requires(other_providers, "the runtime computes on the CPU only")
 
 
 @clause(
     "export.providers",
-    level="MUST",
     sentence="A graph answers the same on every execution provider that the runtime has.",
     source="onnxruntime: execution providers implement the same operators",
     space=ANYTHING,

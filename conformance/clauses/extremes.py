@@ -101,7 +101,6 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
 
 @clause(
     "numerics.subnormal",
-    level="MUST",
     sentence=(
         "Tiny and subnormal inputs give the right answer; what underflows may be flushed to zero, "
         "and nothing else."

@@ -7,7 +7,6 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..calls.calling import CandidateFailure, Forward, arguments
 from ..calls.devices import whole_storage
 from ..calls.differentiating import INPUT_NAMES, Gradients, Taped, as_returned
@@ -35,7 +34,7 @@ from ._gradients import (
     with_full_rows,
 )
 from ._vocabulary import identical
-from .registry import Finding, clause
+from .registry import Finding, clause, violated
 from .shape import (
     ONE_SHAPE,
     separate_inputs,
@@ -56,7 +55,6 @@ LAYOUTS_ASKED = 3
 
 @clause(
     "gradients.strided",
-    level="MUST",
     sentence=(
         "Inputs, and a gradient of the answer, that lie in memory in another way (slices of a "
         "fused projection, transposes, one number expanded) give the same gradients."
@@ -136,7 +134,6 @@ def _pulled(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
 
 @clause(
     "gradients.shared",
-    level="MUST",
     sentence=(
         "One tensor that is key and value, or query, key and value, gets the sum of their "
         "gradients."
@@ -181,7 +178,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
         axes=axes_of("key", copies),
     )
     told = moves(summed, summed - apart.found.found["key"].double(), allowed)
-    return Finding(binding=told, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=told)
 
 
 def _several_inputs(candidate: Candidate) -> str:
@@ -193,7 +190,6 @@ def _several_inputs(candidate: Candidate) -> str:
 
 @clause(
     "gradients.alone",
-    level="MUST",
     sentence="An input that alone requires a gradient gets the same as when all inputs do.",
     source="torch.autograd: ctx.needs_input_grad; frozen projections",
     space=PLAIN,
@@ -217,7 +213,6 @@ def alone(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "gradients.interleaved",
-    level="MUST",
     sentence="Calls made between a call and its backward pass do not change its gradients.",
     source="PEERS: state kept on the function instead of its context",
     space=PLAIN,
@@ -262,7 +257,6 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "gradients.accumulate",
-    level="MUST",
     sentence="A backward pass adds to the gradients that are there: twice the same gives twice it.",
     source="torch.Tensor.backward: gradients are accumulated",
     space=PLAIN,
@@ -285,7 +279,7 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
     wording = "two backward passes do not add up to twice the gradient of {}"
     finding = same_gradients(subject, first, second, wording, factor=2.0)
     some = any(bool(tensor.any()) for tensor in first.found.found.values())
-    return dataclasses.replace(finding, binding=finding.binding and some)
+    return finding.only_if(some)
 
 
 def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: Tensor) -> Taped:
@@ -303,7 +297,6 @@ def _arrived(taped: Taped) -> Gradients:
 
 @clause(
     "gradients.inputs-unchanged",
-    level="MUST",
     sentence="A backward pass changes neither the inputs, nor the answer, nor the gradient of it.",
     source="PEERS: editing in place; kernels that reuse buffers",
     space=PLAIN,
@@ -326,7 +319,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     if not changed:
         return Finding()
     message = f"the backward pass changed the {' and the '.join(changed)} in place"
-    return Finding(violation=Violation(kind="mutated", message=message, got=changed))
+    return violated("mutated", message, got=changed)
 
 
 def _sizes_are_free(candidate: Candidate) -> str:

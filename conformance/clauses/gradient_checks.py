@@ -45,7 +45,6 @@ SMOOTH = ("normal", "integers", "tied-keys", "nearly-uniform")
 
 @clause(
     "gradients.check",
-    level="MUST",
     sentence=(
         "In float64 the gradients are the slopes of the candidate's own answers, to within what "
         "their rounding lets finite differences tell."
@@ -164,7 +163,6 @@ def _twice(candidate: Candidate) -> str:
 
 @clause(
     "gradients.double-backward",
-    level="MUST",
     sentence="The gradients can be differentiated once more, and give the golden second ones.",
     source="torch.autograd.gradgradcheck; create_graph=True",
     space=Space(
@@ -193,12 +191,9 @@ def double_backward(subject: Subject, problem: Problem) -> Finding:
     allowed = _second_bounds(subject, inputs, upstream, line, found)
     binding, margin, violation = False, 0.0, None
     for name, expected in known.items():
+        wording = f"the second gradient of {spoken(name)} is wrong"
         agreement = compare(
-            found[name],
-            expected,
-            allowed[name],
-            wording=f"the second gradient of {spoken(name)} is wrong",
-            axes=axes_of(name, inputs),
+            found[name], expected, allowed[name], wording=wording, axes=axes_of(name, inputs)
         )
         margin = max(margin, agreement.margin)
         violation = violation or agreement.violation

@@ -30,7 +30,7 @@ from ._gradients import (
     with_full_rows,
 )
 from .caches import can_cache, last_queries, with_cache
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .shape import offers_weights
 from .sinks import offers_sinks, with_sinks
 from .subject import Subject
@@ -44,14 +44,11 @@ DROPPED: Final = (0.5, 0.75)
 MOST_ROWS: Final = 8
 
 
-def _is_core(candidate: Candidate) -> str:
-    """Why what is handed over is not what the golden's gradients belong to, or ""."""
-    return "" if candidate.kind == "core" else "no bound is derived behind projections"
+_is_core = requires(lambda c: c.kind == "core", "no bound is derived behind projections")
 
 
 @clause(
     "gradients.cache",
-    level="MUST",
     sentence=(
         "With a cache the gradients of query, of new and of cached keys and values are those of "
         "the specified attention over all of them."
@@ -81,7 +78,6 @@ def cache(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "gradients.sinks",
-    level="MUST",
     sentence=(
         "Beside sinks the gradients of query, key and value are those of weights that leave the "
         "sinks their share, and a sink that gets a gradient gets that of its logit."
@@ -114,7 +110,6 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "gradients.weights",
-    level="MUST",
     sentence=(
         "Where weights are returned with the answer, gradients flow back through either of them "
         "and through both; weights that carry none are constants."
@@ -179,7 +174,6 @@ def _drops_plainly(candidate: Candidate) -> str:
 
 @clause(
     "gradients.dropout",
-    level="MUST",
     sentence=(
         "The weights that the answer has dropped, and no others, are dropped on the way back, and "
         "those that were kept grow as they have grown in the answer."
@@ -218,7 +212,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     known = oracle.of_dropped(inputs, upstream, kept)
     finding = matches_known_gradients(subject, inputs, known, found)
     apart = _told_apart(known, oracle.answer(inputs, upstream))
-    return dataclasses.replace(finding, binding=finding.binding and apart)
+    return finding.only_if(apart)
 
 
 def _told_apart(known: GoldenGradients, other: GoldenGradients) -> bool:
@@ -279,7 +273,6 @@ def _kept(
 
 @clause(
     "gradients.any-length",
-    level="MUST",
     sentence="The gradients are right past the edges of large tiles of keys, queries and channels.",
     source="flash-attention#414: dq of a tile's tail; pytorch#162588: long lengths only",
     space=Space(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -72,7 +74,6 @@ FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
 
 @clause(
     "gradients.golden",
-    level="MUST",
     sentence=(
         "The gradients of query, key and value, of cached keys and values, and of the weights and "
         "biases of a layer that gradients reach, are those of the specified attention."
@@ -98,7 +99,6 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "gradients.options",
-    level="MUST",
     sentence=(
         "The gradients are those of the specified attention whatever is given together: options, "
         "masks, sizes, places in memory and what is returned."
@@ -152,7 +152,6 @@ def drawn_gradients_match(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "gradients.bias",
-    level="MUST",
     sentence=(
         "An additive mask that requires a gradient, alone or beside the inputs, gets that of the "
         "specified attention, added up over the pairs that share one of its elements; it gets one "
@@ -192,14 +191,11 @@ def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     only = found.without(found.found.keys() - {"bias"})
     finding = matches_golden_gradients(subject, inputs, upstream, only)
     moved = inputs.geometry.key_length > 1 and bool(only.found["bias"].any())
-    return Finding(
-        binding=finding.binding and moved, margin=finding.margin, violation=finding.violation
-    )
+    return finding.only_if(moved)
 
 
 @clause(
     "gradients.masked-zero",
-    level="MUST",
     sentence=(
         "Keys and values get a gradient of exactly zero from queries that may not attend them, and "
         "finite values in them change no other gradient."
@@ -280,7 +276,6 @@ def rows_are_finite(candidate: Candidate) -> str:
 
 @clause(
     "gradients.empty-row-finite",
-    level="MUST",
     sentence=(
         "A query without any key leaves every gradient finite; where it answers zeros, it gives "
         "nothing to any key, value or query."
@@ -327,7 +322,7 @@ def gradients_beside_empty_rows(subject: Subject, problem: Problem) -> Finding:
     if not known or subject.oracle.empty_rule(inputs) != "zeros":
         return Finding()
     judged = matches_golden_gradients(subject, inputs.replace(generic=False), upstream, found)
-    return Finding(margin=judged.margin, violation=judged.violation)
+    return dataclasses.replace(judged, binding=True)
 
 
 def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
@@ -340,7 +335,6 @@ def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
 
 @clause(
     "gradients.causal",
-    level="MUST",
     sentence="No gradient flows from a query's answer to keys and values that come later.",
     source=f"{BACKWARD}; flash-attention#1095: causality in the backward pass",
     space=Space(

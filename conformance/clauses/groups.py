@@ -25,7 +25,7 @@ from ._vocabulary import (
     reordered_heads,
     same_answer,
 )
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 SOURCE = "Ainslie et al. 2023 (GQA), section 2.2"
@@ -36,9 +36,10 @@ GROUPED = Space(
 LIVELY_GROUPS = Space(grouped=True, mask="maybe", causal="maybe", values=LIVELY, share=0.5)
 
 
-def _own_weights(candidate: Candidate) -> str:
-    fixed = candidate.kind == "layer" and not candidate.draws_weights
-    return "its weights are fixed, so heads cannot be changed one by one" if fixed else ""
+_own_weights = requires(
+    lambda c: c.kind != "layer" or c.draws_weights,
+    "its weights are fixed, so heads cannot be changed one by one",
+)
 
 
 def _takes(candidate: Candidate, geometry: Geometry) -> bool:
@@ -58,15 +59,15 @@ def _probe(candidate: Candidate) -> Geometry:
     return settle(PROBE.replace(num_heads=4), candidate, Space(grouped=True))
 
 
-def _takes_equal_heads(candidate: Candidate) -> str:
-    sizes = _probe(candidate)
-    equal = _with_heads(candidate, sizes, sizes.num_heads)
-    return "" if equal else "its geometry never leaves each head keys and values of its own"
+_takes_equal_heads = requires(
+    lambda c: _with_heads(c, _probe(c), _probe(c).num_heads),
+    "its geometry never leaves each head keys and values of its own",
+)
 
 
-def _takes_one_head(candidate: Candidate) -> str:
-    one = _with_heads(candidate, _probe(candidate), 1)
-    return "" if one else "its geometry never leaves one key/value head"
+_takes_one_head = requires(
+    lambda c: _with_heads(c, _probe(c), 1), "its geometry never leaves one key/value head"
+)
 
 
 def _one_head_shows(candidate: Candidate) -> str:
@@ -84,7 +85,6 @@ def _other_order(subject: Subject, inputs: Inputs) -> golden.Semantics | None:
 
 @clause(
     "groups.golden",
-    level="MUST",
     sentence=(
         "Where heads share keys and values, the answer is right, with any mask, causal flag and "
         "scale."
@@ -103,7 +103,6 @@ def groups_golden(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "groups.equals-repeated",
-    level="MUST",
     sentence="Sharing a key/value head equals giving each of its query heads a copy of it.",
     source=f"{SOURCE}; {ORDER}",
     space=GROUPED,
@@ -126,7 +125,7 @@ def _as_repeated(subject: Subject, inputs: Inputs, wording: str) -> Finding:
         _repeated(subject, inputs),
         inputs,
         wording,
-        counterfactual=None if other is None else lambda: subject.oracle.output(inputs, other),
+        counterfactual=other,
     )
 
 
@@ -154,7 +153,6 @@ def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
 
 @clause(
     "groups.order",
-    level="MUST",
     sentence=(
         "Query head h reads key/value head h // (heads / key/value heads), neighbours sharing one, "
         "and no other (or as declared)."
@@ -233,7 +231,6 @@ def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
 
 @clause(
     "groups.multi-query",
-    level="MUST",
     sentence="One key/value head may serve all query heads, as if each had a copy of it.",
     source="Shazeer 2019 (Fast Transformer Decoding: One Write-Head is All You Need)",
     space=GROUPED,

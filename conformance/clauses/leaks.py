@@ -32,7 +32,6 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
 
 @clause(
     "mask.no-leak",
-    level="MUST",
     sentence=(
         "Finite values in keys and values that a query may not attend never change its answer."
     ),

@@ -25,7 +25,6 @@ RANDOM_ROWS: Final = 4
 
 @clause(
     "numerics.any-length",
-    level="MUST",
     sentence="The answer is right for sequences of any length: before, at and past tile edges.",
     source="pytorch#162588, #109517, #127055: wrong, or NaN, at long lengths only",
     space=Space(
@@ -78,7 +77,7 @@ def some_rows_match(
     other = subject.oracle.output(changed)
     judged = known.judged & torch.isfinite(other)
     binding = moves(known.output, other, known.bound, judged)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=binding)
 
 
 def _rows_apart(subject: Subject) -> bool:
@@ -130,7 +129,6 @@ def _few_queries(candidate: Candidate) -> str:
 
 @clause(
     "numerics.long-sequence",
-    level="MUST",
     sentence="The answer is right among thousands of keys, those at the far end included.",
     source="pytorch#109517, #127055, onnxruntime#20921: offsets and counters that overflow",
     space=Space(
@@ -152,15 +150,12 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
     inputs = materialise(longer, subject.candidate).replace(device=subject.device)
     oracle = Oracle(subject.declaration, subject.dtype)  # such tables are not worth remembering
     known = oracle.answer(inputs)
+    wording = f"among {longer.geometry.key_length} keys the answer is wrong"
     agreement = compare(
-        subject.answer(inputs),
-        known.output,
-        known.bound,
-        judged=known.judged,
-        wording=f"among {longer.geometry.key_length} keys the answer is wrong",
+        subject.answer(inputs), known.output, known.bound, judged=known.judged, wording=wording
     )
     binding = agreement.kind != "" or _shows_the_end(oracle, inputs, known)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=binding)
 
 
 def _lengthened(subject: Subject, problem: Problem) -> Problem | None:

@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..calls.calling import CandidateFailure, arguments
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
@@ -20,7 +19,7 @@ from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
 from ._vocabulary import golden_at, narrow_range
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 # The dtypes that stand beside the working one.
@@ -58,9 +57,9 @@ def promotes(candidate: Candidate) -> str:
     return "" if arrays == "torch" else f"{arrays} has rules of its own for several dtypes"
 
 
-def _declared(candidate: Candidate) -> str:
-    rule = candidate.declaration.mixed
-    return "" if rule is not None else "it declares nothing about mixed dtypes"
+_declared = requires(
+    lambda c: c.declaration.mixed is not None, "it declares nothing about mixed dtypes"
+)
 
 
 def _undeclared(candidate: Candidate) -> str:
@@ -70,7 +69,6 @@ def _undeclared(candidate: Candidate) -> str:
 
 @clause(
     "mixed.inputs",
-    level="MUST",
     sentence=(
         "Query, key and value of different dtypes are treated by the declared rule: refused, "
         "promoted without rounding, or taken in the dtype of the query."
@@ -180,7 +178,7 @@ def _refused(subject: Subject, inputs: Inputs) -> Finding:
         f"it declares mixed='refuse' but answers {_spoken(inputs)} in {name_of(answer.dtype)} "
         "instead of raising"
     )
-    return Finding(violation=Violation(kind="not-raised", message=message))
+    return violated("not-raised", message)
 
 
 def _of_another_dtype(
@@ -191,8 +189,7 @@ def _of_another_dtype(
         f"{_spoken(inputs)} are answered in {name_of(answer.dtype)} where {declared}: expected "
         f"{names}"
     )
-    violation = Violation(kind="dtype", message=message, expected=names, got=name_of(answer.dtype))
-    return Finding(violation=violation)
+    return violated("dtype", message, expected=names, got=name_of(answer.dtype))
 
 
 def _right(subject: Subject, inputs: Inputs, answer: Tensor, *, cast: bool) -> Finding:
@@ -209,16 +206,9 @@ def _right(subject: Subject, inputs: Inputs, answer: Tensor, *, cast: bool) -> F
         known = oracle.answer(_cast(inputs))
         bound = known.bound + (known.output - expected).abs()
         expected, judged = known.output, known.judged
-    agreement = compare(
-        answer,
-        expected,
-        bound,
-        judged=judged,
-        wording=f"{_spoken(inputs)} give a wrong answer in {name_of(answer.dtype)}",
-    )
-    return Finding(
-        binding=bool(judged.any()), margin=agreement.margin, violation=agreement.violation
-    )
+    wording = f"{_spoken(inputs)} give a wrong answer in {name_of(answer.dtype)}"
+    agreement = compare(answer, expected, bound, judged=judged, wording=wording)
+    return Finding.of(agreement, binding=bool(judged.any()))
 
 
 def _cast(inputs: Inputs) -> Inputs:
@@ -280,20 +270,11 @@ def mask_dtype(subject: Subject, problem: Problem) -> Finding:
         raise
     plain = inputs.replace(bias=steps, generic=False)
     known, bound = subject.golden(plain), _bound(subject, plain, asked)
-    agreement = compare(
-        answer,
-        known.output,
-        bound,
-        judged=known.judged,
-        wording=f"a {WIDER[subject.dtype]} mask is not added with its own values",
-    )
+    wording = f"a {WIDER[subject.dtype]} mask is not added with its own values"
+    agreement = compare(answer, known.output, bound, judged=known.judged, wording=wording)
     rounded = (steps + common).to(inputs.query.dtype).double() - common
     lost = subject.oracle.output(inputs.replace(bias=rounded))
-    return Finding(
-        binding=moves(known.output, lost, bound, known.judged),
-        margin=agreement.margin,
-        violation=agreement.violation,
-    )
+    return Finding.of(agreement, binding=moves(known.output, lost, bound, known.judged))
 
 
 def _without_wider(subject: Subject) -> str:
@@ -340,7 +321,6 @@ def _declares_autocast(candidate: Candidate) -> str:
 
 @clause(
     "mixed.autocast",
-    level="MUST",
     sentence=(
         "Under torch.autocast, float32 inputs give an answer in the dtype of autocast or in "
         "float32, as exact as the dtype of autocast allows."
@@ -374,26 +354,17 @@ def autocast(subject: Subject, problem: Problem) -> Finding:
     if answer.dtype not in (working, torch.float32):
         message = f"under autocast to {name_of(working)} the answer is in {name_of(answer.dtype)}"
         got = name_of(answer.dtype)
-        return Finding(violation=Violation(kind="dtype", message=message, got=got))
+        return violated("dtype", message, got=got)
     oracle = _oracle(subject, working)
     known = oracle.answer(inputs)
     # Every tensor may be rounded on its way into a product.
     contract = oracle.contract(known.core.scale)
     contract = dataclasses.replace(contract, operand_roundoff=contract.unit_roundoff)
     bound = oracle.bound(inputs, contract)
-    agreement = compare(
-        answer,
-        known.output,
-        bound,
-        judged=known.judged,
-        wording=f"under autocast to {name_of(working)} the answer is wrong",
-    )
+    wording = f"under autocast to {name_of(working)} the answer is wrong"
+    agreement = compare(answer, known.output, bound, judged=known.judged, wording=wording)
     even = golden_at(subject, inputs, inputs.replace(scale=0.0))
-    return Finding(
-        binding=moves(known.output, even, bound, known.judged),
-        margin=agreement.margin,
-        violation=agreement.violation,
-    )
+    return Finding.of(agreement, binding=moves(known.output, even, bound, known.judged))
 
 
 def _oracle(subject: Subject, working: torch.dtype) -> Oracle:

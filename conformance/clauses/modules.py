@@ -21,7 +21,7 @@ from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ..tolerance import model
 from ._vocabulary import identical, relate, same_unless_identical
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 LAYERS = Space(kinds=("layer",), values=LIVELY)
@@ -62,7 +62,6 @@ def _module(subject: Subject, inputs: Inputs) -> nn.Module:
 
 @clause(
     "state.eval-deterministic",
-    level="MUST",
     sentence="In eval mode nothing is random, whatever mode the module was in before.",
     source="pytorch#124464, torchtune#1791: dropout active in eval",
     space=LAYERS,
@@ -85,15 +84,13 @@ def eval_deterministic(subject: Subject, problem: Problem) -> Finding:
     return relate(subject, (inputs, first), (inputs, second), wording)
 
 
-def _draws_weights(candidate: Candidate) -> str:
-    return (
-        "" if candidate.draws_weights else "it brings its own weights: no second one can be built"
-    )
+_draws_weights = requires(
+    lambda c: c.draws_weights, "it brings its own weights: no second one can be built"
+)
 
 
 @clause(
     "state.state-dict",
-    level="MUST",
     sentence="A module that loads another's state dict gives the other's answer.",
     source="torch.nn.Module.load_state_dict: the state dict holds the whole state",
     space=LAYERS,
@@ -114,12 +111,9 @@ def state_dict(subject: Subject, problem: Problem) -> Finding:
     guarded(second.load_state_dict, (state,), {}, "loading its own state dict")
     first_answer = subject.call(module, inputs).output
     second_answer = subject.call(second, inputs).output
+    wording = "after loading the state dict the answer is another"
     return relate(
-        subject,
-        (inputs, first_answer),
-        (inputs, second_answer),
-        "after loading the state dict the answer is another",
-        counterfactual=lambda: subject.oracle.output(others),
+        subject, (inputs, first_answer), (inputs, second_answer), wording, counterfactual=others
     )
 
 
@@ -140,25 +134,20 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
     stays = _left_behind(module)
     if stays:
         message = f"plain tensors stay behind after .to(device): {', '.join(stays)}"
-        return Finding(violation=Violation(kind="value", message=message, got=stays))
+        return violated("value", message, got=stays)
     wide = _in_float64(inputs)
     moved = guarded(copy.deepcopy(module).to, (torch.float64,), {}, "moving to float64")
     known = Oracle(subject.declaration, "float64").answer(wide)
     answer = subject.call(moved, wide).output
     if answer.dtype != torch.float64:
         message = f"after .to(torch.float64) the output has dtype {answer.dtype}"
-        return Finding(violation=Violation(kind="dtype", message=message, got=str(answer.dtype)))
-    agreement = compare(
-        answer,
-        known.output,
-        known.bound,
-        judged=known.judged,
-        wording="after .to(torch.float64) something still has another dtype: the answer is inexact",
-    )
+        return violated("dtype", message, got=str(answer.dtype))
+    wording = "after .to(torch.float64) something still has another dtype: the answer is inexact"
+    agreement = compare(answer, known.output, known.bound, judged=known.judged, wording=wording)
     if moves(known.output, answer, subject.golden(inputs).bound, known.judged):
         # Wrong by more than the narrow dtype explains: another clause's mistake, not this one's.
         return Finding(binding=False)
-    return Finding(margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement)
 
 
 def _in_float64(inputs: Inputs) -> Inputs:
@@ -182,7 +171,6 @@ def _left_behind(module: nn.Module) -> list[str]:
 
 @clause(
     "state.train-agrees",
-    level="MUST",
     sentence="A module that drops nothing in training mode gives the answer of eval mode there.",
     source="pytorch#97408, #97128, PR#190486: a fast path that is taken in eval mode only",
     space=Space(kinds=("layer",), values=LIVELY, mask="maybe", causal="maybe", share=0.5),

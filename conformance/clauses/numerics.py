@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Final
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..base.results import Violation
-from ..declare.candidate import Candidate
 from ..oracle.comparison import moves
 from ..problems.inputs import Inputs
 from ..problems.materialise import TORCH_DTYPES, generator_for
@@ -22,7 +19,7 @@ from ..problems.space import Space, admits_lengths
 from ..tolerance import model
 from ._measuring import measures_golden
 from ._vocabulary import finite_limit, knows_nan, logits_grow, through_output
-from .registry import Finding, clause
+from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
 PAPER = "Vaswani et al. 2017, equation 1"
@@ -39,7 +36,6 @@ LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
 
 @clause(
     "numerics.golden",
-    level="MUST",
     sentence="Without a mask, the output is the softmax-weighted sum of the values.",
     source=PAPER,
     space=Space(extras="maybe"),
@@ -55,7 +51,6 @@ def golden_answer(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "numerics.scale",
-    level="MUST",
     sentence=(
         "The dot products are multiplied by the declared scale: one over the square root of the "
         "head size, unless another is declared or given."
@@ -79,8 +74,7 @@ def scale(subject: Subject, problem: Problem) -> Finding:
     return measures_golden(subject, inputs, wording, counterfactual=larger)
 
 
-def _offers_scale(candidate: Candidate) -> str:
-    return "" if "scale" in candidate.declaration.features else "no scale keyword is declared"
+_offers_scale = declares("scale", "no scale keyword is declared")
 
 
 @clause(
@@ -111,7 +105,6 @@ def odd_scale(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "numerics.large-logits",
-    level="MUST",
     sentence=(
         "Logits of any size give the right answer, as long as every intermediate value stays below "
         "a sixteenth of the largest finite number."
@@ -138,9 +131,7 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     core = subject.golden(enlarged).core
     largest = core.logits.amax(dim=-1).masked_fill(core.empty, 0.0).abs().amax()
     overflows = float(largest) > math.log(finite_limit(subject))
-    return Finding(
-        binding=finding.binding and overflows, margin=finding.margin, violation=finding.violation
-    )
+    return finding.only_if(overflows)
 
 
 def _enlarge(subject: Subject, inputs: Inputs, target: float) -> Inputs:
@@ -188,7 +179,6 @@ FEW: Final = 5
 
 @clause(
     "numerics.accumulation",
-    level="MUST",
     sentence=(
         "Sums over many keys, and over many channels of large heads, are as exact as the declared "
         "accumulator allows, however alike their terms are."
@@ -207,7 +197,7 @@ def accumulation(subject: Subject, problem: Problem) -> Finding:
     finding = measures_golden(subject, inputs, "a long sum is inexact", signal=False)
     known = subject.yardstick(inputs)
     binding = moves(known.output, _coarsely(subject, inputs), known.bound, known.judged)
-    return dataclasses.replace(finding, binding=finding.binding and binding)
+    return finding.only_if(binding)
 
 
 def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
@@ -278,9 +268,7 @@ def nan_shows(subject: Subject, problem: Problem) -> Finding:
     index = [int(i) for i in hidden.nonzero()[0]]
     got = float(answer[tuple(index)])
     message = f"a {role} that is NaN is answered with {got:.9g} at {index}"
-    return Finding(
-        violation=Violation(kind="value", message=message, expected="nan", got=got, where=index)
-    )
+    return violated("value", message, expected="nan", got=got, where=index)
 
 
 def _meeting(inputs: Inputs, allowed: Tensor, role: str, chosen: int) -> Tensor:

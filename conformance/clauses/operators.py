@@ -8,10 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..base.texts import printable
 from ..calls.calling import Forward, arguments
-from ..declare.candidate import Candidate
 from ..declare.operators import (
     Called,
     Calls,
@@ -22,7 +20,7 @@ from ..declare.operators import (
 )
 from ..problems.problem import Problem
 from ..problems.space import Space
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 # What each of opcheck's tests speaks of.
@@ -35,13 +33,11 @@ TOLD: Final = {
 SUCCESS: Final = "SUCCESS"
 
 
-def _is_operator(candidate: Candidate) -> str:
-    return "" if candidate.declaration.operator else "no operator is declared"
+_is_operator = requires(lambda c: c.declaration.operator, "no operator is declared")
 
 
 @clause(
     "operator.opcheck",
-    level="MUST",
     sentence=(
         "A registered operator passes torch.library.opcheck: what its schema says of mutation and "
         "aliasing is true, and its gradients, its fake implementation and its trace agree with it."
@@ -66,7 +62,7 @@ def opcheck(subject: Subject, problem: Problem) -> Finding:
     name = subject.declaration.operator
     if not found:
         message = f"a call never reaches the operator {name}, which it declares"
-        return Finding(violation=Violation(kind="not-called", message=message, expected=name))
+        return violated("not-called", message, expected=name)
     overload, positional, named = found[0]
     wants = "gradients" in subject.declaration.features
     held = _held(overload, positional, named, wants=wants)
@@ -77,11 +73,7 @@ def opcheck(subject: Subject, problem: Problem) -> Finding:
     test, told = next(iter(wrong.items()))
     shapes = f"queries {list(inputs.query.shape)}"
     message = f"{TOLD.get(test, test)} ({test}, {shapes}): {_line(told)}"
-    return Finding(
-        violation=Violation(
-            kind="opcheck", message=printable(message), expected=SUCCESS, got=sorted(wrong)
-        )
-    )
+    return violated("opcheck", printable(message), expected=SUCCESS, got=sorted(wrong))
 
 
 def _calls(subject: Subject, problem: Problem) -> list[Called]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 from ..calls.calling import Answer, CandidateFailure, RowWithoutKeysRefused
-from ..declare.candidate import Candidate
 from ..problems.caching import without_cache
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
@@ -15,7 +14,7 @@ from ..problems.space import Space
 from ._alone import all_of
 from ._vocabulary import are_golden_weights, is_golden
 from .empty_rows import follows_empty_rule
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 IN_A_ROW: Final = "contiguous"
@@ -31,17 +30,14 @@ TOGETHER = Space(
 )
 
 
-def _some_option(candidate: Candidate) -> str:
-    declared = candidate.declaration
-    offered = (
-        declared.masks or declared.causal or {"scale", "softcap", "window"} & declared.features
-    )
-    return "" if offered else "no option is declared"
+_some_option = requires(
+    lambda c: c.declaration.masks or c.declaration.causal or c.declaration.features & set(OPTIONAL),
+    "no option is declared",
+)
 
 
 @clause(
     "numerics.options",
-    level="MUST",
     sentence=(
         "Whatever is given in one call acts, whatever else is: options, forms and shapes of masks, "
         "sizes, places in memory and what is returned, every two or three of them."
@@ -64,14 +60,14 @@ def options(subject: Subject, problem: Problem) -> Finding:
     return unless_refused_alone(subject, problem, answer)
 
 
-def _promises_empty_rows(candidate: Candidate) -> str:
-    some = any(rule != "any" for rule in candidate.declaration.empty_rules)
-    return "" if some else "it promises nothing about rows without keys"
+_promises_empty_rows = requires(
+    lambda c: any(rule != "any" for rule in c.declaration.empty_rules),
+    "it promises nothing about rows without keys",
+)
 
 
 @clause(
     "mask.empty-row-options",
-    level="MUST",
     sentence=(
         "A query without any key returns what the candidate promises whatever is given together: "
         "options, forms and shapes of masks, sizes, places in memory, a cache, what is returned."

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..calls.calling import Answer, CandidateFailure, arguments
 from ..calls.devices import placed, taken, whole_storage
-from ..declare.candidate import Candidate
 from ..problems.arrangements import presented_shape
 from ..problems.inputs import Inputs
 from ..problems.layouts import LAYOUTS
@@ -20,7 +18,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ._vocabulary import identical, same_unless_identical
-from .registry import Finding, clause
+from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
 SOURCE = "torch's own out= arguments; flash_attn_interface: out="
@@ -29,8 +27,7 @@ WRITTEN = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, sha
 GAPS = ("every-other", "channels-first", "odd-rows", "tokens-first")
 
 
-def _offers_out(candidate: Candidate) -> str:
-    return "" if "out" in candidate.declaration.features else "no out= is declared"
+_offers_out = declares("out", "no out= is declared")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +41,6 @@ class _Written:
 
 @clause(
     "out.written",
-    level="MUST",
     sentence=(
         "With out=, every element of the answer is written into that tensor, which is returned "
         "(or nothing is)."
@@ -61,19 +57,18 @@ def out_written(subject: Subject, problem: Problem) -> Finding:
     written = _ask(subject, inputs, "contiguous")
     if written.returned is not None and not _is_same(written.returned, written.buffer):
         message = "with out= another tensor is returned than the one that was given"
-        return Finding(violation=Violation(kind="type", message=message))
+        return violated("type", message)
     output = written.answer.output
     left = int((output.isnan() & ~plain.isnan()).sum())
     if left:
         message = f"{left} of {output.numel()} elements of out= are left unwritten, or are NaN"
-        return Finding(violation=Violation(kind="finite", message=message, got=left, expected=0))
+        return violated("finite", message, got=left, expected=0)
     wording = "with out= the answer is another"
     return same_unless_identical(subject, (inputs, plain), (inputs, output), wording)
 
 
 @clause(
     "out.bounds",
-    level="MUST",
     sentence="With out=, nothing beside the elements of that tensor is written.",
     source=f"{SOURCE}; PEERS: canaries",
     space=WRITTEN,
@@ -89,7 +84,6 @@ def out_bounds(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "out.strided",
-    level="MUST",
     sentence="A tensor that is not contiguous is filled rightly as out=, or refused.",
     source=f"{SOURCE}; pytorch#181133: contiguity assumptions",
     space=WRITTEN,
@@ -117,7 +111,6 @@ def out_strided(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "out.kept",
-    level="MUST",
     sentence="A tensor given as out= is not written to by later calls.",
     source=f"{SOURCE}; a buffer that is held and used again",
     space=WRITTEN,
@@ -135,7 +128,7 @@ def out_kept(subject: Subject, problem: Problem) -> Finding:
     if identical(taken(written.buffer), before):
         return Finding()
     message = "a later call writes into the out= of an earlier one"
-    return Finding(violation=Violation(kind="mutated", message=message))
+    return violated("mutated", message)
 
 
 def _ask(subject: Subject, inputs: Inputs, layout: str) -> _Written:
@@ -179,4 +172,4 @@ def _beside_untouched(written: _Written, inputs: Inputs, layout: str) -> Finding
     if identical(taken(whole_storage(written.buffer)), taken(whole_storage(fresh))):
         return None
     message = f"the call wrote into memory beside its out= ({layout})"
-    return Finding(violation=Violation(kind="mutated", message=message, got=["out"]))
+    return violated("mutated", message, got=["out"])

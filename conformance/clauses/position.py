@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
 from ..problems.inputs import Inputs
@@ -18,7 +17,7 @@ from ..problems.space import KEY_FORMS, WIDTHS, Space, admits_lengths, can_cross
 from ..tolerance.positions import position_bound
 from ._measuring import measures_golden
 from ._vocabulary import order_is_free, permutation, same_answer, take
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 # Powers of two, whose slopes are a geometric sequence, and others, whose are not.
@@ -35,14 +34,13 @@ DISTANCES = Space(
 )
 
 
-def _has_alibi(candidate: Candidate) -> str:
-    known = candidate.declaration.semantics.alibi
-    return "" if known else "its semantics declares no linear biases"
+_has_alibi = requires(
+    lambda c: c.declaration.semantics.alibi, "its semantics declares no linear biases"
+)
 
 
 @clause(
     "bias.alibi",
-    level="MUST",
     sentence=(
         "Each position of distance takes the slope of its head off the logit: 2^(-8h/n) for n "
         "heads if n is a power of two, else those of the next lower power and every other one of "
@@ -63,9 +61,7 @@ def alibi(subject: Subject, problem: Problem) -> Finding:
     known = subject.yardstick(inputs)
     far = ~((_otherwise(subject, inputs) - known.output).abs() <= known.bound)
     shows = bool((far & known.judged).any())
-    return Finding(
-        binding=finding.binding and shows, margin=finding.margin, violation=finding.violation
-    )
+    return finding.only_if(shows)
 
 
 def _with_heads(subject: Subject, problem: Problem) -> Problem:
@@ -109,7 +105,6 @@ ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
 
 @clause(
     "position.formula",
-    level="MUST",
     sentence=(
         "Channel 2j of position i is sin(i / 10000^(2j/d)) and channel 2j + 1 the cosine, added to "
         "the input."
@@ -129,7 +124,7 @@ def formula(subject: Subject, problem: Problem) -> Finding:
         subject.answer(inputs), expected, bound, wording="the encoding is not the sinusoidal one"
     )
     binding = moves(expected, tokens.double(), bound)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=binding)
 
 
 def _extended(subject: Subject, problem: Problem) -> Problem:
@@ -147,7 +142,6 @@ def _extended(subject: Subject, problem: Problem) -> Problem:
 
 @clause(
     "position.relative-shift",
-    level="MUST",
     sentence=(
         "Moving by some positions rotates each pair of channels by the same angle, whatever the "
         "position."
@@ -169,14 +163,10 @@ def relative_shift(subject: Subject, problem: Problem) -> Finding:
     paired = bound.reshape(*bound.shape[:-1], -1, 2).sum(dim=-1, keepdim=True)
     paired = paired.expand(*paired.shape[:-1], 2).reshape(bound.shape)
     allowed = paired[..., : length - shift, :] + bound[..., shift:, :]
-    agreement = compare(
-        later,
-        golden.rotate(earlier, shift),
-        allowed,
-        wording=f"moving by {shift} positions is not a rotation of the channel pairs",
-    )
+    wording = f"moving by {shift} positions is not a rotation of the channel pairs"
+    agreement = compare(later, golden.rotate(earlier, shift), allowed, wording=wording)
     binding = moves(golden.rotate(earlier, shift), earlier, allowed)
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=binding)
 
 
 # Distances alone (ALiBi) do not see tokens in reverse order: more than one order is tried.
@@ -193,7 +183,6 @@ def _has_positions(candidate: Candidate) -> str:
 
 @clause(
     "position.breaks-equivariance",
-    level="MUST",
     sentence="With positions, reordering the tokens is not just a reordering of the rows.",
     source=f"{SOURCE}; document 004: attention alone is permutation equivariant, hence positions",
     space=Space(
@@ -217,7 +206,7 @@ def breaks_equivariance(subject: Subject, problem: Problem) -> Finding:
         if moves(first.index_select(-2, order), second, 2.0 * bound):
             return Finding()
     message = "reordering the tokens only reorders the rows: positions have no effect"
-    return Finding(violation=Violation(kind="value", message=message))
+    return violated("value", message)
 
 
 def _can_show(subject: Subject, inputs: Inputs, orders: list[Tensor]) -> bool:
@@ -283,7 +272,6 @@ def is_rotary(candidate: Candidate) -> str:
 
 @clause(
     "position.rotary",
-    level="MUST",
     sentence=(
         "Each pair of channels of query and key is turned by position times base^(-2i/R), in the "
         "declared pairing, and values are not."
@@ -348,7 +336,6 @@ def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
 
 @clause(
     "position.rotary-shift",
-    level="MUST",
     sentence="Only distances count: moving queries and keys together changes nothing.",
     source=f"{ROTARY_SOURCE}, equation 16",
     space=Space(
@@ -378,7 +365,7 @@ def rotary_shift(subject: Subject, problem: Problem) -> Finding:
         inputs,
         f"{count} hidden keys before all others change the answer, though no distance changes",
         view=lambda answer: answer[..., first:, :],
-        counterfactual=lambda: subject.oracle.output(inputs, still),
+        counterfactual=still,
     )
 
 
@@ -414,14 +401,13 @@ def _moved(
     ), count if both else 0
 
 
-def _is_partial(candidate: Candidate) -> str:
-    whole = candidate.declaration.semantics.rotary_fraction >= 1.0
-    return "all of its channels are turned" if whole else ""
+_is_partial = requires(
+    lambda c: c.declaration.semantics.rotary_fraction < 1.0, "all of its channels are turned"
+)
 
 
 @clause(
     "position.rotary-partial",
-    level="MUST",
     sentence="Channels beyond the declared fraction are not turned.",
     source="GPT-J (rotary_dim), GPT-NeoX (rotary_pct)",
     space=Space(
@@ -459,5 +445,5 @@ def rotary_partial(subject: Subject, problem: Problem) -> Finding:
         inputs,
         moved,
         "queries without channels that turn notice the order of the keys",
-        counterfactual=lambda: subject.oracle.output(moved, everywhere),
+        counterfactual=everywhere,
     )

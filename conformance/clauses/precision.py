@@ -87,7 +87,6 @@ def _independent(candidate: Candidate) -> str:
 
 @clause(
     "numerics.scale-error",
-    level="MUST",
     sentence=(
         "The relative error of the logit scale, fitted to many independent elements, is not larger "
         "than the declared precision explains."
@@ -124,7 +123,6 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "numerics.typical-error",
-    level="MUST",
     sentence=(
         "On independent inputs, the root mean square of all errors stays within that of the "
         "roundings which the declared precision makes."
@@ -179,7 +177,6 @@ def _keeps_scores(candidate: Candidate) -> str:
 
 @clause(
     "numerics.lifted-logits",
-    level="MUST",
     sentence=(
         "Where scores stay in the accumulator, logits that are all far from zero cost no accuracy: "
         "what a row has in common is rounded nowhere in half precision."
@@ -247,7 +244,6 @@ def _coarsely_merged(subject: Subject, inputs: Inputs) -> Tensor:
 
 @clause(
     "numerics.near-ties",
-    level="MUST",
     sentence="Logits that nearly tie are told apart as well as the declared precision can.",
     source="docs/tolerance.md; scores stored in a coarser format than declared",
     space=NEARLY_TIED,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-from ..declare.candidate import Candidate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ..tolerance import model
 from ._measuring import measures_golden
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 PREPARED = Space(
@@ -29,14 +28,14 @@ EVERY = 3
 LARGE_TOKENS = 16.0
 
 
-def _is_normalised(candidate: Candidate) -> str:
-    changed = candidate.declaration.semantics.qk_norm != "none"
-    return "" if changed else "its semantics normalises neither queries nor keys"
+_is_normalised = requires(
+    lambda c: c.declaration.semantics.qk_norm != "none",
+    "its semantics normalises neither queries nor keys",
+)
 
 
 @clause(
     "qk-norm.golden",
-    level="MUST",
     sentence=(
         "Each head of each query and key is normalised by itself, as declared, behind the "
         "projections and before positions turn it."
@@ -73,14 +72,13 @@ def _times(inputs: Inputs, factor: float) -> Inputs:
     return inputs.with_tokens(query=inputs.query * exact, key=inputs.key * exact)
 
 
-def _is_modified(candidate: Candidate) -> str:
-    changed = candidate.declaration.semantics.score_mod is not None
-    return "" if changed else "its semantics has no score_mod"
+_is_modified = requires(
+    lambda c: c.declaration.semantics.score_mod is not None, "its semantics has no score_mod"
+)
 
 
 @clause(
     "score-mod.golden",
-    level="MUST",
     sentence=(
         "The declared function changes the scaled and capped scores, by the indices of item, head, "
         "query and key, before bias, mask and softmax."

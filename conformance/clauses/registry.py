@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import re
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..base.geometry import FIELDS
+from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..declare.declaration import KINDS, MASK_FORMS, SEQUENCES
 from ..errors import DeclarationError, UsageError
@@ -21,7 +23,7 @@ from ..problems.space import Often, Space
 from ..targets.loading import CLAUSES, registered, taking_in
 
 if TYPE_CHECKING:
-    from ..base.results import Violation
+    from ..oracle.comparison import Comparison
     from ..problems.problem import Problem
     from .subject import Subject
 
@@ -96,9 +98,41 @@ class Finding:
     margin: float | None = None
     violation: Violation | None = None
 
+    @classmethod
+    def of(cls, comparison: Comparison, *, binding: bool = True) -> Finding:
+        """The finding of one comparison."""
+        return cls(binding=binding, margin=comparison.margin, violation=comparison.violation)
+
+    def only_if(self, condition: bool) -> Finding:  # noqa: FBT001 (the condition is all there is)
+        """The finding of an example that binds only under one more condition."""
+        return dataclasses.replace(self, binding=self.binding and condition)
+
+
+def violated(kind: str, message: str, **details: Any) -> Finding:
+    """The finding that a clause is broken; ``details`` are fields of the violation."""
+    return Finding(violation=Violation(kind=kind, message=message, **details))
+
 
 Check = Callable[["Subject", "Problem"], Finding]
 Applies = Callable[[Candidate], str]
+
+
+def requires(holds: Callable[[Candidate], object], reason: str) -> Applies:
+    """A requirement of a clause: where it does not hold for a candidate, it gives the reason."""
+
+    def requirement(candidate: Candidate) -> str:
+        return "" if holds(candidate) else reason
+
+    requirement.__doc__ = f"Unless {reason}."  # the specification shows it
+    return requirement
+
+
+def declares(feature: str, reason: str = "") -> Applies:
+    """The requirement that a candidate declares a feature."""
+    return requires(
+        lambda candidate: feature in candidate.declaration.features,
+        reason or f"no {feature} is declared",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +237,10 @@ _taken_in: Final[set[str]] = set()
 def clause(
     slug: str,
     *,
-    level: Level | Mapping[str, Level],
     sentence: str,
     source: str,
     space: Space,
+    level: Level | Mapping[str, Level] = "MUST",
     counterfactual: str = "",
     needs_golden: bool = False,
     applies: tuple[Applies, ...] = (),

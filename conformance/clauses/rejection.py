@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..problems.arrangements import expressible
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.space import KEY_FORMS, Space
-from .registry import Finding, clause
+from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 LEAST_OTHERS = (
@@ -35,13 +34,11 @@ def _mismatches(candidate: Candidate) -> list[str]:
     return found
 
 
-def _some_mismatch(candidate: Candidate) -> str:
-    return "" if _mismatches(candidate) else "no mismatch that must be refused can be expressed"
+_some_mismatch = requires(_mismatches, "no mismatch that must be refused can be expressed")
 
 
 @clause(
     "shape.rejects-mismatch",
-    level="MUST",
     sentence=(
         "Fewer values than keys, another query than key head size, or a mask of another key length "
         "raise an exception instead of giving an answer."
@@ -106,9 +103,7 @@ def must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Fi
         got = list(answer.output.shape)
         came = f"an answer of shape {got}"
     message = f"{told}: {came} instead of an exception"
-    return Finding(
-        violation=Violation(kind="not-raised", message=message, expected="an exception", got=got)
-    )
+    return violated("not-raised", message, expected="an exception", got=got)
 
 
 def _some_other_mismatch(candidate: Candidate) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..problems.arrangements import with_equal_sequences
@@ -14,7 +13,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import LENGTHS, Space, can_cross, is_fixed
 from ._vocabulary import matches_golden_weights, same_answer, same_unless_identical
-from .registry import Finding, clause
+from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
 EVERYBODY = Space(
@@ -26,7 +25,6 @@ BATCH = Space(least=(("batch", 2),), share=0.5)
 
 @clause(
     "shape.output",
-    level="MUST",
     sentence="The output has one row a query: [B, H, Lq, Dv] for a core, [B, Lq, Eo] for a layer.",
     source="Vaswani et al. 2017, section 3.2; ONNX Attention-23, output Y",
     space=EVERYBODY,
@@ -39,7 +37,6 @@ def output_shape(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "shape.dtype",
-    level="MUST",
     sentence="The output has the dtype of the query.",
     source="ONNX Attention-23: type constraint T1 binds Q and Y",
     space=EVERYBODY,
@@ -52,11 +49,7 @@ def output_dtype(subject: Subject, problem: Problem) -> Finding:
     if got == inputs.query.dtype:
         return Finding()
     message = f"the output has dtype {got} for inputs of dtype {inputs.query.dtype}"
-    return Finding(
-        violation=Violation(
-            kind="dtype", message=message, expected=str(inputs.query.dtype), got=str(got)
-        )
-    )
+    return violated("dtype", message, expected=str(inputs.query.dtype), got=str(got))
 
 
 def without_batch(candidate: Candidate) -> str:
@@ -159,14 +152,11 @@ def empty_key(subject: Subject, problem: Problem) -> Finding:
     index = [int(i) for i in (~right).nonzero()[0]]
     got, wanted = float(answer[tuple(index)]), float(expected[tuple(index)])
     message = f"without any key the answer at {index} is {got:.9g}, not {wanted:.9g}"
-    return Finding(
-        violation=Violation(kind="value", message=message, expected=wanted, got=got, where=index)
-    )
+    return violated("value", message, expected=wanted, got=got, where=index)
 
 
 @clause(
     "shape.strided",
-    level="MUST",
     sentence="Transposed, sliced and offset inputs give the same answer as contiguous ones.",
     source="pytorch#181133, #163597, flash-attention#2541, xformers#813",
     space=Space(mask="maybe", share=0.5),
@@ -185,7 +175,6 @@ def strided(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "shape.expanded",
-    level="MUST",
     sentence="Inputs expanded with stride 0 give the same answer as materialised ones.",
     source="pytorch PR#114173",
     space=BATCH,
@@ -209,14 +198,11 @@ def expanded(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-def offers_weights(candidate: Candidate) -> str:
-    """Why no weights can be asked for, or ""."""
-    return "" if "weights" in candidate.declaration.features else "it does not return weights"
+offers_weights = declares("weights", "it does not return weights")
 
 
 @clause(
     "shape.weights",
-    level="MUST",
     sentence=(
         "The returned weights are [B, H, Lq, Lk], one table a head, equal the softmax and sum to "
         "one over the keys."
@@ -234,7 +220,6 @@ def weights(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "shape.weights-aside",
-    level="MUST",
     sentence="Asking for the weights does not change the output.",
     source="pytorch#160064, PR#190486: one fully masked head turns all NaN only with need_weights",
     space=Space(
@@ -273,7 +258,6 @@ ONE_SHAPE = (
 
 @clause(
     "shape.shared",
-    level="MUST",
     sentence=(
         "Key and value, or query, key and value, that are one tensor object give the answer of "
         "equal copies."
@@ -302,7 +286,6 @@ def shared(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "shape.bounds",
-    level="MUST",
     sentence="Nothing beside the elements of the given tensors is read: NaN around them is unseen.",
     source="pytorch#174861: out of bounds at a boundary size; PEERS: canaries",
     space=Space(mask="maybe", causal="maybe", share=0.5),

@@ -15,7 +15,7 @@ from ..problems.space import Space
 from ._measuring import measures_golden
 from ._vocabulary import matches_golden, narrow_range
 from .empty_rows import EMPTY
-from .registry import Finding, clause
+from .registry import Finding, clause, declares
 from .subject import Subject
 
 SOURCE = "OpenAI 2025 (gpt-oss model card), section 2.3; Xiao et al. 2024 (StreamingLLM)"
@@ -24,9 +24,7 @@ LARGE = (100.0, 1e4, 3e3)
 LARGE_IN_HALF = (100.0, 1e3, 30.0)
 
 
-def offers_sinks(candidate: Candidate) -> str:
-    """Why there are no sinks, or ""."""
-    return "" if "sinks" in candidate.declaration.features else "no sinks are declared"
+offers_sinks = declares("sinks", "no sinks are declared")
 
 
 def with_sinks(subject: Subject, problem: Problem) -> Inputs:
@@ -36,7 +34,6 @@ def with_sinks(subject: Subject, problem: Problem) -> Inputs:
 
 @clause(
     "sinks.golden",
-    level="MUST",
     sentence=(
         "The sink of a head joins the sum of its softmax, in every row, as a key whose value is "
         "zero and which nothing hides."
@@ -62,7 +59,6 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "sinks.large",
-    level="MUST",
     sentence="A sink of any size neither overflows nor loses the other weights.",
     source="the maximum that is subtracted must count the sink: vllm, flash-attention",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.5),
@@ -98,7 +94,6 @@ def _promises_zeros(candidate: Candidate) -> str:
 
 @clause(
     "sinks.empty-row",
-    level="MUST",
     sentence="A query without any key gives all its weight to the sink and returns zeros.",
     source="the softmax of a sink alone is one, and its value is zero",
     space=dataclasses.replace(EMPTY, share=0.5),
@@ -116,4 +111,4 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
     agreement = compare(
         subject.answer(inputs), known.output, known.bound, judged=rows, wording=wording
     )
-    return Finding(binding=bool(rows.any()), margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=bool(rows.any()))

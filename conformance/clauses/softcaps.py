@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ..declare.candidate import Candidate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ._vocabulary import matches_golden, narrow_range, same_answer
 from .leaks import hidden_keys, unaffected
-from .registry import Finding, clause
+from .registry import Finding, clause, declares, requires
 from .subject import Subject
 
 SOURCE = "Gemma Team 2024 (Gemma 2), section 2: logit soft-capping"
@@ -21,15 +20,13 @@ HUGE, HUGE_IN_HALF = 1e3, 64.0
 FAR_ABOVE, FAR_ABOVE_IN_HALF = 2e3, 2e2
 
 
-def offers_softcap(candidate: Candidate) -> str:
-    """Why no softcap can be asked for, or ""."""
-    return "" if "softcap" in candidate.declaration.features else "no softcap is declared"
+offers_softcap = declares("softcap")
 
 
-def _hides_keys(candidate: Candidate) -> str:
-    declared = candidate.declaration
-    hides = declared.masks or declared.causal or "window" in declared.features
-    return "" if hides else "no key can be hidden"
+_hides_keys = requires(
+    lambda c: c.declaration.masks or c.declaration.causal or "window" in c.declaration.features,
+    "no key can be hidden",
+)
 
 
 def _capped(subject: Subject, problem: Problem, cap: float) -> Inputs:
@@ -38,7 +35,6 @@ def _capped(subject: Subject, problem: Problem, cap: float) -> Inputs:
 
 @clause(
     "softcap.golden",
-    level="MUST",
     sentence="A softcap c turns each scaled score s into c * tanh(s / c).",
     source=f"{SOURCE}; ONNX Attention-23, attribute softcap",
     space=Space(
@@ -62,7 +58,6 @@ def softcap_golden(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "softcap.before-mask",
-    level="MUST",
     sentence="The cap comes before the mask: hidden keys stay hidden, however small the cap.",
     source="onnx#7865: capped after the mask, minus infinity becomes -c and keys leak",
     space=Space(
@@ -89,7 +84,6 @@ def softcap_before_mask(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "softcap.large",
-    level="MUST",
     sentence=(
         "A cap far above all scores changes nothing, and scores far above the cap end at it, "
         "without overflow."
@@ -132,7 +126,6 @@ def _enlarged(subject: Subject, inputs: Inputs, target: float) -> Inputs:
 
 @clause(
     "softcap.after-scale",
-    level="MUST",
     sentence="The scores are scaled first and capped then.",
     source=f"{SOURCE}; ONNX Attention-23: the cap acts on the scaled product",
     space=Space(

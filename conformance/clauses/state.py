@@ -27,7 +27,7 @@ from ._vocabulary import (
     still_says,
     take,
 )
-from .registry import Finding, clause
+from .registry import Finding, clause, violated
 from .subject import Subject
 
 ANY = Space(mask="maybe", causal="maybe", share=0.5)
@@ -38,7 +38,6 @@ EVERYBODY = ("core", "layer", "positions")
 
 @clause(
     "state.repeatable",
-    level="MUST",
     sentence="The same call made twice gives the same answer, within the bound.",
     source="BUGS 50, 55: races, dropout left on",
     space=ANY,
@@ -74,12 +73,11 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
         return Finding()
     largest = float((first.double() - second.double()).abs().nan_to_num().max())
     message = f"two equal calls differ in bits (by up to {largest:.3g})"
-    return Finding(violation=Violation(kind="value", message=message, got=largest, expected=0.0))
+    return violated("value", message, got=largest, expected=0.0)
 
 
 @clause(
     "state.no-memory",
-    level="MUST",
     sentence="An answer depends on the values of this call alone, not on earlier calls.",
     source="PEERS: returning the previous result by data_ptr or shape",
     space=Space(mask="maybe", values=LIVELY, share=0.5),
@@ -197,7 +195,6 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
 
 @clause(
     "state.answer-kept",
-    level="MUST",
     sentence="An answer stays what it was when the next call is made.",
     source="PEERS: stale results; an output buffer that is used again",
     space=Space(values=LIVELY, kinds=EVERYBODY, share=0.5),
@@ -213,12 +210,11 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     if still_says(answer):
         return Finding()
     message = "a later call overwrote an earlier answer: the output buffer is used again"
-    return Finding(violation=Violation(kind="mutated", message=message))
+    return violated("mutated", message)
 
 
 @clause(
     "state.grad-mode",
-    level="MUST",
     sentence="The answer is the same whether or not gradients are recorded.",
     source="pytorch#97128, PR#190486: a fast path that is taken without gradients only",
     space=Space(mask="maybe", causal="maybe", extras="maybe", share=0.5),
@@ -259,7 +255,6 @@ UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 
 @clause(
     "state.inputs-unchanged",
-    level="MUST",
     sentence="A call changes none of the tensors it is given.",
     source="PEERS: editing the inputs so that the reference sees the same edit",
     space=Space(
@@ -322,7 +317,6 @@ def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
 
 @clause(
     "state.answer-is-fresh",
-    level="MUST",
     sentence=(
         "The answer is a tensor of its own: changing the inputs does not change it, and changing "
         "it changes no later answer."
@@ -345,7 +339,7 @@ def answer_is_fresh(subject: Subject, problem: Problem) -> Finding:
             tensor.fill_(1)
     if not still_says(answer):
         message = "the answer shares memory with an input: changing one changes the other"
-        return Finding(violation=Violation(kind="mutated", message=message))
+        return violated("mutated", message)
     if answer.returned is None or answer.returned.is_inference() or _repeats(answer.returned):
         return Finding()  # it cannot be written to
     kept = answer.output if answer.kept is None else answer.kept
@@ -371,7 +365,6 @@ ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share
 
 @clause(
     "state.call-order",
-    level="MUST",
     sentence=(
         "Earlier calls, of other sizes, masks and options, and their number change no answer."
     ),

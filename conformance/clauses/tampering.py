@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
 from ..calls.calling import arguments
 from ..calls.devices import forked_random
 from ..oracle.comparison import GROSS, compare, moves
@@ -20,7 +19,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ._vocabulary import has_signal, identical, same_unless_identical
-from .registry import Finding, clause
+from .registry import Finding, clause, violated
 from .subject import Subject
 
 # Seeds that no other clause draws from: nobody has computed these answers before.
@@ -30,7 +29,6 @@ EVERYBODY = ("core", "layer", "positions")
 
 @clause(
     "state.untampered",
-    level="MUST",
     sentence=(
         "A call leaves the judge alone: torch's functions, the harness, the questions and their "
         "golden answers stay what they are."
@@ -59,7 +57,7 @@ def _told(replaced: list[str]) -> Finding:
     """The violation, which names everything once."""
     named = list(dict.fromkeys(replaced))
     message = f"a call changed what judges it: {', '.join(named)}"
-    return Finding(violation=Violation(kind="tampered", message=message, got=named))
+    return violated("tampered", message, got=named)
 
 
 def _golden(subject: Subject, inputs: Inputs) -> Golden | None:
@@ -95,7 +93,6 @@ def _golden_again(subject: Subject, inputs: Inputs, known: Golden) -> bool:
 
 @clause(
     "state.unseen",
-    level="MUST",
     sentence="A question whose golden answer does not exist yet is answered as well as any other.",
     source="PEERS: an answer that is looked up; detecting warm-up",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.5),
@@ -114,16 +111,11 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
         for one, two in zip(_reachable(inputs, None), _reachable(question, None), strict=True)
     ):
         message = "a call changed what judges it: the question itself"
-        return Finding(violation=Violation(kind="tampered", message=message))
+        return violated("tampered", message)
     oracle = Oracle(subject.declaration, subject.dtype)
     known = oracle.answer(question)
-    agreement = compare(
-        answer,
-        known.output,
-        known.bound,
-        judged=known.judged,
-        wording="the answer to a question nobody has answered before is wrong",
-    )
+    wording = "the answer to a question nobody has answered before is wrong"
+    agreement = compare(answer, known.output, known.bound, judged=known.judged, wording=wording)
     binding = bool(known.judged.any()) and has_signal(known, question, known.bound, known.judged)
     if agreement.violation is not None:
         again = subject.answer(question)  # now that its golden answer lies in this frame
@@ -132,7 +124,7 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
             is None
         ):
             return Finding(binding=binding)  # as wrong as ever: other clauses say why
-    return Finding(binding=binding, margin=agreement.margin, violation=agreement.violation)
+    return Finding.of(agreement, binding=binding)
 
 
 SEEDS = (1, 2)
@@ -173,7 +165,7 @@ def settings(subject: Subject, problem: Problem) -> Finding:
     if not changed:
         return Finding()
     message = f"the call changed {' and '.join(changed)} of torch"
-    return Finding(violation=Violation(kind="mutated", message=message, got=changed))
+    return violated("mutated", message, got=changed)
 
 
 def _settings() -> dict[str, Any]:

@@ -53,7 +53,6 @@ def _takes_sequences(candidate: Candidate) -> str:
 
 @clause(
     "varlen.golden",
-    level="MUST",
     sentence=(
         "Each sequence answers with its own tokens alone, from where its offset says to where the "
         "next begins."
@@ -73,7 +72,6 @@ def varlen_golden(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "varlen.causal",
-    level="MUST",
     sentence=(
         "The causal diagonal is aligned to the tokens of each sequence, not to those of the "
         "longest or of all."
@@ -93,7 +91,6 @@ def varlen_causal(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "varlen.independent",
-    level="MUST",
     sentence="The answer of a sequence does not depend on the sequences beside it.",
     source=f"{SOURCE}; TransformerEngine, axolotl: packed sequences that attend each other",
     space=_space(),
@@ -121,20 +118,15 @@ def varlen_independent(subject: Subject, problem: Problem) -> Finding:
 def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     """About a third of the sequences have no queries and no keys."""
     inputs = subject.inputs(problem)
-    found = matches_golden(
-        subject,
-        inputs,
-        "beside a sequence without tokens an answer is wrong",
-        counterfactual=inputs.without_mask(),
-    )
+    wording = "beside a sequence without tokens an answer is wrong"
+    found = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     absent = inputs.absent
     none = absent is not None and bool(absent.flatten(1).all(dim=1).any())
-    return Finding(binding=found.binding and none, margin=found.margin, violation=found.violation)
+    return found.only_if(none)
 
 
 @clause(
     "varlen.no-queries",
-    level="MUST",
     sentence="A sequence that has keys but no queries adds no row and disturbs no other sequence.",
     source=f"{SOURCE}: two equal offsets of queries, as for requests that wait in a batch",
     space=_space(patterns=(NO_QUERIES,)),
@@ -183,7 +175,6 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "varlen.no-queries-gradients",
-    level="MUST",
     sentence=(
         "Beside a sequence without queries every gradient is that of the specified attention; the "
         "keys and values of that sequence get none."
@@ -223,7 +214,7 @@ def _where_some_lack(found: Finding, inputs: Inputs, *, queries: bool) -> Findin
     if inputs.present is None:
         return dataclasses.replace(found, binding=False)
     some = bool((~inputs.present[0 if queries else 1].any(dim=1)).any())
-    return dataclasses.replace(found, binding=found.binding and some)
+    return found.only_if(some)
 
 
 def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: Problem) -> Inputs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..declare.candidate import Candidate
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
@@ -13,7 +12,7 @@ from ..problems.space import Space
 from ._alone import all_of, as_alone, stands_alone
 from ._vocabulary import matches_golden, same_answer
 from .long_sequences import some_rows_match
-from .registry import Finding, clause
+from .registry import Finding, clause, declares
 from .subject import Subject
 
 Window = tuple[int, int]
@@ -26,9 +25,7 @@ WIDTHS = (0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 ROWS = 2
 
 
-def offers_window(candidate: Candidate) -> str:
-    """Why no window can be asked for, or ""."""
-    return "" if "window" in candidate.declaration.features else "no window is declared"
+offers_window = declares("window")
 
 
 def window_for(problem: Problem) -> Window:
@@ -59,7 +56,6 @@ def _some_rows(problem: Problem) -> list[int]:
 
 @clause(
     "window.golden",
-    level="MUST",
     sentence=(
         "A window (left, right) shows each query that many keys before and after its own place, "
         "-1 all of them on that side."
@@ -87,7 +83,6 @@ def window_golden(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "window.edge",
-    level="MUST",
     sentence=(
         "A window of n keys on a side shows n of them beside the query's own, no more and no fewer."
     ),
@@ -106,9 +101,7 @@ def window_edge(subject: Subject, problem: Problem) -> Finding:
     wording = f"the window {inputs.window} shows other keys"
     return all_of(
         [
-            as_alone(
-                subject, inputs, row, wording, counterfactual=lambda: subject.oracle.output(other)
-            )
+            as_alone(subject, inputs, row, wording, counterfactual=other)
             for row in _some_rows(problem)
         ]
     )
@@ -129,7 +122,6 @@ def _as_limited(one: Window, other: Window) -> bool:
 
 @clause(
     "window.unlimited",
-    level="MUST",
     sentence=(
         "A window of -1 on both sides, or as wide as the sequence, equals none; so does one side."
     ),
@@ -155,7 +147,7 @@ def window_unlimited(subject: Subject, problem: Problem) -> Finding:
         inputs,
         _windowed(subject, problem, window),
         f"the window {window} and {told} give different answers",
-        counterfactual=lambda: subject.oracle.output(inputs.replace(window=narrow)),
+        counterfactual=inputs.replace(window=narrow),
     )
 
 
@@ -176,7 +168,6 @@ def _unlimited(problem: Problem) -> tuple[Window, Window | None, Window]:
 
 @clause(
     "window.causal",
-    level="MUST",
     sentence="Window, causal flag and mask act together: a key is seen only where all admit it.",
     source="BUGS 15: both given, one lost",
     space=Space(
@@ -202,9 +193,7 @@ def window_causal(subject: Subject, problem: Problem) -> Finding:
     wording = f"the causal flag and the window {inputs.window} together show other keys"
     return all_of(
         [
-            as_alone(
-                subject, inputs, row, wording, counterfactual=lambda: subject.oracle.output(other)
-            )
+            as_alone(subject, inputs, row, wording, counterfactual=other)
             for row in _some_rows(problem)
         ]
     )
@@ -212,7 +201,6 @@ def window_causal(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "window.alignment",
-    level="MUST",
     sentence=(
         "Where there are more or fewer keys than queries, windows are placed by the declared "
         "causal alignment: by the last query and key, or by the first of both."
@@ -243,7 +231,7 @@ def window_alignment(subject: Subject, problem: Problem) -> Finding:
                 inputs,
                 row,
                 f"the window {inputs.window} is not {aligned} aligned",
-                counterfactual=lambda: subject.oracle.output(inputs, other),
+                counterfactual=other,
             )
             for row in _some_rows(problem)
         ]
@@ -252,7 +240,6 @@ def window_alignment(subject: Subject, problem: Problem) -> Finding:
 
 @clause(
     "window.any-length",
-    level="MUST",
     sentence="Windows of any width are right in sequences of any length: at and past tile edges.",
     source="windowed kernels skip whole tiles of keys; BUGS 3, 4",
     space=Space(
