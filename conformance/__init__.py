@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .base.geometry import Geometry
     from .base.mistake import Mistake
     from .base.results import Violation
-    from .clauses._vocabulary import matches_golden, same_answer
+    from .clauses.judging import matches_golden, same_answer
     from .clauses.registry import Clause, Finding, clause
     from .clauses.subject import Subject
     from .declare.candidate import Candidate
@@ -61,11 +61,11 @@ _HOME = {
     "fixed_layer": "declare.decorators",
     "graph": "adapters.graph",
     "layer": "declare.decorators",
-    "matches_golden": "clauses._vocabulary",
+    "matches_golden": "clauses.judging",
     "module": "adapters.module",
     "parametrize": "testing.suites",
     "positions": "declare.decorators",
-    "same_answer": "clauses._vocabulary",
+    "same_answer": "clauses.judging",
     "suite": "testing.suites",
 }
 

@@ -96,7 +96,7 @@ _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
     for name in (
         *("oracle.comparison", "oracle.oracle", "oracle.yardstick", "calls.calling"),
-        *("clauses._vocabulary", "clauses._measuring"),
+        "clauses.judging",
         *("tolerance.core", "tolerance.model"),
     )
 ) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}

@@ -16,7 +16,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ..tolerance.core import is_normalised
-from ._vocabulary import read_heads, same_answer
+from .judging import read_heads, same_answer
 from .registry import Finding, clause
 from .subject import Subject
 

@@ -16,7 +16,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
-from ._vocabulary import finite_limit, matches_golden, order_is_free, read_heads, same_answer
+from .judging import finite_limit, matches_golden, order_is_free, read_heads, same_answer
 from .registry import Finding, clause, violated
 from .subject import Subject
 

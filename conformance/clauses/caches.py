@@ -24,8 +24,8 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import LENGTHS, Space, admits_lengths, can_cross, is_fixed
-from ._alone import all_of
-from ._vocabulary import (
+from .judging import (
+    all_of,
     as_given,
     identical,
     matches_golden,

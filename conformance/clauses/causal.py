@@ -10,10 +10,10 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, can_cross
-from ._vocabulary import logits_grow, matches_golden, narrow_range
+from .judging import logits_grow, matches_golden, narrow_range
 from .leaks import unaffected
 from .registry import Finding, clause, requires
-from .rejection import must_raise
+from .shape import must_raise
 from .subject import Subject
 
 SOURCE = "Vaswani et al. 2017, section 3.2.3"

@@ -12,7 +12,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import KEY_FORMS, Space
-from ._vocabulary import (
+from .judging import (
     heads_stay,
     one_item,
     order_is_free,

@@ -18,8 +18,8 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import LENGTHS, Space, admits_lengths, can_cross
-from ._vocabulary import View, as_given, one_item, same_answer
 from .export_runs import graph_of, is_graph
+from .judging import View, as_given, one_item, same_answer
 from .registry import Finding, clause, requires
 from .subject import Subject
 

@@ -26,7 +26,7 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import ANY_PATTERN, Space
-from ._vocabulary import column
+from .judging import column
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 

@@ -19,8 +19,8 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._alone import all_of
-from ._gradients import (
+from .judging import all_of, identical
+from .judging_gradients import (
     Asked,
     asked_inputs,
     axes_of,
@@ -33,7 +33,6 @@ from ._gradients import (
     spoken,
     with_full_rows,
 )
-from ._vocabulary import identical
 from .registry import Finding, clause, violated
 from .shape import (
     ONE_SHAPE,

@@ -20,7 +20,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import normal
 from ..problems.space import Space
 from ..tolerance import model
-from ._gradients import (
+from .judging_gradients import (
     Asked,
     axes_of,
     cannot_be_judged,

@@ -18,7 +18,8 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY, normal
 from ..problems.space import Space, admits_lengths, can_cross
-from ._gradients import (
+from .caches import can_cache, last_queries, with_cache
+from .judging_gradients import (
     cannot_be_judged,
     has_empty_rows,
     has_golden_gradients,
@@ -29,7 +30,6 @@ from ._gradients import (
     promised_gradients,
     with_full_rows,
 )
-from .caches import can_cache, last_queries, with_cache
 from .registry import Finding, clause, requires
 from .shape import offers_weights
 from .sinks import offers_sinks, with_sinks

@@ -18,7 +18,8 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ..tolerance import model
-from ._gradients import (
+from .judging import finite_limit, is_golden, read_heads, wide_range
+from .judging_gradients import (
     Asked,
     asked_inputs,
     by_kv_head,
@@ -35,7 +36,6 @@ from ._gradients import (
     same_gradients,
     with_full_rows,
 )
-from ._vocabulary import finite_limit, is_golden, read_heads, wide_range
 from .leaks import rows_apart, with_junk
 from .options import unless_refused_alone
 from .registry import Finding, clause

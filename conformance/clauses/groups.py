@@ -16,7 +16,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.settling import settle
 from ..problems.space import PROBE, Space
-from ._vocabulary import (
+from .judging import (
     head_blocks,
     heads_stay,
     matches_golden,

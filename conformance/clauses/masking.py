@@ -16,7 +16,7 @@ from ..problems.materialise import generator_for, mask_sizes
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
-from ._vocabulary import (
+from .judging import (
     heads_stay,
     logits_grow,
     matches_golden,

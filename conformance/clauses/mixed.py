@@ -18,7 +18,7 @@ from ..problems.materialise import TORCH_DTYPES
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
-from ._vocabulary import golden_at, narrow_range
+from .judging import golden_at, narrow_range
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 

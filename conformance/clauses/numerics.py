@@ -17,8 +17,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths
 from ..tolerance import model
-from ._measuring import measures_golden
-from ._vocabulary import finite_limit, knows_nan, logits_grow, through_output
+from .judging import finite_limit, knows_nan, logits_grow, measures_golden, through_output
 from .registry import Finding, clause, declares, violated
 from .subject import Subject
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from ..adapters.compiled import ASKED, graphs_compiled
 from ..base.texts import printable
 from ..calls.calling import Forward, arguments
+from ..declare.candidate import Candidate
 from ..declare.operators import (
     Called,
     Calls,
@@ -20,6 +23,7 @@ from ..declare.operators import (
 )
 from ..problems.problem import Problem
 from ..problems.space import Space
+from .judging import relate
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
@@ -122,3 +126,48 @@ def _line(told: Any) -> str:
     """The first line that says something of an exception."""
     lines = [line.strip() for line in str(told).splitlines() if line.strip()]
     return f"{type(told).__name__}: {lines[0] if lines else ''}"
+
+
+_EAGER: WeakKeyDictionary[Subject, Subject] = WeakKeyDictionary()
+NOTHING = "torch.compile compiles nothing of it: every call runs as it is"
+
+
+_is_compiled = requires(lambda c: c.eager is not None, "it is not compiled (--compile)")
+
+
+def asked_eagerly(candidate: Candidate, slug: str) -> str:
+    """Why a clause is left to the candidate as it is, before torch.compile, or ""."""
+    if candidate.eager is None or slug in ASKED:
+        return ""
+    return "asked of the candidate as it is, uncompiled"
+
+
+@clause(
+    "compile.agrees",
+    sentence="Through torch.compile, with static and with dynamic sizes, the answer is the same.",
+    source="torch.compile's contract; pytorch#96941, #127055: compiled attention alone is wrong",
+    space=Space(mask="maybe", causal="maybe", extras="maybe"),
+    applies=(_is_compiled,),
+    explained=False,
+)
+def compiled_agrees(subject: Subject, problem: Problem) -> Finding:
+    """The eager candidate's answer and the compiled one's, within both bounds."""
+    inputs = subject.inputs(problem)
+    answer = subject.answer(inputs)
+    graphs = graphs_compiled()
+    eager = _eager(subject).answer(inputs)
+    wording = "compiled, it answers otherwise than as it is"
+    found = relate(subject, (inputs, eager), (inputs, answer), wording)
+    if not graphs:
+        return Finding(binding=False, inapplicable=NOTHING, violation=found.violation)
+    return found
+
+
+def _eager(subject: Subject) -> Subject:
+    """The same candidate before it was compiled, asked the same."""
+    if subject.candidate.eager is None:
+        msg = "the clause does not apply to what is not compiled"
+        raise LookupError(msg)
+    if subject not in _EAGER:
+        _EAGER[subject] = Subject(subject.candidate.eager, subject.dtype, subject.device)
+    return _EAGER[subject]

@@ -11,9 +11,8 @@ from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
 from ..problems.settling import settle_causal
 from ..problems.space import Space
-from ._alone import all_of
-from ._vocabulary import are_golden_weights, is_golden
-from .empty_rows import follows_empty_rule
+from .judging import all_of, are_golden_weights, is_golden
+from .leaks import follows_empty_rule
 from .registry import Finding, clause, requires
 from .subject import Subject
 

@@ -17,7 +17,7 @@ from ..problems.layouts import LAYOUTS
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._vocabulary import identical, same_unless_identical
+from .judging import identical, same_unless_identical
 from .registry import Finding, clause, declares, violated
 from .subject import Subject
 

@@ -15,8 +15,7 @@ from ..problems.recipes import LIVELY
 from ..problems.settling import settle
 from ..problems.space import KEY_FORMS, WIDTHS, Space, admits_lengths, can_cross
 from ..tolerance.positions import position_bound
-from ._measuring import measures_golden
-from ._vocabulary import order_is_free, permutation, same_answer, take
+from .judging import measures_golden, order_is_free, permutation, same_answer, take
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 

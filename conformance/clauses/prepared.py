@@ -9,7 +9,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ..tolerance import model
-from ._measuring import measures_golden
+from .judging import measures_golden
 from .registry import Finding, clause, requires
 from .subject import Subject
 

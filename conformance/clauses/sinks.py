@@ -12,9 +12,8 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._measuring import measures_golden
-from ._vocabulary import matches_golden, narrow_range
-from .empty_rows import EMPTY
+from .judging import matches_golden, measures_golden, narrow_range
+from .leaks import EMPTY
 from .registry import Finding, clause, declares
 from .subject import Subject
 

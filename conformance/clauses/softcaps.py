@@ -6,7 +6,7 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._vocabulary import matches_golden, narrow_range, same_answer
+from .judging import matches_golden, narrow_range, same_answer
 from .leaks import hidden_keys, unaffected
 from .registry import Finding, clause, declares, requires
 from .subject import Subject

@@ -17,7 +17,7 @@ from ..problems.problem import MaskPlan, Problem
 from ..problems.recipes import LIVELY
 from ..problems.settling import one_at_a_time, settle_causal
 from ..problems.space import Space, admits_lengths, can_cross
-from ._vocabulary import (
+from .judging import (
     View,
     as_given,
     identical,

@@ -18,7 +18,7 @@ from ..problems.materialise import materialise
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._vocabulary import has_signal, identical, same_unless_identical
+from .judging import has_signal, identical, same_unless_identical
 from .registry import Finding, clause, violated
 from .subject import Subject
 

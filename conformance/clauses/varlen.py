@@ -16,10 +16,10 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._gradients import has_golden_gradients, records_gradients
-from ._vocabulary import column, matches_golden, wide_range
-from .empty_rows import follows_empty_rule
 from .gradients import drawn_gradients_match, gradients_beside_empty_rows, rows_are_finite
+from .judging import column, matches_golden, wide_range
+from .judging_gradients import has_golden_gradients, records_gradients
+from .leaks import follows_empty_rule
 from .registry import Finding, clause
 from .subject import Subject
 

@@ -9,8 +9,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from ._alone import all_of, as_alone, stands_alone
-from ._vocabulary import matches_golden, same_answer
+from .judging import all_of, as_alone, matches_golden, same_answer, stands_alone
 from .long_sequences import some_rows_match
 from .registry import Finding, clause, declares
 from .subject import Subject

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..calls.calling import CandidateFailure
 from ..calls.differentiating import Gradients, NotDifferentiable
-from ..clauses._gradients import has_empty_rows, output_gradient, with_full_rows
+from ..clauses.judging_gradients import has_empty_rows, output_gradient, with_full_rows
 from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import GoldenGradients, why_unknown
 from ..problems.combinations import options_alone

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..calls.calling import CandidateFailure
 from ..calls.devices import forked_random
-from ..clauses.dropout import COUNTED, equal_tokens, shares_of
+from ..clauses.modules import COUNTED, equal_tokens, shares_of
 from ..clauses.subject import Subject
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs

@@ -22,7 +22,7 @@ from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.devices import canonical, why_absent
 from ..calls.recording import Recording
-from ..clauses.compiled import asked_eagerly
+from ..clauses.operators import asked_eagerly
 from ..clauses.registry import Clause, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from candidates.eager import EagerLayer
 from conformance.base.results import Violation
-from conformance.clauses import dropout
-from conformance.clauses.dropout import _judge, _solved_shares, _tail
+from conformance.clauses import modules
+from conformance.clauses.modules import _judge, _solved_shares, _tail
 from conformance.clauses.subject import Subject
 from conformance.tolerance import model
 
@@ -113,7 +113,7 @@ def solved(mix: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
     """What is solved for when each head's share of the common value is known."""
     subject = Subject(layer(), "float64")
     inputs = subject.inputs(problem(dtype="float64", num_heads=3, num_kv_heads=3))
-    same = dropout.equal_tokens(inputs)
+    same = modules.equal_tokens(inputs)
     known = subject.golden(same)
     heads = known.core.value * mix.reshape(1, 3, 1, 1)
     merged = heads[:, :, :1].expand(2, 3, 5, 6).transpose(1, 2).flatten(2)
@@ -134,7 +134,7 @@ def test_shares_of_several_heads_are_solved_for() -> None:
 def test_shares_need_an_output_wider_than_the_heads() -> None:
     """With fewer outputs than heads nothing can be solved for, and nothing is claimed."""
     subject = Subject(layer(), "float32")
-    inputs = dropout.equal_tokens(subject.inputs(problem(output_size=2)))
+    inputs = modules.equal_tokens(subject.inputs(problem(output_size=2)))
     known = subject.golden(inputs)
     shares, _ = _solved_shares(inputs, known.core.value, known.bound, known.output)
     assert shares is None

@@ -8,7 +8,7 @@ import torch
 from examples import bare, core, layer, plan, problem, try_on
 from torch import Tensor
 
-from conformance.clauses._vocabulary import identical
+from conformance.clauses.judging import identical
 
 GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 

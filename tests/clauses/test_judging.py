@@ -5,7 +5,7 @@ import torch
 from examples import core, layer, plan, problem
 
 from conformance import Semantics
-from conformance.clauses._vocabulary import (
+from conformance.clauses.judging import (
     column,
     one_item,
     permutation,
