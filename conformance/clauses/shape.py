@@ -6,7 +6,6 @@ import torch
 
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
-from ..problems.arrangements import with_equal_sequences
 from ..problems.arrangements import expressible, with_equal_sequences
 from ..problems.inputs import Inputs
 from ..problems.layouts import CANARIES, STRIDED
