@@ -22,7 +22,7 @@ from candidates.broken import ESCAPES, MISTAKES
 from candidates.broken import reported as package
 from conformance import Mistake
 from conformance.base.profile import PROFILES
-from conformance.running.asking import Asking
+from conformance.running.clause_run import ClauseRun
 from conformance.running.runner import CandidateRun
 
 ENOUGH: Final = 3
@@ -98,7 +98,7 @@ def measured(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for planned in run.planned():
         if planned.reason or (planned.level != "MUST" and planned.id != mistake.primary):
             continue
-        result = run.run(planned, asking=Asking(deferred=True))
+        result = run.run(planned, asking=ClauseRun(deferred=True))
         if result.status == "failed":
             failed.setdefault(planned.id, (planned, result))
         if len(failed) == ENOUGH:

@@ -11,7 +11,7 @@ from ..errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class GraphOptions:
     """What is said of the graphs among the targets.
 
     source
@@ -24,7 +24,7 @@ class Beside:
     state_dict: str | None = None
     declaration: str | None = None
 
-    def given(self) -> list[str]:
+    def names(self) -> list[str]:
         """The options that were used, as they are spelled."""
         options = {
             "--source": self.source,
@@ -34,14 +34,14 @@ class Beside:
         return [option for option, value in options.items() if value is not None]
 
 
-NOTHING = Beside()
+NO_GRAPH_OPTIONS = GraphOptions()
 
 
-def read_beside(given: Any) -> Beside:
+def read_graph_options(given: Any) -> GraphOptions:
     """The same from a report; raises UsageError for what no report holds."""
     if given is None:
-        return NOTHING
-    known = {field.name for field in dataclasses.fields(Beside)}
+        return NO_GRAPH_OPTIONS
+    known = {field.name for field in dataclasses.fields(GraphOptions)}
     if not isinstance(given, Mapping) or not known >= set(given):
         msg = f"the report's 'beside' is {given!r:.60}: give {', '.join(sorted(known))}"
         raise UsageError(msg)
@@ -49,4 +49,4 @@ def read_beside(given: Any) -> Beside:
         if value is not None and not isinstance(value, str):
             msg = f"the report's 'beside' has {value!r:.60} as {name}: give a text"
             raise UsageError(msg)
-    return Beside(**given)
+    return GraphOptions(**given)

@@ -19,7 +19,7 @@ INAPPLICABLE: Final = "i"
 NOTHING: Final = "."
 
 
-class Found(Protocol):
+class FindingLike(Protocol):
     """What one example showed: a registry's Finding."""
 
     @property
@@ -76,7 +76,7 @@ class Tally:
     signs: str = ""
     margins: list[tuple[int, float]] = field(default_factory=list)
 
-    def add(self, finding: Found) -> None:
+    def add(self, finding: FindingLike) -> None:
         """Count one example."""
         if self.shard.count > 1:
             self.signs += sign(finding)
@@ -147,7 +147,7 @@ class Tally:
         }
 
 
-def sign(finding: Found) -> str:
+def sign(finding: FindingLike) -> str:
     """One letter for what an example showed."""
     if finding.binding:
         return BINDING

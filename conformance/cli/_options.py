@@ -225,7 +225,7 @@ def read_long(
 
 def _read_jobs(text: str) -> int:
     if text.strip().lower() == AUTO:
-        from ..running.workers.crew import default_jobs  # noqa: PLC0415 (--help must not pay for it)
+        from ..running.workers.pool import default_jobs  # noqa: PLC0415 (--help must not pay for it)
 
         return default_jobs()
     jobs = int(text) if text.strip().isascii() and text.strip().isdecimal() else 0

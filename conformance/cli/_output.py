@@ -21,8 +21,7 @@ from ..views.views import TERMINAL, VIEWS, View
 from ._options import Decorator
 
 if TYPE_CHECKING:
-    from ..session.spreading import Progress
-
+    from ..session.schedule import ShowProgress
 
 # From so many seconds on, time is told in minutes, and in hours.
 _MINUTES: Final = 100
@@ -44,7 +43,7 @@ def printing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Progress]:
+def progress_bar() -> Iterator[ShowProgress]:
     """A bar on standard error where that is a terminal, else nothing."""
     if not sys.stderr.isatty():
         yield lambda _doing, _done, _total, _left=None: None

@@ -124,7 +124,7 @@ def teeth_command(
     mistake and no correct candidate is flagged; else 1; 2 for bad input, 3 when the harness failed,
     130 when it was interrupted: what was found until then is shown and written.
     """
-    from ..running.workers.crew import default_jobs  # noqa: PLC0415
+    from ..running.workers.pool import default_jobs  # noqa: PLC0415
     from ..tools.teeth.jobs import Pace  # noqa: PLC0415
     from ..tools.teeth.options import TeethOptions  # noqa: PLC0415
     from ..tools.teeth.record import exit_code, run_teeth  # noqa: PLC0415

@@ -134,7 +134,7 @@ def check_command(
     candidate. Candidates run in a process of their own; what they print is not shown.
     """
     began = time.monotonic()  # what is imported now is part of the time that a run may take
-    from ..base.graph_options import Beside  # noqa: PLC0415
+    from ..base.graph_options import GraphOptions  # noqa: PLC0415
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..session.renewing import Gate  # noqa: PLC0415
@@ -162,7 +162,7 @@ def check_command(
         only=only,
         skip=skip,
         unchecked=unchecked,
-        beside=Beside(
+        graph_options=GraphOptions(
             source=source,
             state_dict=None if state_dict is None else str(state_dict),
             declaration=None if declaration is None else str(declaration),

@@ -91,7 +91,7 @@ def compare_command(
     Exit code: that of check for all candidates together.
     """
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
-    from ..session.comparing import JUST_NOW, Source, joined, read_sources, split  # noqa: PLC0415 (--help)
+    from ..session.comparing import JUST_NOW, ComparedRecord, joined, read_sources, split  # noqa: PLC0415 (--help)
     from ..views.comparison import show_comparison  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
@@ -113,7 +113,7 @@ def compare_command(
             unchecked=unchecked,
         )
         run = _run(options, expected_failures, strict=strict, timeout=timeout)
-        sources = [Source(name=JUST_NOW, record=run), *sources]
+        sources = [ComparedRecord(name=JUST_NOW, record=run), *sources]
     record = joined(sources)
     record["fail_on"] = "should" if strict else "must"
     named = ", ".join(map(str, files)) or "this run"

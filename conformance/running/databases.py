@@ -74,14 +74,14 @@ def shown(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenDatabase:
     """A database, and what is missing from it: sentences."""
 
     database: ExampleDatabase
     notes: tuple[str, ...] = ()
 
 
-def open_databases(texts: Sequence[str]) -> Opened | None:
+def open_databases(texts: Sequence[str]) -> OpenDatabase | None:
     """The databases that texts name, as one; raises UsageError where one cannot be used at all.
 
     An artifact that is not there yet is none to wait for: it is said, and nothing is read from it.
@@ -95,16 +95,18 @@ def open_databases(texts: Sequence[str]) -> Opened | None:
         return None
     notes = tuple(note for one in opened for note in one.notes)
     every = [one.database for one in opened]
-    return Opened(database=MultiplexedDatabase(*every) if every[1:] else every[0], notes=notes)
+    return OpenDatabase(
+        database=MultiplexedDatabase(*every) if every[1:] else every[0], notes=notes
+    )
 
 
-def _open(text: str) -> Opened:
+def _open(text: str) -> OpenDatabase:
     if _SCHEME.match(text):
-        return Opened(database=_redis(text))
+        return OpenDatabase(database=_redis(text))
     found = _REPOSITORY.fullmatch(text)
     if found is not None:
         return _github(found[1], found[2])
-    return Opened(database=_folder(Path(text).expanduser()))
+    return OpenDatabase(database=_folder(Path(text).expanduser()))
 
 
 def _folder(path: Path) -> ExampleDatabase:
@@ -146,7 +148,7 @@ def _said(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _github(owner: str, repository: str) -> Opened:
+def _github(owner: str, repository: str) -> OpenDatabase:
     """A repository's latest artifact, which is read with the token in GITHUB_TOKEN."""
     from hypothesis.database import GitHubArtifactDatabase, ReadOnlyDatabase  # noqa: PLC0415
 
@@ -165,4 +167,4 @@ def _github(owner: str, repository: str) -> Opened:
             shared._disabled = True  # noqa: SLF001 (or every clause would try it again)
     name = f"github:{owner}/{repository}"
     notes = (f"{OPTION} {name} brings no failures: {said[0].rstrip('.')}",) if said else ()
-    return Opened(database=ReadOnlyDatabase(shared), notes=notes)
+    return OpenDatabase(database=ReadOnlyDatabase(shared), notes=notes)

@@ -34,8 +34,8 @@ from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
 from ..shrinking.counterexample import describe
 from ..shrinking.smallest import Smallest, examine, smallest_failure
-from .asking import AT_LEISURE, Asking, Planned
-from .questions import Memory, Questions
+from .clause_problems import ClauseProblems, FailureMemory
+from .clause_run import UNLIMITED, ClauseRun, PlannedClause
 
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
@@ -65,7 +65,7 @@ class CandidateRun:
         skip: tuple[str, ...] = (),
         explain: bool = True,
         shard: Shard = WHOLE,
-        memory: Memory | None = None,
+        memory: FailureMemory | None = None,
     ) -> None:
         self.candidate = candidate
         self.profile = profile_for(candidate, profile)
@@ -104,7 +104,7 @@ class CandidateRun:
     def _pool(self) -> Pool:
         return Pool(self.candidate, self.profile, self.seed, leading=self._leading)
 
-    def planned(self) -> list[Planned]:
+    def planned(self) -> list[PlannedClause]:
         """Every selected clause in every dtype and on every device, in order.
 
         Those that are not applicable are among them, such as all on a device that is not here.
@@ -116,11 +116,11 @@ class CandidateRun:
         self.pool = self._pool()
         return plan
 
-    def _plan(self) -> list[Planned]:
+    def _plan(self) -> list[PlannedClause]:
         selected = [clause for clause in self._clauses.values() if self._selects(clause.id)]
         absent = {device: why_unusable(self.candidate, device) for device in self.devices}
         return [
-            Planned(
+            PlannedClause(
                 id=clause.id,
                 family=clause.family,
                 level=clause.level_for(self.candidate.shown_kind),
@@ -144,10 +144,10 @@ class CandidateRun:
 
     def run(
         self,
-        planned: Planned,
+        planned: PlannedClause,
         on_example: OnExample | None = None,
         *,
-        asking: Asking = AT_LEISURE,
+        asking: ClauseRun = UNLIMITED,
     ) -> ClauseResult:
         """Run one clause; its result counts fewer examples than planned where the time was up.
 
@@ -159,7 +159,7 @@ class CandidateRun:
         return self._guarded(planned, partial(self._run, self._clauses[planned.id], asking=asking))
 
     def explain_failure(
-        self, planned: Planned, found: ClauseResult, asking: Asking = AT_LEISURE
+        self, planned: PlannedClause, found: ClauseResult, asking: ClauseRun = UNLIMITED
     ) -> ClauseResult:
         """Make a failure small and name it, which a deferred run has left as it was found.
 
@@ -168,7 +168,7 @@ class CandidateRun:
         return self._guarded(planned, partial(self._explained, found=found, asking=asking))
 
     def _guarded(
-        self, planned: Planned, work: Callable[[ClauseResult], ClauseResult]
+        self, planned: PlannedClause, work: Callable[[ClauseResult], ClauseResult]
     ) -> ClauseResult:
         result = ClauseResult(
             id=planned.id,
@@ -196,10 +196,10 @@ class CandidateRun:
             self._subjects[place] = Subject(self.candidate, dtype, device)
         return self._subjects[place]
 
-    def _run(self, clause: Clause, result: ClauseResult, *, asking: Asking) -> ClauseResult:
+    def _run(self, clause: Clause, result: ClauseResult, *, asking: ClauseRun) -> ClauseResult:
         subject = self.subject(result.dtype, result.device)
         tally = Tally(terms=self._terms(clause), shard=self.shard)
-        asked = Questions(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
+        asked = ClauseProblems(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
         for problem in asked.of_round(asking.round):
             if asking.is_over:
                 return self._counted(clause, result, tally, asking).replace(
@@ -224,7 +224,7 @@ class CandidateRun:
         )
 
     def _counted(
-        self, clause: Clause, result: ClauseResult, tally: Tally, asking: Asking
+        self, clause: Clause, result: ClauseResult, tally: Tally, asking: ClauseRun
     ) -> ClauseResult:
         numbers = () if asking.round else tally.asked
         return result.replace(
@@ -243,7 +243,7 @@ class CandidateRun:
         problem: Problem,
         broken: Violation,
         result: ClauseResult,
-        asking: Asking,
+        asking: ClauseRun,
     ) -> ClauseResult:
         """Reduce the failing problem and report the smallest one found."""
         if self.memory is not None:
@@ -258,7 +258,7 @@ class CandidateRun:
         return self._smaller(clause, subject, problem, broken, found, asking)
 
     def _explained(
-        self, planned: ClauseResult, *, found: ClauseResult, asking: Asking
+        self, planned: ClauseResult, *, found: ClauseResult, asking: ClauseRun
     ) -> ClauseResult:
         clause = self._clauses[planned.id]
         subject = self.subject(planned.dtype, planned.device)
@@ -278,7 +278,7 @@ class CandidateRun:
         problem: Problem,
         broken: Violation,
         result: ClauseResult,
-        asking: Asking,
+        asking: ClauseRun,
     ) -> ClauseResult:
         kind = broken.kind
         random = self._randomness(subject, problem) if kind in DIAGNOSED else None

@@ -14,16 +14,16 @@ from ..base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ..base.profile import PROFILES
 from ..base.record import Record
 from ..base.results import ClauseResult
-from ..running.workers.crew import Crew
 from ..running.workers.messages import Loaded, Ready, RunOptions
+from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, OutOfTime
 from . import expectations
-from .announcing import Outcome
+from .acceptance import UnjudgedRun
 from .expectations import Selection, Stale, judge
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
+from .schedule import Schedule, ShowProgress
 from .selection import check_selection, selected
-from .spreading import Progress, Spread
 
 
 def is_shard(options: RunOptions) -> bool:
@@ -135,7 +135,7 @@ class _Run:
     written: dict[str, Any] | None = None
     started: str = ""
     deadline: Deadline | None = None
-    spread: Spread | None = None
+    spread: Schedule | None = None
     interrupted: bool = False
     finished: bool = False
 
@@ -148,7 +148,7 @@ def check(
     jobs: int = 1,
     max_time: float | None = None,
     began: float | None = None,
-    progress: Progress = _silent,
+    progress: ShowProgress = _silent,
     announce: Callable[[str], None] = _unannounced,
 ) -> Record:
     """Run every clause on every candidate and return the record.
@@ -169,7 +169,7 @@ def check(
     if max_time is not None:
         run.deadline = Deadline(limit=max_time, started=started if began is None else began)
     try:
-        with Crew(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as crew:
+        with WorkerPool(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as crew:
             _prepare(run, crew, options, gate, progress)
             run.spread = _spread(run, crew, options, jobs, progress)
             run.spread.ended = lambda index: _announce(run, index, options, announce)
@@ -187,10 +187,10 @@ def check(
 
 def _prepare(
     run: _Run,
-    crew: Crew,
+    crew: WorkerPool,
     options: RunOptions,
     gate: Gate,
-    progress: Progress,
+    progress: ShowProgress,
 ) -> None:
     progress("starting", 0, 0)
     run.ready = crew.start()
@@ -204,8 +204,10 @@ def _prepare(
             expectations.check_clause(entry, slugs, f"{loaded.name} ({loaded.target})")
 
 
-def _spread(run: _Run, crew: Crew, options: RunOptions, jobs: int, progress: Progress) -> Spread:
-    return Spread(
+def _spread(
+    run: _Run, crew: WorkerPool, options: RunOptions, jobs: int, progress: ShowProgress
+) -> Schedule:
+    return Schedule(
         crew=crew,
         loaded=run.loaded,
         judge=lambda loaded, result: _judged(run, loaded, result, options),
@@ -260,7 +262,7 @@ def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
 
     An interrupted run has not seen everything: nothing is written.
     """
-    outcome = Outcome(
+    outcome = UnjudgedRun(
         loaded=run.loaded,
         results=run.found,
         selection=_selection(run, options),
@@ -292,9 +294,9 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
             run.ready.sentences,
             stale_by_name[loaded.name],
             warnings=run.warnings.get(loaded.name, ()),
-            beside=options.beside,
+            graph_options=options.graph_options,
             interrupted=run.interrupted
-            and len(run.results.get(loaded.name, [])) < max(1, len(loaded.tasks)),
+            and len(run.results.get(loaded.name, [])) < max(1, len(loaded.planned)),
             missing=what_is_missing(options, run.deadline, run.results.get(loaded.name, [])),
         )
         for loaded in run.loaded

@@ -21,7 +21,7 @@ _CIRCUMSTANCES: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ComparedRecord:
     """A record and what it is called on the page: the file, or :data:`JUST_NOW`."""
 
     name: str
@@ -35,18 +35,18 @@ def split(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     return targets, files
 
 
-def read_sources(files: Iterable[Path]) -> list[Source]:
+def read_sources(files: Iterable[Path]) -> list[ComparedRecord]:
     """The records of some files, each once; raises UsageError for what is none."""
-    sources: dict[Path, Source] = {}
+    sources: dict[Path, ComparedRecord] = {}
     for path in files:
         if path.resolve() in sources:
             msg = f"{path} is named twice: compare it with another record"
             raise UsageError(msg)
-        sources[path.resolve()] = Source(name=str(path), record=read_record(path))
+        sources[path.resolve()] = ComparedRecord(name=str(path), record=read_record(path))
     return list(sources.values())
 
 
-def joined(sources: Sequence[Source]) -> Record:
+def joined(sources: Sequence[ComparedRecord]) -> Record:
     """One record of schema 1 with the candidates of all sources, under names that differ.
 
     ``compared`` says of each source what it was. What is the same in all of them stands where a
@@ -95,7 +95,7 @@ def _listed(values: Iterable[Any]) -> str:
     return " / ".join(dict.fromkeys(str(value) for value in values))
 
 
-def _circumstances(source: Source) -> dict[str, Any]:
+def _circumstances(source: ComparedRecord) -> dict[str, Any]:
     record = source.record
     return {
         "source": source.name,
@@ -106,7 +106,7 @@ def _circumstances(source: Source) -> dict[str, Any]:
     }
 
 
-def _names(sources: Sequence[Source]) -> list[list[str]]:
+def _names(sources: Sequence[ComparedRecord]) -> list[list[str]]:
     """A name for each candidate of each source, with its source where another has the same."""
     every = [[str(one["name"]) for one in source.record["candidates"]] for source in sources]
     often = Counter(name for names in every for name in names)
@@ -124,7 +124,7 @@ def _unique(name: str, taken: Counter[str]) -> str:
 
 
 def _candidates(
-    sources: Sequence[Source], names: Sequence[Sequence[str]]
+    sources: Sequence[ComparedRecord], names: Sequence[Sequence[str]]
 ) -> Iterator[CandidateEntry]:
     for source, own in zip(sources, names, strict=True):
         for candidate, name in zip(source.record["candidates"], own, strict=True):

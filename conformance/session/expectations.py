@@ -112,7 +112,7 @@ def why_different(entry: ExpectedFailure, result: ClauseResult) -> tuple[str, st
     return why, _change(entry, "diagnosis", words)
 
 
-Problem = Literal["stale", "expired", "different"]
+StaleProblem = Literal["stale", "expired", "different"]
 _NOT_STALE: Final = ("failed", "expected-failure", "unexpected-pass", "untestable", "error")
 _STILL_THERE: Final = ("failed", "expected-failure", "untestable", "error")
 
@@ -130,7 +130,7 @@ class Stale:
 
     expectation: ExpectedFailure
     why: str
-    problem: Problem = "stale"
+    problem: StaleProblem = "stale"
     change: str = ""
 
     def names(self, candidate: str) -> bool:

@@ -16,7 +16,7 @@ from ..base.files import write_text
 from ..base.results import ClauseResult
 from ..base.texts import printable
 from ..errors import UsageError
-from .announcing import Acceptance, New, Outcome, accept
+from .acceptance import Acceptance, NewExpectation, UnjudgedRun, accept
 from .expectations import check_entries
 
 _HEAD: Final = """\
@@ -30,14 +30,14 @@ _LONGEST: Final = 96
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class ExpectationFile:
     """A file as it is: what stands above its first entry, and each entry with its own text."""
 
     head: str = ""
     entries: tuple[tuple[ExpectedFailure, str], ...] = ()
 
 
-def read_written(text: str, path: Path) -> Written:
+def read_written(text: str, path: Path) -> ExpectationFile:
     """Take a file apart; the comments directly above an entry belong to it."""
     entries = parse(text, path)
     lines = text.split("\n")
@@ -46,17 +46,17 @@ def read_written(text: str, path: Path) -> Written:
         return _of_list(entries, lines)
     head = "\n".join(lines[: found[0].first - 1]) if found else text
     texts = ["\n".join(lines[one.first - 1 : one.end - 1]) for one in found]
-    return Written(head=head, entries=tuple(zip(entries, texts, strict=True)))
+    return ExpectationFile(head=head, entries=tuple(zip(entries, texts, strict=True)))
 
 
-def _of_list(entries: Sequence[ExpectedFailure], lines: Iterable[str]) -> Written:
+def _of_list(entries: Sequence[ExpectedFailure], lines: Iterable[str]) -> ExpectationFile:
     """A file written as ``expected = [...]``: what is said stays, and its first comments."""
     head = itertools.takewhile(lambda line: line.lstrip().startswith("#"), lines)
     texts = tuple((entry, entry_text(entry)) for entry in entries)
-    return Written(head="\n".join(head), entries=texts)
+    return ExpectationFile(head="\n".join(head), entries=texts)
 
 
-def rewrite(before: Sequence[Written], acceptance: Acceptance, path: Path) -> str:
+def rewrite(before: Sequence[ExpectationFile], acceptance: Acceptance, path: Path) -> str:
     """The text of the new file, sorted by clause and candidate.
 
     Raises UsageError where an entry cannot be written as TOML.
@@ -86,7 +86,7 @@ def entry_text(entry: ExpectedFailure, comments: Iterable[str] = ()) -> str:
     return "".join([*(f"# {comment}\n" for comment in comments), tomlkit.dumps(document)])
 
 
-def _new_text(new: New) -> str:
+def _new_text(new: NewExpectation) -> str:
     return entry_text(new.entry, map(_one_line, new.comments))
 
 
@@ -153,7 +153,7 @@ class Renewed:
     told: dict[str, Any]
 
 
-def renew(gate: Gate, outcome: Outcome) -> Renewed | str:
+def renew(gate: Gate, outcome: UnjudgedRun) -> Renewed | str:
     """Write the file that makes a run green, or say in a sentence why it is left as it was."""
     path = gate.write
     if path is None:
@@ -169,7 +169,7 @@ def renew(gate: Gate, outcome: Outcome) -> Renewed | str:
         return str(error)
 
 
-def _write(path: Path, before: Sequence[Written], acceptance: Acceptance) -> Renewed:
+def _write(path: Path, before: Sequence[ExpectationFile], acceptance: Acceptance) -> Renewed:
     text = rewrite(before, acceptance, path)
     write_text(text, path)
     return Renewed(entries=parse(text, path), told=_told(path, acceptance))

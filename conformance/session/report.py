@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, cast
 
-from ..base.graph_options import NOTHING, Beside
+from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SCHEMA, TOOL, CandidateEntry, Record
 from ..base.results import ClauseResult, plain
 from ..running.workers.environment import package_version, project_url
@@ -154,13 +154,13 @@ def candidate_entry(
     interrupted: bool = False,
     missing: str = "",
     warnings: Sequence[str] = (),
-    beside: Beside = NOTHING,
+    graph_options: GraphOptions = NO_GRAPH_OPTIONS,
 ) -> CandidateEntry:
     """The entry for one candidate; ``warnings`` say where its declaration is contradicted.
 
     Before them stands what exception many clauses failed with.
 
-    ``beside`` is what was given for graphs, so that a replay can open the same again.
+    ``graph_options`` are in the entry of a graph, so that a replay can open the same again.
     """
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
     entry = {
@@ -169,7 +169,7 @@ def candidate_entry(
         "kind": loaded.kind,
         **({"location": loaded.location} if loaded.location is not None else {}),
         "declaration": loaded.declaration,
-        **({"beside": asdict(beside)} if loaded.kind == "graph" else {}),
+        **({"beside": asdict(graph_options)} if loaded.kind == "graph" else {}),
         "verdict": word,
         "verdict_reason": reason,
         "warnings": [*_one_exception(results), *warnings],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ..base.graph_options import NOTHING, Beside
+from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
 from ..errors import ConstructionError, DeclarationError, UsageError
@@ -50,7 +50,7 @@ def resolve(targets: Iterable[str]) -> list[Candidate]:
     return candidates
 
 
-def resolve_one(target: str, beside: Beside = NOTHING) -> list[Candidate]:
+def resolve_one(target: str, beside: GraphOptions = NO_GRAPH_OPTIONS) -> list[Candidate]:
     """The candidates of one target, their layers not yet built.
 
     ``beside`` is what the user gives for graphs; a target that is none must be given nothing.
@@ -110,11 +110,11 @@ def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
             yield candidate.located(place)
 
 
-def _find(target: str, beside: Beside) -> Iterable[tuple[Candidate, str]]:
+def _find(target: str, beside: GraphOptions) -> Iterable[tuple[Candidate, str]]:
     if is_graph(target):
         return [(_graph(Path(target).expanduser(), beside), target)]
-    if beside.given():
-        given = " and ".join(beside.given())
+    if beside.names():
+        given = " and ".join(beside.names())
         msg = f"{target} is no ONNX graph, and {given} can be given for graphs only"
         raise UsageError(msg)
     where, name = split_target(target)
@@ -133,7 +133,7 @@ def is_graph(target: str) -> bool:
     return target.lower().endswith(".onnx")
 
 
-def _graph(path: Path, beside: Beside) -> Candidate:
+def _graph(path: Path, beside: GraphOptions) -> Candidate:
     """The candidate of an ONNX file, with what the user gives beside it."""
     from ..adapters.graph import GraphRequest, graph_candidate  # noqa: PLC0415 (onnx: only for graphs)
 

@@ -12,9 +12,8 @@ import pytest
 from ..base.expected import ExpectedFailure
 from ..base.results import ClauseResult
 from ..base.texts import printable
-from ..running.asking import Planned
-from ..running.workers.loaded import Plan
-from ..running.workers.outcomes import from_exception, not_applicable, outcome
+from ..running.clause_run import PlannedClause
+from ..running.workers.planning import CandidatePlan
 from ..session.expectations import is_announced, judge
 from ..views import counterexample
 from ..views.wording import explanation, message
@@ -33,8 +32,8 @@ class ClauseCase:
 
     def __init__(
         self,
-        plan: Plan,
-        planned: Planned,
+        plan: CandidatePlan,
+        planned: PlannedClause,
         *,
         requirement: str,
         expected: Iterable[ExpectedFailure] = (),
@@ -113,7 +112,7 @@ class ClauseCase:
 
     def _run(self) -> ClauseResult:
         if self._planned.reason:
-            return not_applicable(self._planned)
+            return self._planned.not_applicable()
         started, last = time.perf_counter(), None
 
         def on_example(problem: dict[str, Any]) -> None:
@@ -129,7 +128,7 @@ class ClauseCase:
             raise
         except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
             seconds = time.perf_counter() - started
-            return from_exception(self._planned, error, last, seconds=seconds)
+            return self._planned.after_exception(error, last, seconds=seconds)
 
 
 class UncheckedCase(ClauseCase):
@@ -138,8 +137,8 @@ class UncheckedCase(ClauseCase):
     It cannot be passed, as an untestable clause cannot: who wants it green declares them.
     """
 
-    def __init__(self, plan: Plan, said: str) -> None:
-        planned = Planned(
+    def __init__(self, plan: CandidatePlan, said: str) -> None:
+        planned = PlannedClause(
             id=UNCHECKED,
             family=UNCHECKED.partition(".")[0],
             level="MUST",
@@ -151,7 +150,7 @@ class UncheckedCase(ClauseCase):
         self._said = said
 
     def _run(self) -> ClauseResult:
-        return outcome(self._planned, "untestable", self._said)
+        return self._planned.result("untestable", self._said)
 
 
 def _findings(result: ClauseResult) -> list[tuple[str, object]]:

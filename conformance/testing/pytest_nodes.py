@@ -14,9 +14,8 @@ from ..base.profile import DTYPES, PROFILES
 from ..base.texts import printable
 from ..clauses.registry import all_clauses
 from ..errors import UsageError, did_you_mean
-from ..running.workers.loaded import Plan, check_devices, plan_candidates
 from ..running.workers.messages import RunOptions
-from ..running.workers.outcomes import not_applicable, outcome
+from ..running.workers.planning import CandidatePlan, check_devices, plan_candidates
 from ..session.expectations import Selection, check_clause, read_file, stale
 from ..session.report import unchecked_masks
 from ..session.selection import check_selection, selected
@@ -25,7 +24,7 @@ from ..targets.source_location import declared_expectations
 from .cases import ClauseCase, UncheckedCase
 from .suites import SuiteOptions
 
-PLANS = pytest.StashKey[dict[Any, list[Plan]]]()
+PLANS = pytest.StashKey[dict[Any, list[CandidatePlan]]]()
 
 
 class ConformanceDirectory(pytest.Directory):
@@ -101,7 +100,7 @@ def _slugs(sentences: Iterable[str], options: SuiteOptions) -> list[str]:
 
 
 def _cases(
-    plan: Plan, sentences: dict[str, str], *, expected: tuple[ExpectedFailure, ...]
+    plan: CandidatePlan, sentences: dict[str, str], *, expected: tuple[ExpectedFailure, ...]
 ) -> Iterator[ClauseCase]:
     qualified = len({planned.dtype for planned in plan.planned}) > 1
     entries = (*declared_expectations(plan.candidate), *expected)
@@ -169,7 +168,9 @@ def _seed(value: Any) -> int:
     return seed
 
 
-def _plans(config: pytest.Config, settings: RunOptions, targets: tuple[Any, ...]) -> list[Plan]:
+def _plans(
+    config: pytest.Config, settings: RunOptions, targets: tuple[Any, ...]
+) -> list[CandidatePlan]:
     """The plans of a suite, made once a pytest run: suites of one target share their goldens."""
     known = config.stash.setdefault(PLANS, {})
     key = (settings, tuple(target if isinstance(target, str) else id(target) for target in targets))
@@ -206,12 +207,12 @@ def _own(options: SuiteOptions, slugs: Iterable[str]) -> tuple[ExpectedFailure, 
 
 
 def _refuse_stale(
-    plans: list[Plan], entries: tuple[ExpectedFailure, ...], selection: Selection
+    plans: list[CandidatePlan], entries: tuple[ExpectedFailure, ...], selection: Selection
 ) -> None:
     """Refuse expectations that no test can answer to: nothing matches, or nothing is applicable."""
     foreseen = {
         plan.candidate.name: [
-            not_applicable(planned) if planned.reason else outcome(planned, "untestable")
+            planned.not_applicable() if planned.reason else planned.result("untestable")
             for planned in plan.planned
         ]
         for plan in plans

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..base.compiled_names import names_compiled
-from ..base.graph_options import read_beside
+from ..base.graph_options import read_graph_options
 from ..base.profile import DTYPES, PROFILES
 from ..base.record import read_record
 from ..errors import UsageError, did_you_mean
@@ -270,12 +270,12 @@ def _options(own: Sequence[Case], target: str | None) -> RunOptions:
         msg = f"the report does not say where {candidate['name']} is: give --target"
         raise UsageError(msg)
     only = tuple(dict.fromkeys(case.clause["id"] for case in own))
-    beside = read_beside(candidate.get("beside"))
+    graph_options = read_graph_options(candidate.get("beside"))
     return RunOptions(
         targets=(target or candidate["target"],),
         profile="quick",
         only=only,
-        beside=beside,
+        graph_options=graph_options,
         trials=False,
         compile=names_compiled(candidate["name"]),
     )

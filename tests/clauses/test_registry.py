@@ -154,7 +154,7 @@ def test_clauses_about_graphs_cost_others_nothing() -> None:
     """Whoever checks no graph imports no onnx, which cannot be imported twice in a process."""
     code = (
         "import sys; from conformance.clauses.registry import all_clauses; "
-        "import conformance.running.workers.loaded; "
+        "import conformance.running.workers.planning; "
         "all_clauses(); print({'onnx', 'onnxruntime', 'ml_dtypes'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

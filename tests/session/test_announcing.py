@@ -6,7 +6,7 @@ import pytest
 from records import loaded, result
 
 from conformance.base.results import ClauseResult, Violation
-from conformance.session.announcing import Outcome, announcements
+from conformance.session.acceptance import UnjudgedRun, announcements
 from conformance.session.expectations import Selection
 
 Pair = tuple[str, str]
@@ -62,7 +62,7 @@ def test_as_few_entries_as_say_it_exactly(
     """An entry names a dtype or a device only where the clause does not fail elsewhere."""
     failures = [one(pair, fails=True) for pair in fails]
     results = [*failures, *(one(pair, fails=False) for pair in passes)]
-    ran = Outcome(
+    ran = UnjudgedRun(
         loaded=[loaded("mine", declaration={"dtypes": dtypes, "devices": devices})],
         results={"mine": results},
         selection=Selection(slugs=["mask.golden"]),
@@ -84,7 +84,7 @@ def test_a_name_is_no_glob() -> None:
     """Signs of globs in a candidate's name stand for themselves."""
     failure = one(A, fails=True)
     name = "heads[2]*?"
-    ran = Outcome(
+    ran = UnjudgedRun(
         loaded=[loaded(name, declaration={"dtypes": ["float32"], "devices": ["cpu"]})],
         results={name: [failure]},
         selection=Selection(slugs=["mask.golden"]),

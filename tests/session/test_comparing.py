@@ -10,7 +10,7 @@ from view_records import EVERY, STALE, candidate, cut, of, record
 
 from conformance.base.record import exit_code, read_record
 from conformance.errors import UsageError
-from conformance.session.comparing import Source, joined, read_sources, split
+from conformance.session.comparing import ComparedRecord, joined, read_sources, split
 from conformance.views.comparison import render_comparison as render_markdown
 from conformance.views.comparison import show_comparison as show
 from conformance.views.html import render_comparison as render_html
@@ -44,9 +44,11 @@ def test_a_record_named_twice_is_refused(tmp_path: Path) -> None:
 def test_names_stay_unless_they_are_shared() -> None:
     """Candidates of one name are told apart by where they are from."""
     first = record(candidate([result()], "a"), candidate([result()], "b"))
-    found = joined([Source(name="x", record=first), Source(name="y", record=of(result()))])
+    found = joined(
+        [ComparedRecord(name="x", record=first), ComparedRecord(name="y", record=of(result()))]
+    )
     assert [one["name"] for one in found["candidates"]] == ["a", "b", "mine"]
-    again = joined([Source(name="x", record=first), Source(name="y", record=first)])
+    again = joined([ComparedRecord(name="x", record=first), ComparedRecord(name="y", record=first)])
     assert [one["name"] for one in again["candidates"]] == ["a (x)", "b (x)", "a (y)", "b (y)"]
     assert [one["source"] for one in again["candidates"]] == ["x", "x", "y", "y"]
 
@@ -54,14 +56,16 @@ def test_names_stay_unless_they_are_shared() -> None:
 def test_names_differ_even_within_a_source() -> None:
     """A record may have two candidates of one name."""
     twice = record(candidate([result()], "a"), candidate([result()], "a"))
-    found = joined([Source(name="x", record=twice)])
+    found = joined([ComparedRecord(name="x", record=twice)])
     assert [one["name"] for one in found["candidates"]] == ["a (x)", "a (x) 2"]
 
 
 def test_what_differs_is_listed_and_what_is_the_same_stays() -> None:
     """One profile stays a word; two seeds are both told, and so is each run's own."""
     other = {**of(result()), "seed": 9, "environment": {"torch": "2.7", "device": "cpu"}}
-    found = joined([Source(name="x", record=of(result())), Source(name="y", record=other)])
+    found = joined(
+        [ComparedRecord(name="x", record=of(result())), ComparedRecord(name="y", record=other)]
+    )
     assert (found["profile"], found["seed"]) == ("quick", "3 / 9")
     assert found["environment"]["torch"] == "2.6 / 2.7"
     assert found["environment"]["device"] == "cpu"
@@ -71,8 +75,8 @@ def test_what_differs_is_listed_and_what_is_the_same_stays() -> None:
 
 def test_a_comparison_is_a_record(tmp_path: Path) -> None:
     """Other commands read it, and its exit code is that of all candidates together."""
-    red = Source(name="x", record=record(candidate(EVERY), stale=[STALE]))
-    green = Source(name="y", record=of(result()))
+    red = ComparedRecord(name="x", record=record(candidate(EVERY), stale=[STALE]))
+    green = ComparedRecord(name="y", record=of(result()))
     path = tmp_path / "both.json"
     path.write_text(json.dumps(joined([red, green])), encoding="utf-8")
     found = read_record(path)
@@ -85,8 +89,8 @@ def test_an_interrupted_source_interrupts_the_comparison() -> None:
     """Half a run is no verdict on all of it."""
     found = joined(
         [
-            Source(name="x", record=of(result(), interrupted=True)),
-            Source(name="y", record=of(result())),
+            ComparedRecord(name="x", record=of(result(), interrupted=True)),
+            ComparedRecord(name="y", record=of(result())),
         ]
     )
     assert found["interrupted"] is True
@@ -95,7 +99,9 @@ def test_an_interrupted_source_interrupts_the_comparison() -> None:
 def test_old_records_are_joined() -> None:
     """The least that is a record has neither tool nor environment."""
     least = {"schema": 1, "candidates": []}
-    found = joined([Source(name="x", record=least), Source(name="y", record=of(result()))])
+    found = joined(
+        [ComparedRecord(name="x", record=least), ComparedRecord(name="y", record=of(result()))]
+    )
     assert found["tool"]["name"] == "attention-conformance"
     assert len(found["candidates"]) == 1
 
@@ -103,7 +109,9 @@ def test_old_records_are_joined() -> None:
 def test_what_a_source_lacks_is_told() -> None:
     """A run that its limit cut, and a shard, are named with what they lack, in every view."""
     shard = {**of(result("untestable")), "shard": {"index": 1, "count": 4, "expected": []}}
-    found = joined([Source(name="x", record=cut(result())), Source(name="y", record=shard)])
+    found = joined(
+        [ComparedRecord(name="x", record=cut(result())), ComparedRecord(name="y", record=shard)]
+    )
     told = io.StringIO()
     show(found, told)
     for text in (told.getvalue(), render_html(found), render_markdown(found)):

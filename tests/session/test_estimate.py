@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.session.spreading import Estimate
+from conformance.session.schedule import Estimate
 
 
 def test_nothing_is_said_before_a_few_clauses_ran() -> None:

@@ -12,8 +12,8 @@ from refusals import refused
 
 from conformance.base.expected import ExpectedFailure
 from conformance.errors import UsageError
-from conformance.session.announcing import Acceptance, New
-from conformance.session.renewing import Written, entry_text, read_written, rewrite
+from conformance.session.acceptance import Acceptance, NewExpectation
+from conformance.session.renewing import ExpectationFile, entry_text, read_written, rewrite
 
 PATH = Path("known.toml")
 TEXT = """\
@@ -72,7 +72,9 @@ def test_a_new_file_says_what_it_is() -> None:
 def test_new_entries_have_comments_on_lines_of_their_own() -> None:
     """What a candidate said becomes comments that cannot end their line, and are not endless."""
     said = 'x\n[[expected]]\x1b[2J\r"' + "long " * 100
-    text = rewrite([], Acceptance(added=(New(entry=expected(), comments=(said,)),)), PATH)
+    text = rewrite(
+        [], Acceptance(added=(NewExpectation(entry=expected(), comments=(said,)),)), PATH
+    )
     assert len(tomllib.loads(text)["expected"]) == 1
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 110
@@ -96,7 +98,7 @@ def test_a_list_becomes_tables() -> None:
         '# Ours.\n\n[[expected]]\nclause = "mask.golden"\nreason = "known"\nkind = "value"\n'
     )
     empty = "# Ours.\nexpected = []\n"
-    added = Acceptance(added=(New(entry=expected()),))
+    added = Acceptance(added=(NewExpectation(entry=expected()),))
     assert "expected = [" not in rewrite([read_written(empty, PATH)], added, PATH)
 
 
@@ -116,7 +118,7 @@ def test_any_text_survives(reason: str, candidate: str, day: date | None) -> Non
     """Whatever a person or a candidate is called, the file says it, or is refused as a whole."""
     entry = ExpectedFailure(clause="mask.golden", reason=reason, candidate=candidate, expires=day)
     try:
-        text = rewrite([], Acceptance(added=(New(entry=entry),)), PATH)
+        text = rewrite([], Acceptance(added=(NewExpectation(entry=entry),)), PATH)
     except UsageError:
         with pytest.raises(UnicodeEncodeError):
             f"{reason}{candidate}".encode()
@@ -129,7 +131,7 @@ def test_what_cannot_be_written_is_refused() -> None:
     entry = ExpectedFailure(clause="mask.golden", reason="known", candidate="a\udc80")
     message = "known.toml is left as it is: a name or a reason in it cannot be written as TOML"
     with refused(message, UsageError):
-        rewrite([], Acceptance(added=(New(entry=entry),)), PATH)
+        rewrite([], Acceptance(added=(NewExpectation(entry=entry),)), PATH)
 
 
 def test_only_what_restricts_is_written() -> None:
@@ -137,4 +139,4 @@ def test_only_what_restricts_is_written() -> None:
     assert entry_text(expected(device="cuda"), ["why"]) == (
         '# why\n[[expected]]\nclause = "mask.golden"\nreason = "known"\ndevice = "cuda"\n'
     )
-    assert read_written("", PATH) == Written()
+    assert read_written("", PATH) == ExpectationFile()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from records import result
 
-from conformance.session.spreading import combined, worth_asking
+from conformance.session.schedule import combined, worth_asking
 
 
 def test_only_what_may_tell_more_is_asked_again() -> None:

@@ -9,7 +9,7 @@ from records import READY, loaded, result
 from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
 from conformance.running.workers.messages import RunOptions
-from conformance.session.announcing import Outcome
+from conformance.session.acceptance import UnjudgedRun
 from conformance.session.checking import _renew, _Run
 from conformance.session.expectations import Selection
 from conformance.session.renewing import Gate, Renewed, renew
@@ -17,9 +17,9 @@ from conformance.session.renewing import Gate, Renewed, renew
 ENTRY = '[[expected]]\nclause = "mask.golden"\nreason = "{}"\n'
 
 
-def outcome(*results: ClauseResult) -> Outcome:
+def outcome(*results: ClauseResult) -> UnjudgedRun:
     """A run of one candidate."""
-    return Outcome(
+    return UnjudgedRun(
         loaded=[loaded(declaration={"dtypes": ["float32"], "devices": ["cpu"]})],
         results={"mine": list(results)},
         selection=Selection(slugs=list(READY.sentences)),

@@ -6,7 +6,8 @@ from typing import Any
 
 from conformance.base.expected import ExpectedFailure
 from conformance.base.results import ClauseResult, Status, Violation
-from conformance.running.workers.messages import Loaded, Ready, Task
+from conformance.running.clause_run import PlannedClause
+from conformance.running.workers.messages import Loaded, Ready
 
 READY = Ready(
     environment={"python": "3.11", "torch": "2.6", "device": "cpu"},
@@ -56,8 +57,10 @@ def loaded(name: str = "mine", **more: Any) -> Loaded:
         "gauge": "",
         "deviations": (),
         "expected": (),
-        "tasks": (
-            Task(id="mask.golden", family="mask", level="MUST", dtype="float32", device="cpu"),
+        "planned": (
+            PlannedClause(
+                id="mask.golden", family="mask", level="MUST", dtype="float32", device="cpu"
+            ),
         ),
     }
     return Loaded(**{**known, **more})

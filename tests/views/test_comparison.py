@@ -9,7 +9,7 @@ from records import result
 from rendered import Reading, rendered
 from view_records import EVERY, NASTY, RECORDS, candidate, of, record
 
-from conformance.session.comparing import Source, joined
+from conformance.session.comparing import ComparedRecord, joined
 from conformance.views.comparison import circumstances, compared, conventions, sources, value_words
 from conformance.views.comparison import render_comparison as render_markdown
 from conformance.views.comparison import show_comparison as show
@@ -28,7 +28,10 @@ def two(**changes: Any) -> dict[str, Any]:
     """A run and an earlier one of another seed."""
     earlier = {**of(result("failed", margin=3.0)), "seed": 9, **changes}
     return joined(
-        [Source(name="this run", record=of(result(margin=0.5))), Source(name="old", record=earlier)]
+        [
+            ComparedRecord(name="this run", record=of(result(margin=0.5))),
+            ComparedRecord(name="old", record=earlier),
+        ]
     )
 
 
@@ -101,7 +104,7 @@ def test_clauses_that_somebody_was_not_asked_are_counted(
     asked = [result(slug=slug) for slug in ("a.a", "a.b", "a.c")]
     fewer = [result(slug=slug) for slug in ("a.a", *others)]
     whole, part = of(*asked), of(*fewer)
-    found = joined([Source(name="a", record=whole), Source(name="b", record=part)])
+    found = joined([ComparedRecord(name="a", record=whole), ComparedRecord(name="b", record=part)])
     assert not any(one.differs for one in compared(complete(found)))
     on_the_terminal = StringIO()
     show(found, on_the_terminal)
@@ -165,7 +168,12 @@ def test_every_record_can_be_compared(view: Any, name: str) -> None:
     """Old, empty and hostile records render, alone and beside another, alike twice."""
     for found in (
         RECORDS[name],
-        joined([Source(name="a", record=RECORDS[name]), Source(name=NASTY, record=of(*EVERY))]),
+        joined(
+            [
+                ComparedRecord(name="a", record=RECORDS[name]),
+                ComparedRecord(name=NASTY, record=of(*EVERY)),
+            ]
+        ),
     ):
         text = view.render(found)
         assert text == view.render(found)

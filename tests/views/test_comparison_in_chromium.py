@@ -4,12 +4,12 @@ from browsing import PHONE, Opener
 from failing_records import entry
 from view_records import EVERY, NASTY, candidate, of, record
 
-from conformance.session.comparing import Source, joined
+from conformance.session.comparing import ComparedRecord, joined
 from conformance.views.html import render_comparison as render_html
 
 SOURCES = [
-    Source(name="this run", record=record(entry("inverted"), entry("right"))),
-    Source(name=f"{NASTY}.json", record={**of(*EVERY), "seed": 7}),
+    ComparedRecord(name="this run", record=record(entry("inverted"), entry("right"))),
+    ComparedRecord(name=f"{NASTY}.json", record={**of(*EVERY), "seed": 7}),
 ]
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
-from ...base.graph_options import Beside
+from ...base.graph_options import GraphOptions
 from ...base.parameter_names import OptionParameter
 from ...base.profile import WHOLE, Shard
+from ..clause_run import PlannedClause
 
-PLAN_TARGETS: Final = "conformance.running.workers.loaded:plan_targets"
+PLAN_TARGETS: Final = "conformance.running.workers.planning:plan_targets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +21,12 @@ class RunOptions:
     ``loader`` names the function (``conformance.module:function``) that makes plans of the options
     in the worker: it is called like ``plan_targets``, and each of its plans has ``loaded()``.
 
-    ``dtypes`` and ``devices`` replace the declared ones; ``only`` and ``skip`` are globs of clause
-    slugs; ``beside`` speaks of the graphs among the targets. Without ``preflight`` layers are not
-    built while loading (their builder killed a worker). Without ``trials`` no call is made then:
-    what is replayed is the first call of its process. With ``compile`` each candidate is run
-    through torch.compile, too. Of a ``shard`` only its part of the examples is asked;
-    ``databases`` name where failing problems are kept, ``unchecked`` are globs of parameters that
-    may stay unchecked.
+    ``dtypes`` and ``devices`` replace the declared ones. ``only`` and ``skip`` are globs of clause
+    slugs. ``graph_options`` are for the graphs among the targets. Without ``preflight`` layers are
+    not built while loading: their builder killed a worker. Without ``trials`` no call is made then:
+    what is replayed is the first call of its process. With ``compile`` each candidate also runs
+    through torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name where
+    failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
     """
 
     targets: tuple[str, ...]
@@ -40,22 +40,10 @@ class RunOptions:
     trials: bool = True
     compile: bool = False
     loader: str = PLAN_TARGETS
-    beside: Beside = field(default_factory=Beside)
+    graph_options: GraphOptions = field(default_factory=GraphOptions)
     shard: Shard = WHOLE
     databases: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One clause of one candidate in one dtype on one device; ``reason`` says why not to run it."""
-
-    id: str
-    family: str
-    level: str
-    dtype: str
-    device: str
-    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +65,7 @@ class Loaded:
     gauge: str
     deviations: tuple[str, ...]
     expected: tuple[ExpectedFailure, ...]
-    tasks: tuple[Task, ...]
+    planned: tuple[PlannedClause, ...]
     location: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     unchecked: tuple[OptionParameter, ...] = ()

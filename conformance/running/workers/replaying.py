@@ -16,11 +16,11 @@ from ...problems.problem import Problem, problem_from_json
 from ...shrinking.counterexample import describe
 from ...shrinking.smallest import Smallest, examine, examine_recorded, tells_the_same
 from ..runner import one_thread, why_unusable
-from .loaded import Plan
+from .planning import CandidatePlan
 
 
 def replay_job(
-    plan: Plan, argument: dict[str, Any], tell: Callable[[str, str], None]
+    plan: CandidatePlan, argument: dict[str, Any], tell: Callable[[str, str], None]
 ) -> dict[str, Any]:
     """Examine a problem again and say what became of its failure, as plain data.
 
@@ -51,7 +51,9 @@ def replay_job(
     return found
 
 
-def earlier_job(plan: Plan, argument: dict[str, Any], tell: Callable[[str, str], None]) -> None:
+def earlier_job(
+    plan: CandidatePlan, argument: dict[str, Any], tell: Callable[[str, str], None]
+) -> None:
     """Ask the first ``count`` examples of a clause as the run did; what they show is not judged.
 
     ``argument`` holds ``clause``, ``dtype``, ``device`` and ``count``.
@@ -69,7 +71,7 @@ def earlier_job(plan: Plan, argument: dict[str, Any], tell: Callable[[str, str],
 
 
 def _asked_before(
-    plan: Plan, clause: Clause, subject: Subject, count: int, *, last: int | None = None
+    plan: CandidatePlan, clause: Clause, subject: Subject, count: int, *, last: int | None = None
 ) -> list[Problem]:
     """The first ``count`` problems that a run asks of a clause, or the last few of these."""
     if not count or last == 0:
@@ -78,7 +80,7 @@ def _asked_before(
     return asked_first if last is None else asked_first[-last:]
 
 
-def asked(plan: Plan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
+def asked(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
     """What a counterexample asks of whom; raises UsageError where that cannot be asked."""
     clauses = {clause.id: clause for clause in all_clauses()}
     slug = argument["clause"]
@@ -115,7 +117,7 @@ def outcome(argument: dict[str, Any], violation: Violation) -> str:
     return "fails" if same else "differs"
 
 
-def access(plan: Plan) -> dict[str, Any]:
+def access(plan: CandidatePlan) -> dict[str, Any]:
     """How a script finds the candidate at its target, and whether it can call it without us."""
     candidate = plan.candidate
     function = candidate.function

@@ -23,11 +23,11 @@ _ASLEEP: Final = 10  # samples in a row: one that starves may wait for a lock of
 _NEARLY: Final = 0.9  # a busy loop has not quite the whole of a processor that is its own
 _CEILING: Final = 20.0  # times the limit
 
-Read = Callable[[], "Reading | None"]
+Read = Callable[[], "ProcessState | None"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ProcessState:
     """What a process and its children do.
 
     ``seconds`` of processor time are by process and thread, and by process alone for its children
@@ -38,7 +38,7 @@ class Reading:
     seconds: Mapping[tuple[str, str], float]
     is_runnable: bool
 
-    def used_since(self, before: Reading) -> float:
+    def used_since(self, before: ProcessState) -> float:
         """Seconds of the busiest thread: what the same work takes where nobody is in its way.
 
         The sum over all threads would be large after a moment where there are many of them.
@@ -49,7 +49,7 @@ class Reading:
         )
 
 
-def reading(pid: int, proc: Path = _PROC) -> Reading | None:
+def reading(pid: int, proc: Path = _PROC) -> ProcessState | None:
     """What a process and its children do now; None where the system does not say."""
     seconds: dict[tuple[str, str], float] = {}
     is_runnable = False
@@ -59,7 +59,7 @@ def reading(pid: int, proc: Path = _PROC) -> Reading | None:
             is_runnable = is_runnable or fields[_STATE] in _RUNNABLE
             seconds[process, thread] = _seconds(fields, _USER)
             seconds[process, ""] = _seconds(fields, _ENDED)
-    return Reading(seconds=seconds, is_runnable=is_runnable) if seconds else None
+    return ProcessState(seconds=seconds, is_runnable=is_runnable) if seconds else None
 
 
 def _threads(pid: str, proc: Path) -> Iterator[tuple[str, str]]:
@@ -106,7 +106,7 @@ class Patience:
     ) -> None:
         self._limit, self._read, self._clock = limit, read, clock
         self._began = clock()
-        self._before: Reading | None = None
+        self._before: ProcessState | None = None
         self._is_first = True
         self._asleep = 0
 

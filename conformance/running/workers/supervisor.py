@@ -20,8 +20,8 @@ from typing import Any, Final, Self
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ...base.results import ClauseResult, result_from_json
 from ...errors import UsageError
+from ..clause_run import Progress
 from .messages import Event, Loaded, Order, Ready, RunOptions
-from .outcomes import Heard, not_applicable, outcome
 from .starvation import Patience, reading
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
 
@@ -146,17 +146,17 @@ class Supervisor:
         ``numbers`` are the places of some of its tasks; the results come in their order.
         """
         in_a_row, hangs, limit, last = 0, 0, self._timeout, ""
-        tasks = self._loaded[index].tasks
+        tasks = self._loaded[index].planned
         for number in range(len(tasks)) if numbers is None else numbers:
             task = tasks[number]
             if task.reason:
-                yield not_applicable(task)
+                yield task.not_applicable()
             elif in_a_row >= _IN_A_ROW:
                 reason = f"{NOT_RUN}the candidate {last} in {_IN_A_ROW} clauses in a row"
-                yield outcome(task, "untestable", reason)
+                yield task.result("untestable", reason)
             elif hangs >= _HANGS_IN_ALL:
                 reason = f"{NOT_RUN}the candidate hung in {_HANGS_IN_ALL} clauses"
-                yield outcome(task, "untestable", reason)
+                yield task.result("untestable", reason)
             else:
                 result = self._run(index, number, order, limit)
                 kind = "" if result.violation is None else result.violation.kind
@@ -174,9 +174,9 @@ class Supervisor:
         return self._run(index, number, order, self._timeout)
 
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
-        task, started, heard = self._loaded[index].tasks[number], time.perf_counter(), Heard()
+        task, started, heard = self._loaded[index].planned[number], time.perf_counter(), Progress()
         if order.failure is not None:
-            heard.found = result_from_json(order.failure)
+            heard.failure = result_from_json(order.failure)
         if self._deadline is not None:
             order = dataclasses.replace(order, seconds=self._deadline.left())
         try:
@@ -188,14 +188,14 @@ class Supervisor:
                 tag, payload = self._event(limit)
                 if tag == "result":
                     return self._in_time(result_from_json(payload))
-                heard.take(tag, payload)
+                heard.receive(tag, payload)
         except WorkerLost as lost:
             seconds = time.perf_counter() - started
             return heard.lost(task, lost.kind, f"the candidate {lost}", seconds)
         except OutOfTime:
             return self._in_time(heard.cut(task, time.perf_counter() - started))
         except (UsageError, HarnessError) as error:
-            return outcome(task, "untestable", f"the candidate could not be loaded again: {error}")
+            return task.result("untestable", f"the candidate could not be loaded again: {error}")
 
     def _in_time(self, result: ClauseResult) -> ClauseResult:
         """The result, which says so if the run's limit has cut it short."""
@@ -236,9 +236,9 @@ class Supervisor:
     def _revive(self) -> None:
         """Have a worker with the candidates loaded; the last one may have been stopped."""
         if self._process is None:
-            before = [loaded.tasks for loaded in self._loaded]
+            before = [loaded.planned for loaded in self._loaded]
             self.start()
-            if [loaded.tasks for loaded in self.load()] != before:
+            if [loaded.planned for loaded in self.load()] != before:
                 msg = "its targets changed while they were checked"
                 raise HarnessError(msg)
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 if TYPE_CHECKING:
     from ...base.results import ClauseResult
     from ...base.tally import Tally
-    from .loaded import Plan
     from .messages import Order, RunOptions
+    from .planning import CandidatePlan
 
 _WORKER: Final = os.getpid()  # this module is imported anew in each worker
 SAFE_PATH: Final = "PYTHONSAFEPATH"
@@ -82,7 +82,7 @@ def _serve(connection: Connection) -> None:
     except ImportError as error:
         connection.send(("broken", f"the harness cannot start: {error}"))
         return
-    plans: list[Plan] = []
+    plans: list[CandidatePlan] = []
     current = (0, 0)  # candidate and round
     while True:
         command, payload = connection.recv()
@@ -130,7 +130,7 @@ def _ready() -> Any:
     )
 
 
-def _load(connection: Connection, options: RunOptions) -> list[Plan]:
+def _load(connection: Connection, options: RunOptions) -> list[CandidatePlan]:
     from ...calls.integrity import loading  # noqa: PLC0415 (loads torch)
     from ...errors import UsageError  # noqa: PLC0415
     from ...targets.loading import named, one_line  # noqa: PLC0415
@@ -144,7 +144,7 @@ def _load(connection: Connection, options: RunOptions) -> list[Plan]:
 
     try:
         with loading():
-            plans: list[Plan] = named(options.loader)(options, tell)
+            plans: list[CandidatePlan] = named(options.loader)(options, tell)
         loaded = [plan.loaded() for plan in plans]
     except UsageError as error:
         _tell(connection, "refused", str(error))
@@ -159,24 +159,23 @@ def _load(connection: Connection, options: RunOptions) -> list[Plan]:
     return plans
 
 
-def _run(connection: Connection, plan: Plan, index: int, order: Order) -> ClauseResult:
+def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) -> ClauseResult:
     """Run one clause; exceptions the runner lets through end in the result, never in the worker."""
     from ...base.results import result_from_json  # noqa: PLC0415
-    from ..asking import Asking  # noqa: PLC0415
-    from .outcomes import Heard  # noqa: PLC0415
+    from ..clause_run import ClauseRun, Progress  # noqa: PLC0415
 
     task, started = plan.planned[index], time.perf_counter()
-    heard = Heard()
+    heard = Progress()
 
     def on_example(problem: dict[str, Any], tally: Tally) -> None:
-        heard.take("example", (problem, tally.counted()))
+        heard.receive("example", (problem, tally.counted()))
         _tell(connection, "example", (problem, tally.counted()))
 
     def on_failure(found: ClauseResult) -> None:
-        heard.take("found", found.as_json())
-        _tell(connection, "found", found.as_json())
+        heard.receive("failure", found.as_json())
+        _tell(connection, "failure", found.as_json())
 
-    asking = Asking(
+    asking = ClauseRun(
         until=None if order.seconds is None else time.monotonic() + order.seconds,
         on_example=on_example,
         on_failure=on_failure,
@@ -189,11 +188,8 @@ def _run(connection: Connection, plan: Plan, index: int, order: Order) -> Clause
         else:
             result = plan.run.explain_failure(task, result_from_json(order.failure), asking=asking)
     except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
-        from .outcomes import from_exception  # noqa: PLC0415
-
         seconds = time.perf_counter() - started
-        result = from_exception(
-            task,
+        result = task.after_exception(
             error,
             heard.problem,
             examples=heard.examples,
@@ -216,7 +212,7 @@ def _leave_a_broken_device(device: str) -> None:
         os._exit(1)
 
 
-def _perform(connection: Connection, plan: Plan, job: str, argument: Any) -> None:
+def _perform(connection: Connection, plan: CandidatePlan, job: str, argument: Any) -> None:
     """Call ``job(plan, argument, tell)``, a function of the harness, and send what it returns."""
     from ...errors import UsageError  # noqa: PLC0415
     from ...targets.loading import named, one_line  # noqa: PLC0415

@@ -291,7 +291,7 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
             deviations=tuple(judging["deviations"]),
             mistaken=tuple(judging.get("mistaken", ())),
             expected=tuple(_expectation(one) for one in judging["expected"]),
-            tasks=(),
+            planned=(),
             location=entry.get("location"),
             unchecked=tuple(OptionParameter(**one) for one in entry.get("unchecked", ())),
         ),

@@ -31,7 +31,7 @@ from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...running.runner import one_thread
-from ...running.workers.loaded import Plan
+from ...running.workers.planning import CandidatePlan
 from ...running.workers.replaying import access, as_smallest, asked, outcome
 from ...shrinking.counterexample import as_given, describe, described_calls, described_inputs
 from ...shrinking.smallest import examine_recorded
@@ -263,7 +263,7 @@ UNDER_WAY: Final = "under-way.json"
 
 
 def bundle_job(
-    plan: Plan, argument: dict[str, Any], tell: Callable[[str, str], None]
+    plan: CandidatePlan, argument: dict[str, Any], tell: Callable[[str, str], None]
 ) -> dict[str, Any]:
     """Examine a problem again and write its tensors to the folder of ``argument``.
 
@@ -298,7 +298,7 @@ def bundle_job(
     return found
 
 
-def access_of(plan: Plan) -> dict[str, Any]:
+def access_of(plan: CandidatePlan) -> dict[str, Any]:
     """How a script calls the candidate; for a class also how it was constructed."""
     candidate = plan.candidate
     graph = candidate.graph

@@ -243,7 +243,7 @@ class Exportable:
             gauge="",
             deviations=(),
             expected=(),
-            tasks=(),
+            planned=(),
         )
 
     @cached_property

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...base.graph_options import Beside
+from ...base.graph_options import GraphOptions
 from ...base.record import EXIT_OK, EXIT_RED, Record, exit_code
 from ...running.workers.messages import Ready, RunOptions
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, HarnessError, Supervisor, WorkerLost
 from ...session.checking import check
 from ...session.report import build_report
-from ...session.spreading import Progress
+from ...session.schedule import ShowProgress
 
 LOADER: Final = "conformance.tools.exporting.job:modules_of"
 _PREPARE: Final = "conformance.tools.exporting.job:prepare"
@@ -52,7 +52,7 @@ def export_check(
     options: RunOptions,
     *,
     timeout: float = DEFAULT_TIMEOUT,
-    progress: Progress = lambda _doing, _done, _total, _left=None: None,
+    progress: ShowProgress = lambda _doing, _done, _total, _left=None: None,
 ) -> Record:
     """Export the module, check every graph and return the record of the run, with its exports.
 
@@ -62,7 +62,7 @@ def export_check(
     ready, asked, rows = _exported(wanted, timeout, progress)
     paths = tuple(row["path"] for row in rows if not row["verdict"])
     run = dataclasses.replace(
-        options, targets=paths, beside=Beside(source=f"{asked['source']}:module")
+        options, targets=paths, graph_options=GraphOptions(source=f"{asked['source']}:module")
     )
     if paths:
         report = check(run, timeout=timeout, progress=progress)
@@ -74,7 +74,7 @@ def export_check(
 
 
 def _exported(
-    wanted: Wanted, timeout: float, progress: Progress
+    wanted: Wanted, timeout: float, progress: ShowProgress
 ) -> tuple[Ready, dict[str, Any], list[dict[str, Any]]]:
     """How the module is called, and what became of every export."""
     options = RunOptions(targets=(wanted.target,), loader=LOADER)

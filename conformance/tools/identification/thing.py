@@ -54,7 +54,7 @@ class Thing:
             gauge="",
             deviations=(),
             expected=(),
-            tasks=(),
+            planned=(),
         )
 
     @property

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...base.profile import PROFILES, Profile
 from ...base.results import ClauseResult
 from ...declare.candidate import Candidate
-from ...running.asking import Planned
+from ...running.clause_run import PlannedClause
 from ...running.runner import CandidateRun
-from ...running.workers.crew import Crew, Hands
-from ...running.workers.messages import Loaded, RunOptions, Task
+from ...running.workers.messages import Loaded, RunOptions
+from ...running.workers.pool import JobContext, WorkerPool
 from ...session.expectations import judge
 from .catalogue import Entry, entries
 from .options import LoadedEntry, TeethOptions
@@ -34,14 +34,14 @@ class Pace:
     first: bool
 
 
-def run_entries(crew: Crew, loaded: list[LoadedEntry], pace: Pace, heard: Heard) -> None:
+def run_entries(crew: WorkerPool, loaded: list[LoadedEntry], pace: Pace, heard: Heard) -> None:
     """Run every entry; ``heard`` gets each one's results, and whether they are all of them.
 
     An entry that an interrupt cuts off is heard of, too. Raises HarnessError when a worker cannot
     go on.
     """
 
-    def do(hands: Hands[Said], index: int) -> None:
+    def do(hands: JobContext[Said], index: int) -> None:
         hands.tell(_run(hands, index, loaded[index], first=pace.first))
 
     crew.work(
@@ -57,7 +57,7 @@ def entries_of(loaded: list[Loaded]) -> list[LoadedEntry]:
     return [entry for entry in loaded if isinstance(entry, LoadedEntry)]
 
 
-def _run(hands: Hands[Said], index: int, entry: LoadedEntry, *, first: bool) -> Said:
+def _run(hands: JobContext[Said], index: int, entry: LoadedEntry, *, first: bool) -> Said:
     """The results of an entry; a mistake that need be caught only once ends with that clause."""
     results: list[ClauseResult] = []
     for result in hands.supervisor.run_candidate(index):
@@ -96,7 +96,7 @@ class Bench:
     seed: int
     _current: tuple[Candidate, CandidateRun] | None = field(default=None, init=False)
 
-    def plan(self, entry: Entry) -> list[Planned]:
+    def plan(self, entry: Entry) -> list[PlannedClause]:
         """The clauses of an entry, those first that are expected to catch it."""
         named = (entry.primary, *entry.also)
         planned = self.run_of(entry.candidate).planned()
@@ -120,7 +120,7 @@ class TeethPlan:
 
     entry: Entry
     bench: Bench
-    planned: list[Planned]
+    planned: list[PlannedClause]
 
     @property
     def candidate(self) -> Candidate:
@@ -147,7 +147,7 @@ class TeethPlan:
             gauge="",
             deviations=(),
             expected=candidate.declaration.expected_failures,
-            tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
+            planned=tuple(self.planned),
         )
 
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from ...base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_OK, EXIT_RED, SCHEMA, TOOL
 from ...base.results import ClauseResult, plain
-from ...running.workers.crew import Crew
 from ...running.workers.environment import package_version
 from ...running.workers.messages import Ready
+from ...running.workers.pool import WorkerPool
 from .jobs import Pace, catches, entries_of, run_entries
 from .options import REPOSITORY, LoadedEntry, TeethOptions
 
@@ -212,7 +212,7 @@ def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -
     started = time.monotonic()
     caught = Caught(ready=Ready(environment={}, specification="", sentences={}))
     try:
-        with Crew(options, jobs=pace.jobs, timeout=pace.timeout) as crew:
+        with WorkerPool(options, jobs=pace.jobs, timeout=pace.timeout) as crew:
             _go(caught, crew, pace, progress)
     except KeyboardInterrupt:
         caught.interrupted = True
@@ -225,7 +225,7 @@ def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -
     )
 
 
-def _go(caught: Caught, crew: Crew, pace: Pace, progress: Progress) -> None:
+def _go(caught: Caught, crew: WorkerPool, pace: Pace, progress: Progress) -> None:
     progress("loading", 0, 0)
     caught.ready = crew.start()
     caught.loaded = entries_of(crew.load())

@@ -15,7 +15,7 @@ from ...calls import torch_state
 from ...clauses.registry import specification_hash
 from ...running.runner import one_thread
 from ...running.workers.environment import package_version
-from ...running.workers.loaded import ANY_SCALE
+from ...running.workers.planning import ANY_SCALE
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from .asking import EMPTY_ROWS, STORED_AS, Question, promising, questions

@@ -12,8 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import conformance
 from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
-from conformance.running.workers.loaded import Plan, is_silent, plan_candidates
 from conformance.running.workers.messages import RunOptions
+from conformance.running.workers.planning import CandidatePlan, is_silent, plan_candidates
 
 OPTIONS = RunOptions(targets=(), profile="quick", only=("shape.*", "numerics.golden"))
 
@@ -37,7 +37,7 @@ def of_some_sizes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled_dot_product_attention(query, key, value)
 
 
-def asked(plan: Plan) -> list[tuple[str, str]]:
+def asked(plan: CandidatePlan) -> list[tuple[str, str]]:
     """What is asked, clause and dtype."""
     return [(one.id, one.dtype) for one in plan.planned if not one.reason]
 

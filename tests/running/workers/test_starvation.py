@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.running.workers.starvation import Patience, Reading, reading
+from conformance.running.workers.starvation import Patience, ProcessState, reading
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -25,9 +25,9 @@ def thread(
     return folder
 
 
-def seen(*, used: float = 0.0, is_runnable: bool = True) -> Reading:
+def seen(*, used: float = 0.0, is_runnable: bool = True) -> ProcessState:
     """A reading of one thread."""
-    return Reading(seconds={("1", "1"): used}, is_runnable=is_runnable)
+    return ProcessState(seconds={("1", "1"): used}, is_runnable=is_runnable)
 
 
 class Clock:
@@ -41,11 +41,11 @@ class Clock:
         return self.now
 
 
-def ended_after(what: dict[float, Reading | None], limit: float = 30.0) -> float:
+def ended_after(what: dict[float, ProcessState | None], limit: float = 30.0) -> float:
     """Seconds until patience with a worker is over, that is as told from those seconds on."""
     clock = Clock()
 
-    def read() -> Reading | None:
+    def read() -> ProcessState | None:
         return what[max(second for second in what if second <= clock.now - 100.0)]
 
     patience = Patience(limit, read, clock=clock)
@@ -114,7 +114,7 @@ def test_wall_time_is_the_limit_where_nothing_is_known() -> None:
 
 def test_a_busy_loop_ends_at_the_limit() -> None:
     """It had the processor all the time, and gets no further second."""
-    told: dict[float, Reading | None] = {float(n): seen(used=n * 0.99) for n in range(40)}
+    told: dict[float, ProcessState | None] = {float(n): seen(used=n * 0.99) for n in range(40)}
     assert ended_after(told) == pytest.approx(30.0)
 
 
@@ -125,7 +125,7 @@ def test_a_sleeper_ends_after_a_second_of_samples() -> None:
 
 def test_who_starves_is_waited_for() -> None:
     """A quarter of a processor: the limit is reached in four times the time."""
-    told: dict[float, Reading | None] = {float(n): seen(used=n / 4.0) for n in range(400)}
+    told: dict[float, ProcessState | None] = {float(n): seen(used=n / 4.0) for n in range(400)}
     assert 4 * 0.9 * 30.0 <= ended_after(told) <= 4 * 30.0
 
 
@@ -147,7 +147,9 @@ def test_patience_has_an_end() -> None:
 
 def test_work_before_the_call_is_not_counted() -> None:
     """A worker that has worked for an hour starts each of its calls anew."""
-    told: dict[float, Reading | None] = {float(n): seen(used=3600 + n / 2.0) for n in range(400)}
+    told: dict[float, ProcessState | None] = {
+        float(n): seen(used=3600 + n / 2.0) for n in range(400)
+    }
     assert ended_after(told) > 50.0
 
 

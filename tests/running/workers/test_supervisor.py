@@ -12,9 +12,9 @@ from workspaces import KERNEL, write
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
-from conformance.running.workers.messages import Order, RunOptions, Task
-from conformance.running.workers.outcomes import failure, outcome
-from conformance.running.workers.starvation import Reading
+from conformance.running.clause_run import PlannedClause
+from conformance.running.workers.messages import Order, RunOptions
+from conformance.running.workers.starvation import ProcessState
 from conformance.running.workers.supervisor import Supervisor
 
 CLAUSES = ("shape.output", "shape.dtype", "shape.strided", "shape.expanded", "mask.causal")
@@ -183,17 +183,19 @@ def test_signals_are_let_through_again(folder: Path) -> None:
 def test_too_many_hangs_in_all_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that hangs now and then is left alone after eight clauses that hung."""
     planned = [
-        Task(id=f"own.{n}", family="own", level="MUST", dtype="float32", device="cpu", reason="")
+        PlannedClause(
+            id=f"own.{n}", family="own", level="MUST", dtype="float32", device="cpu", reason=""
+        )
         for n in range(30)
     ]
     supervisor = Supervisor(RunOptions(targets=()))
-    loaded = [SimpleNamespace(tasks=planned)]
+    loaded = [SimpleNamespace(planned=planned)]
     monkeypatch.setattr(supervisor, "_loaded", loaded)
 
     def run(_index: int, number: int, _order: Order, _limit: float) -> ClauseResult:
         if number % 2:
-            return outcome(planned[number], "passed")
-        return failure(planned[number], "hung", "the graph gave no answer", None)
+            return planned[number].result("passed")
+        return planned[number].failure("hung", "the graph gave no answer", None)
 
     monkeypatch.setattr(supervisor, "_run", run)
     told = [(result.status, result.reason) for result in supervisor.run_candidate(0)]
@@ -211,8 +213,8 @@ def test_who_gets_no_processor_is_waited_for(
     """
     readings = count()
 
-    def read(_pid: int) -> Reading:
-        return Reading(seconds={("1", "1"): per_reading * next(readings)}, is_runnable=True)
+    def read(_pid: int) -> ProcessState:
+        return ProcessState(seconds={("1", "1"): per_reading * next(readings)}, is_runnable=True)
 
     slow = "if os.path.exists('slow'): os.remove('slow'); time.sleep(4)"
     write(folder, {"attn.py": kernel(slow)})

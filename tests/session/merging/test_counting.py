@@ -11,7 +11,7 @@ from conformance.base.profile import WHOLE, Shard
 from conformance.base.results import ClauseResult, Violation
 from conformance.base.tally import Tally, Terms
 from conformance.clauses.registry import Finding
-from conformance.running.questions import Questions
+from conformance.running.clause_problems import ClauseProblems
 from conformance.session.merging.merged import Piece, as_found, merged_result
 
 WRONG = Violation(kind="value", message="off by 1")
@@ -34,7 +34,7 @@ def asked(main: str, further: str, shard: Shard, *, subtle: bool = False) -> Cla
     subject = SimpleNamespace(dtype="float32", device="cpu", candidate=None)
     terms = Terms(counterfactual="no mask", subtle=subtle, excused=subtle)
     tally = Tally(terms=terms, shard=shard)
-    questions: Any = Questions(clause, subject, pool=pool, tally=tally)  # type: ignore[arg-type]
+    questions: Any = ClauseProblems(clause, subject, pool=pool, tally=tally)  # type: ignore[arg-type]
     for letter in questions.of_round(0):
         finding = FINDINGS[letter]
         tally.add(finding)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from bundled import failing, write_candidate
 
-from conformance.running.workers.loaded import plan_targets
 from conformance.running.workers.messages import RunOptions
+from conformance.running.workers.planning import plan_targets
 from conformance.tools.bundles.job import bundle_job
 from conformance.tools.bundles.showing import bundle_script, why_not_again
 

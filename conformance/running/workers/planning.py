@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from typing import Any, Final
 
 from ..._golden import golden
 from ...adapters.compiled import compiled_variants
-from ...base.graph_options import NOTHING, Beside
+from ...base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ...base.parameter_names import OptionParameter
 from ...base.profile import PROFILES
 from ...base.results import Violation
@@ -29,11 +29,11 @@ from ...targets.resolving import is_graph, resolve_one, unique_names
 from ...targets.source_location import declared_expectations, whereabouts
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
-from ..asking import Planned
+from ..clause_problems import FailureMemory
+from ..clause_run import PlannedClause
 from ..databases import open_databases
-from ..questions import Memory
 from ..runner import CandidateRun, one_thread
-from .messages import Loaded, RunOptions, Task
+from .messages import Loaded, RunOptions
 
 # The clause that shows the exception where a candidate answers in another dtype or not alone.
 _WITNESS: Final = "shape.output"
@@ -61,27 +61,29 @@ class Silence:
         )
 
 
-def silences(run: CandidateRun, planned: Sequence[Planned]) -> list[Silence]:
+def silences(run: CandidateRun, planned: Sequence[PlannedClause]) -> list[Silence]:
     """The dtypes and devices in which every trial call of a candidate raised."""
     places = dict.fromkeys((one.dtype, one.device) for one in planned if not one.reason)
     found = [_silence(run, dtype, device) for dtype, device in places]
     return [one for one in found if one is not None]
 
 
-def is_silent(found: Sequence[Silence], planned: Sequence[Planned]) -> bool:
+def is_silent(found: Sequence[Silence], planned: Sequence[PlannedClause]) -> bool:
     """Whether a candidate answers in no dtype and on no device that anything is planned for."""
     places = {(one.dtype, one.device) for one in planned if not one.reason}
     return bool(places) and places == {(one.dtype, one.device) for one in found}
 
 
-def without_repetition(planned: Sequence[Planned], found: Sequence[Silence]) -> list[Planned]:
+def without_repetition(
+    planned: Sequence[PlannedClause], found: Sequence[Silence]
+) -> list[PlannedClause]:
     """The plan in which one clause tells what every other one would tell again.
 
     What is asked of the file of a graph needs no call of it, and is asked all the same.
     """
     witnesses = {(one.dtype, one.device): _witness(planned, one) for one in found}
 
-    def left(one: Planned) -> Planned:
+    def left(one: PlannedClause) -> PlannedClause:
         witness = witnesses.get((one.dtype, one.device), "")
         if one.reason or not witness or one.id == witness or one.family == "export":
             return one
@@ -92,7 +94,7 @@ def without_repetition(planned: Sequence[Planned], found: Sequence[Silence]) -> 
     return [left(one) for one in planned]
 
 
-def _witness(planned: Sequence[Planned], silence: Silence) -> str:
+def _witness(planned: Sequence[PlannedClause], silence: Silence) -> str:
     """The clause that is asked: a MUST if there is one."""
     place = silence.dtype, silence.device
     own = [one for one in planned if not one.reason and (one.dtype, one.device) == place]
@@ -147,7 +149,9 @@ def _applicable(run: CandidateRun, device: str) -> list[Clause]:
     return sorted(clauses, key=lambda clause: clause.id != _WITNESS)
 
 
-def trouble_job(plan: Plan, _argument: Any, _tell: Callable[[str, str], None]) -> list[str]:
+def trouble_job(
+    plan: CandidatePlan, _argument: Any, _tell: Callable[[str, str], None]
+) -> list[str]:
     """One sentence where a database could not be read or written during the run, else none."""
     memory = plan.run.memory
     if memory is None or not memory.trouble:
@@ -161,12 +165,12 @@ _ANYONES_CHOICE: Final = ("causal_alignment",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CandidatePlan:
     """One candidate, its run and the clauses that the run has planned."""
 
     candidate: Candidate
     run: CandidateRun
-    planned: list[Planned]
+    planned: list[PlannedClause]
     notes: tuple[str, ...] = ()
     unchecked: tuple[OptionParameter, ...] = ()
 
@@ -185,7 +189,7 @@ class Plan:
             gauge=_gauge(candidate),
             deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
             expected=declared_expectations(candidate),
-            tasks=tuple(Task(**asdict(planned)) for planned in self.planned),
+            planned=tuple(self.planned),
             location=whereabouts(candidate),
             notes=self.notes,
             unchecked=self.unchecked,
@@ -225,7 +229,7 @@ def _gauge(candidate: Candidate) -> str:
 
 def plan_targets(
     options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
-) -> list[Plan]:
+) -> list[CandidatePlan]:
     """Load the targets and plan their clauses; raises UsageError with one sentence.
 
     ``tell`` hears of each step (``loading``, ``building``, ``planning``) before it is taken.
@@ -235,26 +239,29 @@ def plan_targets(
         tell("loading", target)
         found.extend(
             resolve_one(
-                target, options.beside if is_graph(target) or len(options.targets) == 1 else NOTHING
+                target,
+                options.graph_options
+                if is_graph(target) or len(options.targets) == 1
+                else NO_GRAPH_OPTIONS,
             )
         )
     check_devices(options.devices)  # now: a target may bring its device along
     return plan_candidates(unique_names(found), options, tell)
 
 
-def _beside(target: str, options: RunOptions) -> Beside:
+def _beside(target: str, options: RunOptions) -> GraphOptions:
     """What is given beside graphs; without any graph it is given to be refused."""
     some = any(is_graph(other) for other in options.targets)
-    return options.beside if is_graph(target) or not some else NOTHING
+    return options.graph_options if is_graph(target) or not some else NO_GRAPH_OPTIONS
 
 
 def plan_candidates(
     candidates: Iterable[Candidate],
     options: RunOptions,
     tell: Callable[[str, str], None] = lambda _what, _name: None,
-) -> list[Plan]:
+) -> list[CandidatePlan]:
     """Plan the clauses of candidates that are already there."""
-    plans: list[Plan] = []
+    plans: list[CandidatePlan] = []
     silent: list[str] = []
     memory, notes = _memory(options, tell)
     if options.compile:
@@ -277,7 +284,7 @@ def plan_candidates(
     return plans
 
 
-def _tried(plan: Plan, silent: list[str]) -> tuple[Plan, list[str]]:
+def _tried(plan: CandidatePlan, silent: list[str]) -> tuple[CandidatePlan, list[str]]:
     """The plan without what would fail for one reason, and the sentences on who never answers.
 
     A graph that is refused is judged all the same: its file has clauses of its own.
@@ -290,8 +297,8 @@ def _tried(plan: Plan, silent: list[str]) -> tuple[Plan, list[str]]:
 
 
 def _plan(
-    candidate: Candidate, options: RunOptions, memory: Memory | None, notes: tuple[str, ...]
-) -> Plan:
+    candidate: Candidate, options: RunOptions, memory: FailureMemory | None, notes: tuple[str, ...]
+) -> CandidatePlan:
     if options.profile not in PROFILES:
         msg = f"there is no profile {options.profile!r}{did_you_mean(options.profile, PROFILES)}"
         raise UsageError(msg)
@@ -307,7 +314,7 @@ def _plan(
             shard=options.shard,
             memory=memory,
         )
-        return Plan(candidate=candidate, run=run, planned=run.planned(), notes=notes)
+        return CandidatePlan(candidate=candidate, run=run, planned=run.planned(), notes=notes)
     except DeclarationError as error:
         msg = f"{candidate.name} ({candidate.target}): {error}"
         raise UsageError(msg) from None
@@ -315,7 +322,7 @@ def _plan(
 
 def _memory(
     options: RunOptions, tell: Callable[[str, str], None]
-) -> tuple[Memory | None, tuple[str, ...]]:
+) -> tuple[FailureMemory | None, tuple[str, ...]]:
     """What remembers failures, and what is to be said of it; all candidates share it."""
     if not options.databases:
         return None, ()
@@ -323,7 +330,7 @@ def _memory(
     opened = open_databases(options.databases)
     if opened is None:
         return None, ()
-    return Memory(opened.database, specification_hash()), opened.notes
+    return FailureMemory(opened.database, specification_hash()), opened.notes
 
 
 def check_devices(devices: tuple[str, ...] | None) -> None:

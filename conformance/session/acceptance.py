@@ -22,7 +22,7 @@ _NO_MISTAKE: Final = "unknown-mistake"
 
 
 @dataclass(frozen=True, kw_only=True)
-class New:
+class NewExpectation:
     """An expectation that is added, and the comments that go above it."""
 
     entry: ExpectedFailure
@@ -30,7 +30,7 @@ class New:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class UnjudgedRun:
     """What a run has found, not yet held against any expectation, and what it was asked for.
 
     ``results`` are by the candidate's name. With ``strict`` a failed SHOULD is red.
@@ -69,10 +69,10 @@ class _Group:
 
 
 def announcements(
-    outcome: Outcome,
+    outcome: UnjudgedRun,
     failures: Iterable[tuple[str, ClauseResult]],
     dropped: Mapping[ExpectedFailure, str],
-) -> tuple[New, ...]:
+) -> tuple[NewExpectation, ...]:
     """The entries for some failures, as few as say exactly where each is expected.
 
     An entry that goes only since its clause passes elsewhere hands its reason on.
@@ -102,8 +102,8 @@ def _diagnosis(result: ClauseResult) -> str | None:
 
 
 def _entries(
-    outcome: Outcome, group: _Group, dropped: Mapping[ExpectedFailure, str]
-) -> Iterator[New]:
+    outcome: UnjudgedRun, group: _Group, dropped: Mapping[ExpectedFailure, str]
+) -> Iterator[NewExpectation]:
     """The entries for a group: one where the clause fails alike everywhere, else narrower ones."""
     told = _history(group, dropped)
     for dtype, device in _conditions(outcome, group):
@@ -124,10 +124,10 @@ def _entries(
             expires=None if before is None else before.expires,
         )
         comments = () if before is not None else told
-        yield New(entry=entry, comments=(*comments, _found(result)))
+        yield NewExpectation(entry=entry, comments=(*comments, _found(result)))
 
 
-def _conditions(outcome: Outcome, group: _Group) -> list[tuple[str, str]]:
+def _conditions(outcome: UnjudgedRun, group: _Group) -> list[tuple[str, str]]:
     """The dtypes and devices in which the clause fails this way, as few as say it exactly."""
     loaded = next(one for one in outcome.loaded if one.name == group.candidate)
     ran = [
@@ -153,7 +153,10 @@ def _whole(failing: Pairs, asked: Pairs, declared: AbstractSet[str], *, along: i
 
 
 def _before(
-    outcome: Outcome, group: _Group, result: ClauseResult, dropped: Mapping[ExpectedFailure, str]
+    outcome: UnjudgedRun,
+    group: _Group,
+    result: ClauseResult,
+    dropped: Mapping[ExpectedFailure, str],
 ) -> ExpectedFailure | None:
     """The entry that covered the failure, and goes only since its clause passes elsewhere."""
     for entry, why in dropped.items():
@@ -188,7 +191,7 @@ class Acceptance:
     """What a file of expected failures has to hold; ``dropped`` says of each why it goes."""
 
     kept: tuple[ExpectedFailure, ...] = ()
-    added: tuple[New, ...] = ()
+    added: tuple[NewExpectation, ...] = ()
     dropped: tuple[tuple[ExpectedFailure, str], ...] = ()
 
     @property
@@ -197,7 +200,7 @@ class Acceptance:
         return (*self.kept, *(new.entry for new in self.added))
 
 
-def accept(outcome: Outcome, old: Sequence[ExpectedFailure]) -> Acceptance:
+def accept(outcome: UnjudgedRun, old: Sequence[ExpectedFailure]) -> Acceptance:
     """The expectations that make a run green, as far as failures of clauses can be expected.
 
     Old ones stay where they hold; the others go. One whose clause passes somewhere is replaced by
@@ -212,7 +215,7 @@ def accept(outcome: Outcome, old: Sequence[ExpectedFailure]) -> Acceptance:
     return Acceptance(kept=kept, added=added, dropped=tuple(dropped.items()))
 
 
-def _dropped(outcome: Outcome, old: Sequence[ExpectedFailure]) -> dict[ExpectedFailure, str]:
+def _dropped(outcome: UnjudgedRun, old: Sequence[ExpectedFailure]) -> dict[ExpectedFailure, str]:
     """The old entries that do not hold, and why."""
     found = not_holding(old, outcome.judged(old), outcome.selection, today=outcome.today)
     why = {id(stale.expectation): stale.why for stale in found}
@@ -227,7 +230,9 @@ def _dropped(outcome: Outcome, old: Sequence[ExpectedFailure]) -> dict[ExpectedF
     return dropped
 
 
-def _differs(outcome: Outcome, entry: ExpectedFailure, same: Mapping[ExpectedFailure, str]) -> str:
+def _differs(
+    outcome: UnjudgedRun, entry: ExpectedFailure, same: Mapping[ExpectedFailure, str]
+) -> str:
     """Why an entry covers nothing of what fails, "" where it does, or may have but for a hang."""
     failures = [result for _, result in _failures(outcome, entry)]
     if any(covers(entry, result) or _by_chance(result) for result in failures):
@@ -242,20 +247,20 @@ def _by_chance(result: ClauseResult) -> bool:
     return result.violation is not None and result.violation.kind in _BY_CHANCE
 
 
-def _failures(outcome: Outcome, entry: ExpectedFailure) -> list[tuple[str, ClauseResult]]:
+def _failures(outcome: UnjudgedRun, entry: ExpectedFailure) -> list[tuple[str, ClauseResult]]:
     return [
         (name, result) for name, result in _concerned(outcome, entry) if result.status == "failed"
     ]
 
 
-def _concerned(outcome: Outcome, entry: ExpectedFailure) -> Iterator[tuple[str, ClauseResult]]:
+def _concerned(outcome: UnjudgedRun, entry: ExpectedFailure) -> Iterator[tuple[str, ClauseResult]]:
     for name, results in outcome.results.items():
         for result in results:
             if concerning(result, name, [entry]):
                 yield name, result
 
 
-def _passes(outcome: Outcome, entry: ExpectedFailure) -> bool:
+def _passes(outcome: UnjudgedRun, entry: ExpectedFailure) -> bool:
     """Whether a clause that is named exactly passes somewhere: an unexpected pass."""
     return entry.exact and any(
         result.status == "passed" for _, result in _concerned(outcome, entry)
@@ -263,7 +268,7 @@ def _passes(outcome: Outcome, entry: ExpectedFailure) -> bool:
 
 
 def _red(
-    outcome: Outcome, kept: Sequence[ExpectedFailure], narrowed: Sequence[ExpectedFailure]
+    outcome: UnjudgedRun, kept: Sequence[ExpectedFailure], narrowed: Sequence[ExpectedFailure]
 ) -> Iterator[tuple[str, ClauseResult]]:
     """The failures that need an expectation.
 

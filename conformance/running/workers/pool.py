@@ -30,7 +30,7 @@ def default_jobs() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hands(Generic[Said]):
+class JobContext(Generic[Said]):
     """What a job is done with: a worker, whom to tell, and whether to stop at the next result."""
 
     supervisor: Supervisor
@@ -42,7 +42,7 @@ class Hands(Generic[Said]):
 class _Shared(Generic[Job, Said]):
     """What the threads have in common; ``stop`` ends them at the next result."""
 
-    do: Callable[[Hands[Said], Job], None]
+    do: Callable[[JobContext[Said], Job], None]
     waiting: queue.SimpleQueue[Job]
     heard: queue.SimpleQueue[tuple[Job, Said] | Exception | None] = field(
         default_factory=queue.SimpleQueue
@@ -50,7 +50,7 @@ class _Shared(Generic[Job, Said]):
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-class Crew:
+class WorkerPool:
     """The workers of a run: the first one loads the targets, the others join when it has.
 
     As a context it ends them all, at once where an exception or the deadline ends the run.
@@ -98,7 +98,7 @@ class Crew:
     def work(
         self,
         jobs: Sequence[Job],
-        do: Callable[[Hands[Said], Job], None],
+        do: Callable[[JobContext[Said], Job], None],
         heard: Callable[[Job, Said], None],
         *,
         most: int | None = None,
@@ -150,7 +150,7 @@ class Crew:
             def tell(said: Said, job: Job = job) -> None:
                 shared.heard.put((job, said))
 
-            hands = Hands(supervisor=supervisor, tell=tell, stopping=shared.stop.is_set)
+            hands = JobContext(supervisor=supervisor, tell=tell, stopping=shared.stop.is_set)
             shared.do(hands, job)
 
     def _joins(self, supervisor: Supervisor) -> bool:
@@ -171,7 +171,7 @@ class Crew:
 def _asked(loaded: Sequence[Loaded]) -> list[list[tuple[str, str, str, bool]]]:
     """Which clauses are asked of whom; why others are not may be told with an address in memory."""
     return [
-        [(task.id, task.dtype, task.device, bool(task.reason)) for task in one.tasks]
+        [(task.id, task.dtype, task.device, bool(task.reason)) for task in one.planned]
         for one in loaded
     ]
 

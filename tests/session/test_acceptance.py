@@ -9,7 +9,7 @@ from records import READY, expected, loaded, result
 
 from conformance.base.expected import ExpectedFailure
 from conformance.base.results import ClauseResult, Violation
-from conformance.session.announcing import TODO, Acceptance, Outcome, accept
+from conformance.session.acceptance import TODO, Acceptance, UnjudgedRun, accept
 from conformance.session.expectations import Selection, not_holding
 
 TODAY = date(2030, 6, 15)
@@ -32,10 +32,10 @@ def outcome(
     declared: tuple[ExpectedFailure, ...] = (),
     strict: bool = False,
     **selected: Any,
-) -> Outcome:
+) -> UnjudgedRun:
     """A run of some candidates."""
     selection = Selection(**{"slugs": list(READY.sentences), **selected})
-    return Outcome(
+    return UnjudgedRun(
         loaded=[
             loaded(name, declaration=declaration or DECLARED, expected=declared) for name in results
         ],
@@ -46,7 +46,7 @@ def outcome(
     )
 
 
-def is_green(ran: Outcome, entries: Sequence[ExpectedFailure]) -> bool:
+def is_green(ran: UnjudgedRun, entries: Sequence[ExpectedFailure]) -> bool:
     """Whether no failure and no expectation that does not hold is left."""
     judged = ran.judged(entries)
     red = [one for some in judged.values() for one in some if one.status == "failed"]

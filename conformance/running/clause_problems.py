@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST: Final = 10
 
 
-class Memory:
+class FailureMemory:
     """The failing problems of one specification.
 
     They are kept by candidate (its name and kind), clause, dtype and device. What a database cannot
@@ -87,7 +87,7 @@ def _size(problem: Problem) -> tuple[int, str]:
     return sum(vars(problem.geometry).values()), repr(problem)
 
 
-class Questions:
+class ClauseProblems:
     """What a clause asks a subject; the tally says what is planned, and hears what each showed.
 
     Of a shard they are its own: the first shard has those of the database, too.
@@ -100,7 +100,7 @@ class Questions:
         *,
         pool: Pool,
         tally: Tally,
-        memory: Memory | None = None,
+        memory: FailureMemory | None = None,
     ) -> None:
         self._clause = clause
         self._subject = subject

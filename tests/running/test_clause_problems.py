@@ -6,7 +6,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from conformance.base.geometry import Geometry
 from conformance.problems.problem import MaskPlan, Overrides, Problem
 from conformance.problems.space import PROBE
-from conformance.running.questions import MOST, Memory
+from conformance.running.clause_problems import MOST, FailureMemory
 
 CORE = CANDIDATES["core"]
 MASK = MaskPlan(pattern="padding", form="keep", shape="B11K")
@@ -20,7 +20,7 @@ def problem(size: int = 4, **more: object) -> Problem:
 
 def test_problems_come_back_as_they_were_the_smallest_first() -> None:
     """Masks, windows and plainer values survive; what is easiest to read is asked first."""
-    memory = Memory(InMemoryExampleDatabase(), "spec")
+    memory = FailureMemory(InMemoryExampleDatabase(), "spec")
     odd = problem(
         9, mask=MASK, window=(1, -1), overrides=Overrides(seed=7, tensors=(("query", (0.1, 3.0)),))
     )
@@ -33,18 +33,18 @@ def test_problems_come_back_as_they_were_the_smallest_first() -> None:
 def test_a_failure_is_of_one_candidate_clause_dtype_and_specification() -> None:
     """Nothing else is asked what failed there."""
     database = InMemoryExampleDatabase()
-    memory = Memory(database, "spec")
+    memory = FailureMemory(database, "spec")
     memory.keep(CORE, "mask.golden", problem())
     assert not memory.problems(CANDIDATES["layer"], "mask.golden", "float32", "cpu")
     assert not memory.problems(CORE, "mask.no-leak", "float32", "cpu")
     assert not memory.problems(CORE, "mask.golden", "float16", "cpu")
     assert not memory.problems(CORE, "mask.golden", "float32", "cuda")
-    assert not Memory(database, "later").problems(CORE, "mask.golden", "float32", "cpu")
+    assert not FailureMemory(database, "later").problems(CORE, "mask.golden", "float32", "cpu")
 
 
 def test_what_passes_is_forgotten() -> None:
     """A problem that fails no more is let go of, the others stay."""
-    memory = Memory(InMemoryExampleDatabase(), "spec")
+    memory = FailureMemory(InMemoryExampleDatabase(), "spec")
     memory.keep(CORE, "mask.golden", problem(2))
     memory.keep(CORE, "mask.golden", problem(3))
     memory.forget(CORE, "mask.golden", problem(2))
@@ -53,7 +53,7 @@ def test_what_passes_is_forgotten() -> None:
 
 def test_a_few_are_asked() -> None:
     """However many failed over the years."""
-    memory = Memory(InMemoryExampleDatabase(), "spec")
+    memory = FailureMemory(InMemoryExampleDatabase(), "spec")
     for size in range(1, 3 * MOST):
         memory.keep(CORE, "mask.golden", problem(size))
     assert len(memory.problems(CORE, "mask.golden", "float32", "cpu")) == MOST
@@ -62,7 +62,7 @@ def test_a_few_are_asked() -> None:
 def test_what_others_wrote_there_is_passed_over() -> None:
     """Garbage in a shared database, and problems of another version, disturb nothing."""
     database = InMemoryExampleDatabase()
-    memory = Memory(database, "spec")
+    memory = FailureMemory(database, "spec")
     memory.keep(CORE, "mask.golden", problem())
     (key,) = database.data
     for garbage in (b"", b"\xff", b"[1]", b'{"seed": 1}', b"null", b'{"geometry": {}}'):
@@ -79,7 +79,7 @@ def test_a_database_that_goes_away_disturbs_no_run() -> None:
 
         save = delete = fetch  # type: ignore[assignment]
 
-    memory = Memory(Gone(), "spec")
+    memory = FailureMemory(Gone(), "spec")
     assert memory.problems(CORE, "mask.golden", "float32", "cpu") == []
     assert memory.trouble.startswith("ConnectionError: spec")
     memory.keep(CORE, "mask.golden", problem())

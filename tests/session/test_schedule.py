@@ -9,13 +9,16 @@ import pytest
 from records import loaded, result
 
 from conformance.base.results import ClauseResult
-from conformance.running.workers.crew import Hands
-from conformance.running.workers.messages import Loaded, Order, Task
-from conformance.session.spreading import Part, Spread
+from conformance.running.clause_run import PlannedClause
+from conformance.running.workers.messages import Loaded, Order
+from conformance.running.workers.pool import JobContext
+from conformance.session.schedule import Chunk, Schedule
 
 SLUGS = ("mask.golden", "mask.no-leak", "shape.output")
 TASKS = tuple(
-    Task(id=slug, family=slug.partition(".")[0], level="MUST", dtype="float32", device="cpu")
+    PlannedClause(
+        id=slug, family=slug.partition(".")[0], level="MUST", dtype="float32", device="cpu"
+    )
     for slug in SLUGS
 )
 
@@ -54,10 +57,10 @@ class Crew:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
-    def work(self, parts: list[Part], do: Any, heard: Any) -> None:
+    def work(self, parts: list[Chunk], do: Any, heard: Any) -> None:
         """Do every part in this thread."""
         for part in parts:
-            hands: Hands[Any] = Hands(
+            hands: JobContext[Any] = JobContext(
                 supervisor=self.worker,  # type: ignore[arg-type]
                 tell=lambda said, part=part: heard(part, said),
                 stopping=lambda: False,
@@ -82,10 +85,10 @@ def passes(slug: str, _order: Order) -> ClauseResult:
     return result("passed", slug, examples=4, binding=4)
 
 
-def spread(worker: Worker, **more: Any) -> Spread:
+def spread(worker: Worker, **more: Any) -> Schedule:
     """A run of one candidate."""
-    candidates: list[Loaded] = more.pop("loaded", [loaded(tasks=TASKS)])
-    return Spread(
+    candidates: list[Loaded] = more.pop("loaded", [loaded(planned=TASKS)])
+    return Schedule(
         crew=Crew(worker),  # type: ignore[arg-type]
         loaded=candidates,
         judge=lambda _loaded, found: found,
@@ -143,7 +146,7 @@ def test_a_spread_candidate_that_is_lost_is_run_again_in_order(kind: str) -> Non
 def test_many_candidates_are_not_split() -> None:
     """Their clauses share goldens with each other."""
     worker = Worker(passes)
-    run = spread(worker, jobs=2, loaded=[loaded(str(n), tasks=TASKS) for n in range(4)])
+    run = spread(worker, jobs=2, loaded=[loaded(str(n), planned=TASKS) for n in range(4)])
     run.run()
     assert {kind for kind, _ in worker.asked} == {"run"}
 

@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 from ..base.limits import Deadline
 from ..base.results import ClauseResult
 from ..errors import UsageError
-from ..running.workers.crew import Crew, Hands
 from ..running.workers.messages import Loaded, Order
+from ..running.workers.pool import JobContext, WorkerPool
 from ..running.workers.supervisor import HarnessError, OutOfTime, WorkerLost
 
 # Before so many clauses were run, nothing is said.
@@ -101,7 +101,7 @@ def _trail(before: ClauseResult, more: ClauseResult) -> dict[str, Any] | None:
 
 
 CONTRADICTIONS: Final = "conformance.tools.identification.contradictions:job"
-TROUBLE: Final = "conformance.running.workers.loaded:trouble_job"
+TROUBLE: Final = "conformance.running.workers.planning:trouble_job"
 _LOST: Final = ("hung", "crashed")
 # With so many candidates a worker, each is run by one worker; else its clauses are spread.
 _CANDIDATES_A_WORKER: Final = 2
@@ -114,7 +114,7 @@ def ignore_end(_index: int) -> None:
     """Do nothing when the last clause of a candidate has been run."""
 
 
-class Progress(Protocol):
+class ShowProgress(Protocol):
     """Who is told how far a run is, and the seconds that are left where they can be told."""
 
     def __call__(self, doing: str, done: int, total: int, left: float | None = None, /) -> None:
@@ -122,7 +122,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Chunk:
     """Some clauses of one candidate, by their places in its plan.
 
     explains
@@ -139,7 +139,7 @@ class Part:
 
 
 @dataclass(kw_only=True)
-class Spread:
+class Schedule:
     """A run of every clause of the loaded candidates; what was found so far can always be read.
 
     ``judge`` holds a result against what is expected to fail, ``warns`` says of which results it is
@@ -147,10 +147,10 @@ class Spread:
     candidate when its last clause has been run.
     """
 
-    crew: Crew
+    crew: WorkerPool
     loaded: Sequence[Loaded]
     judge: Judge
-    progress: Progress
+    progress: ShowProgress
     ended: Callable[[int], None] = ignore_end
     jobs: int = 1
     deadline: Deadline | None = None
@@ -175,7 +175,9 @@ class Spread:
         """Run it all; an exception leaves what was found."""
         whole = self.jobs == 1 or len(self.loaded) >= _CANDIDATES_A_WORKER * self.jobs
         asked = [self._number_of(one) for one in self.loaded]
-        slugs = [one.tasks[n].id for one, own in zip(self.loaded, asked, strict=True) for n in own]
+        slugs = [
+            one.planned[n].id for one, own in zip(self.loaded, asked, strict=True) for n in own
+        ]
         self._estimate = Estimate(slugs, jobs=self.jobs)
         if whole:
             self._work([self._whole(index) for index in range(len(self.loaded))])
@@ -186,28 +188,28 @@ class Spread:
             if not self._explore(whole=whole):
                 return
 
-    def _work(self, parts: list[Part]) -> None:
+    def _work(self, parts: list[Chunk]) -> None:
         if parts:
             self.crew.work(parts, self._do, self._heard)
 
     @staticmethod
     def _number_of(loaded: Loaded) -> list[int]:
-        return [number for number, task in enumerate(loaded.tasks) if not task.reason]
+        return [number for number, task in enumerate(loaded.planned) if not task.reason]
 
-    def _whole(self, index: int) -> Part:
-        numbers = tuple(range(len(self.loaded[index].tasks)))
-        return Part(index=index, numbers=numbers, ends=True)
+    def _whole(self, index: int) -> Chunk:
+        numbers = tuple(range(len(self.loaded[index].planned)))
+        return Chunk(index=index, numbers=numbers, ends=True)
 
-    def _split(self, index: int) -> Iterator[Part]:
+    def _split(self, index: int) -> Iterator[Chunk]:
         """One part a family, dtype and device, whose clauses share goldens; failures wait."""
-        tasks = self.loaded[index].tasks
+        tasks = self.loaded[index].planned
         places = groupby(
             range(len(tasks)), key=lambda n: (tasks[n].device, tasks[n].dtype, tasks[n].family)
         )
         for _, numbers in places:
-            yield Part(index=index, numbers=tuple(numbers), order=Order(deferred=True))
+            yield Chunk(index=index, numbers=tuple(numbers), order=Order(deferred=True))
 
-    def _second(self) -> Iterator[Part]:
+    def _second(self) -> Iterator[Chunk]:
         """What one worker must do, since each clause's outcome depends on those before it.
 
         Those are failures, for which the tries to make them small are shared, and all clauses of a
@@ -216,11 +218,11 @@ class Spread:
         for index, own in enumerate(self.results):
             if index in self._again:
                 for number in self._number_of(self.loaded[index]):
-                    self._estimate.again(self.loaded[index].tasks[number].id)
+                    self._estimate.again(self.loaded[index].planned[number].id)
                 yield self._whole(index)
             else:
                 failures = [number for number in sorted(own) if own[number].status == "failed"]
-                yield Part(index=index, numbers=tuple(failures), explains=True, ends=True)
+                yield Chunk(index=index, numbers=tuple(failures), explains=True, ends=True)
 
     def _explore(self, *, whole: bool) -> bool:
         """Another round of fresh examples; whether there was anything to ask."""
@@ -232,13 +234,13 @@ class Spread:
                 numbers = tuple(n for n in part.numbers if n in own and worth_asking(own[n]))
                 if numbers:
                     order = Order(round=self.rounds)
-                    parts.append(Part(index=index, numbers=numbers, order=order))
-        slugs = [self.loaded[part.index].tasks[n].id for part in parts for n in part.numbers]
+                    parts.append(Chunk(index=index, numbers=numbers, order=order))
+        slugs = [self.loaded[part.index].planned[n].id for part in parts for n in part.numbers]
         self._estimate = Estimate(slugs, jobs=self.jobs)
         self._work(parts)
         return bool(parts)
 
-    def _do(self, hands: Hands[Said], part: Part) -> None:
+    def _do(self, hands: JobContext[Said], part: Chunk) -> None:
         """In a thread: run, or explain, the clauses of a part."""
         own = dict(self.results[part.index])
         for number, result in self._results(hands, part):
@@ -249,7 +251,7 @@ class Spread:
         if part.ends:
             hands.tell(self._warnings(hands, part.index, list(own.values())))
 
-    def _results(self, hands: Hands[Said], part: Part) -> Iterator[tuple[int, ClauseResult]]:
+    def _results(self, hands: JobContext[Said], part: Chunk) -> Iterator[tuple[int, ClauseResult]]:
         supervisor, index = hands.supervisor, part.index
         if part.explains:
             for number in part.numbers:
@@ -258,7 +260,7 @@ class Spread:
         found = supervisor.run_candidate(index, part.numbers, part.order)
         yield from zip(part.numbers, found, strict=False)
 
-    def _heard(self, part: Part, said: Said) -> None:
+    def _heard(self, part: Chunk, said: Said) -> None:
         if isinstance(said, list):
             self.warnings[part.index] = said
             self.ended(part.index)
@@ -272,11 +274,11 @@ class Spread:
             own[number] = result
         if part.order.deferred and result.violation is not None and result.violation.kind in _LOST:
             self._again.add(part.index)
-        if not loaded.tasks[number].reason and not part.explains:
+        if not loaded.planned[number].reason and not part.explains:
             self._estimate.heard(result.id, result.seconds)
         self._tell(part, f"{loaded.name} {result.id}")
 
-    def _tell(self, part: Part, doing: str) -> None:
+    def _tell(self, part: Chunk, doing: str) -> None:
         """Say how far it is, and how long it takes: as estimated, and never beyond the limit."""
         estimate, left = self._estimate, self._estimate.seconds()
         if self.deadline is not None:
@@ -290,7 +292,7 @@ class Spread:
         return self.deadline is not None and self.deadline.left() == 0.0
 
     def _warnings(
-        self, hands: Hands[Said], index: int, results: Sequence[ClauseResult]
+        self, hands: JobContext[Said], index: int, results: Sequence[ClauseResult]
     ) -> list[str]:
         """Where a declaration contradicts what its candidate does; asked where a MUST is not met.
 
@@ -304,7 +306,7 @@ class Spread:
         asked += [TROUBLE] if self.remembers else []
         return [*loaded.notes, *(said for job in asked for said in self._asked(hands, index, job))]
 
-    def _asked(self, hands: Hands[Said], index: int, job: str) -> list[str]:
+    def _asked(self, hands: JobContext[Said], index: int, job: str) -> list[str]:
         if self._is_over or hands.stopping():
             return []
         try:
