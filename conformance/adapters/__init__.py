@@ -1,1 +1,4 @@
-"""What turns a torch module, a bare function or an ONNX graph into a candidate."""
+"""Candidates made of a torch module, a function of arrays, a compiled function or a graph.
+
+It may import ``tolerance`` and what lies below it.
+"""

@@ -1,1 +1,4 @@
-"""Plain data that everything else is said in: results, sizes, limits, expected failures."""
+"""Plain data that every other package uses: results, the record, sizes, limits, dtypes, texts.
+
+It imports nothing of ours but ``errors`` and ``_golden``.
+"""

@@ -1,1 +1,4 @@
-"""Calling a candidate: its arguments, gradients, devices, memory and what it may not touch."""
+"""Calls of a candidate: its arguments, gradients, devices and memory, and what it may not touch.
+
+It may import ``problems`` and what lies below it.
+"""

@@ -1,4 +1,7 @@
-"""The specification: one file a family, one short function a clause. Importing registers them."""
+"""The specification: one file a family, one short function a clause. Importing registers them.
+
+It may import ``oracle`` and what lies below it.
+"""
 
 from . import (  # noqa: F401, I001 (importing registers; the order is that of the specification)
     shape,

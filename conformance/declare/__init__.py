@@ -1,1 +1,4 @@
-"""What a candidate promises, checked when it is declared."""
+"""What a candidate promises, checked when it is declared: decorators, declaration, operators.
+
+It may import ``base`` and ``graphs``.
+"""

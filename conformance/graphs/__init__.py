@@ -1,1 +1,4 @@
-"""ONNX graphs: what a file says of itself, how it runs in a child process, what it computes."""
+"""ONNX files: their header, the process that runs them, the roles of their inputs, their weights.
+
+It may import ``base``.
+"""

@@ -1,1 +1,4 @@
-"""The answers that are right, their bounds, and the comparison with what a candidate answers."""
+"""The golden answers, what formats can represent of them, and the comparison with an answer.
+
+It may import ``calls`` and what lies below it.
+"""

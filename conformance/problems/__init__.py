@@ -1,1 +1,4 @@
-"""Problems: what is asked of a candidate, drawn, picked by hand or combined, and its tensors."""
+"""Problems for a candidate: drawn, chosen at edges or combined; and the tensors made of them.
+
+It may import ``tolerance`` and what lies below it.
+"""

@@ -1,1 +1,4 @@
-"""Running the clauses of one candidate, and the processes that this happens in."""
+"""Runs the clauses of a candidate, in this process or in workers that may hang or crash.
+
+It may import ``diagnosis``, ``shrinking`` and what lies below them.
+"""

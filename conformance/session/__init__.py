@@ -1,1 +1,4 @@
-"""What ``check`` does: select, run, hold against expected failures, put the record together."""
+"""What ``check`` does: select clauses, run them, judge them by expected failures, build the record.
+
+It may import ``running`` and what lies below it.
+"""

@@ -1,1 +1,4 @@
-"""The smallest problem on which a candidate still fails, and the counterexample made of it."""
+"""The smallest problem on which a candidate still fails, and its counterexample.
+
+It may import ``clauses`` and what lies below it.
+"""

@@ -1,6 +1,7 @@
 """Suites of clauses for pytest.
 
-Every pytest run imports this package, so it imports nothing heavy.
+Every pytest run imports this package, so it imports nothing heavy when loaded. It may import
+``session``, ``views`` and what lies below them.
 """
 
 from typing import Final

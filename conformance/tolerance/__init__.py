@@ -3,6 +3,8 @@
 A result passes if every element lies within a bound computed from the inputs and the declared
 precision contract. Nothing here is fitted and nothing is a tolerance picked by hand; the counts of
 roundings are in ``model``, the derivation in docs/tolerance.md.
+
+It may import ``declare`` and what lies below it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Views of one report: each a pure function of the record."""
+"""Formats of a record, each a pure function of it: terminal, HTML, Markdown, SARIF, JUnit, CTRF.
+
+It may import ``base`` alone.
+"""
