@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -79,3 +80,16 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """A working folder of the user's; what is imported from there is forgotten."""
     with working_in(tmp_path, monkeypatch):
         yield tmp_path
+
+
+@pytest.fixture(scope="module")
+def warm_workers() -> Iterator[None]:
+    """Fork workers from a process that has imported torch: a start takes no seconds.
+
+    For tests of what a run answers. How a worker starts, and in which environment, is not theirs.
+    """
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload(["conformance.running.runner", "conformance.clauses"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiprocessing, "get_context", lambda _method=None: forking)
+        yield

@@ -16,6 +16,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 EVIL = """
 
 @conformance.core()

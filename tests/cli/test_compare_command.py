@@ -14,6 +14,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 ONE = ("--profile", "quick", "--only", "numerics.golden")
 
 

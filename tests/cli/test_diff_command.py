@@ -11,6 +11,8 @@ import pytest
 
 from conformance.__main__ import run
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def record(status: str = "passed") -> dict[str, Any]:
     """A record of one clause."""

@@ -28,6 +28,8 @@ from sample_repository import (
 
 from conformance.__main__ import run
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 CHECK = ["check", "attention.py", *ASKED]
 GATE = [*CHECK, "--expected-failures", "expected-failures.toml"]
 

@@ -27,6 +27,8 @@ from conformance.running.workers.supervisor import Supervisor
 from conformance.session.checking import check
 from conformance.session.merging import merge_shards, read_shards
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 # A right one, one that is wrong wherever keys are many, and one that dies.
 CANDIDATES = (
     KERNEL

@@ -14,6 +14,8 @@ from conformance.__main__ import run
 from conformance.errors import UsageError
 from conformance.session.selection import check_selection
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def test_check_of_a_conforming_candidate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A candidate that conforms exits with 0, and the record says what was done."""

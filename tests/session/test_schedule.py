@@ -14,6 +14,8 @@ from conformance.running.workers.messages import Loaded, Order
 from conformance.running.workers.pool import JobContext
 from conformance.session.schedule import Chunk, Schedule
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 SLUGS = ("mask.golden", "mask.no-leak", "shape.output")
 TASKS = tuple(
     PlannedClause(

@@ -12,6 +12,8 @@ from conformance.errors import UsageError
 from conformance.tools.replay import cases
 from conformance.tools.scripts.writing import single
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 ONLY = ("--profile", "quick", "--only", "numerics.scale", "--only", "shape.output")
 
 

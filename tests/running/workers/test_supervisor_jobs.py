@@ -10,6 +10,8 @@ from conformance.errors import UsageError
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.supervisor import HarnessError, Supervisor, WorkerLost
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JOBS = """
 import os
 import time

@@ -13,6 +13,8 @@ from workspaces import KERNEL, UNSCALED, write
 from conformance.__main__ import run
 from conformance.views.tool_texts import show_identification
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 TARGET = f"{CHECKOUT / 'tests' / 'undeclared_attention.py'}:one_head"
 
 

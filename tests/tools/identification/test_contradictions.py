@@ -13,6 +13,8 @@ from conformance.session.checking import check
 from conformance.targets.resolving import resolve
 from conformance.tools.identification.contradictions import contradictions
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def attend(scores: Tensor, value: Tensor, hidden: Tensor | None = None) -> Tensor:
     """Softmax and weighted sum, hidden logits at -1e9."""

@@ -16,6 +16,8 @@ from conformance.targets.resolving import resolve
 from conformance.tools.identification.session import identify, write_checked
 from conformance.views.tool_texts import show_identification
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 UNDECLARED = CHECKOUT / "tests" / "undeclared_attention.py"
 
 

@@ -16,6 +16,8 @@ from conformance.running.runner import CandidateRun
 from conformance.targets.resolving import resolve_one
 from conformance.tools.scripts.writing import script, why_not
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 # Fails every import of the project, which the environment of the tests has installed, and runs each
 # script as if it were alone.
 ALONE = """

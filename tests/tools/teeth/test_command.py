@@ -15,6 +15,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 MISTAKES = """
 import os, time
 import conformance

@@ -18,6 +18,8 @@ from conformance.errors import UsageError
 from conformance.tools.vectors.asking import ALIGNMENTS, FORMS
 from conformance.tools.vectors.checking import check_vectors
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 PYTHON = CHECKOUT / "docs" / "examples" / "vectors.py"
 SHORT = CHECKOUT / "docs" / "examples" / "vectors_short.py"
 NODE = CHECKOUT / "docs" / "examples" / "vectors.mjs"
