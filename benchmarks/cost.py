@@ -35,7 +35,7 @@ from conformance.base.profile import PROFILES, Profile
 from conformance.clauses.registry import all_clauses
 from conformance.declare.candidate import Candidate
 from conformance.declare.promises import declare
-from conformance.oracle.oracle import evaluate, known_weights
+from conformance.oracle.oracle import evaluate
 from conformance.problems.inputs import Inputs
 from conformance.problems.materialise import materialise
 from conformance.problems.pool import Pool
@@ -161,16 +161,12 @@ def task_for(inputs: Inputs, candidate: Candidate, dtype: str) -> Task:
     def worst(known: Evaluation) -> Tensor:
         if isinstance(known, golden.Attention):
             return core_bound(known, contract(known))
-        tokens = (inputs.query, inputs.key, inputs.value)
-        weights = known_weights(inputs)
-        return layer_bound(known, *tokens, weights, point, contract(known.core))
+        return layer_bound(known, contract(known.core))
 
     def statistics(known: Evaluation) -> Statistics:
         if isinstance(known, golden.Attention):
             return core_statistics(known, contract(known))
-        tokens = (inputs.query, inputs.key, inputs.value)
-        weights = known_weights(inputs)
-        return layer_statistics(known, *tokens, weights, point, contract(known.core))
+        return layer_statistics(known, contract(known.core))
 
     return Task(
         evaluate=lambda: evaluate(inputs, point),

@@ -17,9 +17,12 @@ from .attention import (
 from .layer import (
     MultiHeadAttention,
     ProjectionWeights,
+    cut_heads,
     merge_heads,
     multi_head_attention,
     project,
+    project_output,
+    project_tokens,
     split_heads,
 )
 from .logits import modify
@@ -45,6 +48,7 @@ __all__ = [
     "alibi_slopes",
     "attend",
     "counted",
+    "cut_heads",
     "frequencies",
     "merge_heads",
     "modify",
@@ -53,6 +57,8 @@ __all__ = [
     "norms",
     "position_heads",
     "project",
+    "project_output",
+    "project_tokens",
     "query_positions",
     "repeat_heads",
     "rotary_angles",

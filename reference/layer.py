@@ -36,16 +36,35 @@ class ProjectionWeights:
     v_bias: Tensor | None = None
     o_bias: Tensor | None = None
 
+    def taking_part(self, semantics: Semantics) -> ProjectionWeights:
+        """These weights in float64, without the biases that a point leaves out."""
+        biases = {
+            "q_bias": semantics.query_bias,
+            "k_bias": semantics.key_bias,
+            "v_bias": semantics.value_bias,
+            "o_bias": semantics.output_bias,
+        }
+        return ProjectionWeights(
+            **{
+                name: tensor.double()
+                for name, tensor in vars(self).items()
+                if tensor is not None and biases.get(name, True)
+            }
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class MultiHeadAttention:
     """One evaluation of the layer: the core with its intermediate values, and what surrounds it.
 
-    ``projected`` are query, key and value behind their projections, before heads are cut:
-    ``[B, Lq, H*D]``, ``[B, Lk, Hkv*D]``, ``[B, Lk, Hkv*Dv]``. ``merged`` is ``[B, Lq, H*Dv]``, the
-    heads side by side; ``output`` is ``[B, Lq, Eo]``.
+    ``tokens`` and ``weights`` are what it was evaluated on, in float64, without those biases that
+    the point leaves out. ``projected`` are query, key and value behind their projections, before
+    heads are cut: ``[B, Lq, H*D]``, ``[B, Lk, Hkv*D]``, ``[B, Lk, Hkv*Dv]``. ``merged`` is ``[B,
+    Lq, H*Dv]``, the heads side by side; ``output`` is ``[B, Lq, Eo]``.
     """
 
+    tokens: tuple[Tensor, Tensor, Tensor]
+    weights: ProjectionWeights
     projected: tuple[Tensor, Tensor, Tensor]
     core: Attention
     merged: Tensor
@@ -80,13 +99,11 @@ def multi_head_attention(
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     _check_inputs(query, key, value)
     _check_weights((query, key, value), weights, num_heads, num_kv_heads)
-    q = project(query, weights.q, weights.q_bias if semantics.query_bias else None)
-    k = project(key, weights.k, weights.k_bias if semantics.key_bias else None)
-    v = project(value, weights.v, weights.v_bias if semantics.value_bias else None)
+    weights = weights.taking_part(semantics)
+    tokens = (query.double(), key.double(), value.double())
+    projected = project_tokens(tokens, weights, semantics)
     core = attend(
-        split_heads(q, num_heads, semantics),
-        split_heads(k, num_kv_heads, semantics),
-        split_heads(v, num_kv_heads, semantics),
+        *cut_heads(projected, num_heads, num_kv_heads, semantics),
         keep=keep,
         bias=bias,
         lengths=lengths,
@@ -98,8 +115,51 @@ def multi_head_attention(
         semantics=semantics,
     )
     merged = merge_heads(core.output, semantics)
-    output = _project_output(merged, weights, semantics)
-    return MultiHeadAttention(projected=(q, k, v), core=core, merged=merged, output=output)
+    return MultiHeadAttention(
+        tokens=tokens,
+        weights=weights,
+        projected=projected,
+        core=core,
+        merged=merged,
+        output=project_output(merged, weights, semantics),
+    )
+
+
+def project_tokens(
+    tokens: tuple[Tensor, Tensor, Tensor], weights: ProjectionWeights, semantics: Semantics
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value ``[B, L, width]`` behind their projections, float64."""
+    query, key, value = tokens
+    weights = weights.taking_part(semantics)
+    return (
+        project(query, weights.q, weights.q_bias),
+        project(key, weights.k, weights.k_bias),
+        project(value, weights.v, weights.v_bias),
+    )
+
+
+def cut_heads(
+    projected: tuple[Tensor, Tensor, Tensor],
+    num_heads: int,
+    num_kv_heads: int,
+    semantics: Semantics,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The heads of projected query, key and value."""
+    query, key, value = projected
+    return (
+        split_heads(query, num_heads, semantics),
+        split_heads(key, num_kv_heads, semantics),
+        split_heads(value, num_kv_heads, semantics),
+    )
+
+
+def project_output(merged: Tensor, weights: ProjectionWeights, semantics: Semantics) -> Tensor:
+    """Merged heads behind the output projection; as they are where there is none."""
+    if weights.o is None:
+        return merged
+    # Heads concatenated along the tokens meet one block of the output matrix, not all of them.
+    matrix = weights.o[:, : merged.shape[-1]]
+    return project(merged, matrix, weights.taking_part(semantics).o_bias)
 
 
 def project(tokens: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
@@ -137,14 +197,6 @@ def merge_heads(heads: Tensor, semantics: Semantics = STANDARD) -> Tensor:
     if semantics.head_merge == "interleaved":
         return heads.permute(0, 2, 3, 1).reshape(batch, length, num_heads * head_size)
     return heads.transpose(1, 2).reshape(batch, length, num_heads * head_size)
-
-
-def _project_output(merged: Tensor, weights: ProjectionWeights, semantics: Semantics) -> Tensor:
-    if weights.o is None:
-        return merged
-    # Heads concatenated along the tokens meet one block of the output matrix, not all of them.
-    matrix = weights.o[:, : merged.shape[-1]]
-    return project(merged, matrix, weights.o_bias if semantics.output_bias else None)
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -10,7 +10,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from conformance._golden import golden
 from conformance.oracle import double_double
 from conformance.tolerance import Contract, core_bound, layer_bound
 from conformance.tolerance.fit import fit
@@ -134,19 +133,18 @@ class ExactLayer(Exact):
 
     def __init__(self, tokens: Tokens, *, generic: bool) -> None:
         self.layer = tokens.golden()
-        self.given = (tokens.query, tokens.key, tokens.value, tokens.weights, golden.STANDARD)
         output, remainder = self.layer.output, None
         if tokens.dtype == torch.float64:
-            output, remainder = double_double.layer_output(self.layer, *self.given)
+            output, remainder = double_double.layer_output(self.layer)
         super().__init__(output, remainder, generic=generic)
 
     def worst(self, contract: Contract) -> Tensor:
         """See :class:`Exact`."""
-        return layer_bound(self.layer, *self.given, contract)
+        return layer_bound(self.layer, contract)
 
     def statistics(self, contract: Contract) -> Statistics:
         """See :class:`Exact`."""
-        return layer_statistics(self.layer, *self.given, contract)
+        return layer_statistics(self.layer, contract)
 
 
 def exact_answer(inputs: Heads | Tokens, *, generic: bool) -> Exact:

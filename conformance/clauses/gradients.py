@@ -60,7 +60,7 @@ def with_junk_to_differentiate(
     else:
         shown = junked.without_mask().replace(causal=False, window=None)  # the golden hides them
         evaluation = evaluate(shown, subject.declaration.semantics)
-        largest = largest_weight_gradient(evaluation, junked, upstream)
+        largest = largest_weight_gradient(evaluation, upstream)
         share = model.HEADROOM * finite_limit(subject) / max(largest, 1.0)
     return junked if share >= 1.0 else with_junk(subject, problem, inputs, junk_keys, share=share)
 

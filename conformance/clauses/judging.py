@@ -47,13 +47,8 @@ def through_output(known: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
     """What the answer is when the heads return this: themselves, or behind a layer's projection."""
     if isinstance(known.evaluation, golden.Attention):
         return heads
-    point, weights = known.core.semantics, known_weights(inputs)
-    merged = golden.merge_heads(heads, point)
-    if weights.o is None:
-        return merged
-    # Heads that are concatenated along the tokens meet the first columns of the matrix alone.
-    matrix = weights.o[:, : merged.shape[-1]]
-    return golden.project(merged, matrix, weights.o_bias if point.output_bias else None)
+    point = known.core.semantics
+    return golden.project_output(golden.merge_heads(heads, point), known_weights(inputs), point)
 
 
 View = Callable[[Tensor], Tensor]

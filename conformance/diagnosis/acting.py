@@ -130,15 +130,9 @@ def _heads_of(asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
     inputs, point = asked.inputs, asked.semantics
     if not inputs.is_layer:
         return inputs.query.double(), inputs.key.double(), inputs.value.double()
-    weights, sizes = known_weights(inputs), inputs.geometry
-    query = golden.project(inputs.query, weights.q, weights.q_bias if point.query_bias else None)
-    key = golden.project(inputs.key, weights.k, weights.k_bias if point.key_bias else None)
-    value = golden.project(inputs.value, weights.v, weights.v_bias if point.value_bias else None)
-    return (
-        golden.split_heads(query, sizes.num_heads, point),
-        golden.split_heads(key, sizes.num_kv_heads, point),
-        golden.split_heads(value, sizes.num_kv_heads, point),
-    )
+    tokens, sizes = (inputs.query, inputs.key, inputs.value), inputs.geometry
+    projected = golden.project_tokens(tokens, known_weights(inputs), point)
+    return golden.cut_heads(projected, sizes.num_heads, sizes.num_kv_heads, point)
 
 
 def _attend(asked: Asked, heads: tuple[Tensor, Tensor, Tensor]) -> golden.Attention:
@@ -163,13 +157,10 @@ def _with_every_key(
 
 def _behind_heads(asked: Asked, output: Tensor) -> Tensor:
     """The heads merged and projected."""
-    weights, point = known_weights(asked.inputs), asked.semantics
-    merged = golden.merge_heads(output, point)
-    if weights.o is None:
-        return merged
-    # Heads concatenated along the tokens meet one block of the output matrix.
-    matrix = weights.o[:, : merged.shape[-1]]
-    return golden.project(merged, matrix, weights.o_bias if point.output_bias else None)
+    point = asked.semantics
+    return golden.project_output(
+        golden.merge_heads(output, point), known_weights(asked.inputs), point
+    )
 
 
 def _finite(tensor: Tensor) -> Tensor:

@@ -362,8 +362,4 @@ def _acted(
         return loss(evaluation)
     semantics = subject.declaration.semantics
     merged = golden.merge_heads(loss(evaluation.core), semantics)
-    weights = known_weights(inputs)
-    if weights.o is None:
-        return merged
-    matrix = weights.o[:, : merged.shape[-1]]
-    return golden.project(merged, matrix, weights.o_bias if semantics.output_bias else None)
+    return golden.project_output(merged, known_weights(inputs), semantics)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._golden import golden
-from ..problems.inputs import Inputs
 from ..tolerance import Contract, Gradient, model
 from ..tolerance.golden_gradients import GoldenGradients, golden_gradients
 from ..tolerance.keys import unmerge_heads
 from ..tolerance.layer_backward import layer_backward
 from ..tolerance.prepared_gradients import as_met, largest_step
-from .oracle import known_weights
 
 
 def core_fits(attention: golden.Attention, upstream: Tensor, limit: float) -> bool:
@@ -23,17 +21,10 @@ def core_fits(attention: golden.Attention, upstream: Tensor, limit: float) -> bo
 
 
 def layer_fits(
-    layer: golden.MultiHeadAttention,
-    inputs: Inputs,
-    upstream: Tensor,
-    contract: Contract,
-    limit: float,
+    layer: golden.MultiHeadAttention, upstream: Tensor, contract: Contract, limit: float
 ) -> bool:
     """The same of a layer between its projections; ``upstream [B, Lq, Eo]``."""
-    given = zip("qkv", (inputs.query, inputs.key, inputs.value), strict=True)
-    tokens = {name: tensor.double() for name, tensor in given}
-    point, weights = layer.core.semantics, known_weights(inputs)
-    back = layer_backward(layer, tokens, weights, point, upstream.double(), contract)
+    back = layer_backward(layer, upstream.double(), contract)
     return _steps_fit(layer.core, back.gradients, limit)
 
 
@@ -45,7 +36,7 @@ def found_fits(found: dict[str, Gradient], limit: float) -> bool:
 
 
 def largest_weight_gradient(
-    evaluation: golden.Attention | golden.MultiHeadAttention, inputs: Inputs, upstream: Tensor
+    evaluation: golden.Attention | golden.MultiHeadAttention, upstream: Tensor
 ) -> float:
     """The largest product of an output gradient with the value of a key that is read, signs apart.
 
@@ -54,9 +45,9 @@ def largest_weight_gradient(
     heads = upstream.double().abs()
     if isinstance(evaluation, golden.Attention):
         return _largest(heads @ evaluation.value.abs().mT)
-    core, matrix = evaluation.core, known_weights(inputs).o
+    core, matrix = evaluation.core, evaluation.weights.o
     if matrix is not None:
-        heads = heads @ matrix[:, : evaluation.merged.shape[-1]].double().abs()
+        heads = heads @ matrix[:, : evaluation.merged.shape[-1]].abs()
     heads = unmerge_heads(heads, core.output.shape, core.semantics)
     return _largest(heads @ core.value.abs().mT)
 

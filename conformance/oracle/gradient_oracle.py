@@ -16,7 +16,7 @@ from ..problems.inputs import Inputs
 from ..tolerance import Gradient, add_gradients, core_gradients, layer_gradients, stack_gradients
 from ..tolerance.gradients import supports
 from .gradient_headroom import core_fits, found_fits, layer_fits
-from .oracle import Oracle, evaluate, known_weights
+from .oracle import Oracle, evaluate
 
 # Points whose gradients have no bound; each field with what it is elsewhere.
 _PLAIN: dict[str, object] = {}
@@ -191,17 +191,8 @@ class GradientOracle:
                 return GoldenGradients(
                     gradients=found, representable=fits, without_slope=without_slope
                 )
-            found = layer_gradients(
-                evaluation,
-                inputs.query,
-                inputs.key,
-                inputs.value,
-                known_weights(inputs),
-                point,
-                output_gradient=upstream,
-                contract=contract,
-            )
-            fits = layer_fits(evaluation, inputs, upstream, contract, known.limit)
+            found = layer_gradients(evaluation, upstream, contract)
+            fits = layer_fits(evaluation, upstream, contract, known.limit)
             fits = fits and found_fits(found, known.limit)
             by_input = {name: found.pop(name) for name in INPUT_NAMES["separate"]}
             if inputs.mode == "self":

@@ -106,17 +106,11 @@ class Oracle:
 
     def weights_bound(self, inputs: Inputs) -> Tensor:
         """The bound of returned weights, ``[B, H, Lq, Lk]``."""
-        core = self.answer(inputs).core
-        contract = self.contract(core.scale)
-        if not inputs.is_layer or inputs.weights is None:
+        known = self.answer(inputs)
+        core, contract = known.core, self.contract(known.core.scale)
+        if isinstance(known.evaluation, golden.Attention):
             return weights_bound(core, contract)
-        query_error, key_error, _ = head_errors(
-            core,
-            (inputs.query, inputs.key, inputs.value),
-            inputs.weights,
-            self.point(inputs),
-            contract,
-        )
+        query_error, key_error, _ = head_errors(known.evaluation, contract)
         return weights_bound(core, contract, query_error=query_error, key_error=key_error)
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
@@ -131,7 +125,7 @@ class Oracle:
         core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
         return Golden(
             output=evaluation.output,
-            bound=self._bound(inputs, evaluation, point, self.contract(core.scale)),
+            bound=_bound(evaluation, self.contract(core.scale)),
             weights=core.weights,
             empty=core.empty,
             core=core,
@@ -151,28 +145,13 @@ class Oracle:
 
     def bound(self, inputs: Inputs, contract: Contract) -> Tensor:
         """The worst-case bound of the declared point's answer under another contract."""
-        evaluation = self.answer(inputs).evaluation
-        return self._bound(inputs, evaluation, self.point(inputs), contract)
+        return _bound(self.answer(inputs).evaluation, contract)
 
-    def _bound(
-        self,
-        inputs: Inputs,
-        evaluation: golden.Attention | golden.MultiHeadAttention,
-        point: golden.Semantics,
-        contract: Contract,
-    ) -> Tensor:
-        """The worst-case bound of one evaluation under a contract."""
-        if isinstance(evaluation, golden.Attention):
-            return core_bound(evaluation, contract)
-        return layer_bound(
-            evaluation,
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            known_weights(inputs),
-            point,
-            contract,
-        )
+
+def _bound(evaluation: golden.Attention | golden.MultiHeadAttention, contract: Contract) -> Tensor:
+    if isinstance(evaluation, golden.Attention):
+        return core_bound(evaluation, contract)
+    return layer_bound(evaluation, contract)
 
 
 def known_weights(inputs: Inputs) -> golden.ProjectionWeights:

@@ -16,7 +16,7 @@ from ..tolerance.fit import Fit, fit, sharp_fit
 from ..tolerance.model import MOST_SATURATED
 from ..tolerance.statistical import Statistics, core_statistics, layer_statistics, supports
 from . import double_double
-from .oracle import Golden, Oracle, known_weights
+from .oracle import Golden, Oracle
 
 
 def fitted_scale_error(oracle: Oracle, inputs: Inputs, answer: Tensor) -> float | None:
@@ -100,7 +100,7 @@ def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
     """The yardstick for some inputs at the declared point."""
     known = oracle.answer(inputs)
     contract = oracle.contract(known.core.scale)
-    exact = _exactly(oracle, inputs, known) if contract.sides > 1 else None
+    exact = _exactly(known) if contract.sides > 1 else None
     output, remainder = (known.output, None) if exact is None else exact
     bound = known.bound
     if exact is not None:
@@ -111,7 +111,7 @@ def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
         contract = dataclasses.replace(contract, sides=1)
     statistics = None
     if contract.sides == 1 and inputs.generic and not contract.activation_steps:
-        statistics = _statistics(oracle, inputs, known, contract)
+        statistics = _statistics(known, contract)
     if statistics is not None and statistics.saturated < MOST_SATURATED:
         bound = _sharper(bound, statistics)
     return Yardstick(
@@ -123,35 +123,21 @@ def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
     )
 
 
-def _exactly(oracle: Oracle, inputs: Inputs, known: Golden) -> tuple[Tensor, Tensor] | None:
+def _exactly(known: Golden) -> tuple[Tensor, Tensor] | None:
     """The answer in double-double arithmetic, None at points that it does not know."""
-    point = oracle.point(inputs)
-    if not double_double.supports(point):
+    if not double_double.supports(known.core.semantics):
         return None
     if isinstance(known.evaluation, golden.Attention):
         return double_double.core_output(known.evaluation)
-    return double_double.layer_output(
-        known.evaluation, inputs.query, inputs.key, inputs.value, known_weights(inputs), point
-    )
+    return double_double.layer_output(known.evaluation)
 
 
-def _statistics(
-    oracle: Oracle, inputs: Inputs, known: Golden, contract: Contract
-) -> Statistics | None:
-    point = oracle.point(inputs)
-    if not supports(point) or known.output.numel() == 0:
+def _statistics(known: Golden, contract: Contract) -> Statistics | None:
+    if not supports(known.core.semantics) or known.output.numel() == 0:
         return None
     if isinstance(known.evaluation, golden.Attention):
         return core_statistics(known.evaluation, contract)
-    return layer_statistics(
-        known.evaluation,
-        inputs.query,
-        inputs.key,
-        inputs.value,
-        known_weights(inputs),
-        point,
-        contract,
-    )
+    return layer_statistics(known.evaluation, contract)
 
 
 def _sharper(bound: Tensor, statistics: Statistics) -> Tensor:

@@ -132,10 +132,11 @@ def cached_heads(inputs: Inputs) -> tuple[Tensor, Tensor]:
     key, value = (tensor[..., : inputs.past, :] for tensor in (inputs.key, inputs.value))
     if not inputs.is_layer or inputs.weights is None:
         return key, value
-    weights, point, heads = inputs.weights, inputs.point, inputs.geometry.num_kv_heads
+    point, heads = inputs.point, inputs.geometry.num_kv_heads
+    weights = inputs.weights.taking_part(point)
     with torch.no_grad():
-        keys = golden.project(key, weights.k, weights.k_bias if point.key_bias else None)
-        values = golden.project(value, weights.v, weights.v_bias if point.value_bias else None)
+        keys = golden.project(key, weights.k, weights.k_bias)
+        values = golden.project(value, weights.v, weights.v_bias)
         return (
             golden.split_heads(keys, heads, point).to(inputs.query.dtype),
             golden.split_heads(values, heads, point).to(inputs.query.dtype),

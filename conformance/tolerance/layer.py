@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -173,111 +174,60 @@ def is_exact(matrix: Tensor, bias: Tensor | None) -> bool:
     return alone and (bias is None or not bool(bias.any()))
 
 
-def layer_bound(
-    layer: golden.MultiHeadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
-    contract: Contract,
-) -> Tensor:
+def layer_bound(layer: golden.MultiHeadAttention, contract: Contract) -> Tensor:
     """How far each element of a conforming answer may be from ``layer.output``.
 
-    ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]`` and ``weights`` are what the
-    layer was evaluated on. Returns float64 ``[B, Lq, Eo]``, finite and not negative.
-
-    Derived in docs/tolerance.md.
+    Returns float64 ``[B, Lq, Eo]``, finite and not negative. Derived in docs/tolerance.md.
     """
     if layer.output.numel() == 0:
         return torch.zeros_like(layer.output)
-    core = layer.core
-    errors = head_errors(
-        core, (query, key, value), weights, semantics, contract, projected=layer.projected
-    )
-    bound = one_sided_bound(core, contract, *errors)
-    merged = golden.merge_heads(bound, semantics)
-    return _output_error(layer, merged, weights, semantics, contract).mul_(contract.sides)
+    errors = head_errors(layer, contract, layer.projected)
+    bound = one_sided_bound(layer.core, contract, *errors)
+    merged = golden.merge_heads(bound, layer.core.semantics)
+    return _output_error(layer, merged, contract).mul_(contract.sides)
 
 
 def head_errors(
-    core: golden.Attention,
-    tokens: tuple[Tensor, Tensor, Tensor],
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
+    layer: golden.MultiHeadAttention,
     contract: Contract,
-    *,
-    projected: tuple[Tensor, Tensor, Tensor] | None = None,
+    projected: Sequence[Tensor | None] = (None, None, None),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """What projected query, key and value heads already carry; None means that they are exact.
+    """The errors of projected query, key and value heads; None where they are exact.
 
-    ``projected`` are the exact projections where they are known, before heads are cut.
+    They are repeated like the heads of the core ``[B, H, L, D]``. ``projected`` are the exact
+    projections ``[B, L, H*D]`` where they are known.
     """
-    query, key, value = tokens
-    exact_query, exact_key, exact_value = projected or (None, None, None)
-    query_bias = weights.q_bias if semantics.query_bias else None
-    key_bias = weights.k_bias if semantics.key_bias else None
-    value_bias = weights.v_bias if semantics.value_bias else None
+    core, weights, semantics = layer.core, layer.weights, layer.core.semantics
+
+    def error_of(place: int, matrix: Tensor, bias: Tensor | None, heads: Tensor) -> Tensor | None:
+        tokens = layer.tokens[place]
+        error = projection_bound(tokens, matrix, bias, contract, result=projected[place])
+        steps = contract.at("quantisation").activation_steps
+        if steps:  # what the integers stand for is rounded, too
+            integers = quantise(tokens, steps).tokens
+            moved = projection_error(tokens, matrix, steps)
+            for rounded in (error, projection_bound(integers, matrix, bias, contract)):
+                if rounded is not None:
+                    moved = moved + rounded
+            error = moved
+        if error is None:
+            return None
+        split = golden.split_heads(error, matrix.shape[0] // heads.shape[-1], semantics)
+        return golden.repeat_heads(split, heads.shape[1], semantics)
+
     return (
-        _head_error(query, weights.q, query_bias, core.query, semantics, contract, exact_query),
-        _head_error(key, weights.k, key_bias, core.key, semantics, contract, exact_key),
-        _head_error(value, weights.v, value_bias, core.value, semantics, contract, exact_value),
+        error_of(0, weights.q, weights.q_bias, core.query),
+        error_of(1, weights.k, weights.k_bias, core.key),
+        error_of(2, weights.v, weights.v_bias, core.value),
     )
 
 
-def _head_error(
-    tokens: Tensor,
-    matrix: Tensor,
-    bias: Tensor | None,
-    heads: Tensor,
-    semantics: golden.Semantics,
-    contract: Contract,
-    exact: Tensor | None,
-) -> Tensor | None:
-    """The error of projected tokens as that of heads, repeated like ``heads [B, H, L, D]``."""
-    bias = None if bias is None else bias.double()
-    tokens, matrix = tokens.double(), matrix.double()
-    error = projection_bound(tokens, matrix, bias, contract, result=exact)
-    steps = contract.at("quantisation").activation_steps
-    if steps:
-        error = _with_integers(error, tokens, matrix, bias, contract, steps)
-    if error is None:
-        return None
-    split = golden.split_heads(error, matrix.shape[0] // heads.shape[-1], semantics)
-    return golden.repeat_heads(split, heads.shape[1], semantics)
-
-
-def _with_integers(
-    error: Tensor | None,
-    tokens: Tensor,
-    matrix: Tensor,
-    bias: Tensor | None,
-    contract: Contract,
-    steps: int,
-) -> Tensor:
-    """The same where the projection may be one of integers: it rounds what they stand for."""
-    moved = projection_error(tokens, matrix, steps)
-    of_integers = projection_bound(quantise(tokens, steps).tokens, matrix, bias, contract)
-    for rounded in (error, of_integers):
-        if rounded is not None:
-            moved = moved + rounded
-    return moved
-
-
-def _output_error(
-    layer: golden.MultiHeadAttention,
-    incoming: Tensor,
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
-    contract: Contract,
-) -> Tensor:
+def _output_error(layer: golden.MultiHeadAttention, incoming: Tensor, contract: Contract) -> Tensor:
+    weights, merged, output = layer.weights, layer.merged, layer.output
     if weights.o is None:
         return incoming
-    matrix = weights.o[:, : layer.merged.shape[-1]].double()
-    bias = weights.o_bias if semantics.output_bias else None
-    bias = None if bias is None else bias.double()
-    merged, output = layer.merged, layer.output
-    if semantics.empty_rows == "nan":
+    matrix, bias = weights.o[:, : merged.shape[-1]], weights.o_bias
+    if layer.core.semantics.empty_rows == "nan":
         merged, output = merged.nan_to_num(nan=0.0), output.nan_to_num(nan=0.0)
     steps = contract.at("quantisation").activation_steps
     lost = None

@@ -18,7 +18,7 @@ from .gradient_scaling import Slopes, Sum, noise, roundings, slopes
 from .gradients import grouped_worst
 from .keys import sum_groups, unmerge_heads, unsplit_heads
 from .layer import head_errors, projection_bound
-from .layer_backward import LayerBackward, Part, layer_backward, ones_like_tokens
+from .layer_backward import LayerBackward, ProjectionGradient, layer_backward, ones_like_tokens
 from .prepared import is_prepared, prepared_errors
 from .prepared_gradients import has_statistics, turned_heads
 from .spread import deviations_for
@@ -84,8 +84,8 @@ def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> 
 
 def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
     """The error of each gradient, by its name."""
-    core, semantics, contract = backward.layer.core, backward.semantics, backward.contract
-    query, key, value = head_errors(core, backward.tokens(), backward.weights, semantics, contract)
+    semantics, contract = backward.semantics, backward.contract
+    query, key, value = head_errors(backward.layer, contract)
     carried = Incoming(
         query=query, key=key, value=value, output_gradient=_output_gradient_error(backward)
     )
@@ -133,7 +133,9 @@ def _output_gradient_error(backward: LayerBackward) -> Tensor | None:
     return unmerge_heads(error, backward.layer.core.output.shape, backward.semantics)
 
 
-def _part_errors(name: str, part: Part, error: Tensor, contract: Contract) -> dict[str, Tensor]:
+def _part_errors(
+    name: str, part: ProjectionGradient, error: Tensor, contract: Contract
+) -> dict[str, Tensor]:
     """An input's gradient is one more projection, a matrix's a sum over items and tokens."""
     matrix = part.matrix.mT.contiguous()
     by_input = projection_bound(part.gradient, matrix, None, contract, incoming=error)
@@ -178,23 +180,14 @@ __all__ = ["layer_gradients"]
 
 
 def layer_gradients(
-    layer: golden.MultiHeadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
-    *,
-    output_gradient: Tensor,
-    contract: Contract,
+    layer: golden.MultiHeadAttention, output_gradient: Tensor, contract: Contract
 ) -> dict[str, Gradient]:
     """The gradients of the layer for ``output_gradient [B, Lq, Eo]``, with their bounds.
 
-    ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]`` and ``weights`` are what the
-    layer was evaluated on. The output gradient is exact, and for the statistical bound independent
-    in each element. Results are named "query", "key", "value" (by the inputs), "q", "k", "v", "o"
-    and "q_bias" ... (by those weights that take part), in the shapes of what they belong to. Where
-    one tensor is query, key and value, ``add_gradients`` makes its gradient of the three.
+    The output gradient is exact, and for the statistical bound independent in each element. Results
+    are named "query", "key", "value" (by the inputs), "q", "k", "v", "o" and "q_bias" ... (by those
+    weights that take part), in the shapes of what they belong to. Where one tensor is query, key
+    and value, ``add_gradients`` makes its gradient of the three.
 
     Where heads are reinterpreted memory, are normalised or turned before they meet, or stand beside
     distances, the statistical bound is the worst case.
@@ -210,12 +203,11 @@ def layer_gradients(
             f"not the output's {list(layer.output.shape)}"
         )
         raise ValueError(msg)
-    tokens = {"q": query.double(), "k": key.double(), "v": value.double()}
-    backward = layer_backward(layer, tokens, weights, semantics, output_gradient.double(), contract)
+    backward = layer_backward(layer, output_gradient.double(), contract)
     values = _values(backward)
     worst = worst_layer_errors(backward)
     deviations = deviations_for(sum(each.numel() for each in values.values()))
-    if supports_statistics(semantics) and has_statistics(semantics):
+    if supports_statistics(backward.semantics) and has_statistics(backward.semantics):
         spread = layer_propagation(backward, deviations)
         variances, scaling = layer_variances(backward, spread), _scaling(backward, spread)
         found = {

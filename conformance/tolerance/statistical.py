@@ -100,54 +100,28 @@ def projected_spread(
 
 
 def layer_spread(
-    layer: golden.MultiHeadAttention,
-    tokens: tuple[Tensor, Tensor, Tensor],
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
-    contract: Contract,
-    rows: Tensor,
-    deviations: float,
+    layer: golden.MultiHeadAttention, contract: Contract, rows: Tensor, deviations: float
 ) -> tuple[Spread, float]:
     """The error of ``layer.output[:, rows]`` and the fraction of core elements that is saturated.
 
-    ``tokens`` are the inputs query, key and value ``[B, L, E]``. The heads must be merged side by
-    side, so that a row of the layer is a row of every head.
+    The heads must be merged side by side, so that a row of the layer is a row of every head.
     """
-    core = restrict(layer.core, rows)
-    carried = head_variances(core, tokens, weights, semantics, contract, rows)
+    core, weights, semantics = restrict(layer.core, rows), layer.weights, layer.core.semantics
+    query, key, value = layer.tokens
+    chosen = None if rows.numel() == query.shape[1] else rows
+    heads = core.given_query
+    carried = Variances(
+        query=_head_variance(query, weights.q, weights.q_bias, heads, semantics, contract, chosen),
+        key=_head_variance(key, weights.k, weights.k_bias, core.given_key, semantics, contract),
+        value=_head_variance(value, weights.v, weights.v_bias, core.value, semantics, contract),
+    )
     spread, saturated = core_spread(
         core, contract, deviations, carried, mixed=weights.o is not None
     )
     merged = Spread(
-        variance=golden.merge_heads(spread.variance, semantics),
-        last=golden.merge_heads(spread.last, semantics),
-        linear=golden.merge_heads(spread.linear, semantics),
-        slope=golden.merge_heads(spread.slope, semantics),
+        **{name: golden.merge_heads(part, semantics) for name, part in vars(spread).items()}
     )
-    return _output_spread(merged, layer, weights, semantics, contract, rows), saturated
-
-
-def head_variances(
-    core: golden.Attention,
-    tokens: tuple[Tensor, Tensor, Tensor],
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
-    contract: Contract,
-    rows: Tensor,
-) -> Variances:
-    """What projected heads carry; ``core`` holds the query rows ``rows`` only."""
-    query, key, value = tokens
-    query_bias = weights.q_bias if semantics.query_bias else None
-    key_bias = weights.k_bias if semantics.key_bias else None
-    value_bias = weights.v_bias if semantics.value_bias else None
-    chosen = None if rows.numel() == query.shape[1] else rows
-    return Variances(
-        query=_head_variance(
-            query, weights.q, query_bias, core.given_query, semantics, contract, chosen=chosen
-        ),
-        key=_head_variance(key, weights.k, key_bias, core.given_key, semantics, contract),
-        value=_head_variance(value, weights.v, value_bias, core.value, semantics, contract),
-    )
+    return _output_spread(merged, layer, contract, rows), saturated
 
 
 def _head_variance(
@@ -157,12 +131,9 @@ def _head_variance(
     heads: Tensor,
     semantics: golden.Semantics,
     contract: Contract,
-    *,
     chosen: Tensor | None = None,
 ) -> Tensor | None:
     """The variance of projected tokens as that of heads, repeated like ``heads [B, H, L, D]``."""
-    matrix = matrix.double()
-    bias = None if bias is None else bias.double()
     if moves_exactly(matrix, bias, contract):
         return None
     mixes_rows = semantics.head_split == "reinterpret"
@@ -174,7 +145,7 @@ def _head_variance(
         repeated = golden.repeat_heads(split, heads.shape[1], semantics)
         return repeated[:, :, chosen] if chosen is not None and mixes_rows else repeated
 
-    terms = as_heads(squared_terms(tokens.double(), matrix, contract))
+    terms = as_heads(squared_terms(tokens, matrix, contract))
     if bias is not None and mixes_rows:
         bias = as_heads(bias.expand(tokens.shape[0], tokens.shape[1], -1))
     elif bias is not None:
@@ -183,29 +154,16 @@ def _head_variance(
 
 
 def _output_spread(
-    merged: Spread,
-    layer: golden.MultiHeadAttention,
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
-    contract: Contract,
-    rows: Tensor,
+    merged: Spread, layer: golden.MultiHeadAttention, contract: Contract, rows: Tensor
 ) -> Spread:
+    weights, tokens, result = layer.weights, layer.merged, layer.output
     if weights.o is None:
         return merged
-    bias = weights.o_bias if semantics.output_bias else None
-    tokens, result = layer.merged, layer.output
     if rows.numel() < result.shape[1]:
         tokens, result = tokens[:, rows], result[:, rows]
-    if semantics.empty_rows == "nan":
+    if layer.core.semantics.empty_rows == "nan":
         tokens, result = tokens.nan_to_num(nan=0.0), result.nan_to_num(nan=0.0)
-    return projected_spread(
-        merged,
-        tokens,
-        result,
-        weights.o.double(),
-        None if bias is None else bias.double(),
-        contract,
-    )
+    return projected_spread(merged, tokens, result, weights.o, weights.o_bias, contract)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -276,31 +234,18 @@ def core_statistics(
     return _statistics(spread, result, rows, contract.sides, deviations, (rounding, saturated))
 
 
-def layer_statistics(
-    layer: golden.MultiHeadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weights: golden.ProjectionWeights,
-    semantics: golden.Semantics,
-    contract: Contract,
-) -> Statistics:
-    """The statistical bound of ``layer.output``, given what the layer was evaluated on.
-
-    ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``. Raises ValueError where the
-    model does not hold.
-    """
-    _check(semantics)
+def layer_statistics(layer: golden.MultiHeadAttention, contract: Contract) -> Statistics:
+    """The statistical bound of ``layer.output``; ValueError where the model does not hold."""
+    _check(layer.core.semantics)
     rows = sampled_rows(layer.output.shape[1])
     batch, _, width = layer.output.shape
     deviations = deviations_for(batch * rows.numel() * width)
     if layer.core.weights.numel() == 0 or layer.output.numel() == 0:
         return _exact(rows, layer.output[:, rows], deviations)
-    tokens = (query, key, value)
-    spread, saturated = layer_spread(layer, tokens, weights, semantics, contract, rows, deviations)
+    spread, saturated = layer_spread(layer, contract, rows, deviations)
     result = layer.output[:, rows].nan_to_num(nan=0.0)
-    if weights.o is not None and weights.o_bias is not None and semantics.output_bias:
-        result = result - weights.o_bias.double()
+    if layer.weights.o_bias is not None:
+        result = result - layer.weights.o_bias
     rounding = scale_rounding(layer.core.scale, contract)
     rounding += scale_error(layer.core, contract)
     rounding += _cut_operands(spread, result, contract, products=model.PRODUCTS_OF_LAYER)

@@ -11,7 +11,7 @@ from conformance._golden import golden
 from .contract import Contract
 from .keys import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
 from .layer import is_exact
-from .layer_backward import LayerBackward, Part, ones_like_tokens
+from .layer_backward import LayerBackward, ProjectionGradient, ones_like_tokens
 from .statistical_gradients import Propagation, propagation
 from .statistical_pairs import walk
 from .storing import Incoming, key_store_variance, query_store_variance, value_store_variance
@@ -63,10 +63,10 @@ def projection_variance(
 
 def layer_propagation(backward: LayerBackward, deviations: float) -> Propagation:
     """What the core of a layer propagates: projections and output matrix round before it."""
-    weights, semantics, contract = backward.weights, backward.semantics, backward.contract
+    weights, semantics, contract = backward.layer.weights, backward.semantics, backward.contract
     core, carried = backward.layer.core, {}
     for name, part in backward.parts.items():
-        bias = getattr(weights, f"{name}_bias").double() if part.bias else None
+        bias = getattr(weights, f"{name}_bias")
         variance = projection_variance(part.tokens, part.matrix, bias, contract)
         if variance is not None:
             split = golden.split_heads(variance, part.num_heads, semantics)
@@ -101,7 +101,7 @@ def _rounding(name: str, backward: LayerBackward) -> Tensor:
     return unsplit_heads(each, backward.semantics) + own
 
 
-def _into_input(part: Part, rounding: Tensor, contract: Contract) -> Tensor:
+def _into_input(part: ProjectionGradient, rounding: Tensor, contract: Contract) -> Tensor:
     """What storing the heads' gradients and adding up over their channels does to an input's."""
     squares = part.matrix.square()
     products = part.gradient.square() @ squares

@@ -47,7 +47,7 @@ def masked_agreement(candidate: Candidate, **masks: Tensor) -> bool:
         semantics=declaration.semantics,
     )
     contract = contract_for(declare("layer"), "float64", evaluated.core.scale)
-    bound = layer_bound(evaluated, *inputs, weights, declaration.semantics, contract)
+    bound = layer_bound(evaluated, contract)
     return bool(((output - evaluated.output).abs() <= bound).all())
 
 

@@ -48,15 +48,7 @@ class LayerInputs:
     ) -> Tensor:
         """Its bound, with some parts of the contract changed."""
         contract = contract_for(DECLARATION, dtype, layer.core.scale)
-        return layer_bound(
-            layer,
-            self.query,
-            self.key,
-            self.value,
-            self.weights,
-            layer.core.semantics,
-            replace(contract, **changes),  # type: ignore[arg-type]  # numbers
-        )
+        return layer_bound(layer, replace(contract, **changes))  # type: ignore[arg-type]  # numbers
 
 
 def make(

@@ -62,14 +62,10 @@ def judged(
     """The gradients for an output gradient of the case's seed, times a factor."""
     tensors = named(case)
     layer = evaluate(case, tensors, point)
-    weights = {name: tensor for name, tensor in tensors.items() if name not in INPUTS}
     return layer_gradients(
         layer,
-        *case.inputs,
-        golden.ProjectionWeights(**weights),
-        point,
-        output_gradient=output_gradient(layer.output.shape, case.shape.seed) * factor,
-        contract=contract("float32") if allowed is None else allowed,
+        output_gradient(layer.output.shape, case.shape.seed) * factor,
+        contract("float32") if allowed is None else allowed,
     )
 
 
@@ -142,16 +138,8 @@ def test_an_output_gradient_of_another_shape_is_refused() -> None:
     """The message names the argument and both shapes."""
     case = layer_case(Shape())
     tensors = named(case)
-    weights = {name: tensor for name, tensor in tensors.items() if name not in INPUTS}
     with pytest.raises(ValueError, match=r"output_gradient has shape \[1\], not the output's"):
-        layer_gradients(
-            evaluate(case, tensors, golden.STANDARD),
-            *case.inputs,
-            golden.ProjectionWeights(**weights),
-            golden.STANDARD,
-            output_gradient=torch.ones(1),
-            contract=contract(),
-        )
+        layer_gradients(evaluate(case, tensors, golden.STANDARD), torch.ones(1), contract())
 
 
 @pytest.mark.parametrize("eager", [False, True])

@@ -212,8 +212,9 @@ class Layer:
         """The worst-case or the statistical bound of the layer."""
         tokens = (self.query, self.key, self.value)
         layer = golden.multi_head_attention(*tokens, self.weights, num_heads=4, num_kv_heads=2)
-        arguments = (layer, *tokens, self.weights, golden.STANDARD, contract)
-        return layer_bound(*arguments) if name == "worst" else layer_statistics(*arguments).bound
+        if name == "worst":
+            return layer_bound(layer, contract)
+        return layer_statistics(layer, contract).bound
 
 
 def make_layer(seed: int, lengths: tuple[int, int], size: float) -> Layer:

@@ -44,11 +44,7 @@ class LayerInputs:
 
     def statistics(self, contract: Contract) -> Statistics:
         """The bound at the contract."""
-        layer = self.golden()
-        semantics = layer.core.semantics
-        return layer_statistics(
-            layer, self.query, self.key, self.key, self.weights, semantics, contract
-        )
+        return layer_statistics(self.golden(), contract)
 
 
 def make(
@@ -207,16 +203,8 @@ def test_no_bound_where_rows_of_heads_are_no_rows_of_the_layer() -> None:
     for merge in ("tokens", "reinterpret"):
         semantics = golden.STANDARD.replace(head_merge=merge)
         assert not supports(semantics)
-        inputs = make(semantics=golden.STANDARD)
-        layer = inputs.golden()
+        layer = make(semantics=golden.STANDARD).golden()
+        layer = replace(layer, core=replace(layer.core, semantics=semantics))
         with pytest.raises(ValueError, match="side by side"):
-            layer_statistics(
-                layer,
-                inputs.query,
-                inputs.key,
-                inputs.key,
-                inputs.weights,
-                semantics,
-                contract(),
-            )
+            layer_statistics(layer, contract())
     assert supports(golden.STANDARD.replace(head_merge="interleaved"))

@@ -131,16 +131,10 @@ class Held:
     @cached_property
     def _errors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """What projected query, key and value may err by; None where they are exact."""
-        inputs = self.inputs
-        if not inputs.is_layer:
+        evaluation = self.subject.golden(self.inputs).evaluation
+        if isinstance(evaluation, golden.Attention):
             return None, None, None
-        return head_errors(
-            self.core,
-            (inputs.query, inputs.key, inputs.value),
-            known_weights(inputs),
-            self.subject.declaration.semantics,
-            self.contract,
-        )
+        return head_errors(evaluation, self.contract)
 
     def _projected_right(self, name: str) -> bool:
         place = ("query", "key", "value").index(name)

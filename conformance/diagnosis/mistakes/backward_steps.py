@@ -145,16 +145,9 @@ def _give_back(
 
 def _projected(inputs: Inputs, semantics: golden.Semantics) -> tuple[Tensor, Tensor, Tensor]:
     """The heads of a layer behind its projections."""
-    weights, sizes = known_weights(inputs), inputs.geometry
-    point = semantics
-    query = golden.project(inputs.query, weights.q, weights.q_bias if point.query_bias else None)
-    key = golden.project(inputs.key, weights.k, weights.k_bias if point.key_bias else None)
-    value = golden.project(inputs.value, weights.v, weights.v_bias if point.value_bias else None)
-    return (
-        golden.split_heads(query, sizes.num_heads, point),
-        golden.split_heads(key, sizes.num_kv_heads, point),
-        golden.split_heads(value, sizes.num_kv_heads, point),
-    )
+    tokens, sizes = (inputs.query, inputs.key, inputs.value), inputs.geometry
+    projected = golden.project_tokens(tokens, known_weights(inputs), semantics)
+    return golden.cut_heads(projected, sizes.num_heads, sizes.num_kv_heads, semantics)
 
 
 def _finally(asked: Pass, found: Found, wrong: WrongBackward) -> Found:

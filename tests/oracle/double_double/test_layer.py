@@ -14,15 +14,10 @@ from conformance.oracle.double_double import core_output, layer_output, supports
 from reference import STANDARD, Semantics
 
 
-def output_of(case: Case, point: Semantics, layer: Any) -> Any:
-    assert case.weights is not None
-    return layer_output(layer, *case.inputs, case.weights, point)
-
-
 def assert_near_exact(case: Case, point: Semantics = STANDARD) -> None:
     """Require of each element the error that the operations may make."""
     case, layer = with_exact_scale(case, point)
-    found = output_of(case, point, layer)
+    found = layer_output(layer)
     assert found[0].shape == found[1].shape == layer.output.shape
     assert max(excesses(case, point, found)) <= 1.0
 
@@ -79,7 +74,7 @@ def test_projections_are_not_rounded_on_the_way() -> None:
     """The layer differs from the core on float64 projections by more than 2^-53 squared."""
     case = layer_case(SHAPE.changed(output_size=None))
     layer = case.golden(STANDARD)
-    high, low = output_of(case, STANDARD, layer)
+    high, low = layer_output(layer)
     core = [part.transpose(1, 2).flatten(2) for part in core_output(layer.core)]
     difference = (high - core[0]) + (low - core[1])
     assert float(difference.abs().max()) > 2.0**-80
@@ -92,11 +87,11 @@ def test_junk_tokens_that_nobody_reads_change_nothing(rule: Any) -> None:
     case = layer_case(SHAPE.changed(keep_axes=(True, False, True, True), causal=True, seed=3))
     case.tensors["keep"][..., -1] = False
     case.tensors["keep"][:, :, 0] = False  # causality admits all keys but the last to this row
-    clean = output_of(case, point, case.golden(point))
+    clean = layer_output(case.golden(point))
     query, key, value = (tokens.clone() for tokens in case.inputs)
     key[:, -1], value[:, -1] = math.nan, math.inf
     dirty_case = dataclasses.replace(case, inputs=(query, key, value))
-    dirty = output_of(dirty_case, point, dirty_case.golden(point))
+    dirty = layer_output(dirty_case.golden(point))
     assert bool(torch.isfinite(clean[0]).all())
     assert torch.equal(clean[0], dirty[0])
     assert torch.equal(clean[1], dirty[1])
