@@ -110,8 +110,7 @@ class Oracle:
         core, contract = known.core, self.contract(known.core.scale)
         if isinstance(known.evaluation, golden.Attention):
             return weights_bound(core, contract)
-        query_error, key_error, _ = head_errors(known.evaluation, contract)
-        return weights_bound(core, contract, query_error=query_error, key_error=key_error)
+        return weights_bound(core, contract, head_errors(known.evaluation, contract))
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
         """The golden output alone, at any point of the semantics."""

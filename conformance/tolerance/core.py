@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +14,9 @@ from conformance._golden import golden
 
 from . import model
 from .contract import STAGES, Contract, gamma
-from .keys import LiveKeys, live_keys, more_keys, with_sink
+from .keys import LiveKeys, live_keys, with_sink
 from .prepared import prepared_errors
+from .spread import EXACT, Carried
 from .stages import exponent_error, mean_bound, perturb, weighted_sum_error
 
 
@@ -28,9 +28,7 @@ def is_normalised(semantics: golden.Semantics) -> bool:
 def unnormalised_bound(
     attention: golden.Attention,
     contract: Contract,
-    query_error: Tensor | None,
-    key_error: Tensor | None,
-    value_error: Tensor | None,
+    carried: Carried,
 ) -> Tensor:
     """Each weight is off by its own error; nothing cancels: ``[B, H, Lq, Dv]``.
 
@@ -38,7 +36,7 @@ def unnormalised_bound(
     terms; without a softmax the weights are the logits.
     """
     live = live_keys(attention)
-    error = exponent_error(attention, live, contract, query_error=query_error, key_error=key_error)
+    error = exponent_error(attention, live, contract, carried)
     stored = contract.at("rounding")
     contract = contract.at("accumulation")
     weights = attention.weights.abs()
@@ -58,8 +56,8 @@ def unnormalised_bound(
     size = attention.value.abs()
     error.add_(weights, alpha=relative).add_(contract.weight_underflow)
     bound = error @ size
-    if value_error is not None:
-        bound += (error + weights) @ value_error
+    if carried.value is not None:
+        bound += (error + weights) @ carried.value
     flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
     bound.add_(flushed, alpha=contract.accumulator_underflow)
     unit = stored.unit_roundoff
@@ -69,62 +67,42 @@ def unnormalised_bound(
 def core_bound(
     attention: golden.Attention,
     contract: Contract,
-    *,
-    query_error: Tensor | None = None,
-    key_error: Tensor | None = None,
-    value_error: Tensor | None = None,
+    carried: Carried = EXACT,
     seen: Tensor | None = None,
 ) -> Tensor:
     """How far each element of a conforming answer may be from ``attention.output``.
 
-    The errors bound what given query ``[B, H, Lq, D]``, key ``[B, H, Lk, D]`` and value
-    ``[B, H, Lk, Dv]`` already carry; None means that they are exact. Key and value heads are
-    repeated for every query head, as in ``attention``. ``seen`` (bool ``[B, H, Lk, 1]``) says which
+    ``carried`` bounds the errors of the given heads. ``seen`` (bool ``[B, H, Lk, 1]``) says which
     keys any query sees where ``attention`` holds some of the queries only.
 
-    Returns float64 ``[B, H, Lq, Dv]``, finite
-    and not negative; a row that has no key gets the error of the answer that its rule prescribes.
-
-    Derived in docs/tolerance.md.
+    Returns float64 ``[B, H, Lq, Dv]``, finite and not negative. A row that has no key gets the
+    error of the answer that its rule prescribes. Derived in docs/tolerance.md.
     """
-    bound = one_sided_bound(attention, contract, query_error, key_error, value_error, seen)
-    return bound.mul_(contract.sides)
+    return one_sided_bound(attention, contract, carried, seen).mul_(contract.sides)
 
 
 def one_sided_bound(
     attention: golden.Attention,
     contract: Contract,
-    query_error: Tensor | None = None,
-    key_error: Tensor | None = None,
-    value_error: Tensor | None = None,
+    carried: Carried = EXACT,
     seen: Tensor | None = None,
 ) -> Tensor:
     """The distance of one computation from the exact answer; see :func:`core_bound`."""
     if attention.weights.numel() == 0 or attention.output.numel() == 0:
         return torch.zeros_like(attention.output)
-    query_error, key_error = prepared_errors(
-        attention, contract.at("score"), query_error, key_error
-    )
+    carried = prepared_errors(attention, contract.at("score"), carried)
     if attention.sinks is not None:
-        attention = with_sink(attention)
-        key_error, value_error = (
-            None if error is None else more_keys(error) for error in (key_error, value_error)
-        )
+        attention, carried = with_sink(attention), carried.with_sink()
         seen = None if seen is None else pad(seen, (0, 0, 0, 1), value=True)
     if not is_normalised(attention.semantics):
-        return unnormalised_bound(attention, contract, query_error, key_error, value_error)
+        return unnormalised_bound(attention, contract, carried)
     live = live_keys(attention, seen)
-    bound = _bound(
-        without_empty_rows(attention, live),
-        live,
-        contract,
-        query_error,
-        None if key_error is None else live.only_seen(key_error),
-        None if value_error is None else live.only_seen(value_error),
-    )
-    if live.empty is None or attention.semantics.empty_rows not in ("mean-of-all", "mean-of-valid"):
+    clean, known = without_empty_rows(attention, live), carried.only_seen(live)
+    perturbed = perturb(clean, exponent_error(clean, live, contract, known), live)
+    bound = weighted_sum_error(clean, perturbed, live, contract, known.value)
+    if live.empty is None or not attention.semantics.empty_rows.startswith("mean"):
         return bound
-    mean = mean_bound(attention, live.empty, contract, value_error)
+    mean = mean_bound(attention, live.empty, contract, carried.value)
     return torch.where(live.empty, mean, bound)
 
 
@@ -140,25 +118,10 @@ def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.At
     )
 
 
-def _bound(
-    attention: golden.Attention,
-    live: LiveKeys,
-    contract: Contract,
-    query_error: Tensor | None,
-    key_error: Tensor | None,
-    value_error: Tensor | None,
-) -> Tensor:
-    error = exponent_error(attention, live, contract, query_error=query_error, key_error=key_error)
-    perturbed = perturb(attention, error, live)
-    return weighted_sum_error(attention, perturbed, live, contract, value_error)
-
-
 def weights_bound(
     core: golden.Attention,
     contract: Contract,
-    *,
-    query_error: Tensor | None = None,
-    key_error: Tensor | None = None,
+    carried: Carried = EXACT,
 ) -> Tensor:
     """How far returned weights ``[B, H, Lq, Lk]`` may be from ``core.weights``.
 
@@ -169,9 +132,9 @@ def weights_bound(
     unit_vectors = torch.eye(length, dtype=torch.float64).expand(
         *core.value.shape[:2], length, length
     )
-    as_output = dataclasses.replace(core, value=unit_vectors, output=core.weights)
-    whole = dataclasses.replace(contract, merge_roundings=0.0)
-    return core_bound(as_output, whole, query_error=query_error, key_error=key_error)
+    as_output = replace(core, value=unit_vectors, output=core.weights)
+    whole = replace(contract, merge_roundings=0.0)
+    return core_bound(as_output, whole, replace(carried, value=None))
 
 
 def shares(

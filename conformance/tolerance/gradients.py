@@ -13,14 +13,13 @@ from .contract import Contract
 from .golden_gradients import GoldenGradients, golden_gradients, supports
 from .gradient import Gradient
 from .gradient_scaling import core_scaling
-from .keys import has_sink, more_keys, sum_groups
+from .keys import has_sink, sum_groups
 from .prepared import prepared_errors
 from .prepared_gradients import as_met, has_statistics, of_given
-from .spread import deviations_for
+from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .storing import (
     Errors,
-    Incoming,
     key_store_variance,
     query_block_stores,
     query_store_variance,
@@ -110,14 +109,14 @@ def _without_statistics(
     attention: golden.Attention,
     gradients: GoldenGradients,
     contract: Contract,
-    incoming: Incoming,
+    incoming: Carried,
     num_kv_heads: int,
 ) -> dict[str, Gradient]:
     """The worst case alone, for heads that are prepared or scores that are biased by distance."""
-    query, key = prepared_errors(attention, contract.at("score"), None, None)
-    if key is not None and attention.sinks is not None:
-        key = more_keys(key)
-    worst = worst_errors(gradients, contract, replace(incoming, query=query, key=key))
+    incoming = prepared_errors(attention, contract.at("score"), incoming)
+    if attention.sinks is not None:
+        incoming = incoming.with_sink()
+    worst = worst_errors(gradients, contract, incoming)
     found = of_given(attention, gradients, worst, contract, num_kv_heads)
     if attention.sinks is not None:
         found["sinks"] = sink_gradient(gradients, worst, contract)
@@ -128,15 +127,15 @@ def _without_statistics(
     return found
 
 
-def _gated(gradients: GoldenGradients, unit: float, power: int, carried: Tensor | None) -> Incoming:
+def _gated(gradients: GoldenGradients, unit: float, power: int, carried: Tensor | None) -> Carried:
     """What the output gradient carries, to a power.
 
     Beside a sink it may pass a gate behind the attention, and be stored.
     """
     if not has_sink(gradients.attention):
-        return Incoming(output_gradient=None if carried is None else carried**power)
+        return Carried(output_gradient=None if carried is None else carried**power)
     gated = unit * gradients.output_gradient.abs()
-    return Incoming(output_gradient=(gated if carried is None else gated + carried) ** power)
+    return Carried(output_gradient=(gated if carried is None else gated + carried) ** power)
 
 
 def head_gradients(

@@ -15,6 +15,7 @@ from conformance._golden import golden
 from . import model
 from .contract import Contract, gamma
 from .core import one_sided_bound
+from .spread import Carried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ def layer_bound(layer: golden.MultiHeadAttention, contract: Contract) -> Tensor:
     if layer.output.numel() == 0:
         return torch.zeros_like(layer.output)
     errors = head_errors(layer, contract, layer.projected)
-    bound = one_sided_bound(layer.core, contract, *errors)
+    bound = one_sided_bound(layer.core, contract, errors)
     merged = golden.merge_heads(bound, layer.core.semantics)
     return _output_error(layer, merged, contract).mul_(contract.sides)
 
@@ -191,11 +192,10 @@ def head_errors(
     layer: golden.MultiHeadAttention,
     contract: Contract,
     projected: Sequence[Tensor | None] = (None, None, None),
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The errors of projected query, key and value heads; None where they are exact.
+) -> Carried:
+    """The errors of projected query, key and value heads.
 
-    They are repeated like the heads of the core ``[B, H, L, D]``. ``projected`` are the exact
-    projections ``[B, L, H*D]`` where they are known.
+    ``projected`` are the exact projections ``[B, L, H*D]`` where they are known.
     """
     core, weights, semantics = layer.core, layer.weights, layer.core.semantics
 
@@ -215,10 +215,10 @@ def head_errors(
         split = golden.split_heads(error, matrix.shape[0] // heads.shape[-1], semantics)
         return golden.repeat_heads(split, heads.shape[1], semantics)
 
-    return (
-        error_of(0, weights.q, weights.q_bias, core.query),
-        error_of(1, weights.k, weights.k_bias, core.key),
-        error_of(2, weights.v, weights.v_bias, core.value),
+    return Carried(
+        query=error_of(0, weights.q, weights.q_bias, core.query),
+        key=error_of(1, weights.k, weights.k_bias, core.key),
+        value=error_of(2, weights.v, weights.v_bias, core.value),
     )
 
 

@@ -21,10 +21,10 @@ from .layer import head_errors, projection_bound
 from .layer_backward import LayerBackward, ProjectionGradient, layer_backward, ones_like_tokens
 from .prepared import is_prepared, prepared_errors
 from .prepared_gradients import has_statistics, turned_heads
-from .spread import deviations_for
+from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation
 from .statistical_layer_gradients import layer_propagation, layer_variances, supports_statistics
-from .storing import Errors, Incoming, stored
+from .storing import Errors, stored
 from .worst_gradients import worst_errors
 
 
@@ -85,10 +85,8 @@ def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> 
 def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
     """The error of each gradient, by its name."""
     semantics, contract = backward.semantics, backward.contract
-    query, key, value = head_errors(backward.layer, contract)
-    carried = Incoming(
-        query=query, key=key, value=value, output_gradient=_output_gradient_error(backward)
-    )
+    errors = head_errors(backward.layer, contract)
+    carried = replace(errors, output_gradient=_output_gradient_error(backward))
     heads = _projected_errors(backward, carried)
     found: dict[str, Tensor] = {}
     for name, part in backward.parts.items():
@@ -102,14 +100,14 @@ def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
     return found
 
 
-def _projected_errors(backward: LayerBackward, carried: Incoming) -> dict[str, Tensor]:
+def _projected_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tensor]:
     """The errors of the projected heads' gradients, for each query head.
 
     ``carried`` are those of the projected heads, before they are normalised and turned.
     """
     core, contract, exact = backward.layer.core, backward.contract, backward.gradients
-    query, key = prepared_errors(core, contract.at("score"), carried.query, carried.key)
-    worst = worst_errors(exact, contract, replace(carried, query=query, key=key))
+    met = prepared_errors(core, contract.at("score"), carried)
+    worst = worst_errors(exact, contract, met)
     if not is_prepared(backward.semantics):
         return {"q": worst.query, "k": worst.key, "v": worst.value}
     turned = turned_heads(core, exact, worst, contract, backward.num_kv_heads, carried)
@@ -162,10 +160,10 @@ def weight_error(erring: Tensor, exact: Tensor, error: Tensor | None, contract: 
     return total.mul_(1.0 + contract.unit_roundoff).add_(each, alpha=contract.unit_roundoff)
 
 
-def _output_errors(backward: LayerBackward, carried: Incoming) -> dict[str, Tensor]:
+def _output_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tensor]:
     """The output matrix meets the merged heads, which err themselves."""
     core, contract = backward.layer.core, backward.contract
-    error = one_sided_bound(core, contract, carried.query, carried.key, carried.value)
+    error = one_sided_bound(core, contract, carried)
     merged = golden.merge_heads(error, backward.semantics)
     product = weight_error(backward.layer.merged, backward.output_gradient, merged, contract).mT
     missing = backward.output_width - product.shape[-1]

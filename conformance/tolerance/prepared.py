@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from conformance._golden import golden
 from . import model
 from .contract import Contract, gamma
 from .positions import rotated_error, rotated_variance
-from .spread import Variances
+from .spread import Carried
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,18 +139,19 @@ def is_prepared(semantics: golden.Semantics) -> bool:
     return semantics.qk_norm != "none" or semantics.rotary != "none"
 
 
-def prepared_errors(
-    attention: golden.Attention,
-    contract: Contract,
-    query_error: Tensor | None,
-    key_error: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The errors of ``attention.query`` and ``.key``, given those of what they are made of."""
+def prepared_errors(attention: golden.Attention, contract: Contract, carried: Carried) -> Carried:
+    """The errors with those of ``attention.query`` and ``.key`` in place of the given heads'."""
     if not is_prepared(attention.semantics):
-        return query_error, key_error
-    return (
-        _error(attention, attention.given_query, query_error, attention.positions, contract),
-        _error(attention, attention.given_key, key_error, _keys(attention), contract),
+        return carried
+    given_query, given_key, positions = (
+        attention.given_query,
+        attention.given_key,
+        attention.positions,
+    )
+    return replace(
+        carried,
+        query=_error(attention, given_query, carried.query, positions, contract),
+        key=_error(attention, given_key, carried.key, _keys(attention), contract),
     )
 
 
@@ -179,7 +180,7 @@ class Prepared:
     heads.
     """
 
-    carried: Variances
+    carried: Carried
     query: Tensor | None = None
     key: Tensor | None = None
     query_factor: Tensor | None = None
@@ -210,7 +211,7 @@ def scale_error(attention: golden.Attention, contract: Contract) -> float:
 
 
 def prepared_variances(
-    attention: golden.Attention, contract: Contract, carried: Variances
+    attention: golden.Attention, contract: Contract, carried: Carried
 ) -> Prepared:
     """The statistical counterpart of :func:`prepared_errors`."""
     if not is_prepared(attention.semantics):
@@ -222,7 +223,7 @@ def prepared_variances(
         attention, attention.given_key, carried.key, _keys(attention), contract
     )
     return Prepared(
-        carried=Variances(query=query, key=key, value=carried.value),
+        carried=replace(carried, query=query, key=key),
         query=shared_query,
         key=shared_key,
         query_factor=query_factor,

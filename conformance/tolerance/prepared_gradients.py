@@ -23,7 +23,8 @@ from .gradient import Gradient
 from .keys import sum_groups
 from .positions import rotated_error
 from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
-from .storing import Errors, Incoming, stored
+from .spread import Carried
+from .storing import Errors, stored
 from .worst_gradients import WorstErrors
 
 
@@ -69,14 +70,14 @@ def turned_heads(
     worst: WorstErrors,
     contract: Contract,
     num_kv_heads: int,
-    given: Incoming | None = None,
+    given: Carried | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The gradients of given query and key for each query head, with their errors.
 
     ``given`` are the errors of the given heads themselves, which a layer has projected.
     """
     semantics, length = attention.semantics, attention.given_key.shape[-2]
-    given = Incoming() if given is None else given
+    given = Carried() if given is None else given
     key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
     group = attention.query.shape[1] // num_kv_heads
     if group > 1:

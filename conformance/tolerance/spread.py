@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from . import model
 from .contract import Contract
+from .keys import LiveKeys, more_keys
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,12 +50,32 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Variances:
-    """What query, key and value heads carry as errors; None where they are exact."""
+class Carried:
+    """The errors, or their variances, of the heads that enter a bound; None where heads are exact.
+
+    ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]`` and ``value [B, H, Lk, Dv]`` have one head for
+    each query head. ``output_gradient [B, H, Lq, Dv]`` enters the backward pass.
+    """
 
     query: Tensor | None = None
     key: Tensor | None = None
     value: Tensor | None = None
+    output_gradient: Tensor | None = None
+
+    def only_seen(self, live: LiveKeys) -> Carried:
+        """The errors without those of keys that no query sees."""
+        return self._of_keys(live.only_seen)
+
+    def with_sink(self) -> Carried:
+        """The errors with one more key behind the others, which is exact."""
+        return self._of_keys(more_keys)
+
+    def _of_keys(self, change: Callable[[Tensor], Tensor]) -> Carried:
+        key, value = (None if each is None else change(each) for each in (self.key, self.value))
+        return replace(self, key=key, value=value)
+
+
+EXACT = Carried()
 
 
 def deviations_for(count: int) -> float:

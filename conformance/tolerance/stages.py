@@ -15,15 +15,14 @@ from .contract import Contract, gamma
 from .keys import LiveKeys, extremes, has_sink
 from .modified_gradients import modified_error
 from .positions import distance_error, distance_size
+from .spread import EXACT, Carried
 
 
 def exponent_error(
     attention: golden.Attention,
     live: LiveKeys,
     contract: Contract,
-    *,
-    query_error: Tensor | None = None,
-    key_error: Tensor | None = None,
+    carried: Carried = EXACT,
 ) -> Tensor:
     """How far each logit may be from the golden one, up to what a whole row has in common.
 
@@ -31,7 +30,7 @@ def exponent_error(
     exponent. Returns float64 ``[B, H, Lq, Lk]``, zero where a key is not live.
     """
     scores, exponentials = contract.at("score"), contract.at("exp")
-    error = capped_error(attention, live, contract, query_error, key_error)
+    error = capped_error(attention, live, contract, carried)
     if attention.semantics.score_mod is not None:
         error = modified_error(error, attention, scores)
     if attention.alibi is not None:
@@ -50,15 +49,11 @@ def exponent_error(
 
 
 def capped_error(
-    attention: golden.Attention,
-    live: LiveKeys,
-    contract: Contract,
-    query_error: Tensor | None,
-    key_error: Tensor | None,
+    attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
 ) -> Tensor:
     """How far each capped score may be from the golden one: what a user's function is given."""
     contract = contract.at("score")
-    error = _score_error(attention, live, contract, query_error, key_error)
+    error = _score_error(attention, live, contract, carried)
     if contract.score_roundoff:
         _add_rounding(error, attention.scores, contract.score_roundoff, times=model.SCORE_STORES)
     if attention.softcap is not None:
@@ -89,12 +84,9 @@ def exponential_error(key_length: int, contract: Contract) -> float:
 
 
 def _score_error(
-    attention: golden.Attention,
-    live: LiveKeys,
-    contract: Contract,
-    query_error: Tensor | None,
-    key_error: Tensor | None,
+    attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
 ) -> Tensor:
+    query_error, key_error = carried.query, carried.key
     scale, size = abs(attention.scale), attention.query.shape[-1]
     relative = gamma(size + model.SCORE_ROUNDINGS, contract.accumulator_roundoff)
     relative += contract.operand_error

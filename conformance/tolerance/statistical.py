@@ -21,7 +21,7 @@ from .core import is_normalised
 from .layer import is_exact
 from .prepared import scale_error
 from .rows import restrict, sampled_rows
-from .spread import Spread, Variances, deviations_for, scale_rounding
+from .spread import Carried, Spread, deviations_for, scale_rounding
 from .statistical_core import core_spread
 
 
@@ -110,7 +110,7 @@ def layer_spread(
     query, key, value = layer.tokens
     chosen = None if rows.numel() == query.shape[1] else rows
     heads = core.given_query
-    carried = Variances(
+    carried = Carried(
         query=_head_variance(query, weights.q, weights.q_bias, heads, semantics, contract, chosen),
         key=_head_variance(key, weights.k, weights.k_bias, core.given_key, semantics, contract),
         value=_head_variance(value, weights.v, weights.v_bias, core.value, semantics, contract),

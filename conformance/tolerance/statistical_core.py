@@ -14,10 +14,10 @@ from conformance._golden import golden
 from . import model
 from .contract import Contract
 from .core import without_empty_rows
-from .keys import LiveKeys, extremes, live_keys, more_keys, with_sink
+from .keys import LiveKeys, extremes, live_keys, with_sink
 from .positions import distance_size
 from .prepared import Prepared, prepared_variances
-from .spread import Spread, Variances
+from .spread import EXACT, Carried, Spread
 from .stages import log_sum_exp_error, mean_bound, merge_error, perturb
 from .statistical_scores import coherent_variance, exponent_variance, scale_slope
 
@@ -37,7 +37,7 @@ def moved_mean(
     attention: golden.Attention,
     live: LiveKeys,
     contract: Contract,
-    carried: Variances,
+    carried: Carried,
     deviations: float,
     cap: float,
 ) -> Moved:
@@ -45,14 +45,7 @@ def moved_mean(
 
     All are capped by the hull times ``cap``: a weighted mean stays among the values.
     """
-    exponent, slope = exponent_variance(
-        attention,
-        live,
-        contract,
-        deviations,
-        query_variance=carried.query,
-        key_variance=carried.key,
-    )
+    exponent, slope = exponent_variance(attention, live, contract, deviations, carried)
     perturbed = perturb(attention, exponent.sqrt_().mul_(deviations), live)
     centre = live.mean(attention.value)
     from_centre, shift = live.only_seen(attention.value - centre), attention.output - centre
@@ -125,14 +118,11 @@ def _cap_by_hull(
     return float(saturated.sum()) / raw.numel()
 
 
-EXACT = Variances()
-
-
 def core_spread(
     attention: golden.Attention,
     contract: Contract,
     deviations: float,
-    carried: Variances = EXACT,
+    carried: Carried = EXACT,
     *,
     mixed: bool = False,
 ) -> tuple[Spread, float]:
@@ -151,11 +141,11 @@ def core_spread(
     shared = _shared_error(attention, contract, prepared)
     if attention.sinks is not None:
         attention = with_sink(attention)
-        carried = _beside_a_sink(carried)
+        carried = carried.with_sink()
         shared = None if shared is None else pad(shared, (0, 1))
     live = live_keys(attention)
     clean = without_empty_rows(attention, live)
-    carried = _only_live(carried, live)
+    carried = carried.only_seen(live)
     cap = deviations if mixed else 1.0
     moved = moved_mean(clean, live, contract, carried, deviations, cap)
     variance = moved.variance.add_(_sum_variance(clean, moved.weights, live, contract, carried))
@@ -192,30 +182,12 @@ def _moved_together(attention: golden.Attention, live: LiveKeys, error: Tensor) 
     return moved @ from_centre + moved.sum(dim=-1, keepdim=True) * shift
 
 
-def _beside_a_sink(carried: Variances) -> Variances:
-    key, value = carried.key, carried.value
-    return Variances(
-        query=carried.query,
-        key=None if key is None else more_keys(key),
-        value=None if value is None else more_keys(value),
-    )
-
-
-def _only_live(carried: Variances, live: LiveKeys) -> Variances:
-    key, value = carried.key, carried.value
-    return Variances(
-        query=carried.query,
-        key=None if key is None else live.only_seen(key),
-        value=None if value is None else live.only_seen(value),
-    )
-
-
 def _sum_variance(
     attention: golden.Attention,
     weights: Tensor,
     live: LiveKeys,
     contract: Contract,
-    carried: Variances,
+    carried: Carried,
 ) -> Tensor:
     """The weighted sum, its division, and the errors that the values carry.
 
@@ -264,7 +236,7 @@ def _empty_row_error(
     empty: Tensor,
     contract: Contract,
     deviations: float,
-    carried: Variances,
+    carried: Carried,
 ) -> Tensor:
     """A mean over values in place of attention, worst case: ``[B, H, Lq, Dv]``, 0 elsewhere."""
     value_error = None if carried.value is None else carried.value.sqrt().mul_(deviations)

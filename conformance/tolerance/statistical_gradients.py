@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .contract import Contract
 from .golden_gradients import GoldenGradients
+from .spread import Carried
 from .statistical_pairs import (
     PairVariances,
     coherent_rows,
@@ -26,7 +27,7 @@ from .statistical_pairs import (
     walk,
     with_operand_roundings,
 )
-from .storing import Incoming, backward_contract
+from .storing import backward_contract
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +40,7 @@ class Propagation:
 
     gradients: GoldenGradients
     contract: Contract
-    incoming: Incoming
+    incoming: Carried
     pairs: PairVariances
     pre_scaled: float
 
@@ -252,7 +253,7 @@ class Propagation:
 
 
 def propagation(
-    gradients: GoldenGradients, contract: Contract, incoming: Incoming, deviations: float
+    gradients: GoldenGradients, contract: Contract, incoming: Carried, deviations: float
 ) -> Propagation:
     """Everything that is needed to propagate errors; ``incoming`` are variances."""
     incoming, exact = with_operand_roundings(gradients, backward_contract(contract), incoming)

@@ -12,9 +12,10 @@ from .contract import Contract
 from .keys import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
 from .layer import is_exact
 from .layer_backward import LayerBackward, ProjectionGradient, ones_like_tokens
+from .spread import Carried
 from .statistical_gradients import Propagation, propagation
 from .statistical_pairs import walk
-from .storing import Incoming, key_store_variance, query_store_variance, value_store_variance
+from .storing import key_store_variance, query_store_variance, value_store_variance
 
 
 def supports_statistics(semantics: golden.Semantics) -> bool:
@@ -77,7 +78,7 @@ def layer_propagation(backward: LayerBackward, deviations: float) -> Propagation
         gradient = projection_variance(backward.output_gradient, matrix, None, contract)
         if gradient is not None:
             gradient = unmerge_heads(gradient, core.output.shape, semantics)
-    incoming = Incoming(
+    incoming = Carried(
         query=carried.get("q"),
         key=carried.get("k"),
         value=carried.get("v"),

@@ -12,9 +12,10 @@ from . import model
 from .contract import Contract
 from .golden_gradients import GoldenGradients
 from .keys import LiveKeys
+from .spread import Carried
 from .stages import log_sum_exp_error
 from .statistical_scores import exponent_variance
-from .storing import Incoming, score_gradient_stores
+from .storing import score_gradient_stores
 from .worst_pairs import gate_error, uncapped
 
 
@@ -131,8 +132,8 @@ class PairVariances:
 
 
 def with_operand_roundings(
-    gradients: GoldenGradients, contract: Contract, incoming: Incoming
-) -> tuple[Incoming, Contract]:
+    gradients: GoldenGradients, contract: Contract, incoming: Carried
+) -> tuple[Carried, Contract]:
     """Count roundings of operands as errors that they carry: one error moves a whole row.
 
     Query and key are rounded by pre-scaling and, as value and output gradient, on their way into a
@@ -149,7 +150,7 @@ def with_operand_roundings(
         own = tokens.square() * relative
         return own if carried is None else own + carried
 
-    variances = Incoming(
+    variances = Carried(
         query=total(attention.query, incoming.query, scaled),
         key=total(attention.key, incoming.key, scaled),
         value=total(attention.value, incoming.value, operand),
@@ -159,23 +160,16 @@ def with_operand_roundings(
     exact = replace(
         contract, pre_scaling_roundings=0, operand_roundoff=0.0, weight_roundoff=rounded
     )
-    return variances.only_seen(gradients), exact
+    return variances.only_seen(gradients.live), exact
 
 
 def pair_variances(
-    gradients: GoldenGradients, contract: Contract, incoming: Incoming, deviations: float
+    gradients: GoldenGradients, contract: Contract, incoming: Carried, deviations: float
 ) -> PairVariances:
     """The variances under a contract without roundings of operands; ``incoming`` are variances."""
     attention, live = gradients.attention, gradients.live
     own, _ = exponent_variance(attention, live, contract, deviations)
-    total, _ = exponent_variance(
-        attention,
-        live,
-        contract,
-        deviations,
-        query_variance=incoming.query,
-        key_variance=incoming.key,
-    )
+    total, _ = exponent_variance(attention, live, contract, deviations, incoming)
     growth = _growth(total, deviations)
     product = _product_variance(gradients, contract)
     return PairVariances(

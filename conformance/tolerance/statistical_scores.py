@@ -14,6 +14,7 @@ from . import model
 from .contract import Contract
 from .keys import LiveKeys, has_sink
 from .positions import distance_size
+from .spread import EXACT, Carried
 from .stages import fills, finite_size, partners_of_query_error
 
 
@@ -104,18 +105,15 @@ def exponent_variance(
     live: LiveKeys,
     contract: Contract,
     deviations: float,
-    *,
-    query_variance: Tensor | None = None,
-    key_variance: Tensor | None = None,
+    carried: Carried = EXACT,
 ) -> tuple[Tensor, Tensor | None]:
     """The variance of each logit's error up to what a row has in common, and the softcap's slope.
 
-    The errors that query ``[B, H, Lq, D]`` and key ``[B, H, Lk, D]`` carry are given as variances,
-    None where they are exact. Both results are float64 ``[B, H, Lq, Lk]``; the variance is zero
+    ``carried`` are variances. Both results are float64 ``[B, H, Lq, Lk]``; the variance is zero
     where a key is not live. The slope is the largest within reach of the score's own error, None
     without a softcap.
     """
-    variance = _score_variance(attention, live, contract, query_variance, key_variance)
+    variance = _score_variance(attention, live, contract, carried)
     slope = _slope_within_reach(attention, variance, deviations)
     unit, stored = contract.accumulator_roundoff, contract.score_roundoff
     if slope is not None:
@@ -140,13 +138,10 @@ def exponent_variance(
 
 
 def _score_variance(
-    attention: golden.Attention,
-    live: LiveKeys,
-    contract: Contract,
-    query_variance: Tensor | None,
-    key_variance: Tensor | None,
+    attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
 ) -> Tensor:
     """Products of operands that may be rounded, a random walk of partial sums, a few roundings."""
+    query_variance, key_variance = carried.query, carried.key
     size, unit = attention.query.shape[-1], contract.accumulator_roundoff
     square = attention.scale**2
     terms = 2.0 * contract.operand_roundoff**2 + (model.WALK * size + model.PRODUCTS) * unit**2

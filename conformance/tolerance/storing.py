@@ -105,29 +105,6 @@ def _variance(squares: Tensor, result: Tensor, stores: int, contract: Contract) 
     return stores * (contract.unit_roundoff**2 * partial + contract.underflow**2)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Incoming:
-    """What the heads and the output gradient already carry, as errors or as variances.
-
-    ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]``, ``value [B, H, Lk, Dv]`` and ``output_gradient
-    [B, H, Lq, Dv]``; None means that they are exact.
-    """
-
-    query: Tensor | None = None
-    key: Tensor | None = None
-    value: Tensor | None = None
-    output_gradient: Tensor | None = None
-
-    def only_seen(self, gradients: GoldenGradients) -> Incoming:
-        """The same, but nothing for keys that no query sees."""
-        seen = gradients.live.only_seen
-        return replace(
-            self,
-            key=None if self.key is None else seen(self.key),
-            value=None if self.value is None else seen(self.value),
-        )
-
-
 def backward_contract(contract: Contract) -> Contract:
     """The contract with the exponential that recomputes weights."""
     return replace(contract, exp_error=max(contract.exp_error, model.BACKWARD_EXP_ERROR))

@@ -10,8 +10,8 @@ from torch import Tensor
 from .contract import Contract
 from .golden_gradients import GoldenGradients
 from .keys import has_sink
+from .spread import Carried
 from .storing import (
-    Incoming,
     backward_contract,
     key_block_stores,
     query_block_stores,
@@ -35,10 +35,10 @@ class WorstErrors:
     sink: Tensor | None
 
 
-def worst_errors(gradients: GoldenGradients, contract: Contract, incoming: Incoming) -> WorstErrors:
+def worst_errors(gradients: GoldenGradients, contract: Contract, incoming: Carried) -> WorstErrors:
     """Propagate every rounding through the backward pass by the triangle inequality."""
     contract = backward_contract(contract)
-    incoming = incoming.only_seen(gradients)
+    incoming = incoming.only_seen(gradients.live)
     pairs = pair_errors(gradients, contract, incoming)
     own = _stored(
         _sloped(pairs.logit_gradient, gradients, gradients.slope, pairs.slope),
@@ -93,7 +93,7 @@ def _query_error(
     pairs: PairErrors,
     own: Tensor,
     contract: Contract,
-    incoming: Incoming,
+    incoming: Carried,
 ) -> Tensor:
     """``scale dS K``; the error of D meets the row's mean of the keys, not each key."""
     attention, live = gradients.attention, gradients.live
@@ -127,7 +127,7 @@ def _at_largest(pairs: PairErrors, steepest: Tensor, key: Tensor) -> Tensor:
 
 
 def _key_error(
-    gradients: GoldenGradients, error: Tensor, contract: Contract, incoming: Incoming
+    gradients: GoldenGradients, error: Tensor, contract: Contract, incoming: Carried
 ) -> Tensor:
     """``scale dS^T Q`` for dS off by ``error``."""
     scale = abs(gradients.attention.scale)
@@ -146,7 +146,7 @@ def _key_error(
 
 
 def _value_error(
-    gradients: GoldenGradients, pairs: PairErrors, contract: Contract, incoming: Incoming
+    gradients: GoldenGradients, pairs: PairErrors, contract: Contract, incoming: Carried
 ) -> Tensor:
     """``P^T dO``; a row without a key may have equal weights that err by their division only."""
     weights = gradients.attention.weights

@@ -17,8 +17,8 @@ from .core import one_sided_bound
 from .golden_gradients import GoldenGradients
 from .keys import has_sink
 from .modified_gradients import function_slope_error
+from .spread import Carried
 from .stages import capped_error, exponent_error, log_sum_exp_error
-from .storing import Incoming
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,15 +42,9 @@ class PairErrors:
     reaches: Tensor
 
 
-def pair_errors(gradients: GoldenGradients, contract: Contract, incoming: Incoming) -> PairErrors:
+def pair_errors(gradients: GoldenGradients, contract: Contract, incoming: Carried) -> PairErrors:
     """Every error ``[B, H, Lq, Lk]`` by the triangle inequality."""
-    exponent = exponent_error(
-        gradients.attention,
-        gradients.live,
-        contract,
-        query_error=incoming.query,
-        key_error=incoming.key,
-    )
+    exponent = exponent_error(gradients.attention, gradients.live, contract, incoming)
     reaches = _may_be_largest(gradients, exponent)
     error = _weight_error(gradients, exponent, contract)
     stored = _rounded_weights(gradients.weights, error, contract)
@@ -143,7 +137,7 @@ def _rounded_weights(weights: Tensor, error: Tensor, contract: Contract) -> Tens
 
 
 def _weight_gradient_error(
-    gradients: GoldenGradients, contract: Contract, incoming: Incoming
+    gradients: GoldenGradients, contract: Contract, incoming: Carried
 ) -> Tensor:
     """The error of ``dP = dO V^T``."""
     size = gradients.output_gradient.shape[-1]
@@ -177,11 +171,11 @@ def _sum_of_products_error(
 
 
 def _sum_of_outputs_error(
-    gradients: GoldenGradients, contract: Contract, incoming: Incoming
+    gradients: GoldenGradients, contract: Contract, incoming: Carried
 ) -> Tensor:
     """The error of ``D = rowsum(dO * O)``, as FlashAttention computes it from a stored output."""
     attention = gradients.attention
-    error = one_sided_bound(attention, contract, incoming.query, incoming.key, incoming.value)
+    error = one_sided_bound(attention, contract, incoming)
     size = gradients.output_gradient.shape[-1]
     relative = gamma(size + model.SUM_ROUNDINGS, contract.accumulator_roundoff)
     upper = attention.output.abs() + error
@@ -228,18 +222,12 @@ def _zero_sum_error(
     return error.sum(dim=-1, keepdim=True)
 
 
-def _slope_error(gradients: GoldenGradients, contract: Contract, incoming: Incoming) -> Tensor:
+def _slope_error(gradients: GoldenGradients, contract: Contract, incoming: Carried) -> Tensor:
     """How far ``1 - tanh^2`` may be from the golden slope, zero without a softcap."""
     attention = gradients.attention
     if attention.softcap is None:
         return torch.zeros(1, 1, 1, 1, dtype=torch.float64)
-    error = exponent_error(
-        uncapped(attention),
-        gradients.live,
-        contract,
-        query_error=incoming.query,
-        key_error=incoming.key,
-    )
+    error = exponent_error(uncapped(attention), gradients.live, contract, incoming)
     nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(attention.softcap)
     change = 2.0 / torch.cosh(nearest.clamp_max_(model.LARGEST_GROWTH)).square_()
     change.clamp_max_(model.STEEPEST_SLOPE)
@@ -250,13 +238,13 @@ def _slope_error(gradients: GoldenGradients, contract: Contract, incoming: Incom
 
 
 def _modified_slope_error(
-    gradients: GoldenGradients, cap_slope: Tensor, contract: Contract, incoming: Incoming
+    gradients: GoldenGradients, cap_slope: Tensor, contract: Contract, incoming: Carried
 ) -> Tensor:
     """How far the slope of cap and function together may be off."""
     attention, function = gradients.attention, gradients.function_slope
     if function is None:
         return cap_slope
-    scores = capped_error(attention, gradients.live, contract, incoming.query, incoming.key)
+    scores = capped_error(attention, gradients.live, contract, incoming)
     error = function_slope_error(attention, scores, function, contract)
     capped = torch.where(function == 0.0, 1.0, gradients.slope / function).abs()
     return capped * error + cap_slope * (function.abs() + error)

@@ -18,6 +18,7 @@ from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound, model
 from conformance.tolerance.keys import extremes, live_keys
+from conformance.tolerance.spread import Carried
 
 SIZE = (2, 2, 7, 9, 4)
 
@@ -150,10 +151,10 @@ def test_junk_in_dead_keys_does_not_inflate_the_bound() -> None:
     for junk in (1e30, -torch.inf, torch.nan):
         key, value = inputs.key.clone(), inputs.value.clone()
         key[:, :, 6:], value[:, :, 6:] = junk, junk
-        errors = {"key_error": key.double().abs() * 0, "value_error": value.double().abs() * 0}
+        errors = Carried(key=key.double().abs() * 0, value=value.double().abs() * 0)
         attention = replace(inputs, key=key, value=value).golden()
         assert torch.equal(core_bound(attention, contract()), expected)
-        assert torch.equal(core_bound(attention, contract(), **errors), expected)
+        assert torch.equal(core_bound(attention, contract(), errors), expected)
 
 
 @pytest.mark.parametrize("rule", ["zeros", "nan", "mean-of-all", "mean-of-valid"])
@@ -274,8 +275,8 @@ def test_the_bound_is_a_finite_number_everywhere(
         semantics=golden.STANDARD.replace(**changes),
     )
     names = ("query", "key", "value") if errors else ()
-    carried = {f"{name}_error": getattr(attention, name).abs() * 2.0**-8 for name in names}
-    bound = core_bound(attention, contract(dtype), **carried)
+    carried = Carried(**{name: getattr(attention, name).abs() * 2.0**-8 for name in names})
+    bound = core_bound(attention, contract(dtype), carried)
     assert bound.shape == attention.output.shape
     assert bool(torch.isfinite(bound).all())
     assert bool((bound >= 0).all())
@@ -295,7 +296,7 @@ def test_the_errors_of_the_heads_are_carried_through(
         name: relative * torch.rand(getattr(inputs, name).shape, generator=generator).double()
         for name in ("query", "key", "value")
     }
-    bound = core_bound(attention, contract(), **{f"{k}_error": e for k, e in errors.items()})
+    bound = core_bound(attention, contract(), Carried(**errors))
     for _ in range(10):
         signs = {k: torch.randn(e.shape, generator=generator).sign() for k, e in errors.items()}
         moved = {k: getattr(inputs, k).double() + signs[k] * e for k, e in errors.items()}

@@ -22,8 +22,8 @@ from conformance.tolerance import (
 )
 from conformance.tolerance.golden_gradients import golden_gradients
 from conformance.tolerance.gradient_scaling import Sum, noise
+from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical_gradients import Propagation, propagation
-from conformance.tolerance.storing import Incoming
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALVES = ("bfloat16", "float16")
@@ -320,4 +320,4 @@ def _only(
         accumulator_underflow=0.0,
         pre_scaling_roundings=0,
     )
-    return propagation(own, nothing, Incoming(**{operand: variance}), 1.0)
+    return propagation(own, nothing, Carried(**{operand: variance}), 1.0)

@@ -17,7 +17,7 @@ from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_statistics, model
 from conformance.tolerance.keys import live_keys
 from conformance.tolerance.rows import restrict
-from conformance.tolerance.spread import Variances
+from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical_core import core_spread
 from conformance.tolerance.statistical_scores import coherent_variance, scale_slope
 
@@ -86,7 +86,7 @@ def test_the_bound_is_that_of_the_prototype(
         attention,
         replace(contract(dtype, attention.scale, scores=scores), merge_roundings=0.0),
         DEVIATIONS,
-        Variances(query=carried[0], key=carried[1], value=carried[2]),
+        Carried(query=carried[0], key=carried[1], value=carried[2]),
     )
     bound = spread.bound(DEVIATIONS)
     found = [float(bound[0, 0, 0, 0]), float(bound[0, 1, 2, 3]), float(bound.mean())]
@@ -209,7 +209,7 @@ def test_offset_keys_matter_under_a_softcap_only(softcap: float | None) -> None:
         attention = golden.attend(inputs.query, key, inputs.value, softcap=softcap)
         # Far from saturation in both cases, so that only the shift differs.
         attention = replace(attention, scores=0.01 * scores / scores.abs().max())
-        carried = Variances(query=torch.full_like(attention.query, 1e-12))
+        carried = Carried(query=torch.full_like(attention.query, 1e-12))
         weights = torch.softmax(inputs.golden().logits, dim=-1)
         attention = replace(
             attention,

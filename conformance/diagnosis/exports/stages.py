@@ -20,6 +20,7 @@ from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.core import one_sided_bound
 from ...tolerance.layer import head_errors
+from ...tolerance.spread import EXACT, Carried
 
 Shape = tuple[int, ...]
 
@@ -125,20 +126,20 @@ class Held:
             return self._scores_right()
         if name == "weights":
             return self._weights_right()
-        bound = one_sided_bound(self.core, self.contract, *self._errors) * self.contract.sides
+        bound = one_sided_bound(self.core, self.contract, self._errors) * self.contract.sides
         return self._within("heads", self.core.output, bound, self.rows.unsqueeze(-1))
 
     @cached_property
-    def _errors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def _errors(self) -> Carried:
         """What projected query, key and value may err by; None where they are exact."""
         evaluation = self.subject.golden(self.inputs).evaluation
         if isinstance(evaluation, golden.Attention):
-            return None, None, None
+            return EXACT
         return head_errors(evaluation, self.contract)
 
     def _projected_right(self, name: str) -> bool:
         place = ("query", "key", "value").index(name)
-        error = self._errors[place]
+        error = getattr(self._errors, name)
         repeated = self._heads(place)
         bound = torch.zeros_like(repeated) if error is None else error
         count = self.core.query.shape[1] if place == 0 else self.inputs.geometry.num_kv_heads
