@@ -33,7 +33,7 @@ def results(name: str) -> tuple[ClauseResult, ...]:
         "inverted": core(inverted, masks=["keep"], features=[]),
         "right": core(masks=["keep"], features=[]),
     }
-    return tuple(run_clause(candidates[name], slug, examples=10) for slug in SLUGS)
+    return tuple(run_clause(candidates[name], slug, examples=10, explain=True) for slug in SLUGS)
 
 
 def entry(name: str, shown: str = "") -> dict[str, Any]:
