@@ -34,12 +34,13 @@ torch.set_num_threads(1)  # the problems are tiny, and workers share the cores
 append_checkout()
 
 
-NIGHTLY = pytest.StashKey[int]()
+# How many tests of each file run at night alone.
+NIGHTLY = pytest.StashKey[Counter[Path]]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before the nightly ones are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to the night what ``one_in`` says, and count what runs at night alone."""
+    """Leave cases to the nightly run as ``one_in`` says, and count the nightly tests."""
     cases = Counter[str]()
     for item in items:
         sampled = item.get_closest_marker("one_in")
@@ -47,7 +48,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if sampled is not None and cases[test] % sampled.args[0]:
             item.add_marker("nightly")
         cases[test] += 1
-    config.stash[NIGHTLY] = sum(item.get_closest_marker("nightly") is not None for item in items)
+    counted = Counter({item.path: 0 for item in items})
+    counted.update(item.path for item in items if item.get_closest_marker("nightly"))
+    config.stash[NIGHTLY] = counted
+
+
+@pytest.fixture
+def nightly_tests(pytestconfig: pytest.Config) -> Counter[Path]:
+    """How many tests of each collected file run at night alone."""
+    return pytestconfig.stash[NIGHTLY]
 
 
 @pytest.fixture(autouse=True)

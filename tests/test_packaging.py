@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib
 import importlib.metadata
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,19 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     in_readme = re.findall(r"^(python3 -m venv .*)$", readme, re.MULTILINE)
     assert in_readme == in_script
     assert [command.rpartition(" ")[2] for command in in_readme] == ["candidates", "tests"]
+
+
+def test_the_nightly_run_holds_more(nightly_tests: Counter[Path]) -> None:
+    """A thousand tests of the whole suite are nightly, and tox has a run of them all."""
+    whole = set((CHECKOUT / "tests").rglob("test_*.py")) == set(nightly_tests)
+    assert not whole or nightly_tests.total() > 1000
+    environments = configparser.ConfigParser(interpolation=None)
+    environments.read(CHECKOUT / "tox.ini", encoding="utf-8")
+    everyday, nightly = (
+        environments[f"testenv:{name}"]["commands"] for name in ("tests", "nightly")
+    )
+    assert nightly == everyday.replace("--dist=worksteal", '--dist=worksteal -m ""')
+    assert ".venv/bin/tox -e nightly" in (CHECKOUT / ".ci" / "nightly").read_text(encoding="utf-8")
 
 
 def test_every_refused_lint_rule_has_a_reason() -> None:

@@ -31,6 +31,7 @@ def signed_permutation(size: int, factor: float = 1.0) -> Tensor:
     return factor * signs * torch.eye(size, dtype=torch.float64)[order]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("kind", ["normal", "positive", "offset", "tiny"])
 @pytest.mark.parametrize("compute", [linear, in_order])

@@ -41,6 +41,7 @@ def check(got: Tensor, inputs: CoreInputs, expected: Statistics) -> None:
         assert abs(found.scale_error) <= found.scale_allowed
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("family", GENERIC)
 @pytest.mark.parametrize("name", [*CORES, *UNDIVIDED])
 def test_float32_is_within_the_bound(name: str, family: str) -> None:
@@ -81,6 +82,7 @@ def half(inputs: CoreInputs, dtype: torch.dtype, form: str) -> Tensor:
     return (weights.float() @ value.float()).to(dtype)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("form", ["number", "root", "divided", "eager"])
 @pytest.mark.parametrize("family", GENERIC)
 @pytest.mark.parametrize("dtype", HALVES)

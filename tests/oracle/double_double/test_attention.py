@@ -44,6 +44,7 @@ def assert_proper_pairs(high: Tensor, low: Tensor) -> None:
     assert bool((low.abs() <= (above - high.abs()) / 2).logical_or(high.isnan()).all())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hard_problems_are_solved_to_double_double(family: str, mask: str) -> None:
