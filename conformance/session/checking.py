@@ -19,7 +19,7 @@ from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, OutOfTime
 from . import expectations
 from .acceptance import UnjudgedRun
-from .expectations import Selection, Stale, judge
+from .expectations import Selection, Stale, by_candidate, judge
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
 from .schedule import Schedule, ShowProgress
@@ -135,7 +135,7 @@ class _Run:
     written: dict[str, Any] | None = None
     started: str = ""
     deadline: Deadline | None = None
-    spread: Schedule | None = None
+    schedule: Schedule | None = None
     interrupted: bool = False
     finished: bool = False
 
@@ -169,11 +169,11 @@ def check(
     if max_time is not None:
         run.deadline = Deadline(limit=max_time, started=started if began is None else began)
     try:
-        with WorkerPool(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as crew:
-            _prepare(run, crew, options, gate, progress)
-            run.spread = _spread(run, crew, options, jobs, progress)
-            run.spread.ended = lambda index: _announce(run, index, options, announce)
-            run.spread.run()
+        with WorkerPool(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as pool:
+            _prepare(run, pool, options, gate, progress)
+            run.schedule = _schedule(run, pool, options, jobs, progress)
+            run.schedule.ended = lambda index: _announce(run, index, options, announce)
+            run.schedule.run()
         run.finished = True
     except OutOfTime:
         run.finished = True
@@ -187,28 +187,28 @@ def check(
 
 def _prepare(
     run: _Run,
-    crew: WorkerPool,
+    pool: WorkerPool,
     options: RunOptions,
     gate: Gate,
     progress: ShowProgress,
 ) -> None:
     progress("starting", 0, 0)
-    run.ready = crew.start()
+    run.ready = pool.start()
     slugs = run.ready.sentences
     check_selection(slugs, options.only, options.skip)
     run.from_file = gate.entries(slugs)
     progress("loading", 0, 0)
-    run.loaded = crew.load()
+    run.loaded = pool.load()
     for loaded in run.loaded:
         for entry in loaded.expected:
             expectations.check_clause(entry, slugs, f"{loaded.name} ({loaded.target})")
 
 
-def _spread(
-    run: _Run, crew: WorkerPool, options: RunOptions, jobs: int, progress: ShowProgress
+def _schedule(
+    run: _Run, pool: WorkerPool, options: RunOptions, jobs: int, progress: ShowProgress
 ) -> Schedule:
     return Schedule(
-        crew=crew,
+        pool=pool,
         loaded=run.loaded,
         judge=lambda loaded, result: _judged(run, loaded, result, options),
         progress=progress,
@@ -226,10 +226,10 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
     A shard has no verdict, and a run that explores may still find a failure. An expectation of a
     file is judged at the end: it may be met by another candidate.
     """
-    if run.spread is None or len(run.loaded) == 1 or is_shard(options) or run.spread.explores:
+    if run.schedule is None or len(run.loaded) == 1 or is_shard(options) or run.schedule.explores:
         return
     loaded = run.loaded[index]
-    results = [_judged(run, loaded, one, options) for one in run.spread.found(index)]
+    results = [_judged(run, loaded, one, options) for one in run.schedule.results_of(index)]
     stale = expectations.not_holding(
         loaded.expected, {loaded.name: results}, _selection(run, options), today=run.today
     )
@@ -249,12 +249,12 @@ def _judged(run: _Run, loaded: Loaded, result: ClauseResult, options: RunOptions
 
 def _collect(run: _Run, options: RunOptions) -> None:
     """What was found, also in a run that was cut off."""
-    if run.spread is None:
+    if run.schedule is None:
         return
     for index, loaded in enumerate(run.loaded):
-        found = run.found[loaded.name] = run.spread.found(index)
+        found = run.found[loaded.name] = run.schedule.results_of(index)
         run.results[loaded.name] = [_judged(run, loaded, one, options) for one in found]
-        run.warnings[loaded.name] = run.spread.warnings.get(index, list(loaded.notes))
+        run.warnings[loaded.name] = run.schedule.warnings.get(index, list(loaded.notes))
 
 
 def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
@@ -326,8 +326,8 @@ def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
         more["shard"] = shard_entry(options, run.from_file)
     if run.deadline is not None:
         more["limit"] = _limit(run)
-    if run.spread is not None and run.spread.rounds:
-        more["explored"] = {"rounds": run.spread.rounds, "examples": run.spread.explored}
+    if run.schedule is not None and run.schedule.rounds:
+        more["explored"] = {"rounds": run.schedule.rounds, "examples": run.schedule.explored}
     return more
 
 
@@ -337,20 +337,9 @@ def _limit(run: _Run) -> dict[str, Any]:
     return limit_entry(run.deadline, run.results.values(), loaded=bool(run.loaded))
 
 
-def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], Sequence[Stale]]:
-    """Expectations that do not hold by the candidate they redden, and all of them."""
-    by_name: dict[str, list[Stale]] = {loaded.name: [] for loaded in run.loaded}
+def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], list[Stale]]:
     if run.interrupted or is_shard(options) or not run.loaded:
-        return by_name, []
+        return {loaded.name: [] for loaded in run.loaded}, []
+    declared = {loaded.name: loaded.expected for loaded in run.loaded}
     selection = _selection(run, options)
-    found = expectations.not_holding(run.from_file, run.results, selection, today=run.today)
-    for entry in found:
-        for name, stale in by_name.items():
-            if entry.names(name):
-                stale.append(entry)
-    for loaded in run.loaded:
-        own = {loaded.name: run.results[loaded.name]}
-        declared = expectations.not_holding(loaded.expected, own, selection, today=run.today)
-        by_name[loaded.name].extend(declared)
-        found = [*found, *(entry.of(loaded.name) for entry in declared)]
-    return by_name, found
+    return by_candidate(run.from_file, declared, run.results, selection, today=run.today)

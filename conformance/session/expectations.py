@@ -226,6 +226,27 @@ def not_holding(
     return [*found, *_expired_ones(asked, results, day), *_different_ones(valid, results, entries)]
 
 
+def by_candidate(
+    from_file: Sequence[ExpectedFailure],
+    declared: Mapping[str, Sequence[ExpectedFailure]],
+    results: Mapping[str, Sequence[ClauseResult]],
+    selection: Selection,
+    *,
+    today: date,
+) -> tuple[dict[str, list[Stale]], list[Stale]]:
+    """The expectations that do not hold, by the candidate whose verdict is red, and all of them.
+
+    ``declared`` are those of each candidate's declaration.
+    """
+    every = not_holding(from_file, results, selection, today=today)
+    by_name = {name: [entry for entry in every if entry.names(name)] for name in declared}
+    for name, entries in declared.items():
+        own = not_holding(entries, {name: results[name]}, selection, today=today)
+        by_name[name] += own
+        every += [entry.of(name) for entry in own]
+    return by_name, every
+
+
 def _expired_ones(
     entries: Iterable[ExpectedFailure],
     results: Mapping[str, Sequence[ClauseResult]],

@@ -1,9 +1,10 @@
-"""Spreads the clauses of candidates over workers; the results are those of one worker, in order."""
+"""Divides the clauses of candidates among workers; the results are those of one worker."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Protocol
@@ -13,17 +14,17 @@ from ..base.results import ClauseResult
 from ..errors import UsageError
 from ..running.workers.messages import Loaded, Order
 from ..running.workers.pool import JobContext, WorkerPool
-from ..running.workers.supervisor import HarnessError, OutOfTime, WorkerLost
+from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, WorkerLost
 
-# Before so many clauses were run, nothing is said.
+# Until so many clauses have run, no time is estimated.
 _LEAST: Final = 5
 
 
 class Estimate:
     """The clauses that are left, and what each of them took where it was run.
 
-    Clauses differ a hundredfold and candidates much less: a clause that another candidate was asked
-    already is expected to take as long, any other one as long as all did on average.
+    Clauses differ a hundredfold and candidates much less: a clause is expected to take as long as
+    it took on other candidates, or as long as the average clause.
     """
 
     def __init__(self, slugs: Iterable[str], *, jobs: int = 1) -> None:
@@ -33,20 +34,20 @@ class Estimate:
         self.total = self._left.total()
         self.done = 0
 
-    def heard(self, slug: str, seconds: float) -> None:
-        """A clause was run."""
+    def add(self, slug: str, seconds: float) -> None:
+        """Count a clause that has run."""
         if self._left[slug]:
             self._left[slug] -= 1
         self._took[slug].append(seconds)
         self.done += 1
 
     def again(self, slug: str) -> None:
-        """A clause that was run will be run once more."""
+        """Count a clause that has run and will run once more."""
         self._left[slug] += 1
         self.total += 1
 
     def seconds(self) -> float | None:
-        """The seconds that are left, None where too little was seen."""
+        """The seconds that are left, None where too few clauses have run."""
         if self.done < _LEAST:
             return None
         means = {slug: sum(took) / len(took) for slug, took in self._took.items()}
@@ -56,22 +57,19 @@ class Estimate:
         return work / max(1, min(self._jobs, self._left.total()))
 
 
-# What is asked again: the others have failed already, or say nothing whatever is asked.
-WORTH_ASKING: Final = ("passed", "untestable")
+# The other statuses have failed already, or no example can change them.
+_EXPLORED: Final = ("passed", "untestable")
 
 
-def worth_asking(result: ClauseResult) -> bool:
-    """Whether fresh examples may tell more of a clause."""
-    return result.status in WORTH_ASKING and result.planned is None and result.examples > 0
+def worth_exploring(result: ClauseResult) -> bool:
+    """Whether fresh examples may change the result of a clause."""
+    return result.status in _EXPLORED and result.planned is None and result.examples > 0
 
 
 def combined(before: ClauseResult, more: ClauseResult) -> ClauseResult:
-    """What a clause showed so far with what another round showed."""
-    margins = [one for one in (before.margin, more.margin) if one is not None]
+    """The result of a clause so far, with that of another round."""
     counted: dict[str, Any] = {
-        "examples": before.examples + more.examples,
-        "binding": before.binding + more.binding,
-        "margin": max(margins) if margins else None,
+        **_sums(vars(before), more),
         "seconds": before.seconds + more.seconds,
         "trail": _trail(before, more),
         "planned": before.planned,
@@ -83,30 +81,33 @@ def combined(before: ClauseResult, more: ClauseResult) -> ClauseResult:
     return before.replace(**counted)
 
 
+def _sums(before: Mapping[str, Any], more: ClauseResult) -> dict[str, Any]:
+    """Examples and margin of two rounds together."""
+    margins = [one for one in (before["margin"], more.margin) if one is not None]
+    return {
+        "examples": before["examples"] + more.examples,
+        "binding": before["binding"] + more.binding,
+        "margin": max(margins, default=None),
+    }
+
+
 def _trail(before: ClauseResult, more: ClauseResult) -> dict[str, Any] | None:
-    """A shard's trail with the sums of its later rounds, which no other shard has asked."""
+    """A shard's trail with the sums of its later rounds, whose examples no other shard draws."""
     if before.trail is None:
         return None
-    known = before.trail.get("explored") or {"examples": 0, "binding": 0, "margin": None}
-    margins = [one for one in (known["margin"], more.margin) if one is not None]
-    return {
-        **before.trail,
-        "explored": {
-            "examples": known["examples"] + more.examples,
-            "binding": known["binding"] + more.binding,
-            "margin": max(margins) if margins else None,
-            "failed": more.status == "failed",
-        },
-    }
+    sums = before.trail.get("explored") or {"examples": 0, "binding": 0, "margin": None}
+    explored = {**_sums(sums, more), "failed": more.status == "failed"}
+    return {**before.trail, "explored": explored}
 
 
 CONTRADICTIONS: Final = "conformance.tools.identification.contradictions:job"
 TROUBLE: Final = "conformance.running.workers.planning:trouble_job"
 _LOST: Final = ("hung", "crashed")
-# With so many candidates a worker, each is run by one worker; else its clauses are spread.
+# With so many candidates a worker, each is run by one worker; else its clauses are divided.
 _CANDIDATES_A_WORKER: Final = 2
 
-Said = tuple[int, ClauseResult] | list[str]
+# A clause's number and result, or the warnings on a candidate.
+Report = tuple[int, ClauseResult] | list[str]
 Judge = Callable[[Loaded, ClauseResult], ClauseResult]
 
 
@@ -115,7 +116,7 @@ def ignore_end(_index: int) -> None:
 
 
 class ShowProgress(Protocol):
-    """Who is told how far a run is, and the seconds that are left where they can be told."""
+    """Shows how far a run is, and the seconds that are left where they can be estimated."""
 
     def __call__(self, doing: str, done: int, total: int, left: float | None = None, /) -> None:
         """Show it."""
@@ -126,9 +127,9 @@ class Chunk:
     """Some clauses of one candidate, by their places in its plan.
 
     explains
-        Failures that were found before are made small and named.
+        These are failures of a deferred run, to be reduced and diagnosed.
     ends
-        They are the last of the candidate: where it contradicts its declaration is asked then.
+        They are the candidate's last: contradictions to its declaration are looked for then.
     """
 
     index: int
@@ -140,14 +141,14 @@ class Chunk:
 
 @dataclass(kw_only=True)
 class Schedule:
-    """A run of every clause of the loaded candidates; what was found so far can always be read.
+    """A run of every clause of the loaded candidates; its results so far can always be read.
 
-    ``judge`` holds a result against what is expected to fail, ``warns`` says of which results it is
-    asked why: those of a shard are not all there are. ``ended`` is called with the index of each
-    candidate when its last clause has been run.
+    ``judge`` applies expected failures to a result. ``warns`` are the statuses of a MUST for which
+    contradictions are looked for: a shard has only some of the examples. ``ended`` is called with
+    the index of each candidate when its last clause has been run.
     """
 
-    crew: WorkerPool
+    pool: WorkerPool
     loaded: Sequence[Loaded]
     judge: Judge
     progress: ShowProgress
@@ -167,150 +168,145 @@ class Schedule:
         self._again: set[int] = set()
         self._estimate = Estimate(())
 
-    def found(self, index: int) -> list[ClauseResult]:
+    def results_of(self, index: int) -> list[ClauseResult]:
         """The results of a candidate, in the order of its plan."""
         return [self.results[index][number] for number in sorted(self.results[index])]
 
     def run(self) -> None:
-        """Run it all; an exception leaves what was found."""
+        """Run it all; an exception leaves the results so far."""
+        candidates = range(len(self.loaded))
         whole = self.jobs == 1 or len(self.loaded) >= _CANDIDATES_A_WORKER * self.jobs
-        asked = [self._number_of(one) for one in self.loaded]
-        slugs = [
-            one.planned[n].id for one, own in zip(self.loaded, asked, strict=True) for n in own
-        ]
+        slugs = [slug for index in candidates for slug in self._applicable(index).values()]
         self._estimate = Estimate(slugs, jobs=self.jobs)
         if whole:
-            self._work([self._whole(index) for index in range(len(self.loaded))])
+            self._work([self._whole(index) for index in candidates])
         else:
-            self._work([part for index in range(len(self.loaded)) for part in self._split(index)])
-            self._work(list(self._second()))
+            self._work([chunk for index in candidates for chunk in self._split(index)])
+            self._work([self._second(index) for index in candidates])
         while self.explores and self.deadline is not None and self.deadline.left() > 0.0:
             if not self._explore(whole=whole):
                 return
 
-    def _work(self, parts: list[Chunk]) -> None:
-        if parts:
-            self.crew.work(parts, self._do, self._heard)
+    def _work(self, chunks: list[Chunk]) -> None:
+        if chunks:
+            self.pool.work(chunks, self._do, self._receive)
 
-    @staticmethod
-    def _number_of(loaded: Loaded) -> list[int]:
-        return [number for number, task in enumerate(loaded.planned) if not task.reason]
+    def _applicable(self, index: int) -> dict[int, str]:
+        """The numbers and slugs of the clauses that apply to a candidate."""
+        planned = enumerate(self.loaded[index].planned)
+        return {number: one.id for number, one in planned if not one.reason}
 
     def _whole(self, index: int) -> Chunk:
         numbers = tuple(range(len(self.loaded[index].planned)))
         return Chunk(index=index, numbers=numbers, ends=True)
 
     def _split(self, index: int) -> Iterator[Chunk]:
-        """One part a family, dtype and device, whose clauses share goldens; failures wait."""
-        tasks = self.loaded[index].planned
-        places = groupby(
-            range(len(tasks)), key=lambda n: (tasks[n].device, tasks[n].dtype, tasks[n].family)
-        )
-        for _, numbers in places:
+        """One chunk a family, dtype and device, whose clauses share goldens; failures wait."""
+        planned = self.loaded[index].planned
+        groups = groupby(range(len(planned)), key=lambda n: (*planned[n].place, planned[n].family))
+        for _, numbers in groups:
             yield Chunk(index=index, numbers=tuple(numbers), order=Order(deferred=True))
 
-    def _second(self) -> Iterator[Chunk]:
-        """What one worker must do, since each clause's outcome depends on those before it.
+    def _second(self, index: int) -> Chunk:
+        """The clauses that one worker must run, since each result depends on those before it.
 
-        Those are failures, for which the tries to make them small are shared, and all clauses of a
-        candidate that hangs or dies, which is given up after a while.
+        Those are failures, which share the tries of their reductions, and all clauses of a
+        candidate that hangs or dies: it is given up after a while.
         """
-        for index, own in enumerate(self.results):
-            if index in self._again:
-                for number in self._number_of(self.loaded[index]):
-                    self._estimate.again(self.loaded[index].planned[number].id)
-                yield self._whole(index)
-            else:
-                failures = [number for number in sorted(own) if own[number].status == "failed"]
-                yield Chunk(index=index, numbers=tuple(failures), explains=True, ends=True)
+        if index in self._again:
+            for slug in self._applicable(index).values():
+                self._estimate.again(slug)
+            return self._whole(index)
+        own = self.results[index]
+        failures = tuple(number for number in sorted(own) if own[number].status == "failed")
+        return Chunk(index=index, numbers=failures, explains=True, ends=True)
 
     def _explore(self, *, whole: bool) -> bool:
-        """Another round of fresh examples; whether there was anything to ask."""
+        """Run another round of fresh examples; whether any clause was worth it."""
         self.rounds += 1
-        parts = []
+        chunks = []
         for index, own in enumerate(self.results):
-            planned = [self._whole(index)] if whole else self._split(index)
-            for part in planned:
-                numbers = tuple(n for n in part.numbers if n in own and worth_asking(own[n]))
+            for chunk in [self._whole(index)] if whole else self._split(index):
+                numbers = tuple(n for n in chunk.numbers if n in own and worth_exploring(own[n]))
                 if numbers:
                     order = Order(round=self.rounds)
-                    parts.append(Chunk(index=index, numbers=numbers, order=order))
-        slugs = [self.loaded[part.index].planned[n].id for part in parts for n in part.numbers]
+                    chunks.append(Chunk(index=index, numbers=numbers, order=order))
+        slugs = [self.loaded[one.index].planned[n].id for one in chunks for n in one.numbers]
         self._estimate = Estimate(slugs, jobs=self.jobs)
-        self._work(parts)
-        return bool(parts)
+        self._work(chunks)
+        return bool(chunks)
 
-    def _do(self, hands: JobContext[Said], part: Chunk) -> None:
-        """In a thread: run, or explain, the clauses of a part."""
-        own = dict(self.results[part.index])
-        for number, result in self._results(hands, part):
-            if hands.stopping() or (part.order.deferred and part.index in self._again):
+    def _do(self, job: JobContext[Report], chunk: Chunk) -> None:
+        """In a thread: run, or explain, the clauses of a chunk."""
+        own = dict(self.results[chunk.index])
+        for number, result in self._run(job.supervisor, chunk):
+            if job.stopping() or (chunk.order.deferred and chunk.index in self._again):
                 return
             own[number] = result
-            hands.tell((number, result))
-        if part.ends:
-            hands.tell(self._warnings(hands, part.index, list(own.values())))
+            job.report((number, result))
+        if chunk.ends:
+            job.report(self._warnings(job, chunk.index, list(own.values())))
 
-    def _results(self, hands: JobContext[Said], part: Chunk) -> Iterator[tuple[int, ClauseResult]]:
-        supervisor, index = hands.supervisor, part.index
-        if part.explains:
-            for number in part.numbers:
+    def _run(self, supervisor: Supervisor, chunk: Chunk) -> Iterator[tuple[int, ClauseResult]]:
+        index = chunk.index
+        if chunk.explains:
+            for number in chunk.numbers:
                 yield number, supervisor.explain(index, number, self.results[index][number])
             return
-        found = supervisor.run_candidate(index, part.numbers, part.order)
-        yield from zip(part.numbers, found, strict=False)
+        results = supervisor.run_candidate(index, chunk.numbers, chunk.order)
+        yield from zip(chunk.numbers, results, strict=False)
 
-    def _heard(self, part: Chunk, said: Said) -> None:
-        if isinstance(said, list):
-            self.warnings[part.index] = said
-            self.ended(part.index)
+    def _receive(self, chunk: Chunk, report: Report) -> None:
+        if isinstance(report, list):
+            self.warnings[chunk.index] = report
+            self.ended(chunk.index)
             return
-        number, result = said
-        own, loaded = self.results[part.index], self.loaded[part.index]
-        if part.order.round:
+        number, result = report
+        own, loaded = self.results[chunk.index], self.loaded[chunk.index]
+        if chunk.order.round:
             self.explored += result.examples
             own[number] = combined(own[number], result)
         elif number not in own or result.examples or not self._is_over:
             own[number] = result
-        if part.order.deferred and result.violation is not None and result.violation.kind in _LOST:
-            self._again.add(part.index)
-        if not loaded.planned[number].reason and not part.explains:
-            self._estimate.heard(result.id, result.seconds)
-        self._tell(part, f"{loaded.name} {result.id}")
+        if chunk.order.deferred and _is_lost(result):
+            self._again.add(chunk.index)
+        if not loaded.planned[number].reason and not chunk.explains:
+            self._estimate.add(result.id, result.seconds)
+        self._show(chunk.order.round, f"{loaded.name} {result.id}")
 
-    def _tell(self, part: Chunk, doing: str) -> None:
-        """Say how far it is, and how long it takes: as estimated, and never beyond the limit."""
+    def _show(self, number: int, doing: str) -> None:
+        """Show how far the run is, and the time left: as estimated, and never beyond the limit."""
         estimate, left = self._estimate, self._estimate.seconds()
         if self.deadline is not None:
             left = self.deadline.left() if left is None else min(left, self.deadline.left())
-        number = part.order.round
-        told = f"round {number + 1}: {doing}" if number else doing
-        self.progress(told, estimate.done, estimate.total, left)
+        shown = f"round {number + 1}: {doing}" if number else doing
+        self.progress(shown, estimate.done, estimate.total, left)
 
     @property
     def _is_over(self) -> bool:
         return self.deadline is not None and self.deadline.left() == 0.0
 
     def _warnings(
-        self, hands: JobContext[Said], index: int, results: Sequence[ClauseResult]
+        self, job: JobContext[Report], index: int, results: Sequence[ClauseResult]
     ) -> list[str]:
-        """Where a declaration contradicts what its candidate does; asked where a MUST is not met.
+        """The notes on how a candidate was loaded, contradictions, and trouble of the database.
 
-        Before that come the notes on how it was loaded, and after it the database's trouble.
+        Where a MUST is not met, the declaration may contradict what the candidate does.
         """
         loaded = self.loaded[index]
         judged = [self.judge(loaded, result) for result in results]
-        told = [one for one in judged if one.level == "MUST" and one.status in self.warns]
-        lost = any(one.violation is not None and one.violation.kind in _LOST for one in told)
-        asked = [CONTRADICTIONS] if told and not lost else []
-        asked += [TROUBLE] if self.remembers else []
-        return [*loaded.notes, *(said for job in asked for said in self._asked(hands, index, job))]
+        unmet = [one for one in judged if one.level == "MUST" and one.status in self.warns]
+        names = [CONTRADICTIONS] if unmet and not any(map(_is_lost, unmet)) else []
+        names += [TROUBLE] if self.remembers else []
+        warnings = list(loaded.notes)
+        for name in names:
+            if not self._is_over and not job.stopping():
+                # The verdict stands without these warnings.
+                with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
+                    warnings += job.supervisor.perform(index, name)
+        return warnings
 
-    def _asked(self, hands: JobContext[Said], index: int, job: str) -> list[str]:
-        if self._is_over or hands.stopping():
-            return []
-        try:
-            found: list[str] = hands.supervisor.perform(index, job)
-        except (WorkerLost, OutOfTime, UsageError, HarnessError):  # the verdict stands without
-            return []
-        return found
+
+def _is_lost(result: ClauseResult) -> bool:
+    """Whether the candidate hung or died in a clause."""
+    return result.violation is not None and result.violation.kind in _LOST

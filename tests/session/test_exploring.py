@@ -2,17 +2,17 @@ from __future__ import annotations
 
 from records import result
 
-from conformance.session.schedule import combined, worth_asking
+from conformance.session.schedule import combined, worth_exploring
 
 
 def test_only_what_may_tell_more_is_asked_again() -> None:
     """Failures and what does not apply are settled, what was cut off is none of a later round."""
-    assert worth_asking(result("passed", examples=4))
-    assert worth_asking(result("untestable", examples=4))
-    assert not worth_asking(result("untestable"))
-    assert not worth_asking(result("untestable", examples=4, planned=9))
-    assert not worth_asking(result("failed", examples=4))
-    assert not worth_asking(result("not-applicable"))
+    assert worth_exploring(result("passed", examples=4))
+    assert worth_exploring(result("untestable", examples=4))
+    assert not worth_exploring(result("untestable"))
+    assert not worth_exploring(result("untestable", examples=4, planned=9))
+    assert not worth_exploring(result("failed", examples=4))
+    assert not worth_exploring(result("not-applicable"))
 
 
 def test_another_round_adds_up() -> None:

@@ -53,7 +53,7 @@ class Worker:
         return [job]
 
 
-class Crew:
+class Pool:
     """One worker that does every part in turn."""
 
     def __init__(self, worker: Worker) -> None:
@@ -64,7 +64,7 @@ class Crew:
         for part in parts:
             hands: JobContext[Any] = JobContext(
                 supervisor=self.worker,  # type: ignore[arg-type]
-                tell=lambda said, part=part: heard(part, said),
+                report=lambda said, part=part: heard(part, said),
                 stopping=lambda: False,
             )
             do(hands, part)
@@ -91,7 +91,7 @@ def spread(worker: Worker, **more: Any) -> Schedule:
     """A run of one candidate."""
     candidates: list[Loaded] = more.pop("loaded", [loaded(planned=TASKS)])
     return Schedule(
-        crew=Crew(worker),  # type: ignore[arg-type]
+        pool=Pool(worker),  # type: ignore[arg-type]
         loaded=candidates,
         judge=lambda _loaded, found: found,
         progress=lambda _doing, _done, _total, _left=None: None,
@@ -105,7 +105,7 @@ def test_one_worker_asks_in_the_order_of_the_plan() -> None:
     run = spread(worker)
     run.run()
     assert worker.asked == [("run", slug) for slug in SLUGS]
-    assert [found.id for found in run.found(0)] == list(SLUGS)
+    assert [found.id for found in run.results_of(0)] == list(SLUGS)
     assert run.warnings == {0: []}
 
 
@@ -123,7 +123,7 @@ def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:
         ("explain", "mask.golden"),
         ("explain", "shape.output"),
     ]
-    assert [found.reason for found in run.found(0)] == ["explained", "", "explained"]
+    assert [found.reason for found in run.results_of(0)] == ["explained", "", "explained"]
     assert run.warnings[0] == ["conformance.tools.identification.contradictions:job"]
 
 
@@ -142,7 +142,7 @@ def test_a_spread_candidate_that_is_lost_is_run_again_in_order(kind: str) -> Non
     run = spread(worker, jobs=2)
     run.run()
     assert worker.asked[-3:] == [("run", slug) for slug in SLUGS]
-    assert {found.reason for found in run.found(0)} == {"in order"}
+    assert {found.reason for found in run.results_of(0)} == {"in order"}
 
 
 def test_many_candidates_are_not_split() -> None:
@@ -166,12 +166,12 @@ def test_a_profile_explores_until_the_time_is_up(jobs: int) -> None:
     run = spread(worker, jobs=jobs, deadline=Rounds(60), explores=True)
     run.run()
     assert run.rounds > 3
-    first, _, last = run.found(0)
+    first, _, last = run.results_of(0)
     assert (first.status, last.status) == ("passed", "failed")
     assert first.examples == 4 + 4 * run.rounds
     assert last.examples == 4 + 4 + 1
     assert ("round 3", "shape.output") not in worker.asked
-    assert run.explored == sum(found.examples for found in run.found(0)) - 3 * 4
+    assert run.explored == sum(found.examples for found in run.results_of(0)) - 3 * 4
 
 
 def test_other_profiles_do_not() -> None:
@@ -195,4 +195,4 @@ def test_what_was_found_is_not_taken_back_when_the_time_is_up() -> None:
 
     run = spread(Worker(says), jobs=2, deadline=Rounds(2))
     run.run()
-    assert [found.status for found in run.found(0)] == ["failed", "untestable", "untestable"]
+    assert [found.status for found in run.results_of(0)] == ["failed", "untestable", "untestable"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
@@ -19,7 +20,7 @@ MOST_BY_DEFAULT: Final = 8
 _SLICE: Final = 0.2
 
 Job = TypeVar("Job")
-Said = TypeVar("Said")
+Report = TypeVar("Report")
 
 
 def default_jobs() -> int:
@@ -30,24 +31,12 @@ def default_jobs() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobContext(Generic[Said]):
-    """What a job is done with: a worker, whom to tell, and whether to stop at the next result."""
+class JobContext(Generic[Report]):
+    """What a job is done with: a worker, where it reports, and whether to stop at the next one."""
 
     supervisor: Supervisor
-    tell: Callable[[Said], None]
+    report: Callable[[Report], None]
     stopping: Callable[[], bool]
-
-
-@dataclass(kw_only=True)
-class _Shared(Generic[Job, Said]):
-    """What the threads have in common; ``stop`` ends them at the next result."""
-
-    do: Callable[[JobContext[Said], Job], None]
-    waiting: queue.SimpleQueue[Job]
-    heard: queue.SimpleQueue[tuple[Job, Said] | Exception | None] = field(
-        default_factory=queue.SimpleQueue
-    )
-    stop: threading.Event = field(default_factory=threading.Event)
 
 
 class WorkerPool:
@@ -64,11 +53,9 @@ class WorkerPool:
         timeout: float = DEFAULT_TIMEOUT,
         deadline: Deadline | None = None,
     ) -> None:
-        self._options = options
-        self._jobs = jobs
-        self._timeout = timeout
-        self._deadline = deadline
-        self._supervisors = [self._supervisor()]
+        self._supervisors = [
+            Supervisor(options, timeout=timeout, deadline=deadline) for _ in range(jobs)
+        ]
         self._loaded: list[Loaded] = []
 
     def __enter__(self) -> Self:
@@ -98,60 +85,60 @@ class WorkerPool:
     def work(
         self,
         jobs: Sequence[Job],
-        do: Callable[[JobContext[Said], Job], None],
-        heard: Callable[[Job, Said], None],
+        do: Callable[[JobContext[Report], Job], None],
+        receive: Callable[[Job, Report], None],
         *,
         most: int | None = None,
     ) -> None:
         """Do every job in some worker, at most ``most`` at a time.
 
-        ``do`` runs in a thread; what it tells reaches ``heard`` in this one, and also what is told
-        when an interrupt cuts a job off. Raises HarnessError when a worker cannot go on.
+        ``do`` runs in a thread; its reports reach ``receive`` in this one, those of a job that an
+        interrupt cuts off included. Raises HarnessError when a worker cannot go on.
         """
-        shared = _Shared[Job, Said](do=do, waiting=queue.SimpleQueue())
+        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]] = queue.SimpleQueue()
+        stop = threading.Event()
         for job in jobs:
-            shared.waiting.put(job)
-        many = max(1, min(self._jobs if most is None else most, self._jobs, len(jobs)))
-        while len(self._supervisors) < many:
-            self._supervisors.append(self._supervisor())
-        crew = self._supervisors[:many]
-        threads = [
-            threading.Thread(target=self._drive, args=(one, shared), daemon=True) for one in crew
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            _listen(shared, len(threads), heard)
-        finally:
-            _dismiss(shared, crew, threads)
-            for job, said in _left(shared):
-                heard(job, said)
+            waiting.put(job)
 
-    def _supervisor(self) -> Supervisor:
-        return Supervisor(self._options, timeout=self._timeout, deadline=self._deadline)
-
-    def _drive(self, supervisor: Supervisor, shared: _Shared[Job, Said]) -> None:
-        """Take jobs until none is left; the last word is None, or an exception if it fails."""
-        try:
-            if self._joins(supervisor):
-                self._take_turns(supervisor, shared)
-        except Exception as error:  # noqa: BLE001 (it is raised again where it can be told)
-            shared.heard.put(error if isinstance(error, HarnessError) else _own_fault(error))
-        else:
-            shared.heard.put(None)
-
-    def _take_turns(self, supervisor: Supervisor, shared: _Shared[Job, Said]) -> None:
-        while not shared.stop.is_set():
+        workers = self._supervisors[: max(1, min(most or len(jobs), len(jobs)))]
+        with ThreadPoolExecutor(len(workers)) as threads:
+            running = {
+                threads.submit(self._drive, one, waiting, reports.put, stop, do): one
+                for one in workers
+            }
             try:
-                job = shared.waiting.get_nowait()
+                for future in running:
+                    future.add_done_callback(reports.put)
+                _receive(reports, len(running), receive)
+            finally:
+                stop.set()
+                while left := wait(running, timeout=_SLICE).not_done:
+                    for future in left:
+                        running[future].abandon()
+                _drain(reports, receive)
+
+    def _drive(
+        self,
+        supervisor: Supervisor,
+        waiting: queue.SimpleQueue[Job],
+        put: Callable[[tuple[Job, Report]], None],
+        stop: threading.Event,
+        do: Callable[[JobContext[Report], Job], None],
+    ) -> None:
+        """In a thread: take jobs until none is left."""
+        if not self._joins(supervisor):
+            return
+        while not stop.is_set():
+            try:
+                job = waiting.get_nowait()
             except queue.Empty:
                 return
 
-            def tell(said: Said, job: Job = job) -> None:
-                shared.heard.put((job, said))
+            def report(one: Report, job: Job = job) -> None:
+                put((job, one))
 
-            hands = JobContext(supervisor=supervisor, tell=tell, stopping=shared.stop.is_set)
-            shared.do(hands, job)
+            do(JobContext(supervisor=supervisor, report=report, stopping=stop.is_set), job)
 
     def _joins(self, supervisor: Supervisor) -> bool:
         """Load a further worker; False when there is no time for that any more."""
@@ -159,55 +146,49 @@ class WorkerPool:
             return True
         try:
             supervisor.start()
-            found = supervisor.load()
+            loaded = supervisor.load()
         except OutOfTime:
             return False
-        if _asked(found) != _asked(self._loaded):
+        if _plans(loaded) != _plans(self._loaded):
             msg = "the targets changed while they were loaded by one worker after the other"
             raise HarnessError(msg)
         return True
 
 
-def _asked(loaded: Sequence[Loaded]) -> list[list[tuple[str, str, str, bool]]]:
-    """Which clauses are asked of whom; why others are not may be told with an address in memory."""
-    return [
-        [(task.id, task.dtype, task.device, bool(task.reason)) for task in one.planned]
-        for one in loaded
-    ]
+def _plans(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]:
+    """Which clauses run; the reasons why others do not may contain an address in memory."""
+    return [[(one.id, *one.place, bool(one.reason)) for one in own.planned] for own in loaded]
 
 
-def _listen(shared: _Shared[Job, Said], threads: int, heard: Callable[[Job, Said], None]) -> None:
-    """Hand on what the threads say; the wait is short, so that an interrupt gets through."""
+def _receive(
+    reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]],
+    threads: int,
+    receive: Callable[[Job, Report], None],
+) -> None:
+    """Hand reports on until all threads have ended; an interrupt gets through each short wait."""
     while threads:
         try:
-            said = shared.heard.get(timeout=_SLICE)
+            one = reports.get(timeout=_SLICE)
         except queue.Empty:
             continue
-        if isinstance(said, Exception):
-            raise said
-        if said is None:
-            threads -= 1
-        else:
-            heard(*said)
+        if isinstance(one, tuple):
+            receive(*one)
+            continue
+        threads -= 1
+        error = one.exception()
+        if isinstance(error, HarnessError):
+            raise error
+        if error is not None:
+            msg = f"a worker failed: {type(error).__name__}: {error}"
+            raise HarnessError(msg)
 
 
-def _dismiss(
-    shared: _Shared[Job, Said], crew: Sequence[Supervisor], threads: Sequence[threading.Thread]
+def _drain(
+    reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]],
+    receive: Callable[[Job, Report], None],
 ) -> None:
-    shared.stop.set()
-    while any(thread.is_alive() for thread in threads):
-        for supervisor, thread in zip(crew, threads, strict=True):
-            thread.join(_SLICE)
-            if thread.is_alive():
-                supervisor.abandon()
-
-
-def _left(shared: _Shared[Job, Said]) -> Iterator[tuple[Job, Said]]:
-    while not shared.heard.empty():
-        said = shared.heard.get()
-        if isinstance(said, tuple):
-            yield said
-
-
-def _own_fault(error: Exception) -> HarnessError:
-    return HarnessError(f"a worker failed: {type(error).__name__}: {error}")
+    """Hand on what is left after the threads have ended."""
+    while not reports.empty():
+        one = reports.get()
+        if isinstance(one, tuple):
+            receive(*one)

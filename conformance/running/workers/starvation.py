@@ -1,128 +1,109 @@
 """Tells a process that hangs from one that a busy machine leaves without a processor.
 
 The limit of a call is wall time, as one waits for it: a worker that sleeps or waits for itself uses
-nothing else. Where the limit is reached, the kernel says what its threads do (Linux, ``proc(5)``).
+nothing else. Where the limit is reached, the kernel says what its threads do.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-_PROC: Final = Path("/proc")
-# R waits for a processor or has one, D waits for the disk: for neither can the candidate be blamed.
-_RUNNABLE: Final = frozenset("RD")
-_STATE, _USER, _ENDED = 0, 11, 13  # places behind the name; system time is behind each of the times
+import psutil
+
+# One waits for a processor or has one, one waits for the disk: neither is the candidate's fault.
+_RUNNABLE: Final = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 _SLICE: Final = 0.5
 _SAMPLE: Final = 0.1
 _ASLEEP: Final = 10  # samples in a row: one that starves may wait for a lock of its own at times
 _NEARLY: Final = 0.9  # a busy loop has not quite the whole of a processor that is its own
 _CEILING: Final = 20.0  # times the limit
 
-Read = Callable[[], "ProcessState | None"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
     """What a process and its children do.
 
-    ``seconds`` of processor time are by process and thread, and by process alone for its children
-    that have ended. Children that live (the processes in which torch compiles) are seen where the
-    kernel lists them, as those of the usual distributions do; elsewhere they count once they ended.
+    ``seconds`` of processor time are by process and thread. Under thread 0 stand those of all
+    children that have ended.
     """
 
-    seconds: Mapping[tuple[str, str], float]
+    seconds: Mapping[tuple[int, int], float]
     is_runnable: bool
 
     def used_since(self, before: ProcessState) -> float:
-        """Seconds of the busiest thread: what the same work takes where nobody is in its way.
+        """Seconds of the busiest thread: what the same work takes on an idle machine.
 
-        The sum over all threads would be large after a moment where there are many of them.
+        The sum over many threads would be large after a moment.
         """
-        return max(
-            (spent - before.seconds.get(name, 0.0) for name, spent in self.seconds.items()),
-            default=0.0,
-        )
+        used = (spent - before.seconds.get(name, 0.0) for name, spent in self.seconds.items())
+        return max(used, default=0.0)
 
 
-def reading(pid: int, proc: Path = _PROC) -> ProcessState | None:
-    """What a process and its children do now; None where the system does not say."""
-    seconds: dict[tuple[str, str], float] = {}
+def process_state(pid: int) -> ProcessState | None:
+    """What a process and its children do now; None where the system does not say.
+
+    Only Linux has a status for each thread, under the thread's own number.
+    """
+    seconds: dict[tuple[int, int], float] = {}
     is_runnable = False
-    for process, thread in _threads(str(pid), proc):
-        fields = _fields(proc / process / "task" / thread / "stat")
-        if fields:
-            is_runnable = is_runnable or fields[_STATE] in _RUNNABLE
-            seconds[process, thread] = _seconds(fields, _USER)
-            seconds[process, ""] = _seconds(fields, _ENDED)
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)) if psutil.LINUX else ():
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                for thread in one.threads():
+                    seconds[one.pid, thread.id] = thread.user_time + thread.system_time
+                    is_runnable |= _status(thread.id) in _RUNNABLE
+                times = one.cpu_times()
+                seconds[one.pid, 0] = times.children_user + times.children_system
     return ProcessState(seconds=seconds, is_runnable=is_runnable) if seconds else None
 
 
-def _threads(pid: str, proc: Path) -> Iterator[tuple[str, str]]:
-    """Process and thread of each thread of a process, of its children, and of theirs."""
+def _status(thread: int) -> str:
     try:
-        threads = sorted(path.name for path in (proc / pid / "task").iterdir())
-    except OSError:  # it has ended, or there is no such folder on this system
-        return
-    for thread in threads:
-        yield pid, thread
-        for child in _text(proc / pid / "task" / thread / "children").split():
-            yield from _threads(child, proc)
-
-
-def _fields(path: Path) -> list[str]:
-    """What is behind the name in parentheses, which may hold spaces; empty if it has ended."""
-    fields = _text(path).rpartition(")")[2].split()
-    return fields if len(fields) > _ENDED + 1 else []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # a thread or process that has ended meanwhile
+        return psutil.Process(thread).status()
+    except psutil.Error:  # a thread that has ended meanwhile
         return ""
 
 
-def _seconds(fields: list[str], place: int) -> float:
-    """User and system time."""
-    return (int(fields[place]) + int(fields[place + 1])) / os.sysconf("SC_CLK_TCK")
-
-
 class Patience:
-    """How long one waits for a process to answer: ``limit`` seconds, and longer while it starves.
+    """How long to wait for the answer of a process: ``limit`` seconds, and longer while it starves.
 
     It starves while some thread of it or of its children could run, though none has used as much
-    processor time as the limit: then the limit is one of processor time, and twenty times the limit
-    is the end of all patience. One that sleeps, is stopped or deadlocked has no such thread, and a
-    busy loop uses the time. Where ``read`` gives None the limit is wall time alone.
+    processor time as the limit. Then the limit is one of processor time, and the wait ends after
+    twenty times the limit at the latest. A process that sleeps, is stopped or deadlocked has no
+    such thread, and a busy loop uses the time. Where ``state`` gives None the limit is wall time.
     """
 
     def __init__(
-        self, limit: float, read: Read, *, clock: Callable[[], float] = time.monotonic
+        self,
+        limit: float,
+        state: Callable[[], ProcessState | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit, self._read, self._clock = limit, read, clock
+        self._limit, self._state, self._clock = limit, state, clock
         self._began = clock()
         self._before: ProcessState | None = None
         self._is_first = True
         self._asleep = 0
 
     def pause(self) -> float:
-        """Seconds to wait for an answer before ``is_over`` is asked again."""
+        """Seconds to wait for an answer before the next call of ``is_over``."""
         left = self._began + self._limit - self._clock()
         return min(_SLICE, left) if left > 0.0 else _SAMPLE
 
     def is_over(self) -> bool:
-        """Whether the process hangs; to be asked after each pause, as it counts the samples."""
+        """Whether the process hangs; to be called after each pause, as it counts the samples."""
         waited = self._clock() - self._began
-        if self._is_first:  # most answers are here before anybody asks, and are not to pay for it
-            self._before, self._is_first = self._read(), False
+        if self._is_first:  # most answers come before the first pause ends, and cost nothing
+            self._before, self._is_first = self._state(), False
         if waited < self._limit:
             return False
-        now = self._read()
+        now = self._state()
         if now is None or self._before is None or waited >= _CEILING * self._limit:
             return True
         if now.used_since(self._before) >= _NEARLY * self._limit:

@@ -22,7 +22,7 @@ from ...base.results import ClauseResult, result_from_json
 from ...errors import UsageError
 from ..clause_run import Progress
 from .messages import Event, Loaded, Order, Ready, RunOptions
-from .starvation import Patience, reading
+from .starvation import Patience, process_state
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
@@ -261,7 +261,7 @@ class Supervisor:
             msg = "the worker is gone"
             raise HarnessError(msg)
         pid, last = process.pid or 0, math.inf if self._deadline is None else self._deadline.last
-        patience = Patience(limit, lambda: reading(pid))
+        patience = Patience(limit, lambda: process_state(pid))
         try:
             while not connection.poll(max(0.0, min(patience.pause(), last - time.monotonic()))):
                 if not process.is_alive() and not connection.poll(0):

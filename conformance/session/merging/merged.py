@@ -17,8 +17,7 @@ from ...base.results import ClauseResult, Status, Violation, plain, result_from_
 from ...base.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
 from ...errors import DeclarationError, UsageError
 from ...running.workers.messages import Loaded
-from .. import expectations
-from ..expectations import Selection, Stale, judge
+from ..expectations import Selection, Stale, by_candidate, judge
 from ..report import candidate_entry
 from ..selection import selected
 from .shards import ShardRecord
@@ -256,7 +255,8 @@ def _merge(shards: Sequence[ShardRecord]) -> Record:
         for one in candidates
     }
     selection = _selection(first.record, candidates)
-    by_name, stale = _stale(candidates, from_file, results, selection)
+    declared = {one.loaded.name: one.loaded.expected for one in candidates}
+    by_name, stale = by_candidate(from_file, declared, results, selection, today=today)
     entries = [
         _entry(one, results[one.loaded.name], by_name[one.loaded.name]) for one in candidates
     ]
@@ -355,25 +355,6 @@ def _selection(record: Record, candidates: Sequence[_Candidate]) -> Selection:
         dtypes=None if options["dtypes"] is None else tuple(options["dtypes"]),
         devices=None if options["devices"] is None else tuple(options["devices"]),
     )
-
-
-def _stale(
-    candidates: Sequence[_Candidate],
-    from_file: Sequence[ExpectedFailure],
-    results: Mapping[str, Sequence[ClauseResult]],
-    selection: Selection,
-) -> tuple[dict[str, list[Stale]], list[Stale]]:
-    """Expectations that do not hold, by the candidate they redden, and all of them."""
-    today = limits.today()
-    every = list(expectations.not_holding(from_file, results, selection, today=today))
-    by_name = {name: [entry for entry in every if entry.names(name)] for name in results}
-    for one in candidates:
-        name = one.loaded.name
-        own = {name: results[name]}
-        declared = expectations.not_holding(one.loaded.expected, own, selection, today=today)
-        by_name[name].extend(declared)
-        every += [entry.of(name) for entry in declared]
-    return by_name, every
 
 
 def _entry(

@@ -41,8 +41,8 @@ def run_entries(crew: WorkerPool, loaded: list[LoadedEntry], pace: Pace, heard: 
     go on.
     """
 
-    def do(hands: JobContext[Said], index: int) -> None:
-        hands.tell(_run(hands, index, loaded[index], first=pace.first))
+    def do(job: JobContext[Said], index: int) -> None:
+        job.report(_run(job, index, loaded[index], first=pace.first))
 
     crew.work(
         range(len(loaded)),
@@ -57,11 +57,11 @@ def entries_of(loaded: list[Loaded]) -> list[LoadedEntry]:
     return [entry for entry in loaded if isinstance(entry, LoadedEntry)]
 
 
-def _run(hands: JobContext[Said], index: int, entry: LoadedEntry, *, first: bool) -> Said:
+def _run(job: JobContext[Said], index: int, entry: LoadedEntry, *, first: bool) -> Said:
     """The results of an entry; a mistake that need be caught only once ends with that clause."""
     results: list[ClauseResult] = []
-    for result in hands.supervisor.run_candidate(index):
-        if hands.stopping():
+    for result in job.supervisor.run_candidate(index):
+        if job.stopping():
             return results, False
         judged = judge(result, entry.name, entry.expected if entry.correct else ())
         results.append(judged)

@@ -1,33 +1,19 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
+import psutil
 import pytest
 
-from conformance.running.workers.starvation import Patience, ProcessState, reading
+from conformance.running.workers.starvation import Patience, ProcessState, process_state
 
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def thread(
-    proc: Path, process: int, number: int, state: str, *, used: int = 0, ended: int = 0
-) -> Path:
-    """A thread's folder below a pretended /proc; times are whole seconds."""
-    folder = proc / str(process) / "task" / str(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    before = "1 1 1 0 -1 4194560 0 0 0 0"
-    times = f"{used * TICKS} 0 0 {ended * TICKS}"
-    text = f"{number} (a name) R of (its own)) {state} {before} {times} 20 0 1 0\n"
-    (folder / "stat").write_text(text, encoding="utf-8")
-    return folder
+LINUX = pytest.mark.skipif(not psutil.LINUX, reason="wall time is the limit elsewhere")
 
 
 def seen(*, used: float = 0.0, is_runnable: bool = True) -> ProcessState:
     """A reading of one thread."""
-    return ProcessState(seconds={("1", "1"): used}, is_runnable=is_runnable)
+    return ProcessState(seconds={(1, 1): used}, is_runnable=is_runnable)
 
 
 class Clock:
@@ -56,54 +42,44 @@ def ended_after(what: dict[float, ProcessState | None], limit: float = 30.0) -> 
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    ("states", "is_runnable"),
-    [("S", False), ("SSR", True), ("D", True), ("T", False), ("SZ", False), ("t", False)],
-)
-def test_one_runnable_thread_is_enough(tmp_path: Path, states: str, *, is_runnable: bool) -> None:
-    """R and D wait for the machine; who sleeps, is stopped or has ended does not."""
-    for number, state in enumerate(states):
-        thread(tmp_path, 7, 7 + number, state)
-    found = reading(7, tmp_path)
-    assert found is not None
-    assert found.is_runnable is is_runnable
-
-
-def test_the_busiest_thread_counts(tmp_path: Path) -> None:
+def test_the_busiest_thread_counts() -> None:
     """Eight threads that worked for three seconds each have not worked for a limit of twenty."""
-    for number in range(8):
-        thread(tmp_path, 7, 7 + number, "R", used=40)
-    before = reading(7, tmp_path)
-    for number in range(8):
-        thread(tmp_path, 7, 7 + number, "R", used=43)
-    after = reading(7, tmp_path)
-    assert before is not None
-    assert after is not None
+    before, after = (
+        ProcessState(seconds={(7, n): used for n in range(8)}, is_runnable=True)
+        for used in (40.0, 43.0)
+    )
     assert after.used_since(before) == 3.0
 
 
-def test_children_count_like_threads(tmp_path: Path) -> None:
-    """Also those of children, and what has ended and was waited for; a thread that is new too."""
-    folder = thread(tmp_path, 7, 7, "S", ended=5)
-    before = reading(7, tmp_path)
-    thread(tmp_path, 7, 7, "S", ended=11)
-    (folder / "children").write_text("8 9 ", encoding="utf-8")
-    (thread(tmp_path, 8, 8, "S") / "children").write_text("10 ", encoding="utf-8")
-    thread(tmp_path, 10, 10, "R", used=4)  # the ninth has ended meanwhile
-    after = reading(7, tmp_path)
-    assert before is not None
-    assert after is not None
-    assert (before.is_runnable, after.is_runnable) == (False, True)
-    assert after.used_since(before) == 6.0
-    assert {process for process, _ in after.seconds} == {"7", "8", "10"}
+def test_an_absent_process_has_no_state() -> None:
+    """A process that has ended gives None, and never an exception."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    assert process_state(ended.pid) is None
 
 
-def test_nothing_is_read_where_nothing_is_told(tmp_path: Path) -> None:
-    """No such system, no such process, or a text that is none: None, and never an exception."""
-    assert reading(7, tmp_path / "none") is None
-    assert reading(7, tmp_path) is None
-    (thread(tmp_path, 7, 7, "R") / "stat").write_text("7 (cut", encoding="utf-8")
-    assert reading(7, tmp_path) is None
+THREADED = """
+import subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+threading.Thread(target=input, daemon=True).start()
+child.wait()
+"""
+
+
+@LINUX
+def test_children_and_threads_count() -> None:
+    """A process whose threads wait is runnable while its child works."""
+    with subprocess.Popen([sys.executable, "-c", THREADED], stdin=subprocess.PIPE) as waits:
+        while (now := process_state(waits.pid)) is None or len({p for p, _ in now.seconds}) < 2:
+            assert waits.poll() is None
+        before = now
+        while (now := process_state(waits.pid)) is None or now.used_since(before) < 0.2:
+            assert waits.poll() is None
+        assert now.is_runnable
+        threads = {thread for process, thread in now.seconds if process == waits.pid}
+        assert len(threads - {0}) == 2
+        for child in psutil.Process(waits.pid).children():
+            child.kill()
 
 
 def test_wall_time_is_the_limit_where_nothing_is_known() -> None:
@@ -153,19 +129,19 @@ def test_work_before_the_call_is_not_counted() -> None:
     assert ended_after(told) > 50.0
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc: wall time alone")
+@LINUX
 def test_real_processes_are_told_apart() -> None:
     """One that waits for a line is asleep, and a busy loop is runnable and uses seconds."""
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as waits,
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) as works,
     ):
-        before = reading(works.pid)
+        before = process_state(works.pid)
         assert before is not None
-        while (now := reading(works.pid)) is None or now.used_since(before) < 0.2:
+        while (now := process_state(works.pid)) is None or now.used_since(before) < 0.2:
             assert works.poll() is None
         assert now.is_runnable
-        while (found := reading(waits.pid)) is None or found.is_runnable:  # while Python starts
+        while (found := process_state(waits.pid)) is None or found.is_runnable:
             assert waits.poll() is None
         works.kill()
         waits.kill()
