@@ -10,7 +10,7 @@ from torch import Tensor
 from ..base.results import Violation
 from ..calls.calling import Arguments, CandidateFailure, Forward, arguments
 from ..declare.declaration import SEQUENCES
-from ..problems.caching import draws_cache, settle_past
+from ..problems.caching import CACHED, draws_cache, settle_past
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import MaskPlan, Problem
@@ -446,5 +446,5 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     plain = problem.replace(past=0, scale=None, softcap=None, window=None, causal=causal)
     yield plain
     if draws_cache(subject.candidate):
-        half = plain.replace(past=(geometry.key_length + 1) // 2)
+        half = plain.replace(past=CACHED["the larger half of the keys"](geometry))
         yield half.replace(past=settle_past(half, subject.candidate))

@@ -10,13 +10,16 @@ anything else (a rotation by positions, say) is done to heads.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
-from .inputs import Inputs
+from .inputs import Inputs, most_cached
 from .problem import Problem
 from .space import can_cross
 
@@ -43,19 +46,34 @@ def draws_cache(candidate: Candidate) -> bool:
     return not no_cache(candidate) and can_cross(candidate)
 
 
-def settle_past(problem: Problem, candidate: Candidate) -> int:
-    """How many keys of a problem can be handed over as a cache: at least one stays new.
+NO_CACHE: Final = "none"
+# How many of the keys are cached, by the sizes; settle_past leaves at least one of them new.
+CACHED: Final[dict[str, Callable[[Geometry], int]]] = {
+    NO_CACHE: lambda _sizes: 0,
+    "one key": lambda _sizes: 1,
+    "half of the keys": lambda sizes: max(sizes.key_length // 2, 1),
+    "the larger half of the keys": lambda sizes: (sizes.key_length + 1) // 2,
+    "all keys but one": lambda sizes: sizes.key_length - 1,
+    "all keys but as many as queries": lambda sizes: max(sizes.key_length - sizes.query_length, 1),
+}
 
-    None where a place among the keys matters and is counted from the first one (top-left): ONNX
-    counts from the first new key there (onnx#8068), others from the first of all.
-    """
+
+def settle_past(problem: Problem, candidate: Candidate) -> int:
+    """How many keys of a problem can be handed over as a cache: at least one stays new."""
     if not problem.past or not draws_cache(candidate):
         return 0
-    declared = candidate.declaration
-    placed = problem.causal or problem.window is not None or declared.position is not None
-    if placed and declared.semantics.causal_alignment == "top-left":
+    placed = problem.causal or problem.window is not None
+    if counts_from_first(candidate) and (placed or candidate.declaration.position is not None):
         return 0
-    return min(problem.past, problem.geometry.key_length - 1)
+    return min(problem.past, most_cached(problem.geometry.key_length))
+
+
+def counts_from_first(candidate: Candidate) -> bool:
+    """Whether the places of queries are unknown where there is a cache.
+
+    Top-left, ONNX counts from the first new key (onnx#8068), others from the first of all.
+    """
+    return candidate.declaration.semantics.causal_alignment == "top-left"
 
 
 def cached(inputs: Inputs, past: int, candidate: Candidate) -> Inputs:

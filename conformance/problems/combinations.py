@@ -19,7 +19,7 @@ from typing import Any, Final
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
-from .caching import draws_cache
+from .caching import CACHED, NO_CACHE, counts_from_first, draws_cache
 from .covering import Covering, Model, Parameter, Rule, alone, cover
 from .mask_patterns import NO_QUERIES
 from .materialise import structure
@@ -59,8 +59,8 @@ SIZES: Final[dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]] = {
 SCALES: Final = (None, 0.3, 1.0)
 SOFTCAPS: Final = (None, 1.5, 30.0)
 WINDOWS: Final = (None, (2, 1), (1, -1), (-1, 1), (0, 0), (3, 0))
-# How much of the keys is cached.
-CACHES: Final = (NONE, "one key", "half of the keys", "all keys but one")
+# How much of the keys is cached: see caching.CACHED.
+CACHES: Final = (NO_CACHE, "one key", "half of the keys", "all keys but one")
 EMPTY: Final = "empty-rows"
 PATTERNS: Final = ("random", "dense", "padding", "left-padding", "full", EMPTY)
 # What lengths, and sequences, can say.
@@ -234,10 +234,7 @@ class _Parameters:
         if self.space.asks == "gradients" and self.candidate.kind != "core":
             return False  # what a layer has cached are heads, which the golden does not project
         placed = self.declared.always_causal or self.declared.position is not None
-        return not (placed and self._counts_from_first())
-
-    def _counts_from_first(self) -> bool:
-        return self.declared.semantics.causal_alignment == "top-left"
+        return not (placed and counts_from_first(self.candidate))
 
     def _sizes(self, name: str) -> dict[str, Any]:
         """The sizes of one kind that the declaration leaves, each once, the plainest first."""
@@ -358,7 +355,7 @@ class _Parameters:
     def _rules_of_caches(self) -> Iterator[Rule]:
         cached = self._values("cache", but=(NONE,))
         yield Rule("one key at least is new", (("cache", cached), ("keys", ("1",))))
-        if self._counts_from_first():
+        if counts_from_first(self.candidate):
             told = "nobody says whether places are counted from the first cached key"
             yield Rule(told, (("cache", cached), ("causal", ("yes",))))
             yield Rule(told, (("cache", cached), ("window", self._values("window", but=(NONE,)))))
@@ -480,7 +477,7 @@ class _Parameters:
             softcap=given.get("softcap"),
             window=window,
             biases=given.get("projection biases", True),
-            past=_past(given.get("cache", NONE), geometry.key_length),
+            past=CACHED[given.get("cache", NO_CACHE)](geometry),
             sinks=given.get("sinks", False),
             layout=given.get("memory", "contiguous"),
             mask_layout=given.get("mask memory", "contiguous"),
@@ -488,11 +485,6 @@ class _Parameters:
             return_weights=given.get("weights returned", False),
             dropout=given.get("dropout"),
         )
-
-
-def _past(cache: str, keys: int) -> int:
-    """How many keys are cached."""
-    return dict(zip(CACHES, (0, 1, max(keys // 2, 1), keys - 1), strict=True))[cache]
 
 
 def _spelled(value: Any) -> str:

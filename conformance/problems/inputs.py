@@ -30,6 +30,11 @@ class CallOptions(TypedDict):
     sinks: Tensor | None
 
 
+def most_cached(key_length: int) -> int:
+    """How many of some keys can be cached: one key is always new."""
+    return max(key_length - 1, 0)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
     """What a candidate and the golden both receive.
@@ -152,7 +157,7 @@ class Inputs:
         for both key and value. Of a cache as much is left as leaves one new key.
         """
         key = self.key if key is None else key
-        past = min(self.past, max(key.shape[-2] - 1, 0))
+        past = min(self.past, most_cached(key.shape[-2]))
         if self.mode == "self":
             query, value = key[..., past:, :] if past else key, key
         elif self.mode == "memory":

@@ -5,7 +5,6 @@ A draft is a few small integers and named recipes: hypothesis draws it once for 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
-from .caching import draws_cache, settle_past
+from .caching import CACHED, NO_CACHE, draws_cache, settle_past
 from .problem import MaskPlan, Problem
 from .settling import either_or, one_at_a_time, settle, settle_causal
 from .space import Often, Space
@@ -28,8 +27,14 @@ WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), N
 
 # Whether heads have sinks.
 SINKS = (False, True)
-# The share of the keys that is cached; None is all those before as many as there are queries.
-PASTS: tuple[float | None, ...] = (0.0, None, 0.0, 0.5, 1.0)
+# How much of the keys is cached: see caching.CACHED.
+PASTS = (
+    NO_CACHE,
+    "all keys but as many as queries",
+    NO_CACHE,
+    "the larger half of the keys",
+    "all keys but one",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +113,7 @@ class Draft:
         if space.extras != "maybe" or not draws_cache(candidate):
             return problem
         digits = len(SCALES) * len(SOFTCAPS) * len(WINDOWS)
-        share = PASTS[self.extras // digits % len(PASTS)]
-        sizes = problem.geometry
-        if share is None:
-            past = max(sizes.key_length - sizes.query_length, 1)
-        else:
-            past = math.ceil(share * sizes.key_length)
+        past = CACHED[PASTS[self.extras // digits % len(PASTS)]](problem.geometry)
         return problem.replace(past=settle_past(problem.replace(past=past), candidate))
 
 
