@@ -263,19 +263,9 @@ def in_dtype(
     """The same weights in a working dtype, on the CPU."""
     if weights is None:
         return None
-
-    def cast(optional: Tensor | None) -> Tensor | None:
-        return None if optional is None else optional.detach().to("cpu", working)
-
+    tensors = {name: tensor for name, tensor in vars(weights).items() if tensor is not None}
     return golden.ProjectionWeights(
-        q=weights.q.detach().to("cpu", working),
-        k=weights.k.detach().to("cpu", working),
-        v=weights.v.detach().to("cpu", working),
-        o=cast(weights.o),
-        q_bias=cast(weights.q_bias),
-        k_bias=cast(weights.k_bias),
-        v_bias=cast(weights.v_bias),
-        o_bias=cast(weights.o_bias),
+        **{name: tensor.detach().to("cpu", working) for name, tensor in tensors.items()}
     )
 
 
@@ -283,24 +273,27 @@ def draw_weights(
     problem: Problem, semantics: golden.Semantics, generator: Generator
 ) -> golden.ProjectionWeights:
     """Random projections that keep the spread of their inputs, with biases of half that size."""
-    sizes = problem.geometry
     working = TORCH_DTYPES[problem.dtype]
-    query_width = sizes.num_heads * sizes.head_size
-    key_width = sizes.num_kv_heads * sizes.head_size
-    value_width = sizes.num_kv_heads * sizes.value_head_size
-    merged = sizes.num_heads * sizes.value_head_size
-    shapes = {
-        "q": (query_width, sizes.query_size, semantics.query_bias),
-        "k": (key_width, sizes.key_size, semantics.key_bias),
-        "v": (value_width, sizes.value_size, semantics.value_bias),
-        "o": (sizes.output_size, merged, semantics.output_bias),
-    }
-    tensors: dict[str, Tensor | None] = {}
-    for role, (rows, columns, has_bias) in shapes.items():
-        matrix, bias = PROJECTIONS[RECIPES[problem.values].weights](rows, columns, generator)
+    biases = (semantics.query_bias, semantics.key_bias, semantics.value_bias, semantics.output_bias)
+    tensors = {}
+    for (role, shape), has_bias in zip(
+        projection_shapes(problem.geometry).items(), biases, strict=True
+    ):
+        matrix, bias = PROJECTIONS[RECIPES[problem.values].weights](*shape, generator)
         tensors[role] = matrix.to(working)
-        tensors[f"{role}_bias"] = bias.to(working) if has_bias and problem.biases else None
-    return golden.ProjectionWeights(**tensors)  # type: ignore[arg-type]  # matrices are never None
+        if has_bias and problem.biases:
+            tensors[f"{role}_bias"] = bias.to(working)
+    return golden.ProjectionWeights(**tensors)
+
+
+def projection_shapes(geometry: Geometry) -> dict[str, tuple[int, int]]:
+    """The shapes ``(out, in)`` of the four matrices, by their role."""
+    return {
+        "q": (geometry.num_heads * geometry.head_size, geometry.query_size),
+        "k": (geometry.num_kv_heads * geometry.head_size, geometry.key_size),
+        "v": (geometry.num_kv_heads * geometry.value_head_size, geometry.value_size),
+        "o": (geometry.output_size, geometry.num_heads * geometry.value_head_size),
+    }
 
 
 def _normal_projection(rows: int, columns: int, generator: Generator) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,10 @@ from ...calls.calling import CandidateFailure, arguments, guarded
 from ...declare.promises import declare
 from ...oracle.oracle import Oracle
 from ...problems.inputs import Inputs
+from ...problems.materialise import TORCH_DTYPES
 from .agreement import Judge, Seen
 from .box import Box, Observation, Refusal
 from .convention import MaskUse, compiled
-from .drawing import DTYPES as TORCH_DTYPES
 from .drawing import FREE, masked, prefix_keep, random_keep
 from .signature import Parameters
 

@@ -10,12 +10,13 @@ from ...base.geometry import Geometry, Pins
 from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
 from ...problems.inputs import Inputs
+from ...problems.materialise import TORCH_DTYPES, in_dtype
 from . import causality
 from .agreement import Judge, Seen
 from .box import Box, SizeRule
 from .causality import LONG_KEYS, LONG_QUERIES, rows_with_keys
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
-from .drawing import draw_weights, in_dtype, masked, random_keep
+from .drawing import draw_weights, masked, random_keep
 from .plain import OTHER_SIZES, SCALES
 from .record import SCALE_WORDS, empty_words
 
@@ -117,7 +118,7 @@ def _weigh(candidate: Candidate) -> Callable[[Geometry, str, int], Any]:
         if candidate.kind == "core":
             return None
         if candidate.fixed_weights is not None:
-            return in_dtype(candidate.fixed_weights, dtype)
+            return in_dtype(candidate.fixed_weights, TORCH_DTYPES[dtype])
         return draw_weights(geometry, biases, dtype=dtype, seed=seed)
 
     return weigh

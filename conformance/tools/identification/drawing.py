@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...problems.inputs import Inputs
+from ...problems.materialise import TORCH_DTYPES, projection_shapes, token_shapes
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
 # Pairwise different, so that no axis can stand in for another.
 FREE = Geometry(
     batch=2,
@@ -45,9 +38,9 @@ def draw(
 ) -> Inputs:
     """Normal tokens (or heads) of a geometry; one object where the mode says that they are one."""
     generator = torch.Generator().manual_seed(1 + seed)
-    shapes = _shapes(geometry, kind)
+    shapes = token_shapes(geometry, layer=kind != "core")
     query, key, value = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(TORCH_DTYPES[dtype])
         for shape in shapes
     )
     if mode != "separate":
@@ -65,52 +58,21 @@ def draw(
     )
 
 
-def _shapes(geometry: Geometry, kind: str) -> tuple[tuple[int, ...], ...]:
-    batch, queries, keys = geometry.batch, geometry.query_length, geometry.key_length
-    if kind != "core":
-        return (
-            (batch, queries, geometry.query_size),
-            (batch, keys, geometry.key_size),
-            (batch, keys, geometry.value_size),
-        )
-    return (
-        (batch, geometry.num_heads, queries, geometry.head_size),
-        (batch, geometry.num_kv_heads, keys, geometry.head_size),
-        (batch, geometry.num_kv_heads, keys, geometry.value_head_size),
-    )
-
-
 def draw_weights(
     geometry: Geometry, biases: str, *, dtype: str, seed: int
 ) -> golden.ProjectionWeights:
     """Projections that keep unit size, with the biases of some roles (``"qkvo"`` for all)."""
     generator = torch.Generator().manual_seed(100 + seed)
-    rows = {
-        "q": (geometry.num_heads * geometry.head_size, geometry.query_size),
-        "k": (geometry.num_kv_heads * geometry.head_size, geometry.key_size),
-        "v": (geometry.num_kv_heads * geometry.value_head_size, geometry.value_size),
-        "o": (geometry.output_size, geometry.num_heads * geometry.value_head_size),
-    }
+    rows = projection_shapes(geometry)
 
     def number(*shape: int) -> Tensor:
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return (drawn / shape[-1] ** 0.5 if len(shape) > 1 else drawn).to(DTYPES[dtype])
+        return (drawn / shape[-1] ** 0.5 if len(shape) > 1 else drawn).to(TORCH_DTYPES[dtype])
 
     tensors = {role: number(*shape) for role, shape in rows.items()}
     drawn = {f"{role}_bias": number(shape[0]) for role, shape in rows.items()}
     kept = {name: tensor for name, tensor in drawn.items() if name[0] in biases}
     return golden.ProjectionWeights(**tensors, **kept)
-
-
-def in_dtype(
-    weights: golden.ProjectionWeights | None, dtype: str
-) -> golden.ProjectionWeights | None:
-    """The same projections in a dtype."""
-    if weights is None:
-        return None
-    tensors = {field.name: getattr(weights, field.name) for field in dataclasses.fields(weights)}
-    present = {name: one.to(DTYPES[dtype]) for name, one in tensors.items() if one is not None}
-    return golden.ProjectionWeights(**present)
 
 
 def letter_sizes(letters: str, geometry: Geometry) -> tuple[int, ...]:

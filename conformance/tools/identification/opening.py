@@ -19,9 +19,10 @@ from ...base.geometry import Geometry
 from ...calls.calling import CandidateFailure, guarded
 from ...errors import DeclarationError, UsageError
 from ...problems.inputs import Inputs
+from ...problems.materialise import TORCH_DTYPES, in_dtype
 from .box import Box, SizeRule
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
-from .drawing import DTYPES, draw_weights, in_dtype
+from .drawing import draw_weights
 from .signature import Parameters, read_parameters
 from .switches import Options, plain_options
 from .thing import Thing
@@ -247,7 +248,7 @@ def _fixed_boxes(thing: Thing) -> Iterator[Box]:
                 kind="layer", inputs=mode, layout=layout, names=names, output=output
             ),
             sizes=rule,
-            weigh=lambda _geometry, dtype, _seed: in_dtype(fixed, dtype),
+            weigh=lambda _geometry, dtype, _seed: in_dtype(fixed, TORCH_DTYPES[dtype]),
             weights_known=declared.weights_known,
         )
 
@@ -374,7 +375,6 @@ def is_torch_multihead(built: object) -> bool:
 
 
 __all__ = [
-    "DTYPES",
     "Understood",
     "calling_of",
     "is_torch_multihead",
