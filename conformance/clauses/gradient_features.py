@@ -11,7 +11,7 @@ from torch import Tensor
 from ..calls.devices import forked_random
 from ..declare.candidate import Candidate
 from ..oracle.comparison import moves
-from ..oracle.gradient_oracle import GoldenGradients
+from ..oracle.gradient_oracle import GradientAnswer
 from ..problems.caching import first_keys, query_rows
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
@@ -215,7 +215,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     return finding.only_if(apart)
 
 
-def _told_apart(known: GoldenGradients, other: GoldenGradients) -> bool:
+def _told_apart(known: GradientAnswer, other: GradientAnswer) -> bool:
     """Whether some gradient of another backward pass is beyond the bounds of the known ones."""
     return known.representable and any(
         moves(each.value, other.gradients[name].value, each.worst)

@@ -13,7 +13,7 @@ from ..base.results import Violation
 from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
 from ..declare.candidate import Candidate
 from ..oracle.comparison import Comparison, compare, moves
-from ..oracle.gradient_oracle import GoldenGradients, as_given, why_unknown
+from ..oracle.gradient_oracle import GradientAnswer, as_given, why_unknown
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
@@ -164,7 +164,7 @@ def matches_golden_gradients(
 
 
 def matches_known_gradients(
-    subject: Subject, inputs: Inputs, known: GoldenGradients, found: Gradients
+    subject: Subject, inputs: Inputs, known: GradientAnswer, found: Gradients
 ) -> Finding:
     """Every gradient that was found is a known one within its bound, in the same way."""
     if not known.representable:

@@ -14,7 +14,7 @@ from ..calls.calling import CandidateFailure
 from ..calls.differentiating import Gradients, NotDifferentiable
 from ..clauses.judging_gradients import has_empty_rows, output_gradient, with_full_rows
 from ..clauses.subject import Subject
-from ..oracle.gradient_oracle import GoldenGradients, why_unknown
+from ..oracle.gradient_oracle import GradientAnswer, why_unknown
 from ..problems.combinations import options_alone
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
@@ -42,7 +42,7 @@ class Pulled:
     inputs: Inputs
     upstream: Tensor
     found: Gradients
-    known: GoldenGradients
+    known: GradientAnswer
 
     def wrong(self) -> tuple[str, ...]:
         """The gradients that are beyond their bounds."""

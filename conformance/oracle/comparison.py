@@ -31,14 +31,16 @@ GROSS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ToldApart:
+class CounterfactualDifference:
     """Where a counterfactual answer lies outside the bound, and where anybody looks; bool."""
 
     moved: Tensor
     judged: Tensor
 
 
-_told_apart: Final[ContextVar[list[ToldApart] | None]] = ContextVar("told_apart", default=None)
+_watched: Final[ContextVar[list[CounterfactualDifference] | None]] = ContextVar(
+    "watched", default=None
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,22 +266,22 @@ def moves(expected: Tensor, other: Tensor, bound: Tensor, judged: Tensor | None 
     if other.shape != expected.shape:
         return True
     far = ~((other - expected).abs() <= bound)
-    watched = _told_apart.get()
+    watched = _watched.get()
     if watched is not None:
         seen = torch.ones_like(far) if judged is None else judged.expand(far.shape)
-        watched.append(ToldApart(moved=far & seen, judged=seen))
+        watched.append(CounterfactualDifference(moved=far & seen, judged=seen))
     return bool((far if judged is None else far & judged).any())
 
 
 @contextmanager
-def telling_apart() -> Iterator[list[ToldApart]]:
+def watching_counterfactuals() -> Iterator[list[CounterfactualDifference]]:
     """Keep which elements each counterfactual moved meanwhile: what made examples bind."""
-    found: list[ToldApart] = []
-    token = _told_apart.set(found)
+    found: list[CounterfactualDifference] = []
+    token = _watched.set(found)
     try:
         yield found
     finally:
-        _told_apart.reset(token)
+        _watched.reset(token)
 
 
 View = Callable[[Tensor], Tensor]

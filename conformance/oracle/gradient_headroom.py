@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..tolerance import Contract, Gradient, model
-from ..tolerance.golden_gradients import GoldenGradients, golden_gradients
+from ..tolerance.backward_pass import BackwardPass, backward_pass
 from ..tolerance.keys import unmerge_heads
 from ..tolerance.layer_backward import layer_backward
 from ..tolerance.prepared_gradients import as_met, largest_step
@@ -17,7 +17,7 @@ def core_fits(attention: golden.Attention, upstream: Tensor, limit: float) -> bo
 
     ``upstream [B, H, Lq, Dv]`` is the gradient of the answer.
     """
-    return _steps_fit(attention, golden_gradients(as_met(attention), upstream), limit)
+    return _steps_fit(attention, backward_pass(as_met(attention), upstream), limit)
 
 
 def layer_fits(
@@ -52,7 +52,7 @@ def largest_weight_gradient(
     return _largest(heads @ core.value.abs().mT)
 
 
-def _steps_fit(given: golden.Attention, steps: GoldenGradients, limit: float) -> bool:
+def _steps_fit(given: golden.Attention, steps: BackwardPass, limit: float) -> bool:
     """Sizes are added up without their signs: a candidate may add in any order."""
     attention = steps.attention  # with a sink as one more key
     weight_gradient = steps.output_gradient.abs() @ attention.value.abs().transpose(-1, -2)

@@ -38,7 +38,7 @@ def why_unknown(semantics: golden.Semantics, kind: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GoldenGradients:
+class GradientAnswer:
     """The gradients for one output gradient by name, and whether a candidate can represent them.
 
     ``representable`` says that every intermediate value stays clear of the largest number, and
@@ -68,11 +68,11 @@ class GradientOracle:
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
-        self._known: WeakKeyDictionary[Inputs, list[tuple[Tensor, GoldenGradients]]] = (
+        self._known: WeakKeyDictionary[Inputs, list[tuple[Tensor, GradientAnswer]]] = (
             WeakKeyDictionary()
         )
 
-    def answer(self, inputs: Inputs, upstream: Tensor) -> GoldenGradients:
+    def answer(self, inputs: Inputs, upstream: Tensor) -> GradientAnswer:
         """The gradients for an output gradient of the answer's shape, in the working dtype.
 
         Rows without a key are taken to answer with zeros. Raises LookupError where nothing is
@@ -94,7 +94,7 @@ class GradientOracle:
 
     def beside_weights(
         self, inputs: Inputs, upstream: Tensor, of_weights: Tensor
-    ) -> GoldenGradients:
+    ) -> GradientAnswer:
         """The gradients of a core whose weights are returned and used, too.
 
         ``of_weights [B, H, Lq, Lk]`` is the gradient of the returned weights. They are the answer
@@ -123,7 +123,7 @@ class GradientOracle:
         found["value"] = found["value"].of_channels(slice(0, width))
         return dataclasses.replace(known, gradients=found)
 
-    def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GoldenGradients:
+    def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GradientAnswer:
         """The gradients of a core whose weights are multiplied by some factors.
 
         ``factors [B, H, Lq, Lk]`` must be zeros and powers of two, which round nothing. Each query
@@ -170,7 +170,7 @@ class GradientOracle:
 
     def _answer(
         self, inputs: Inputs, upstream: Tensor, carried: Tensor | None = None
-    ) -> GoldenGradients:
+    ) -> GradientAnswer:
         oracle, point = self._oracle, self._oracle.point(inputs)
         known = oracle.answer(inputs)
         evaluation = known.evaluation
@@ -188,7 +188,7 @@ class GradientOracle:
                 fits = fits and found_fits(found, known.limit)
                 wild = any(not bool(each.worst.isfinite().all()) for each in found.values())
                 without_slope = wild and point.score_mod is not None
-                return GoldenGradients(
+                return GradientAnswer(
                     gradients=found, representable=fits, without_slope=without_slope
                 )
             found = layer_gradients(evaluation, upstream, contract)
@@ -202,7 +202,7 @@ class GradientOracle:
                 added = {"query": by_input["query"], "context": both}
             else:
                 added = by_input
-        return GoldenGradients(gradients={**added, **found}, representable=fits)
+        return GradientAnswer(gradients={**added, **found}, representable=fits)
 
 
 def _each_query_alone(

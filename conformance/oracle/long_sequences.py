@@ -55,7 +55,7 @@ def rows_apart(semantics: golden.Semantics) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class JudgedRows:
     """Some rows ``rows`` (int64 ``[R]``) of a long answer: all else is ``[B, H, R, Dv]``."""
 
     rows: Tensor
@@ -84,14 +84,14 @@ class LongGolden:
         self.block = max(1, most_pairs // max(1, batch * heads * keys))
         self._seen = self._seen_keys()
 
-    def blocks(self, rows: Tensor | None = None) -> Iterator[Rows]:
+    def blocks(self, rows: Tensor | None = None) -> Iterator[JudgedRows]:
         """All rows (or these, int64 ``[R]``, ascending) in blocks that fit the memory."""
         length = self.inputs.geometry.query_length
         wanted = torch.arange(length) if rows is None else rows
         for chosen in wanted.split(self.block):
             yield self._rows(chosen)
 
-    def statistical(self) -> Rows | None:
+    def statistical(self) -> JudgedRows | None:
         """A sample of the rows with the statistical bound where that is sharper.
 
         None where errors cannot be taken for independent.
@@ -105,7 +105,7 @@ class LongGolden:
         if statistics.saturated >= MOST_SATURATED:
             return None
         bound = torch.minimum(known.bound, statistics.bound)
-        return Rows(rows=rows, output=known.output, bound=bound, judged=known.judged)
+        return JudgedRows(rows=rows, output=known.output, bound=bound, judged=known.judged)
 
     def compare(
         self,
@@ -132,9 +132,9 @@ class LongGolden:
     def _contract(self, scale: float) -> Contract:
         return contract_for(self.declaration, self._dtype, scale)
 
-    def _rows(self, rows: Tensor) -> Rows:
+    def _rows(self, rows: Tensor) -> JudgedRows:
         known = self._golden(rows)
-        return Rows(rows=rows, output=known.output, bound=known.bound, judged=known.judged)
+        return JudgedRows(rows=rows, output=known.output, bound=known.bound, judged=known.judged)
 
     def _golden(self, rows: Tensor) -> Golden:
         """The golden of some rows, whose keys are those that any row sees."""

@@ -20,7 +20,7 @@ from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from .caching import CACHED, NO_CACHE, counts_from_first, draws_cache
-from .covering import Covering, Model, Parameter, Rule, alone, cover
+from .covering import Covering, CoveringParameter, Model, Rule, alone, cover
 from .mask_patterns import NO_QUERIES
 from .materialise import structure
 from .problem import MaskPlan, Problem
@@ -99,8 +99,8 @@ class Combinations:
     covering: Covering
     strength: int
 
-    def told(self, asked: Sequence[int]) -> dict[str, Any]:
-        """As plain data, what was covered by the rows that were asked."""
+    def coverage(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """What the rows with some numbers cover, as plain data."""
         rows = self.covering
         impossible = [
             {"reason": reason, "combinations": count} for reason, count in rows.impossible.items()
@@ -109,7 +109,7 @@ class Combinations:
             "strength": self.strength,
             "parameters": {one.name: list(one.values) for one in self.model.parameters},
             "combinations": rows.combinations,
-            "covered": sum(rows.fresh[number] for number in asked if number < len(rows.fresh)),
+            "covered": sum(rows.fresh[number] for number in numbers if number < len(rows.fresh)),
             "impossible": impossible,
         }
 
@@ -130,7 +130,7 @@ def combinations(
     return Combinations(problems=problems, model=made.model, covering=covering, strength=strength)
 
 
-def drawn_anew(problem: Problem, seed: int) -> Problem:
+def with_other_values(problem: Problem, seed: int) -> Problem:
     """The same combination with other values, and another scale and cap where any is given."""
     draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
     return problem.replace(
@@ -165,7 +165,7 @@ class _Parameters:
             if len(values) > 1:
                 self.meant[name] = values
         self.model = Model(
-            tuple(Parameter(name, tuple(values)) for name, values in self.meant.items()),
+            tuple(CoveringParameter(name, tuple(values)) for name, values in self.meant.items()),
             tuple(self._spoken_of(self._rules())),
         )
 

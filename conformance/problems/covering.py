@@ -19,7 +19,7 @@ Masks = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class CoveringParameter:
     """A name and its values; the first one is the plainest."""
 
     name: str
@@ -38,7 +38,7 @@ class Rule:
 class Model:
     """Parameters, and what of them never meets."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[CoveringParameter, ...]
     rules: tuple[Rule, ...] = ()
 
 

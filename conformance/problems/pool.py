@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..base.profile import Profile
 from ..declare.candidate import Candidate
-from .combinations import combinations, drawn_anew
+from .combinations import combinations, with_other_values
 from .edges import edge_problems
 from .problem import Problem
 from .space import Space
@@ -85,7 +85,7 @@ class Pool:
         made = combinations(
             self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
         )
-        return made.told([number for number in numbers if number < len(made.problems)])
+        return made.coverage([number for number in numbers if number < len(made.problems)])
 
     def _strength(self, space: Space, dtype: str) -> int:
         """Full in the leading dtype: most interactions show in every dtype.
@@ -109,7 +109,7 @@ class Pool:
             self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
         )
         return [
-            drawn_anew(problem, self._seed + turn * TURN)
+            with_other_values(problem, self._seed + turn * TURN)
             for turn in range(1, self._profile.turns)
             for problem in made.problems
         ]

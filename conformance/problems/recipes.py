@@ -24,7 +24,7 @@ Maker = Callable[[Shape, Generator], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class ValueRecipe:
     """How each role is made, and the weights of a layer with it.
 
     ``generic`` means independent tokens whose logits tell them apart: errors may be taken for
@@ -121,30 +121,30 @@ def _hardly_varied(shape: Shape, generator: Generator) -> Tensor:
     return (1.0 + channel) * (1.0 + SLIGHT * normal(shape, generator))
 
 
-RECIPES: Final[dict[str, Recipe]] = {
-    "normal": Recipe(query=normal, key=normal, value=normal, generic=True),
-    "integers": Recipe(
+RECIPES: Final[dict[str, ValueRecipe]] = {
+    "normal": ValueRecipe(query=normal, key=normal, value=normal, generic=True),
+    "integers": ValueRecipe(
         query=_integers, key=_integers, value=_integers, generic=False, weights="integers"
     ),
-    "large-logits": Recipe(query=_times(25.0), key=_times(25.0), value=normal, generic=False),
-    "negative-logits": Recipe(
+    "large-logits": ValueRecipe(query=_times(25.0), key=_times(25.0), value=normal, generic=False),
+    "negative-logits": ValueRecipe(
         query=_positive(1.0), key=_positive(-20.0), value=normal, generic=False
     ),
-    "tied-keys": Recipe(query=normal, key=_tied, value=normal, generic=False),
-    "dominant-key": Recipe(query=normal, key=_dominant, value=normal, generic=False),
+    "tied-keys": ValueRecipe(query=normal, key=_tied, value=normal, generic=False),
+    "dominant-key": ValueRecipe(query=normal, key=_dominant, value=normal, generic=False),
     # Not generic: nearly equal weights are all rounded the same way.
-    "nearly-uniform": Recipe(query=_times(1e-3), key=normal, value=normal, generic=False),
-    "cancelling": Recipe(query=normal, key=normal, value=_cancelling, generic=False),
-    "tiny": Recipe(query=normal, key=normal, value=_times(1e-30), generic=False),
-    "huge": Recipe(query=normal, key=normal, value=_times(1e30), generic=False),
-    "subnormal": Recipe(query=normal, key=normal, value=_times(1e-40), generic=False),
-    "mixed-scales": Recipe(query=normal, key=normal, value=_mixed_scales, generic=True),
+    "nearly-uniform": ValueRecipe(query=_times(1e-3), key=normal, value=normal, generic=False),
+    "cancelling": ValueRecipe(query=normal, key=normal, value=_cancelling, generic=False),
+    "tiny": ValueRecipe(query=normal, key=normal, value=_times(1e-30), generic=False),
+    "huge": ValueRecipe(query=normal, key=normal, value=_times(1e30), generic=False),
+    "subnormal": ValueRecipe(query=normal, key=normal, value=_times(1e-40), generic=False),
+    "mixed-scales": ValueRecipe(query=normal, key=normal, value=_mixed_scales, generic=True),
     # Logits that decide, where weights that a candidate brings would keep them near zero.
-    "decisive": Recipe(query=_times(4.0), key=_times(4.0), value=normal, generic=True),
-    "plain-projections": Recipe(
+    "decisive": ValueRecipe(query=_times(4.0), key=_times(4.0), value=normal, generic=True),
+    "plain-projections": ValueRecipe(
         query=normal, key=normal, value=normal, generic=True, weights="signed-selections"
     ),
-    "nearly-tied": Recipe(
+    "nearly-tied": ValueRecipe(
         query=_lattice(6.0),
         key=_lattice(6.0),
         value=normal,
@@ -152,7 +152,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         weights="selections",
     ),
     # Where logits may be stored in half precision, only small ones can be told apart.
-    "small-near-ties": Recipe(
+    "small-near-ties": ValueRecipe(
         query=_lattice(0.5),
         key=_lattice(0.5),
         value=normal,
@@ -161,7 +161,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     ),
     # A crowd of keys beside the one that is largest, with positive values: what adds up weights, or
     # weighted values, in a coarse format rounds every term the same way.
-    "long-sums": Recipe(
+    "long-sums": ValueRecipe(
         query=_alike(0.7, 1.3),
         key=_alike(-0.2, -0.1, one_zero=True),
         value=_hardly_varied,
@@ -169,7 +169,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         weights="selections",
     ),
     # The same for what adds up the channels of a dot product.
-    "long-products": Recipe(
+    "long-products": ValueRecipe(
         query=_alike(0.7, 1.3),
         key=_alike(1.0, 1.25),
         value=normal,

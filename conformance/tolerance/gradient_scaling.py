@@ -12,8 +12,8 @@ from torch import Tensor
 from conformance._golden import golden
 
 from . import model
+from .backward_pass import BackwardPass
 from .contract import Contract
-from .golden_gradients import GoldenGradients
 from .gradient import Scaling
 from .keys import sum_groups
 from .spread import scale_rounding
@@ -148,7 +148,7 @@ class Slopes:
     output: Tensor
 
 
-def slopes(gradients: GoldenGradients) -> Slopes:
+def slopes(gradients: BackwardPass) -> Slopes:
     """How the weights carry an error of the scale into each gradient."""
     attention, weights = gradients.attention, gradients.weights
     logit = gradients.slope * attention.scores
@@ -195,7 +195,7 @@ def core_scaling(spread: Propagation, contract: Contract, num_kv_heads: int) -> 
     return {name: scaling(name, heads) for name, heads in counts.items()}
 
 
-def roundings(gradients: GoldenGradients, contract: Contract) -> tuple[float, float]:
+def roundings(gradients: BackwardPass, contract: Contract) -> tuple[float, float]:
     """The relative errors that the scale and, besides, all elements of a gradient may share.
 
     Weights recomputed as exp(score - lse) keep the error of exp, which may have one sign for all

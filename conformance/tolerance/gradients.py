@@ -9,8 +9,8 @@ from torch import Tensor
 
 from conformance._golden import golden
 
+from .backward_pass import BackwardPass, backward_pass, supports
 from .contract import Contract
-from .golden_gradients import GoldenGradients, golden_gradients, supports
 from .gradient import Gradient
 from .gradient_scaling import core_scaling
 from .keys import has_sink, sum_groups
@@ -31,7 +31,7 @@ from .worst_gradients import WorstErrors, worst_errors
 from .worst_pairs import sum_error
 
 
-def sink_gradient(gradients: GoldenGradients, worst: WorstErrors, contract: Contract) -> Gradient:
+def sink_gradient(gradients: BackwardPass, worst: WorstErrors, contract: Contract) -> Gradient:
     """The gradient ``[H]`` with its worst-case bound, which stands for the statistical one, too.
 
     A row gives ``p (dP - D)`` with dP = 0, as the value of a sink is zero. Rows and items may be
@@ -80,7 +80,7 @@ def core_gradients(
 
     Derived in docs/tolerance.md.
     """
-    gradients = golden_gradients(as_met(attention), output_gradient)
+    gradients = backward_pass(as_met(attention), output_gradient)
     num_kv_heads = attention.query.shape[1] if num_kv_heads is None else num_kv_heads
     count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
     deviations = deviations_for(count)
@@ -107,7 +107,7 @@ def core_gradients(
 
 def _without_statistics(
     attention: golden.Attention,
-    gradients: GoldenGradients,
+    gradients: BackwardPass,
     contract: Contract,
     incoming: Carried,
     num_kv_heads: int,
@@ -127,7 +127,7 @@ def _without_statistics(
     return found
 
 
-def _gated(gradients: GoldenGradients, unit: float, power: int, carried: Tensor | None) -> Carried:
+def _gated(gradients: BackwardPass, unit: float, power: int, carried: Tensor | None) -> Carried:
     """What the output gradient carries, to a power.
 
     Beside a sink it may pass a gate behind the attention, and be stored.
@@ -139,7 +139,7 @@ def _gated(gradients: GoldenGradients, unit: float, power: int, carried: Tensor 
 
 
 def head_gradients(
-    gradients: GoldenGradients, worst: WorstErrors, spread: Propagation, num_kv_heads: int
+    gradients: BackwardPass, worst: WorstErrors, spread: Propagation, num_kv_heads: int
 ) -> dict[str, Errors]:
     """Gradients of the heads of query, key and value before they are stored."""
     attention, incoming = gradients.attention, spread.incoming
@@ -208,7 +208,7 @@ def grouped_worst(
 
 def _bias_errors(
     bias: Tensor,
-    gradients: GoldenGradients,
+    gradients: BackwardPass,
     worst: WorstErrors,
     spread: Propagation | None,
     contract: Contract,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from conformance._golden import golden
 
+from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
-from .golden_gradients import GoldenGradients, golden_gradients
 from .keys import sum_groups, unmerge_heads, unsplit_heads
 from .prepared_gradients import as_met, pulled_back
 
@@ -46,7 +46,7 @@ class LayerBackward:
     output_matrix: Tensor | None
     output_width: int
     output_bias: bool
-    gradients: GoldenGradients
+    gradients: BackwardPass
     heads: dict[str, Tensor]
     parts: dict[str, ProjectionGradient]
 
@@ -71,7 +71,7 @@ def layer_backward(
         matrix = weights.o[:, : layer.merged.shape[-1]]
         merged = output_gradient @ matrix
     heads = unmerge_heads(merged, core.output.shape, core.semantics)
-    gradients = golden_gradients(as_met(core), heads)
+    gradients = backward_pass(as_met(core), heads)
     query_heads, key_heads = pulled_back(core, gradients)
     by_head = {"q": query_heads, "k": key_heads, "v": gradients.value}
     num_kv_heads = weights.v.shape[0] // core.value.shape[-1]

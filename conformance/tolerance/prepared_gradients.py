@@ -17,8 +17,8 @@ from torch import Tensor
 from conformance._golden import golden
 
 from . import model
+from .backward_pass import BackwardPass
 from .contract import Contract, gamma
-from .golden_gradients import GoldenGradients
 from .gradient import Gradient
 from .keys import sum_groups
 from .positions import rotated_error
@@ -44,7 +44,7 @@ def has_statistics(semantics: golden.Semantics) -> bool:
 
 def of_given(
     attention: golden.Attention,
-    gradients: GoldenGradients,
+    gradients: BackwardPass,
     worst: WorstErrors,
     contract: Contract,
     num_kv_heads: int,
@@ -66,7 +66,7 @@ def of_given(
 
 def turned_heads(
     attention: golden.Attention,
-    gradients: GoldenGradients,
+    gradients: BackwardPass,
     worst: WorstErrors,
     contract: Contract,
     num_kv_heads: int,
@@ -90,7 +90,7 @@ def turned_heads(
     )
 
 
-def pulled_back(attention: golden.Attention, gradients: GoldenGradients) -> tuple[Tensor, Tensor]:
+def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[Tensor, Tensor]:
     """The golden gradients of given query and key for each query head."""
     semantics, length = attention.semantics, attention.given_key.shape[-2]
     query, key = gradients.query, gradients.key[..., :length, :]
@@ -216,7 +216,7 @@ def _before_centring(given: Tensor, error: Tensor | None, norm: Norm) -> Tensor:
     return sizes if error is None else sizes + error + error.mean(-1, keepdim=True)
 
 
-def largest_step(attention: golden.Attention, gradients: GoldenGradients) -> float:
+def largest_step(attention: golden.Attention, gradients: BackwardPass) -> float:
     """The largest number on the way through a normalisation, signs apart; 0.0 without one."""
     semantics = attention.semantics
     if semantics.qk_norm == "none":

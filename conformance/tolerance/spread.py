@@ -15,7 +15,7 @@ from .keys import LiveKeys, more_keys
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Spread:
+class ErrorSpread:
     """The error of some results, float64 tensors of their shape.
 
     variance

@@ -21,7 +21,7 @@ from .core import is_normalised
 from .layer import is_exact
 from .prepared import scale_error
 from .rows import restrict, sampled_rows
-from .spread import Carried, Spread, deviations_for, scale_rounding
+from .spread import Carried, ErrorSpread, deviations_for, scale_rounding
 from .statistical_core import core_spread
 
 
@@ -70,13 +70,13 @@ def last_rounding(result: Tensor, bias: Tensor | None, inputs: int, contract: Co
 
 
 def projected_spread(
-    incoming: Spread,
+    incoming: ErrorSpread,
     tokens: Tensor,
     result: Tensor,
     matrix: Tensor,
     bias: Tensor | None,
     contract: Contract,
-) -> Spread:
+) -> ErrorSpread:
     """The error of ``result = tokens W^T + b [B, L, out]`` for tokens that carry ``incoming``.
 
     Random errors add in quadrature and certain ones in full; the slope is mapped with its sign.
@@ -86,12 +86,14 @@ def projected_spread(
     slope = linear(incoming.slope, matrix)
     if moves_exactly(matrix, bias, contract):
         variance, last = linear(incoming.variance, matrix.square()), incoming.last
-        return Spread(variance=variance, last=linear(last, magnitudes), linear=certain, slope=slope)
+        return ErrorSpread(
+            variance=variance, last=linear(last, magnitudes), linear=certain, slope=slope
+        )
     carried = torch.addcmul(incoming.variance, incoming.last, incoming.last)
     inputs = matrix.shape[1]
     variance = squared_terms(tokens, matrix, contract, carried)
     drift = model.DRIFT * inputs * contract.accumulator_roundoff**2
-    return Spread(
+    return ErrorSpread(
         variance=variance.addcmul_(result, result, value=drift),
         last=last_rounding(result, bias, inputs, contract),
         linear=certain,
@@ -101,7 +103,7 @@ def projected_spread(
 
 def layer_spread(
     layer: golden.MultiHeadAttention, contract: Contract, rows: Tensor, deviations: float
-) -> tuple[Spread, float]:
+) -> tuple[ErrorSpread, float]:
     """The error of ``layer.output[:, rows]`` and the fraction of core elements that is saturated.
 
     The heads must be merged side by side, so that a row of the layer is a row of every head.
@@ -118,7 +120,7 @@ def layer_spread(
     spread, saturated = core_spread(
         core, contract, deviations, carried, mixed=weights.o is not None
     )
-    merged = Spread(
+    merged = ErrorSpread(
         **{name: golden.merge_heads(part, semantics) for name, part in vars(spread).items()}
     )
     return _output_spread(merged, layer, contract, rows), saturated
@@ -154,8 +156,8 @@ def _head_variance(
 
 
 def _output_spread(
-    merged: Spread, layer: golden.MultiHeadAttention, contract: Contract, rows: Tensor
-) -> Spread:
+    merged: ErrorSpread, layer: golden.MultiHeadAttention, contract: Contract, rows: Tensor
+) -> ErrorSpread:
     weights, tokens, result = layer.weights, layer.merged, layer.output
     if weights.o is None:
         return merged
@@ -253,7 +255,7 @@ def layer_statistics(layer: golden.MultiHeadAttention, contract: Contract) -> St
 
 
 def _cut_operands(
-    spread: Spread, result: Tensor, contract: Contract, *, products: tuple[int, int]
+    spread: ErrorSpread, result: Tensor, contract: Contract, *, products: tuple[int, int]
 ) -> float:
     """Operands that are cut off all shrink: by half of the largest error on average, both of them.
 
@@ -266,7 +268,7 @@ def _cut_operands(
 
 
 def _statistics(
-    spread: Spread,
+    spread: ErrorSpread,
     result: Tensor,
     rows: Tensor,
     sides: int,

@@ -17,7 +17,7 @@ from .core import without_empty_rows
 from .keys import LiveKeys, extremes, live_keys, with_sink
 from .positions import distance_size
 from .prepared import Prepared, prepared_variances
-from .spread import EXACT, Carried, Spread
+from .spread import EXACT, Carried, ErrorSpread
 from .stages import log_sum_exp_error, mean_bound, merge_error, perturb
 from .statistical_scores import coherent_variance, exponent_variance, scale_slope
 
@@ -125,7 +125,7 @@ def core_spread(
     carried: Carried = EXACT,
     *,
     mixed: bool = False,
-) -> tuple[Spread, float]:
+) -> tuple[ErrorSpread, float]:
     """The error of ``attention.output`` and the fraction of it that is saturated.
 
     ``attention`` holds the judged rows only. A row without a key counts as exact, but where its
@@ -156,7 +156,7 @@ def core_spread(
     slope = scale_slope(clean, moved.from_centre, moved.shift)
     if live.empty is not None and attention.semantics.empty_rows.startswith("mean"):
         linear += _empty_row_error(attention, live.empty, contract, deviations, carried)
-    spread = Spread(
+    spread = ErrorSpread(
         variance=variance, last=_last_rounding(clean, size, contract), linear=linear, slope=slope
     )
     return spread, moved.saturated

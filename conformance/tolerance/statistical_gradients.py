@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .backward_pass import BackwardPass
 from .contract import Contract
-from .golden_gradients import GoldenGradients
 from .spread import Carried
 from .statistical_pairs import (
     PairVariances,
@@ -38,7 +38,7 @@ class Propagation:
     the rounding of a gradient by a scaled query or key, which the scale is then applied to.
     """
 
-    gradients: GoldenGradients
+    gradients: BackwardPass
     contract: Contract
     incoming: Carried
     pairs: PairVariances
@@ -253,7 +253,7 @@ class Propagation:
 
 
 def propagation(
-    gradients: GoldenGradients, contract: Contract, incoming: Carried, deviations: float
+    gradients: BackwardPass, contract: Contract, incoming: Carried, deviations: float
 ) -> Propagation:
     """Everything that is needed to propagate errors; ``incoming`` are variances."""
     incoming, exact = with_operand_roundings(gradients, backward_contract(contract), incoming)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import model
+from .backward_pass import BackwardPass
 from .contract import Contract
-from .golden_gradients import GoldenGradients
 from .keys import LiveKeys
 from .spread import Carried
 from .stages import log_sum_exp_error
@@ -132,7 +132,7 @@ class PairVariances:
 
 
 def with_operand_roundings(
-    gradients: GoldenGradients, contract: Contract, incoming: Carried
+    gradients: BackwardPass, contract: Contract, incoming: Carried
 ) -> tuple[Carried, Contract]:
     """Count roundings of operands as errors that they carry: one error moves a whole row.
 
@@ -164,7 +164,7 @@ def with_operand_roundings(
 
 
 def pair_variances(
-    gradients: GoldenGradients, contract: Contract, incoming: Carried, deviations: float
+    gradients: BackwardPass, contract: Contract, incoming: Carried, deviations: float
 ) -> PairVariances:
     """The variances under a contract without roundings of operands; ``incoming`` are variances."""
     attention, live = gradients.attention, gradients.live
@@ -192,7 +192,7 @@ def _growth(variance: Tensor, deviations: float) -> Tensor:
     return (torch.expm1(reach) / reach).square_()
 
 
-def _product_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
+def _product_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
     """``dP = dO V^T`` and, for stored scores, its rounding."""
     squares = gradients.output_gradient.square() @ gradients.attention.value.square().mT
     size, unit = gradients.output_gradient.shape[-1], contract.accumulator_roundoff
@@ -203,7 +203,7 @@ def _product_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
     return variance
 
 
-def _slope_variance(gradients: GoldenGradients, contract: Contract, deviations: float) -> Tensor:
+def _slope_variance(gradients: BackwardPass, contract: Contract, deviations: float) -> Tensor:
     """``1 - tanh^2`` of a score that errs itself; zero without a softcap."""
     attention = gradients.attention
     if attention.softcap is None:
@@ -213,7 +213,7 @@ def _slope_variance(gradients: GoldenGradients, contract: Contract, deviations: 
     return scores * gradients.curvature.square() + own**2
 
 
-def _common_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
+def _common_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
     """The rounded log-sum-exp, the sum of the weights, and the rescaling of blocks."""
     length, unit = gradients.live.key_length, contract.accumulator_roundoff
     logarithm = log_sum_exp_error(gradients.attention, gradients.live, contract)
@@ -231,7 +231,7 @@ def _weight_variance(weights: Tensor, live: LiveKeys, contract: Contract) -> Ten
     return live.only(variance + squares.clamp_max(contract.weight_underflow**2))
 
 
-def _row_sum_variance(gradients: GoldenGradients, product: Tensor, contract: Contract) -> Tensor:
+def _row_sum_variance(gradients: BackwardPass, product: Tensor, contract: Contract) -> Tensor:
     """``rowsum(dO * O)`` with a rounded O, or ``sum p dP``, whichever: both count."""
     attention, live, unit = gradients.attention, gradients.live, contract.accumulator_roundoff
     length, size = live.key_length, gradients.output_gradient.shape[-1]
@@ -254,7 +254,7 @@ def _row_sum_variance(gradients: GoldenGradients, product: Tensor, contract: Con
     return by_output + by_terms.sum(dim=-1, keepdim=True) + total + gate**2
 
 
-def _stored_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
+def _stored_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
     """Roundings between dP and the product with query or key."""
     unit = contract.accumulator_roundoff
     weights, slope = gradients.weights, gradients.slope
@@ -270,7 +270,7 @@ def _stored_variance(gradients: GoldenGradients, contract: Contract) -> Tensor:
     return gradients.live.only(variance)
 
 
-def _largest(gradients: GoldenGradients, reach: Tensor) -> Tensor:
+def _largest(gradients: BackwardPass, reach: Tensor) -> Tensor:
     logits, largest = gradients.attention.logits, gradients.live.largest
     alone = (logits == largest) & (logits > -math.inf)
     close = (logits + reach >= (logits - reach).amax(dim=-1, keepdim=True)) & (logits > -math.inf)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import model
+from .backward_pass import BackwardPass
 from .contract import Contract
-from .golden_gradients import GoldenGradients
 from .gradient import Gradient
 
 
@@ -73,7 +73,7 @@ def worst_of_stores(sizes: Tensor, stores: int, contract: Contract) -> Tensor | 
     return stores * (unit * (1.0 + unit) ** stores * sizes + contract.underflow)
 
 
-def query_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+def query_store_variance(gradients: BackwardPass, contract: Contract) -> Tensor | float:
     """The variance of the query's gradient by these stores, per head."""
     stores = key_block_stores(gradients.live.key_length, contract)
     squares = gradients.score_gradient.square() @ gradients.attention.key.square()
@@ -81,7 +81,7 @@ def query_store_variance(gradients: GoldenGradients, contract: Contract) -> Tens
     return _variance(squares, gradients.query, stores, contract)
 
 
-def key_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+def key_store_variance(gradients: BackwardPass, contract: Contract) -> Tensor | float:
     """The variance of the key's gradient by these stores, per query head."""
     stores = query_block_stores(gradients.query.shape[-2], contract)
     squares = gradients.score_gradient.square().mT @ gradients.attention.query.square()
@@ -89,7 +89,7 @@ def key_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor
     return _variance(squares, gradients.key, stores, contract)
 
 
-def value_store_variance(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+def value_store_variance(gradients: BackwardPass, contract: Contract) -> Tensor | float:
     """The variance of the value's gradient by these stores, per query head."""
     stores = query_block_stores(gradients.query.shape[-2], contract)
     weights = gradients.attention.weights
@@ -110,7 +110,7 @@ def backward_contract(contract: Contract) -> Contract:
     return replace(contract, exp_error=max(contract.exp_error, model.BACKWARD_EXP_ERROR))
 
 
-def score_gradient_stores(gradients: GoldenGradients, contract: Contract) -> int:
+def score_gradient_stores(gradients: BackwardPass, contract: Contract) -> int:
     """How often a gradient of a score is rounded to the working dtype."""
     if not contract.score_roundoff:
         return model.SCORE_GRADIENT_STORES

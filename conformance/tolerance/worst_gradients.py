@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .backward_pass import BackwardPass
 from .contract import Contract
-from .golden_gradients import GoldenGradients
 from .keys import has_sink
 from .spread import Carried
 from .storing import (
@@ -35,7 +35,7 @@ class WorstErrors:
     sink: Tensor | None
 
 
-def worst_errors(gradients: GoldenGradients, contract: Contract, incoming: Carried) -> WorstErrors:
+def worst_errors(gradients: BackwardPass, contract: Contract, incoming: Carried) -> WorstErrors:
     """Propagate every rounding through the backward pass by the triangle inequality."""
     contract = backward_contract(contract)
     incoming = incoming.only_seen(gradients.live)
@@ -59,9 +59,7 @@ def worst_errors(gradients: GoldenGradients, contract: Contract, incoming: Carri
     )
 
 
-def _sloped(
-    error: Tensor, gradients: GoldenGradients, slope: Tensor, slope_error: Tensor
-) -> Tensor:
+def _sloped(error: Tensor, gradients: BackwardPass, slope: Tensor, slope_error: Tensor) -> Tensor:
     """The error of the logit's gradient times a slope that is off itself."""
     size = gradients.logit_gradient.abs() + error
     return error * slope.abs() + slope_error * size
@@ -73,7 +71,7 @@ def _stored(error: Tensor, exact: Tensor, times: int, contract: Contract) -> Ten
     return error * (1.0 + rounding) + rounding * exact.abs()
 
 
-def _lost(gradients: GoldenGradients, contract: Contract) -> float:
+def _lost(gradients: BackwardPass, contract: Contract) -> float:
     """What underflow takes from a score's gradient, on either side of slope and scale."""
     each = contract.accumulator_underflow + contract.weight_underflow
     factor = 1.0 + abs(gradients.attention.scale)
@@ -89,7 +87,7 @@ def _product_error(terms: int, contract: Contract) -> float:
 
 
 def _query_error(
-    gradients: GoldenGradients,
+    gradients: BackwardPass,
     pairs: PairErrors,
     own: Tensor,
     contract: Contract,
@@ -127,7 +125,7 @@ def _at_largest(pairs: PairErrors, steepest: Tensor, key: Tensor) -> Tensor:
 
 
 def _key_error(
-    gradients: GoldenGradients, error: Tensor, contract: Contract, incoming: Carried
+    gradients: BackwardPass, error: Tensor, contract: Contract, incoming: Carried
 ) -> Tensor:
     """``scale dS^T Q`` for dS off by ``error``."""
     scale = abs(gradients.attention.scale)
@@ -146,7 +144,7 @@ def _key_error(
 
 
 def _value_error(
-    gradients: GoldenGradients, pairs: PairErrors, contract: Contract, incoming: Carried
+    gradients: BackwardPass, pairs: PairErrors, contract: Contract, incoming: Carried
 ) -> Tensor:
     """``P^T dO``; a row without a key may have equal weights that err by their division only."""
     weights = gradients.attention.weights
@@ -167,7 +165,7 @@ def _value_error(
     return total.add_(contract.accumulator_underflow * flushed)
 
 
-def _bias_error(gradients: GoldenGradients, pairs: PairErrors, contract: Contract) -> Tensor:
+def _bias_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) -> Tensor:
     """The gradient by a bias of each pair, stored like that of a score."""
     semantics = gradients.attention.semantics
     error = pairs.logit_gradient + (gradients.weights + pairs.weights) * pairs.row_sum
@@ -183,7 +181,7 @@ def _bias_error(gradients: GoldenGradients, pairs: PairErrors, contract: Contrac
     return _stored(sloped, exact, times, contract).add_(_lost(gradients, contract))
 
 
-def _sink_error(gradients: GoldenGradients, pairs: PairErrors, contract: Contract) -> Tensor:
+def _sink_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) -> Tensor:
     """The gradient by the logit of the sink, ``- p D``, stored like that of a score.
 
     A gate behind the attention knows p as one minus its share: to an absolute error.

@@ -12,9 +12,9 @@ from torch import Tensor
 from conformance._golden import golden
 
 from . import model
+from .backward_pass import BackwardPass
 from .contract import Contract, gamma
 from .core import one_sided_bound
-from .golden_gradients import GoldenGradients
 from .keys import has_sink
 from .modified_gradients import function_slope_error
 from .spread import Carried
@@ -42,7 +42,7 @@ class PairErrors:
     reaches: Tensor
 
 
-def pair_errors(gradients: GoldenGradients, contract: Contract, incoming: Carried) -> PairErrors:
+def pair_errors(gradients: BackwardPass, contract: Contract, incoming: Carried) -> PairErrors:
     """Every error ``[B, H, Lq, Lk]`` by the triangle inequality."""
     exponent = exponent_error(gradients.attention, gradients.live, contract, incoming)
     reaches = _may_be_largest(gradients, exponent)
@@ -82,7 +82,7 @@ def gate_unit(contract: Contract) -> float:
     return model.SINK_GATE_ROUNDINGS * each + contract.unit_roundoff
 
 
-def gate_error(gradients: GoldenGradients, contract: Contract) -> Tensor | float:
+def gate_error(gradients: BackwardPass, contract: Contract) -> Tensor | float:
     """What the row term may be off by where a sink's share is a gate behind the attention.
 
     That of the attention without the sink, at most the mean of ``|dP|``, is taken off and added
@@ -100,13 +100,13 @@ def grown(size: Tensor, error: Tensor | None) -> Tensor:
     return size.abs() if error is None else size.abs() + error
 
 
-def _may_be_largest(gradients: GoldenGradients, error: Tensor) -> Tensor:
+def _may_be_largest(gradients: BackwardPass, error: Tensor) -> Tensor:
     """Whose logit, with its error, may reach the largest of the row."""
     logits = gradients.attention.logits
     return (logits + error >= (logits - error).amax(dim=-1, keepdim=True)) & (logits > -math.inf)
 
 
-def _weight_error(gradients: GoldenGradients, error: Tensor, contract: Contract) -> Tensor:
+def _weight_error(gradients: BackwardPass, error: Tensor, contract: Contract) -> Tensor:
     """How far recomputed weights may be from the golden ones, whether divided by their sum or not.
 
     With exponents off by up to e, the sum is off by a factor between ``sum p exp(-e)`` and
@@ -137,7 +137,7 @@ def _rounded_weights(weights: Tensor, error: Tensor, contract: Contract) -> Tens
 
 
 def _weight_gradient_error(
-    gradients: GoldenGradients, contract: Contract, incoming: Carried
+    gradients: BackwardPass, contract: Contract, incoming: Carried
 ) -> Tensor:
     """The error of ``dP = dO V^T``."""
     size = gradients.output_gradient.shape[-1]
@@ -159,7 +159,7 @@ def _weight_gradient_error(
 
 
 def _sum_of_products_error(
-    gradients: GoldenGradients, weight_error: Tensor, product_error: Tensor, contract: Contract
+    gradients: BackwardPass, weight_error: Tensor, product_error: Tensor, contract: Contract
 ) -> Tensor:
     """The error of ``D = sum p dP``, as softmax's own backward pass computes it."""
     size = gradients.weight_gradient.abs()
@@ -170,9 +170,7 @@ def _sum_of_products_error(
     return gradients.live.only(terms).sum(dim=-1, keepdim=True) + lost
 
 
-def _sum_of_outputs_error(
-    gradients: GoldenGradients, contract: Contract, incoming: Carried
-) -> Tensor:
+def _sum_of_outputs_error(gradients: BackwardPass, contract: Contract, incoming: Carried) -> Tensor:
     """The error of ``D = rowsum(dO * O)``, as FlashAttention computes it from a stored output."""
     attention = gradients.attention
     error = one_sided_bound(attention, contract, incoming)
@@ -188,7 +186,7 @@ def _sum_of_outputs_error(
 
 
 def _logit_gradient_error(
-    gradients: GoldenGradients,
+    gradients: BackwardPass,
     weight_error: Tensor,
     product_error: Tensor,
     row_sum_error: Tensor,
@@ -205,7 +203,7 @@ def _logit_gradient_error(
 
 
 def _zero_sum_error(
-    gradients: GoldenGradients,
+    gradients: BackwardPass,
     weight_error: Tensor,
     logit_gradient_error: Tensor,
     row_sum_error: Tensor,
@@ -222,7 +220,7 @@ def _zero_sum_error(
     return error.sum(dim=-1, keepdim=True)
 
 
-def _slope_error(gradients: GoldenGradients, contract: Contract, incoming: Carried) -> Tensor:
+def _slope_error(gradients: BackwardPass, contract: Contract, incoming: Carried) -> Tensor:
     """How far ``1 - tanh^2`` may be from the golden slope, zero without a softcap."""
     attention = gradients.attention
     if attention.softcap is None:
@@ -238,7 +236,7 @@ def _slope_error(gradients: GoldenGradients, contract: Contract, incoming: Carri
 
 
 def _modified_slope_error(
-    gradients: GoldenGradients, cap_slope: Tensor, contract: Contract, incoming: Carried
+    gradients: BackwardPass, cap_slope: Tensor, contract: Contract, incoming: Carried
 ) -> Tensor:
     """How far the slope of cap and function together may be off."""
     attention, function = gradients.attention, gradients.function_slope

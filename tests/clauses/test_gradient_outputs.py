@@ -16,7 +16,7 @@ from candidates.broken.gradient_outputs import (
 from candidates.eager import Answer, Call, EagerCore
 from candidates.legitimate.features import with_weights_and_dropout
 from conformance.clauses.subject import Subject
-from conformance.oracle.gradient_oracle import GoldenGradients
+from conformance.oracle.gradient_oracle import GradientAnswer
 from conformance.oracle.oracle import evaluate
 from conformance.problems.inputs import Inputs
 
@@ -39,7 +39,7 @@ def by_autograd(inputs: Inputs, point: conformance.Semantics, total: object) -> 
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def agree(known: GoldenGradients, expected: dict[str, Tensor]) -> None:
+def agree(known: GradientAnswer, expected: dict[str, Tensor]) -> None:
     """The golden gradients are those of autograd, far within their own bounds."""
     for name, each in known.gradients.items():
         if name in expected:

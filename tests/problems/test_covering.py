@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.problems.covering import Model, Parameter, Rule, alone, cover
+from conformance.problems.covering import CoveringParameter, Model, Rule, alone, cover
 
 MODEL = Model(
     (
-        Parameter("mask", ("none", "keep", "lengths")),
-        Parameter("shape", ("none", "BHQK", "B")),
-        Parameter("flag", ("no", "yes")),
-        Parameter("cache", ("none", "some")),
+        CoveringParameter("mask", ("none", "keep", "lengths")),
+        CoveringParameter("shape", ("none", "BHQK", "B")),
+        CoveringParameter("flag", ("no", "yes")),
+        CoveringParameter("cache", ("none", "some")),
     ),
     (
         Rule("no mask has no shape", (("mask", ("none",)), ("shape", ("BHQK", "B")))),
@@ -49,7 +49,8 @@ def models(draw: st.DrawFn) -> Model:
     """Up to five parameters with rules between any two or three of their values."""
     sizes = draw(st.lists(st.integers(2, 3), min_size=2, max_size=5))
     parameters = tuple(
-        Parameter(f"p{n}", tuple(f"v{v}" for v in range(size))) for n, size in enumerate(sizes)
+        CoveringParameter(f"p{n}", tuple(f"v{v}" for v in range(size)))
+        for n, size in enumerate(sizes)
     )
     side = st.sampled_from(parameters).flatmap(
         lambda p: st.tuples(st.just(p.name), st.sets(st.sampled_from(p.values), min_size=1))

@@ -20,7 +20,7 @@ from conformance.tolerance import (
     gradient_fit,
     layer_gradients,
 )
-from conformance.tolerance.golden_gradients import golden_gradients
+from conformance.tolerance.backward_pass import backward_pass
 from conformance.tolerance.gradient_scaling import Sum, noise
 from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical_gradients import Propagation, propagation
@@ -298,7 +298,7 @@ def test_noise_is_the_derivative_of_the_sum(operand: str, softcap: float | None)
         attention = golden.attend(
             *(moved[name] for name in OPERANDS[:3]), scale=0.5, softcap=softcap
         )
-        own = golden_gradients(attention, moved["output_gradient"])
+        own = backward_pass(attention, moved["output_gradient"])
         results = (own.query, own.key, own.value, attention.output)
         return sum(float((each * by).sum()) for each, by in zip(results, factors, strict=True))
 
@@ -312,7 +312,7 @@ def _only(
 ) -> Propagation:
     """Everything exact but for what one operand carries."""
     attention = golden.attend(*(given[name] for name in OPERANDS[:3]), scale=0.5, softcap=softcap)
-    own = golden_gradients(attention, given["output_gradient"])
+    own = backward_pass(attention, given["output_gradient"])
     nothing = Contract(
         unit_roundoff=0.0,
         underflow=0.0,

@@ -21,7 +21,7 @@ from conformance.tolerance import (
     layer_statistics,
     supports,
 )
-from conformance.tolerance.spread import Spread
+from conformance.tolerance.spread import ErrorSpread
 from conformance.tolerance.statistical import projected_spread
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -164,7 +164,7 @@ def test_a_projection_maps_each_part_in_its_own_way() -> None:
     """Variances through squares, certain errors through magnitudes, the slope with its sign."""
     matrix = torch.tensor([[1.0, -2.0], [0.5, 0.25]], dtype=torch.float64)
     ones = torch.ones(1, 1, 2, dtype=torch.float64)
-    incoming = Spread(variance=3 * ones, last=2 * ones, linear=ones, slope=ones)
+    incoming = ErrorSpread(variance=3 * ones, last=2 * ones, linear=ones, slope=ones)
     nothing = replace(
         contract(),
         unit_roundoff=0.0,

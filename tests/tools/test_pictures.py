@@ -9,7 +9,7 @@ import torch
 from _paths import CHECKOUT
 
 from conformance.clauses.registry import all_clauses
-from conformance.oracle.comparison import moves, telling_apart
+from conformance.oracle.comparison import moves, watching_counterfactuals
 from conformance.tools.pictures import PICTURED, evidence, picture
 from conformance.tools.pictures.svg import KINDS, Panel, draw
 from conformance.tools.specification import main
@@ -55,7 +55,7 @@ def test_causality_is_what_the_picture_of_causality_shows() -> None:
 def test_watching_is_off_outside() -> None:
     """Nothing is kept where nobody watches, and watching does not change the answer."""
     expected, bound = torch.zeros(1, 2), torch.ones(1, 2)
-    with telling_apart() as kept:
+    with watching_counterfactuals() as kept:
         assert moves(expected, torch.tensor([[0.5, 2.0]]), bound)
     assert [each.moved.tolist() for each in kept] == [[[False, True]]]
     assert moves(expected, torch.tensor([[0.5, 2.0]]), bound)

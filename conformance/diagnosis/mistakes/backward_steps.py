@@ -13,7 +13,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...oracle.oracle import evaluate, known_weights
 from ...problems.inputs import Inputs
-from ...tolerance.golden_gradients import golden_gradients
+from ...tolerance.backward_pass import backward_pass
 from ...tolerance.keys import sum_groups
 from .named import NotExpressible
 
@@ -176,7 +176,7 @@ def _heads(asked: Pass, wrong: WrongBackward) -> Found:
     if wrong.upstream is not None:
         asked = dataclasses.replace(asked, upstream=wrong.upstream(asked))
     attention = asked.attention if wrong.attention is None else wrong.attention(asked)
-    right = golden_gradients(attention, asked.upstream)
+    right = backward_pass(attention, asked.upstream)
     weights = right.weights if wrong.weights is None else wrong.weights(asked)
     row_term = (weights * right.weight_gradient).sum(dim=-1, keepdim=True)
     if wrong.row_term is not None:
@@ -296,12 +296,12 @@ def default_scale(asked: Pass) -> tuple[float, float]:
 
 def slope(asked: Pass) -> Tensor:
     """The derivative of cap and function, which are not forgotten."""
-    return golden_gradients(asked.attention, asked.upstream).slope
+    return backward_pass(asked.attention, asked.upstream).slope
 
 
 def uncapped_slope(asked: Pass) -> Tensor:
     """The derivative of the function alone, where there is one: that of the cap is forgotten."""
-    found = golden_gradients(asked.attention, asked.upstream).function_slope
+    found = backward_pass(asked.attention, asked.upstream).function_slope
     return torch.ones_like(asked.attention.scores) if found is None else found
 
 
@@ -314,7 +314,7 @@ def unmodified_slope(asked: Pass) -> Tensor:
     """The derivative of the cap alone: that of the function is forgotten."""
     point = asked.attention.semantics.replace(score_mod=None)
     plain = dataclasses.replace(asked.attention, semantics=point)
-    return golden_gradients(plain, asked.upstream).slope
+    return backward_pass(plain, asked.upstream).slope
 
 
 def scales(

@@ -13,7 +13,7 @@ from ..._golden import golden
 from ...clauses.registry import Clause, all_clauses
 from ...clauses.subject import Subject
 from ...declare.candidate import Candidate
-from ...oracle.comparison import ToldApart, telling_apart
+from ...oracle.comparison import CounterfactualDifference, watching_counterfactuals
 from ...oracle.oracle import Golden, Oracle, evaluate
 from ...problems.edges import edge_problems
 from ...problems.inputs import Inputs
@@ -63,7 +63,7 @@ class Evidence:
 class _Watched(Oracle):
     """An oracle that keeps what it was asked, and how many counterfactuals were compared before."""
 
-    def __init__(self, subject: Subject, compared: list[ToldApart]) -> None:
+    def __init__(self, subject: Subject, compared: list[CounterfactualDifference]) -> None:
         super().__init__(subject.declaration, subject.dtype)
         self.compared = compared
         self.asked: list[tuple[int, Inputs]] = []
@@ -114,7 +114,7 @@ def _binding(clause: Clause) -> Iterator[Evidence]:
 def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence | None:
     """What one example shows, None where it does not bind or compares nothing."""
     subject = Subject(candidate, _DTYPE)
-    with telling_apart() as compared:
+    with watching_counterfactuals() as compared:
         oracle = _Watched(subject, compared)
         subject.oracle = oracle
         finding = examine(clause, subject, problem)

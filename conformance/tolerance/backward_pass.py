@@ -23,7 +23,7 @@ from .modified_gradients import function_slope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GoldenGradients:
+class BackwardPass:
     """Every intermediate value of the backward pass, per query head.
 
     ``weights`` ``[B, H, Lq, Lk]`` are those that depend on the scores: zero in rows without a key.
@@ -63,7 +63,7 @@ def supports(semantics: golden.Semantics) -> bool:
     return is_normalised(semantics) and untouched
 
 
-def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> GoldenGradients:
+def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> BackwardPass:
     """The gradients for ``output_gradient [B, H, Lq, Dv]``.
 
     A sink counts as one more key behind the others, whose logit does not depend on a score.
@@ -84,7 +84,7 @@ def golden_gradients(attention: golden.Attention, output_gradient: Tensor) -> Go
     row_sum = (weights * weight_gradient).sum(dim=-1, keepdim=True)
     logit_gradient = weights * (weight_gradient - row_sum)
     score_gradient = logit_gradient * slope
-    return GoldenGradients(
+    return BackwardPass(
         attention=attention,
         output_gradient=gradient,
         live=live,
