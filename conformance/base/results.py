@@ -88,7 +88,7 @@ class ClauseResult:
     which step of its export, and at which stage inside it, the answer first departs (see
     :mod:`conformance.diagnosis.exports.blame`). ``planned`` says how many examples there would have
     been where the time was up before, ``trail`` what each example of a shard showed (see
-    :mod:`conformance.base.tally`), ``coverage`` how many combinations of its parameters a clause
+    :mod:`conformance.running.tally`), ``coverage`` how many combinations of its parameters a clause
     about combinations has asked (see :mod:`conformance.problems.combinations`).
     """
 

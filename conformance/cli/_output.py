@@ -7,7 +7,7 @@ import functools
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -133,6 +133,18 @@ def check_files(views: Files, others: Mapping[str, Path | None] | None = None) -
     for option, path in files.items():
         if path is not None and path != STANDARD_OUTPUT:
             check_writable(path, option)
+
+
+def check_not_read(
+    read: Iterable[Path], files: Mapping[str, Path | None], what: str, another: str
+) -> None:
+    """Require that no option replaces a file that is read; raises UsageError."""
+    for option, path in files.items():
+        if path is None or path == STANDARD_OUTPUT or not path.exists():
+            continue
+        if any(one.exists() and path.samefile(one) for one in read):
+            msg = f"{option} {path} is {what}: give {another}"
+            raise UsageError(msg)
 
 
 def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None = None) -> None:

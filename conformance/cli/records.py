@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from ._output import (
     Files,
     as_written,
     check_files,
+    check_not_read,
     is_for_github,
     no_commands,
     printing,
@@ -97,9 +98,8 @@ def compare_command(
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path})
     asked, files = split(targets)
-    _refuse_replacing_compared(
-        files, {**views, **({} if json_path is None else {"--json": json_path})}
-    )
+    written = {**views, "--json": json_path}
+    check_not_read(files, written, "one of the records that are compared", "another name")
     sources = read_sources(files)
     if asked:
         options = RunOptions(
@@ -131,15 +131,6 @@ def _write(record: Record, views: Files) -> None:
     for view in COMPARED:
         if (path := views.get(view.option)) is not None:
             write_to(view.render(record), path)
-
-
-def _refuse_replacing_compared(files: Iterable[Path], written: Files) -> None:
-    """Require that no view takes the place of a record that it is made of."""
-    records = {path.resolve() for path in files}
-    for option, path in written.items():
-        if path.resolve() in records:
-            msg = f"{option} {path} is one of the records that are compared: give another name"
-            raise UsageError(msg)
 
 
 def _run(options: RunOptions, expected: Path | None, *, strict: bool, timeout: float) -> Record:
@@ -191,7 +182,8 @@ def diff_command(
 
     views = {} if markdown_path is None else {"--markdown": markdown_path}
     check_files(views, {"--json": json_path})
-    _refuse_replacing_diffed((old, new), {"--json": json_path, **views})
+    files = {"--json": json_path, **views}
+    check_not_read((old, new), files, "one of the records", "it another name")
     if old == new == STANDARD_OUTPUT:
         msg = "OLD.json and NEW.json cannot both be standard input: name a file for one of them"
         raise UsageError(msg)
@@ -216,15 +208,6 @@ def _write_diff(
         write_to(record_text(found), json_path)
     if markdown_path is not None:
         write_to(render_diff_markdown(found), markdown_path)
-
-
-def _refuse_replacing_diffed(records: tuple[Path, ...], files: Mapping[str, Path | None]) -> None:
-    """Require that no file that is written is one of the records."""
-    for option, path in files.items():
-        for record in records:
-            if path is not None and path.exists() and record.exists() and path.samefile(record):
-                msg = f"{option} {path} is one of the records: give it another name"
-                raise UsageError(msg)
 
 
 @click.command(name="merge")
@@ -289,7 +272,7 @@ def render_command(*, report: Path, views: Files, github: bool | None) -> int:
     """
     check_files(views)
     record = read_record(report)
-    _refuse_overwriting(report, views)
+    check_not_read((report,), views, "the report itself", "the view another name")
     if views.get(TERMINAL.option) == STANDARD_OUTPUT or not (views or github):
         views = {option: path for option, path in views.items() if option != TERMINAL.option}
         as_written(str(report), lambda: _show(record))
@@ -307,11 +290,3 @@ def _show(record: Mapping[str, Any]) -> None:
 
     with printing():
         show(complete(record), sys.stdout)
-
-
-def _refuse_overwriting(report: Path, views: Files) -> None:
-    """Require that no view replaces the record that it is made of."""
-    for option, path in views.items():
-        if path != STANDARD_OUTPUT and path.exists() and report.exists() and path.samefile(report):
-            msg = f"{option} {path} is the report itself: give the view another name"
-            raise UsageError(msg)

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from ..base.tally import Tally
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
 from ..targets.loading import one_line
+from .tally import Tally
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..base.results import ClauseResult, Status, Violation, result_from_json
-from ..base.tally import Tally
 from ..targets.loading import one_line
+from .tally import Tally
 
 IN_PROGRESS: Final = "the next one had not been answered"
 # What the runner never swallows, and what only a candidate raises in a worker.

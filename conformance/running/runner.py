@@ -17,7 +17,6 @@ import torch
 from ..adapters.compiled import profile_for
 from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import ClauseResult, Violation
-from ..base.tally import Tally, Terms
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.devices import canonical, why_absent
@@ -36,6 +35,7 @@ from ..shrinking.counterexample import describe
 from ..shrinking.smallest import Smallest, examine, smallest_failure
 from .clause_problems import ClauseProblems, FailureMemory
 from .clause_run import UNLIMITED, ClauseRun, PlannedClause
+from .tally import Tally, Terms
 
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
@@ -10,14 +9,14 @@ from typing import Any, Final
 
 from ..._golden import golden
 from ...adapters.compiled import compiled_variants
-from ...base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
+from ...base.graph_options import NO_GRAPH_OPTIONS
 from ...base.parameter_names import OptionParameter
 from ...base.profile import PROFILES
 from ...base.results import Violation
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused
 from ...calls.devices import why_absent
-from ...clauses.registry import Clause, all_clauses, specification_hash
+from ...clauses.registry import all_clauses, specification_hash
 from ...clauses.subject import Subject
 from ...declare.candidate import Candidate
 from ...diagnosis.mistakes import mistaken_conventions
@@ -50,6 +49,11 @@ class Silence:
     calls: int
     violation: Violation
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Dtype and device."""
+        return self.dtype, self.device
+
     def sentence(self, shown: str) -> str:
         """What is wrong with a candidate, with the way to the exception in lines of their own."""
         lines = reversed(self.violation.traceback.splitlines())
@@ -63,41 +67,38 @@ class Silence:
 
 def silences(run: CandidateRun, planned: Sequence[PlannedClause]) -> list[Silence]:
     """The dtypes and devices in which every trial call of a candidate raised."""
-    places = dict.fromkeys((one.dtype, one.device) for one in planned if not one.reason)
-    found = [_silence(run, dtype, device) for dtype, device in places]
-    return [one for one in found if one is not None]
+    places = dict.fromkeys(one.place for one in planned if not one.reason)
+    return [one for place in places if (one := _silence(run, *place)) is not None]
 
 
 def is_silent(found: Sequence[Silence], planned: Sequence[PlannedClause]) -> bool:
-    """Whether a candidate answers in no dtype and on no device that anything is planned for."""
-    places = {(one.dtype, one.device) for one in planned if not one.reason}
-    return bool(places) and places == {(one.dtype, one.device) for one in found}
+    """Whether a candidate answers in no dtype and on no device that any clause is planned for."""
+    places = {one.place for one in planned if not one.reason}
+    return bool(places) and places == {one.place for one in found}
 
 
 def without_repetition(
     planned: Sequence[PlannedClause], found: Sequence[Silence]
 ) -> list[PlannedClause]:
-    """The plan in which one clause tells what every other one would tell again.
+    """The plan in which one clause shows the exception, and the others say that it does.
 
-    What is asked of the file of a graph needs no call of it, and is asked all the same.
+    Clauses about the file of a graph need no call, and stay as they are.
     """
-    witnesses = {(one.dtype, one.device): _witness(planned, one) for one in found}
+    witnesses = {one.place: _witness(planned, one) for one in found}
 
-    def left(one: PlannedClause) -> PlannedClause:
-        witness = witnesses.get((one.dtype, one.device), "")
+    def kept(one: PlannedClause) -> PlannedClause:
+        witness = witnesses.get(one.place, "")
         if one.reason or not witness or one.id == witness or one.family == "export":
             return one
         where = one.dtype if one.device == "cpu" else f"{one.dtype} on {one.device}"
-        reason = f"not asked: every call in {where} raises, as {witness} tells"
-        return dataclasses.replace(one, reason=reason)
+        return replace(one, reason=f"not asked: every call in {where} raises, as {witness} tells")
 
-    return [left(one) for one in planned]
+    return [kept(one) for one in planned]
 
 
 def _witness(planned: Sequence[PlannedClause], silence: Silence) -> str:
-    """The clause that is asked: a MUST if there is one."""
-    place = silence.dtype, silence.device
-    own = [one for one in planned if not one.reason and (one.dtype, one.device) == place]
+    """The clause that shows the exception: a MUST if there is one."""
+    own = (one for one in planned if not one.reason and one.place == silence.place)
     calls = [one for one in own if one.family != "export"]
     ranked = sorted(calls, key=lambda one: (one.level != "MUST", one.id != _WITNESS))
     return ranked[0].id if ranked else ""
@@ -107,7 +108,7 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
     """What the first call raised, None where one of them does not raise."""
     first: Violation | None = None
     calls = 0
-    subject = Subject(run.candidate, dtype, device)  # its own: trial calls are no questions
+    subject = Subject(run.candidate, dtype, device)  # its own: trial calls are no examples
     with one_thread(), torch_state.neutral():
         for problem in _problems(run, dtype, device):
             calls += 1
@@ -117,7 +118,7 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
             except KeyboardInterrupt:
                 if parent_process() is None:
                     raise
-                return None  # a worker hears no Ctrl-C: the candidate raised it, as the run tells
+                return None  # no Ctrl-C reaches a worker: the candidate raised it, the run says so
             except RowWithoutKeysRefused:
                 continue
             except CandidateFailure as failure:
@@ -132,21 +133,18 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
 
 
 def _problems(run: CandidateRun, dtype: str, device: str) -> Iterator[Problem]:
-    """Edges of every space that the candidate may be asked in, then drawn ones of the plainest.
+    """Edges of the spaces of all applicable clauses, then drawn problems of the plainest space.
 
-    They do not depend on which clauses are selected: a single clause may ask what may be refused.
+    They do not depend on which clauses are selected: a single clause may use what may be refused.
     """
-    spaces = list(dict.fromkeys(clause.space for clause in _applicable(run, device)))
+    candidate = run.candidate.on(device)
+    clauses = [clause for clause in all_clauses() if not clause.not_applicable(candidate)]
+    clauses.sort(key=lambda clause: clause.id != _WITNESS)
+    spaces = list(dict.fromkeys(clause.space for clause in clauses))
     for space in spaces:
         edges = edge_problems(run.candidate, space, dtype=dtype, most=_OF_EACH_SPACE)
         yield from (problem.replace(device=device) for problem in edges)
     yield from run.pool.problems(spaces[0], dtype, device) if spaces else ()
-
-
-def _applicable(run: CandidateRun, device: str) -> list[Clause]:
-    candidate = run.candidate.on(device)
-    clauses = [clause for clause in all_clauses() if not clause.not_applicable(candidate)]
-    return sorted(clauses, key=lambda clause: clause.id != _WITNESS)
 
 
 def trouble_job(
@@ -175,7 +173,7 @@ class CandidatePlan:
     unchecked: tuple[OptionParameter, ...] = ()
 
     def loaded(self) -> Loaded:
-        """The same as plain data."""
+        """The plan as plain data."""
         candidate = self.candidate
         changed = golden.STANDARD.differences(candidate.declaration.semantics)
         return Loaded(
@@ -184,7 +182,7 @@ class CandidatePlan:
             kind=candidate.shown_kind,
             declaration={
                 **candidate.declaration.as_json(),
-                "precision": _precision(candidate, self.run.dtypes, self.run.devices),
+                "precision": _precision(self.run),
             },
             gauge=_gauge(candidate),
             deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
@@ -200,20 +198,18 @@ class CandidatePlan:
         )
 
 
-def _precision(
-    candidate: Candidate, dtypes: tuple[str, ...], devices: tuple[str, ...]
-) -> dict[str, list[str]]:
-    """What the declaration allows in each dtype, in words; any scale may be asked.
+def _precision(run: CandidateRun) -> dict[str, list[str]]:
+    """What the declaration allows in each dtype, in words, at any scale.
 
     Tensor cores add otherwise than a CPU does: of several devices each is named.
     """
-    several = len(devices) > 1
+    several = len(run.devices) > 1
     return {
         f"{dtype} on {device}" if several else dtype: describe(
-            contract_for(candidate.on(device).declaration, dtype, ANY_SCALE)
+            contract_for(run.candidate.on(device).declaration, dtype, ANY_SCALE)
         )
-        for device in devices
-        for dtype in dtypes
+        for device in run.devices
+        for dtype in run.dtypes
     }
 
 
@@ -227,81 +223,70 @@ def _gauge(candidate: Candidate) -> str:
     return f"{why}, so no golden answer was compared"
 
 
+OnStep = Callable[[str, str], None]
+
+
 def plan_targets(
-    options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
+    options: RunOptions, on_step: OnStep = lambda _what, _name: None
 ) -> list[CandidatePlan]:
     """Load the targets and plan their clauses; raises UsageError with one sentence.
 
-    ``tell`` hears of each step (``loading``, ``building``, ``planning``) before it is taken.
+    ``on_step`` gets each step (``loading``, ``building``, ``planning``) before it is taken.
     """
-    found: list[Candidate] = []
+    # Options for graphs go to the graphs. Without any graph the first target refuses them.
+    graphs = [target for target in options.targets if is_graph(target)] or options.targets
+    candidates: list[Candidate] = []
     for target in options.targets:
-        tell("loading", target)
-        found.extend(
-            resolve_one(
-                target,
-                options.graph_options
-                if is_graph(target) or len(options.targets) == 1
-                else NO_GRAPH_OPTIONS,
-            )
-        )
+        on_step("loading", target)
+        own = options.graph_options if target in graphs else NO_GRAPH_OPTIONS
+        candidates.extend(resolve_one(target, own))
     check_devices(options.devices)  # now: a target may bring its device along
-    return plan_candidates(unique_names(found), options, tell)
-
-
-def _beside(target: str, options: RunOptions) -> GraphOptions:
-    """What is given beside graphs; without any graph it is given to be refused."""
-    some = any(is_graph(other) for other in options.targets)
-    return options.graph_options if is_graph(target) or not some else NO_GRAPH_OPTIONS
+    return plan_candidates(unique_names(candidates), options, on_step)
 
 
 def plan_candidates(
     candidates: Iterable[Candidate],
     options: RunOptions,
-    tell: Callable[[str, str], None] = lambda _what, _name: None,
+    on_step: OnStep = lambda _what, _name: None,
 ) -> list[CandidatePlan]:
     """Plan the clauses of candidates that are already there."""
+    if options.profile not in PROFILES:
+        msg = f"there is no profile {options.profile!r}{did_you_mean(options.profile, PROFILES)}"
+        raise UsageError(msg)
     plans: list[CandidatePlan] = []
     silent: list[str] = []
-    memory, notes = _memory(options, tell)
+    memory, notes = _memory(options, on_step)
     if options.compile:
-        tell("compiling", "a sum, to see whether that can be done")
+        on_step("compiling", "a sum, to see whether that can be done")
         candidates = compiled_variants(candidates)
     for candidate in candidates:
         unchecked: tuple[OptionParameter, ...] = ()
         if options.preflight:
-            tell("building", candidate.name)
+            on_step("building", candidate.name)
             forward = check_layer(candidate)
             unchecked = unchecked_options(candidate, forward, options.unchecked)
-        tell("planning", candidate.name)
-        plan = replace(_plan(candidate, options, memory, notes), unchecked=unchecked)
+        on_step("planning", candidate.name)
+        run, planned = _planned(candidate, options, memory)
         if options.preflight and options.trials:
-            tell("trying", candidate.name)
-            plan, silent = _tried(plan, silent)
+            on_step("trying", candidate.name)
+            found = silences(run, planned)
+            # A graph that is refused is judged all the same: its file has clauses of its own.
+            if is_silent(found, planned) and candidate.graph is None:
+                where = f" ({candidate.target})" if candidate.target else ""
+                silent.append(found[0].sentence(f"{candidate.name}{where}"))
+            planned = without_repetition(planned, found)
+        plan = CandidatePlan(
+            candidate=candidate, run=run, planned=planned, notes=notes, unchecked=unchecked
+        )
         plans.append(plan)
     if plans and len(silent) == len(plans):
         raise UsageError(silent[0])
     return plans
 
 
-def _tried(plan: CandidatePlan, silent: list[str]) -> tuple[CandidatePlan, list[str]]:
-    """The plan without what would fail for one reason, and the sentences on who never answers.
-
-    A graph that is refused is judged all the same: its file has clauses of its own.
-    """
-    found = silences(plan.run, plan.planned)
-    if is_silent(found, plan.planned) and plan.candidate.graph is None:
-        where = f" ({plan.candidate.target})" if plan.candidate.target else ""
-        silent = [*silent, found[0].sentence(f"{plan.candidate.name}{where}")]
-    return replace(plan, planned=without_repetition(plan.planned, found)), silent
-
-
-def _plan(
-    candidate: Candidate, options: RunOptions, memory: FailureMemory | None, notes: tuple[str, ...]
-) -> CandidatePlan:
-    if options.profile not in PROFILES:
-        msg = f"there is no profile {options.profile!r}{did_you_mean(options.profile, PROFILES)}"
-        raise UsageError(msg)
+def _planned(
+    candidate: Candidate, options: RunOptions, memory: FailureMemory | None
+) -> tuple[CandidateRun, list[PlannedClause]]:
     try:
         run = CandidateRun(
             candidate,
@@ -314,19 +299,17 @@ def _plan(
             shard=options.shard,
             memory=memory,
         )
-        return CandidatePlan(candidate=candidate, run=run, planned=run.planned(), notes=notes)
+        return run, run.planned()
     except DeclarationError as error:
         msg = f"{candidate.name} ({candidate.target}): {error}"
         raise UsageError(msg) from None
 
 
-def _memory(
-    options: RunOptions, tell: Callable[[str, str], None]
-) -> tuple[FailureMemory | None, tuple[str, ...]]:
-    """What remembers failures, and what is to be said of it; all candidates share it."""
+def _memory(options: RunOptions, on_step: OnStep) -> tuple[FailureMemory | None, tuple[str, ...]]:
+    """What remembers failures, with notes on it; all candidates share it."""
     if not options.databases:
         return None, ()
-    tell("opening", "the database of failures")
+    on_step("opening", "the database of failures")
     opened = open_databases(options.databases)
     if opened is None:
         return None, ()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from ...base.results import ClauseResult
-    from ...base.tally import Tally
+    from ..tally import Tally
     from .messages import Order, RunOptions
     from .planning import CandidatePlan
 

@@ -14,8 +14,8 @@ from ...base.parameter_names import OptionParameter
 from ...base.profile import Shard
 from ...base.record import CandidateEntry, Record
 from ...base.results import ClauseResult, Status, Violation, plain, result_from_json
-from ...base.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
 from ...errors import DeclarationError, UsageError
+from ...running.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
 from ...running.workers.messages import Loaded
 from ..expectations import Selection, Stale, by_candidate, judge
 from ..report import candidate_entry

@@ -10,10 +10,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
+from conformance.base.graph_options import GraphOptions
 from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
 from conformance.running.workers.messages import RunOptions
-from conformance.running.workers.planning import CandidatePlan, is_silent, plan_candidates
+from conformance.running.workers.planning import (
+    CandidatePlan,
+    is_silent,
+    plan_candidates,
+    plan_targets,
+)
 
 OPTIONS = RunOptions(targets=(), profile="quick", only=("shape.*", "numerics.golden"))
 
@@ -103,3 +109,11 @@ def test_what_may_be_refused_is_no_silence() -> None:
     (plan,) = plan_candidates([core(no_empty_rows, masks=["keep"], empty_rows="zeros")], options)
     assert asked(plan)
     assert not is_silent([], plan.planned)
+
+
+@pytest.mark.parametrize("targets", [("a.py",), ("a.py", "b.py")], ids=["one", "several"])
+def test_options_of_graphs_need_a_graph(targets: tuple[str, ...]) -> None:
+    """Python targets refuse ``--source``, also several of them: it would be ignored."""
+    options = RunOptions(targets=targets, graph_options=GraphOptions(source="pkg:module"))
+    with pytest.raises(UsageError, match=r"a\.py is no ONNX graph, and --source can be given"):
+        plan_targets(options)

@@ -9,9 +9,9 @@ from records import result
 
 from conformance.base.profile import WHOLE, Shard
 from conformance.base.results import ClauseResult, Violation
-from conformance.base.tally import Tally, Terms
 from conformance.clauses.registry import Finding
 from conformance.running.clause_problems import ClauseProblems
+from conformance.running.tally import Tally, Terms
 from conformance.session.merging.merged import Piece, as_found, merged_result
 
 WRONG = Violation(kind="value", message="off by 1")

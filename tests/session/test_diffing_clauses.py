@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conformance.session.diffing.clauses import compared, side
+from conformance.session.diffing import compared, side
 
 
 def told(status: str, kind: str = "value", *names: str, margin: Any = None) -> dict[str, Any]:

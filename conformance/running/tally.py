@@ -8,35 +8,18 @@ run would.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from .profile import WHOLE, Shard
-from .results import Status
+from ..base.profile import WHOLE, Shard
+from ..base.results import Status
+
+if TYPE_CHECKING:
+    from ..clauses.registry import Finding
 
 BINDING: Final = "b"
 REFUSED: Final = "r"
 INAPPLICABLE: Final = "i"
 NOTHING: Final = "."
-
-
-class FindingLike(Protocol):
-    """What one example showed: a registry's Finding."""
-
-    @property
-    def binding(self) -> bool:
-        """Whether it could have told right from wrong."""
-
-    @property
-    def refused(self) -> bool:
-        """Whether the candidate refused it, as it may."""
-
-    @property
-    def inapplicable(self) -> str:
-        """Why it could not be asked, or ""."""
-
-    @property
-    def margin(self) -> float | None:
-        """The largest error over its bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +59,7 @@ class Tally:
     signs: str = ""
     margins: list[tuple[int, float]] = field(default_factory=list)
 
-    def add(self, finding: FindingLike) -> None:
+    def add(self, finding: Finding) -> None:
         """Count one example."""
         if self.shard.count > 1:
             self.signs += sign(finding)
@@ -147,7 +130,7 @@ class Tally:
         }
 
 
-def sign(finding: FindingLike) -> str:
+def sign(finding: Finding) -> str:
     """One letter for what an example showed."""
     if finding.binding:
         return BINDING
