@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -21,41 +21,41 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
-from .mistakes import NotExpressible
-from .mistakes.backward import BACKWARD, BESIDE, OF_CALLS
-from .mistakes.backward_steps import WrongBackward, give_back
+from .facts import NO_MISTAKE, UNKNOWN
+from .mistakes import BACKWARD, NamedMistake, NotExpressible
+from .mistakes.backward_pass import gradients_with
 
 # The hand-picked sizes of the battery, of those that every clause begins with.
 SIZES: Final = 8
 MOST_REPORTED: Final = 6
-# The clauses whose problems hand over caches and sinks: each alone, or some.
-CLAUSE_OF: Final = {"past": "gradients.cache", "sinks": "gradients.sinks"}
-WHOLE: Final = ("gradients.golden", "gradients.options", *CLAUSE_OF.values())
+# The clauses whose problems need not have an option without which gradients may be right.
+WHOLE: Final = ("gradients.golden", "gradients.options")
 _SPACE: Final = Space(mask="maybe", causal="never", finite_bias="maybe", values=("normal",))
 _ROWS: Final = Space(causal="always", values=("normal",))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pulled:
-    """What flowed back for one problem, and what should have."""
+class ObservedGradients:
+    """The gradients of one problem, and what they should be."""
 
     inputs: Inputs
     upstream: Tensor
-    found: Gradients
-    known: GradientAnswer
+    actual: Gradients
+    expected: GradientAnswer
 
+    @cached_property
     def wrong(self) -> tuple[str, ...]:
-        """The gradients that are beyond their bounds."""
+        """The names of the gradients that are beyond their bounds."""
         return tuple(
             name
-            for name, exact in self.known.gradients.items()
-            if name in self.found.found
-            and not _near(self.found.found[name], exact.value, exact.worst)
+            for name, exact in self.expected.gradients.items()
+            if name in self.actual.found
+            and not _near(self.actual.found[name], exact.value, exact.worst)
         )
 
 
 class BackwardDiagnostician:
-    """Explains wrong gradients of one candidate in one dtype; the battery is asked once."""
+    """Explains wrong gradients of one candidate in one dtype; the battery runs once."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -66,34 +66,33 @@ class BackwardDiagnostician:
         point = candidate.declaration.semantics
         if not candidate.golden_known or why_unknown(point, candidate.kind):
             return []
-        shown = self._pulled(problem)
+        shown = self._observe(problem)
         if shown is not None and has_empty_rows(self.subject, shown.inputs):
-            shown = None  # what such rows give is told by the clause that fails
+            shown = None  # the clause that fails says what such rows return
         every = [*self.observed, *([] if shown is None else [shown])]
-        wrong = [pulled for pulled in every if pulled.wrong()]
+        wrong = [gradients for gradients in every if gradients.wrong]
         if not wrong:
-            told = OF_CALLS.get(clause) or _beside(clause, problem)
-            return [] if told is None else [{**told, "confidence": 1.0}]
-        named = self._named(every)
-        if not named:
-            return [_unknown(every, wrong)]
+            explanations = _by_clause(clause, problem)
+        else:
+            explanations = self._by_gradients(every)
+            if not explanations:
+                return [_unknown(every, wrong)]
+        confidence = 1 / max(len(explanations), 1)
         return [
-            {"name": each.name, "text": each.text, "fix": each.fix, "confidence": 1 / len(named)}
-            for each in named[:MOST_REPORTED]
+            {"name": m.name, "text": m.sentence, "fix": m.fix, "confidence": confidence}
+            for m in explanations[:MOST_REPORTED]
         ]
 
-    def _named(self, every: Sequence[Pulled]) -> list[WrongBackward]:
+    def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The mistakes that explain every gradient, each name once."""
         point = self.subject.declaration.semantics
-        fitting = {wrong.name: wrong for wrong in BACKWARD if _explains(wrong, every, point)}
-        covered = {name for wrong in fitting.values() for name in wrong.special_of}
-        return [wrong for name, wrong in fitting.items() if name not in covered]
+        return list({m.name: m for m in BACKWARD if _explains(m, every, point)}.values())
 
     @cached_property
-    def observed(self) -> list[Pulled]:
-        """What flows back on the battery; what the candidate refuses is left out."""
-        pulled = (self._pulled(problem) for problem in self._battery())
-        return [each for each in pulled if each is not None]
+    def observed(self) -> list[ObservedGradients]:
+        """The gradients on the battery; what the candidate refuses is left out."""
+        observed = (self._observe(problem) for problem in self._battery())
+        return [each for each in observed if each is not None]
 
     def _battery(self) -> Iterator[Problem]:
         candidate, dtype = self.subject.candidate, self.subject.dtype
@@ -103,49 +102,57 @@ class BackwardDiagnostician:
             problems += edge_problems(candidate, _ROWS, dtype=dtype)[:SIZES]
         yield from dict.fromkeys(problems)
 
-    def _pulled(self, problem: Problem) -> Pulled | None:
+    def _observe(self, problem: Problem) -> ObservedGradients | None:
         subject = self.subject
         with subject.recorded(None):
             try:
                 inputs = with_full_rows(subject, problem)
                 upstream = output_gradient(subject, problem, inputs)
-                found = subject.gradients.of(inputs, upstream)
+                actual = subject.gradients.of(inputs, upstream)
             except (CandidateFailure, NotDifferentiable):
                 return None
-        known = subject.gradients.oracle.answer(inputs, upstream)
-        if not known.representable:
+        expected = subject.gradients.oracle.answer(inputs, upstream)
+        if not expected.representable:
             return None
-        return Pulled(inputs=inputs, upstream=upstream, found=found, known=known)
+        return ObservedGradients(inputs=inputs, upstream=upstream, actual=actual, expected=expected)
 
 
-def _beside(clause: str, problem: Problem) -> dict[str, str] | None:
-    """What a problem hands over whose gradients are right without it."""
-    if clause not in WHOLE:
-        return None
-    given = [name for name in BESIDE if getattr(problem, name) or clause == CLAUSE_OF[name]]
-    return BESIDE[given[0]] if len(given) == 1 else None
+def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
+    """The mistake of a clause that fails alone, or of the only option that a problem has."""
+    unstepped = [mistake for mistake in BACKWARD if mistake.backward is None]
+    options = [mistake for mistake in unstepped if mistake.right_without]
+    for mistake in unstepped:
+        if mistake not in options and mistake.primary == clause:
+            return [mistake]
+    if clause not in WHOLE and not any(clause in mistake.also for mistake in options):
+        return []
+    present = [m for m in options if getattr(problem, m.right_without) or clause in m.also]
+    return present if len(present) == 1 else []
 
 
-def _near(got: Tensor, expected: Tensor, bound: Tensor) -> bool:
-    return bool(((got.double() - expected).abs() <= bound).all())
+def _near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
+    return bool(((actual.double() - expected).abs() <= bound).all())
 
 
-def _explains(wrong: WrongBackward, every: Sequence[Pulled], point: Any) -> bool:
-    """Whether a mistake gives what was found everywhere, and tells itself from none once."""
-    told = False
-    for pulled in every:
+def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients], point: Any) -> bool:
+    """Whether a mistake gives every observed gradient, and once another one than the golden."""
+    if mistake.backward is None:
+        return False
+    shows = False
+    for observed in every:
         try:
-            acted = give_back(pulled.inputs, point, pulled.upstream, wrong)
+            acted = gradients_with(observed.inputs, point, observed.upstream, mistake.backward)
         except NotExpressible:
             return False
-        for name, exact in pulled.known.gradients.items():
-            if name not in pulled.found.found or name not in acted:
+        actual = observed.actual.found
+        for name, exact in observed.expected.gradients.items():
+            if name not in actual or name not in acted:
                 continue
             room = _room(acted[name], exact.value, exact.worst)
-            if not _near(pulled.found.found[name], acted[name], room):
+            if not _near(actual[name], acted[name], room):
                 return False
-            told = told or not _near(acted[name], exact.value, room)
-    return told
+            shows = shows or not _near(acted[name], exact.value, room)
+    return shows
 
 
 def _room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
@@ -157,44 +164,48 @@ def _room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
     return torch.full_like(bound, model.ACTED_ROOM * grown**2 * float(bound.max()))
 
 
-def _unknown(every: Sequence[Pulled], wrong: Sequence[Pulled]) -> dict[str, Any]:
+def _unknown(
+    every: Sequence[ObservedGradients], wrong: Sequence[ObservedGradients]
+) -> dict[str, Any]:
     """What is true of gradients that no named mistake explains."""
-    names = list(dict.fromkeys(name for pulled in wrong for name in pulled.wrong()))
+    names = list(dict.fromkeys(name for each in wrong for name in each.wrong))
     facts: dict[str, Any] = {"asked": len(every), "wrong": len(wrong), "gradients": names}
-    told = f"the gradients of {', '.join(names)} go wrong in {len(wrong)} of {len(every)} problems"
-    if any(not bool(p.found.found[name].isfinite().all()) for p in wrong for name in p.wrong()):
+    text = f"the gradients of {', '.join(names)} go wrong in {len(wrong)} of {len(every)} problems"
+    if not all(
+        bool(each.actual.found[name].isfinite().all()) for each in wrong for name in each.wrong
+    ):
         facts["finite"] = False
-        told += "; not all of them are finite"
+        text += "; not all of them are finite"
     factor = _common_factor(wrong)
     if factor is not None:
         facts["ratio"] = factor
-        told += f"; they are {factor:.6g} times what is expected"
+        text += f"; they are {factor:.6g} times what is expected"
     return {
-        "name": "unknown-mistake",
-        "text": f"no known mistake explains it: {told}",
+        "name": UNKNOWN,
+        "text": f"{NO_MISTAKE}: {text}",
         "fix": "",
         "confidence": 0.0,
         "facts": facts,
     }
 
 
-def _common_factor(wrong: Sequence[Pulled]) -> float | None:
+def _common_factor(wrong: Sequence[ObservedGradients]) -> float | None:
     """The one number that wrong gradients are times the right ones, if there is one."""
-    factors = [_factor(pulled.found.found, pulled) for pulled in wrong]
-    known = [each for each in factors if each is not None]
-    if len(known) < len(factors) or max(known) - min(known) > model.NEARLY_NOTHING**0.5:
+    factors = [_factor(each) for each in wrong]
+    numbers = [factor for factor in factors if factor is not None]
+    if len(numbers) < len(factors) or max(numbers) - min(numbers) > model.NEARLY_NOTHING**0.5:
         return None
-    return known[0]
+    return numbers[0]
 
 
-def _factor(found: Mapping[str, Tensor], pulled: Pulled) -> float | None:
-    names = pulled.wrong()
-    got = torch.cat([found[name].double().flatten() for name in names])
-    expected = torch.cat([pulled.known.gradients[name].value.flatten() for name in names])
+def _factor(observed: ObservedGradients) -> float | None:
+    gradients = observed.expected.gradients
+    actual = torch.cat([observed.actual.found[name].double().flatten() for name in observed.wrong])
+    expected = torch.cat([gradients[name].value.flatten() for name in observed.wrong])
     size = float(expected.square().sum())
-    if not size or not bool(got.isfinite().all()):
+    if not size or not bool(actual.isfinite().all()):
         return None
-    factor = float((got * expected).sum()) / size
-    left = float((got - factor * expected).square().sum())
-    apart = float((got - expected).square().sum())
-    return factor if left <= model.NEARLY_NOTHING * apart else None
+    factor = float((actual * expected).sum()) / size
+    left = float((actual - factor * expected).square().sum())
+    total = float((actual - expected).square().sum())
+    return factor if left <= model.NEARLY_NOTHING * total else None

@@ -41,16 +41,15 @@ _WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """One problem with what the candidate answered; ``problem`` is None for made-up inputs."""
+class BatteryAnswer:
+    """Some inputs of the battery with what the candidate answered."""
 
     inputs: Inputs
     output: Tensor
-    problem: Problem | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
+class BatteryEntry:
     """One problem of the battery, before it meets a candidate."""
 
     sizes: tuple[int, ...]
@@ -63,13 +62,13 @@ class _Plan:
     seed: int = 11
 
 
-def observe(subject: Subject, extra: tuple[Inputs, ...] = ()) -> list[Seen]:
+def observe(subject: Subject) -> list[BatteryAnswer]:
     """What the candidate answers on the battery; what it cannot be called with is left out."""
-    found = [ask(subject, inputs) for inputs in (*battery(subject), *extra)]
-    return [seen for seen in found if seen is not None]
+    answers = [answer_to(subject, inputs) for inputs in battery(subject)]
+    return [answer for answer in answers if answer is not None]
 
 
-def ask(subject: Subject, inputs: Inputs) -> Seen | None:
+def answer_to(subject: Subject, inputs: Inputs) -> BatteryAnswer | None:
     """The answer to some inputs as float64, of whatever shape; None if it is no such tensor."""
     try:
         forward = subject.forward(inputs)
@@ -84,7 +83,7 @@ def ask(subject: Subject, inputs: Inputs) -> Seen | None:
     if inputs.batched and tuple(output.shape) == presented_shape(inputs):
         output = canonical_output(output, inputs)
     batched = output if inputs.batched else output.unsqueeze(0)
-    return Seen(inputs=inputs, output=taken(batched).double())
+    return BatteryAnswer(inputs=inputs, output=taken(batched).double())
 
 
 def battery(subject: Subject) -> Iterator[Inputs]:
@@ -115,39 +114,39 @@ def _every(subject: Subject) -> Iterator[Inputs]:
     yield from _lowered(subject)
 
 
-def _plans(candidate: Candidate) -> Iterator[_Plan]:
+def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
     """Every feature alone, then with others."""
     declared = candidate.declaration
     for sizes in (_APART, _ALIKE, _GROUPED, _CUBE, _MORE_QUERIES, _LONG):
-        yield _Plan(sizes=sizes)
+        yield BatteryEntry(sizes=sizes)
     for form in declared.masks:
         for broad in (False, True):
-            yield _Plan(sizes=_APART, form=form, broad=broad)
-            yield _Plan(sizes=_ALIKE, form=form, broad=broad, seed=12)
-        yield _Plan(sizes=_GROUPED, form=form, pattern="dense")
-        yield _Plan(sizes=_LONG, form=form, pattern="single")
-        yield _Plan(sizes=_APART, form=form, pattern="empty-rows", seed=13)
-        yield _Plan(sizes=_ALIKE, form=form, pattern="empty-rows", seed=14, broad=True)
+            yield BatteryEntry(sizes=_APART, form=form, broad=broad)
+            yield BatteryEntry(sizes=_ALIKE, form=form, broad=broad, seed=12)
+        yield BatteryEntry(sizes=_GROUPED, form=form, pattern="dense")
+        yield BatteryEntry(sizes=_LONG, form=form, pattern="single")
+        yield BatteryEntry(sizes=_APART, form=form, pattern="empty-rows", seed=13)
+        yield BatteryEntry(sizes=_ALIKE, form=form, pattern="empty-rows", seed=14, broad=True)
     yield from _structured(candidate)
 
 
-def _structured(candidate: Candidate) -> Iterator[_Plan]:
+def _structured(candidate: Candidate) -> Iterator[BatteryEntry]:
     """Bias, the arguments of a call, and causality, each alone and with a mask."""
     declared, extras = candidate.declaration, _extras(candidate)
     if "bias" in declared.masks:
         for sizes in _SHAPES:
-            yield _Plan(sizes=sizes, form="bias", pattern="dense", finite_bias=True)
-        yield _Plan(sizes=_ALIKE, form="bias", finite_bias=True, broad=True, pattern="full")
+            yield BatteryEntry(sizes=sizes, form="bias", pattern="dense", finite_bias=True)
+        yield BatteryEntry(sizes=_ALIKE, form="bias", finite_bias=True, broad=True, pattern="full")
     for more in extras:
-        yield _Plan(sizes=_APART, extras=more)
+        yield BatteryEntry(sizes=_APART, extras=more)
         if "window" in more:
-            yield _Plan(sizes=_MORE_QUERIES, extras=more)
+            yield BatteryEntry(sizes=_MORE_QUERIES, extras=more)
         if "past" in more:
-            yield _Plan(sizes=_GROUPED, extras=more)
+            yield BatteryEntry(sizes=_GROUPED, extras=more)
     yield from _masked(candidate, extras, causal=False)
     if declared.causal:
-        yield from (_Plan(sizes=sizes, causal=True) for sizes in _SHAPES)
-        yield from (_Plan(sizes=_ALIKE, causal=True, extras=more) for more in extras)
+        yield from (BatteryEntry(sizes=sizes, causal=True) for sizes in _SHAPES)
+        yield from (BatteryEntry(sizes=_ALIKE, causal=True, extras=more) for more in extras)
         yield from _masked(candidate, [{}, *extras], causal=True)
         for sizes in (_APART, _MORE_QUERIES):  # a form that alone is wrong needs several witnesses
             yield from _masked(candidate, [{}], causal=True, sizes=sizes)
@@ -184,11 +183,11 @@ def _masked(
     *,
     causal: bool,
     sizes: tuple[int, ...] | None = None,
-) -> Iterator[_Plan]:
+) -> Iterator[BatteryEntry]:
     """Every form with every argument."""
     for form in candidate.declaration.masks:
         for more in extras:
-            yield _Plan(
+            yield BatteryEntry(
                 sizes=sizes or (_ALIKE if causal else _APART),
                 form=form,
                 pattern="dense",
@@ -198,7 +197,7 @@ def _masked(
             )
 
 
-def _problem(subject: Subject, plan: _Plan) -> Problem | None:
+def _problem(subject: Subject, plan: BatteryEntry) -> Problem | None:
     """The nearest problem that the candidate can be asked."""
     candidate, space = subject.candidate, Space(values=("normal",))
     mask = _mask(candidate, plan)
@@ -216,7 +215,7 @@ def _problem(subject: Subject, plan: _Plan) -> Problem | None:
     )
 
 
-def _mask(candidate: Candidate, plan: _Plan) -> MaskPlan | None:
+def _mask(candidate: Candidate, plan: BatteryEntry) -> MaskPlan | None:
     """The mask in the shape with the most axes, or with the fewest."""
     if not plan.form:
         return None
@@ -241,7 +240,7 @@ def _large(subject: Subject) -> Iterator[Inputs]:
     """Logits past the range of the exponential, high and low."""
     if subject.dtype not in ("float32", "float64"):
         return
-    problem = _problem(subject, _Plan(sizes=_APART, seed=21))
+    problem = _problem(subject, BatteryEntry(sizes=_APART, seed=21))
     if problem is None or subject.candidate.declaration.inputs == "self":
         return
     for values in ("large-logits", "negative-logits"):
@@ -257,7 +256,7 @@ def _stretched(subject: Subject) -> Iterator[Inputs]:
     if not options:
         return
     form, shape = options[0]
-    base = _problem(subject, _Plan(sizes=_APART, seed=31))
+    base = _problem(subject, BatteryEntry(sizes=_APART, seed=31))
     if base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one must be hidden)
         return
     plan = MaskPlan(pattern="single", form=form, shape=shape)
@@ -273,7 +272,7 @@ def _lowered(subject: Subject) -> Iterator[Inputs]:
     """The first key far below those that the triangle hides from the first query."""
     if subject.candidate.declaration.causal is None:
         return
-    base = _problem(subject, _Plan(sizes=_ALIKE, seed=33, causal=True))
+    base = _problem(subject, BatteryEntry(sizes=_ALIKE, seed=33, causal=True))
     if base is None:
         return
     drawn = subject.inputs(base)

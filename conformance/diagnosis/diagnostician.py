@@ -16,21 +16,21 @@ from ..clauses.registry import Clause
 from ..clauses.subject import Differentiator, Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
-from .acting import Made, act
+from .acting import Combination, act
 from .agreement import agrees, margin
 from .backward import BackwardDiagnostician
-from .battery import Seen, ask, observe
+from .battery import BatteryAnswer, answer_to, observe
 from .facts import repeats, unknown_entry
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .precision_diagnosis import precision_entry, scale_entry
-from .search import Found, Search, touches_any
+from .search import MistakeSearch, touches_any
 
 
 class NoDifferentiator(Differentiator):
-    """Nothing is differentiated: an acted answer has no history."""
+    """A differentiator that refuses: an acted answer has no history."""
 
-    def tape(self, inputs: Inputs, **_asked: object) -> Taped:
-        """LookupError, which speaks against no mistake."""
+    def tape(self, inputs: Inputs, **_options: object) -> Taped:
+        """Raise LookupError, which speaks against no mistake."""
         del inputs
         msg = "an acted mistake has no gradients"
         raise LookupError(msg)
@@ -39,7 +39,7 @@ class NoDifferentiator(Differentiator):
 class StandIn(Subject):
     """A subject that answers as a candidate with some mistakes, rounded to the query's dtype."""
 
-    def __init__(self, subject: Subject, made: Made) -> None:
+    def __init__(self, subject: Subject, made: Combination) -> None:
         super().__init__(subject.candidate, subject.dtype)
         self.oracle = subject.oracle
         self.inputs = subject.inputs
@@ -47,40 +47,32 @@ class StandIn(Subject):
         self.made = made
 
     def forward(self, inputs: Inputs) -> Forward:
-        """No layer is built: the answer follows from the inputs alone."""
+        """A function that is never called: the answer follows from the inputs alone."""
         del inputs
-        return _not_called
+        return lambda: None
 
     def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
         """The acted answer; CandidateFailure for one of another shape, as for a candidate's."""
         del forward, given
-        declared = self.declaration.semantics
-        acted = act(self.oracle, declared, self.made, inputs)
+        acted = act(self.oracle, self.declaration.semantics, self.made, inputs)
         output: Tensor = acted.output.to(inputs.query.dtype)
         if output.shape != inputs.output_shape:
-            told = f"the output has shape {list(output.shape)}"
-            raise CandidateFailure(Violation(kind="shape", message=told))
+            message = f"the output has shape {list(output.shape)}"
+            raise CandidateFailure(Violation(kind="shape", message=message))
         weights = acted.core.weights.to(inputs.query.dtype) if inputs.return_weights else None
         return Answer(output=output, returned=output, weights=weights)
 
 
-def _not_called() -> None:
-    """Stand where a layer would."""
-
-
-def fails_alike(subject: Subject, made: Made, clause: Clause, problem: Problem) -> bool:
+def fails_alike(subject: Subject, made: Combination, clause: Clause, problem: Problem) -> bool:
     """Whether a candidate with some mistakes fails a clause on a problem.
 
-    True as well where the mistakes cannot be acted out on what the clause asks: then nothing
+    True as well where the mistakes cannot be acted out on what the clause needs: then nothing
     speaks against them.
     """
     try:
-        finding = clause.check(StandIn(subject, made), problem)
-    except CandidateFailure:
+        return clause.check(StandIn(subject, made), problem).violation is not None
+    except (CandidateFailure, NotExpressible, LookupError, ValueError, RuntimeError):
         return True
-    except (NotExpressible, LookupError, ValueError, RuntimeError):
-        return True
-    return finding.violation is not None
 
 
 MOST_REPORTED: Final = 6
@@ -94,7 +86,7 @@ class Explanation:
     """One entry of the report, with the mistakes that it names; none for a loss of precision."""
 
     entry: dict[str, Any]
-    made: Found = ()
+    made: Combination = ()
 
 
 class Diagnostician:
@@ -116,27 +108,25 @@ class Diagnostician:
         if not candidate.golden_known or candidate.kind == "positions":
             return []
         if clause is not None and problem is not None and clause.family == "gradients":
-            wrong = self._anything_wrong  # then its gradients are a consequence
-            return self._of_answers(clause) if wrong else self.backward.explain(clause.id, problem)
-        found = [one.entry for one in self.explanations if self._fits(one, clause, problem)]
-        if found:
-            return _shared(found)
-        shown = None if problem is None else ask(self.subject, self.subject.inputs(problem))
+            if not self._anything_wrong:
+                return self.backward.explain(clause.id, problem)
+            # The answers are wrong, and wrong gradients are a consequence.
+            entries = [one.entry for one in self.explanations]
+            return _shared(entries) if entries else [self._unknown(clause, None)]
+        entries = [one.entry for one in self.explanations if self._fits(one, clause, problem)]
+        if entries:
+            return _shared(entries)
+        shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
         if clause is None and not self._anything_wrong:
             return []
         return [self._unknown(clause, shown)]
 
-    def _unknown(self, clause: Clause | None, shown: Seen | None) -> dict[str, Any]:
+    def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         """The entry without a name; what all wrong answers share is said at one clause alone."""
         said_at = self._said_at
         if clause is not None and not said_at:
             self._said_at = clause.id
         return unknown_entry(self.subject, self.observed, shown, said_at=said_at)
-
-    def _of_answers(self, clause: Clause) -> list[dict[str, Any]]:
-        """What explains the answers of the battery, whatever has failed."""
-        found = [one.entry for one in self.explanations]
-        return _shared(found) if found else [self._unknown(clause, None)]
 
     @cached_property
     def backward(self) -> BackwardDiagnostician:
@@ -144,7 +134,7 @@ class Diagnostician:
         return BackwardDiagnostician(self.subject)
 
     @cached_property
-    def observed(self) -> list[Seen]:
+    def observed(self) -> list[BatteryAnswer]:
         """What the candidate answers on the battery."""
         return observe(self.subject)
 
@@ -157,13 +147,13 @@ class Diagnostician:
         """What explains every answer of the battery: single mistakes, precision, then pairs."""
         if not self.observed:
             return []
-        search = Search(self.subject, self.observed, self.mistakes)
+        search = MistakeSearch(self.subject, self.observed, self.mistakes)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
-        found = (search.singles() or search.narrowed()) if search.gross else []
-        if found:
-            return _explanations(found)
-        pairs = [(seen.inputs, seen.output) for seen in search.observed]
+        singles = (search.singles() or search.narrowed()) if search.gross else []
+        if singles:
+            return _explanations(singles)
+        pairs = [(answer.inputs, answer.output) for answer in search.observed]
         plain = [(inputs, output) for inputs, output in pairs if inputs.generic]
         some = plain[:: len(plain) // FEW + 1]
         entry = scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
@@ -180,29 +170,32 @@ class Diagnostician:
             return True
         if not made:  # a scale that is off breaks no law that holds at every scale
             return clause.needs_golden or explanation.entry["name"] != "scale-off"
-        seen = ask(self.subject, self.subject.inputs(problem))
-        if seen is not None and not self._answers(made, seen):
+        answer = answer_to(self.subject, self.subject.inputs(problem))
+        if answer is not None and not self._explain_answer(made, answer):
             return False
         return fails_alike(self.subject, made, clause, problem)
 
-    def _answers(self, made: Found, seen: Seen) -> bool:
+    def _explain_answer(self, made: Combination, answer: BatteryAnswer) -> bool:
         """Whether mistakes explain one answer."""
         declared = self.subject.declaration.semantics
-        if not touches_any(made, seen.inputs, declared):
-            return margin(self.subject, seen) <= 1.0
-        return agrees(self.subject, act(self.subject.oracle, declared, made, seen.inputs), seen)
+        if not touches_any(made, answer.inputs, declared):
+            return margin(self.subject, answer) <= 1.0
+        acted = act(self.subject.oracle, declared, made, answer.inputs)
+        return agrees(self.subject, acted, answer)
 
 
-def _explanations(found: list[Found]) -> list[Explanation]:
+def _explanations(combinations: list[Combination]) -> list[Explanation]:
     """Each name once, without the special cases of what explains as much."""
-    named: dict[frozenset[str], Found] = {}
-    for made in _most_general(found):
-        named.setdefault(frozenset(mistake.name for mistake in made), made)
+    names = {frozenset(mistake.name for mistake in made) for made in combinations}
+    named: dict[frozenset[str], Combination] = {}
+    for made in combinations:
+        if not _is_special(made, names):
+            named.setdefault(frozenset(mistake.name for mistake in made), made)
     return [
         Explanation(
             entry={
                 "name": "+".join(mistake.name for mistake in made),
-                "text": "; ".join(mistake.text for mistake in made),
+                "text": "; ".join(mistake.sentence for mistake in made),
                 "fix": "; ".join(mistake.fix for mistake in made),
                 "confidence": 1.0,
             },
@@ -212,17 +205,12 @@ def _explanations(found: list[Found]) -> list[Explanation]:
     ]
 
 
-def _shared(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shared(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The confidence shared among equivalent names."""
-    return [{**entry, "confidence": entry["confidence"] / len(found)} for entry in found]
+    return [{**entry, "confidence": entry["confidence"] / len(entries)} for entry in entries]
 
 
-def _most_general(found: list[Found]) -> list[Found]:
-    names = {frozenset(mistake.name for mistake in made) for made in found}
-    return [made for made in found if not _is_special(made, names)]
-
-
-def _is_special(made: Found, names: set[frozenset[str]]) -> bool:
+def _is_special(made: Combination, names: set[frozenset[str]]) -> bool:
     for mistake in made:
         others = {other.name for other in made if other is not mistake}
         if mistake.special_of and frozenset({mistake.special_of, *others}) in names:

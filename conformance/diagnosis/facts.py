@@ -13,76 +13,92 @@ from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
 from ..tolerance import model
 from .agreement import margin, wrong_elements
-from .battery import Seen, ask
+from .battery import BatteryAnswer, answer_to
 from .conditions import CONDITIONS, never_with, only_with
 
 UNKNOWN: Final = "unknown-mistake"
-_SPOKEN_AXES: Final = {
+NO_MISTAKE: Final = "no known mistake explains it"
+_AXIS_NAMES: Final = {
     "batch": "batch items",
     "head": "heads",
     "query": "queries",
     "channel": "channels",
 }
-# Beyond so many bounds the number says nothing more to a person.
+# A larger multiple of the bound says nothing more to a person.
 MOST_BOUNDS: Final = 1e6
 
 
 def unknown_entry(
-    subject: Subject, observed: Sequence[Seen], shown: Seen | None, *, said_at: str = ""
+    subject: Subject,
+    observed: Sequence[BatteryAnswer],
+    shown: BatteryAnswer | None,
+    *,
+    said_at: str = "",
 ) -> dict[str, Any]:
-    """The report's entry for a mistake without a name, with every fact that was found.
+    """The report's entry for a mistake without a name, with every fact about it.
 
     ``shown`` is the failing problem that is to be explained, if there is one. ``said_at`` is the
     clause whose entry has said what all wrong answers have in common: it is not said again.
     """
-    facts, told = gather(subject, observed, shown, only_shown=bool(said_at))
-    sentence = "no known mistake explains it"
+    facts, texts = _gather(subject, observed, shown, only_shown=bool(said_at))
+    sentence = NO_MISTAKE
     if said_at:
         sentence += f" ({said_at} says what the wrong answers have in common)"
     return {
         "name": UNKNOWN,
-        "text": f"{sentence}: {'; '.join(told)}" if told else sentence,
+        "text": f"{sentence}: {'; '.join(texts)}" if texts else sentence,
         "fix": "",
         "confidence": 0.0,
         "facts": facts,
     }
 
 
-def gather(
-    subject: Subject, observed: Sequence[Seen], shown: Seen | None, *, only_shown: bool = False
+def _gather(
+    subject: Subject,
+    observed: Sequence[BatteryAnswer],
+    shown: BatteryAnswer | None,
+    *,
+    only_shown: bool,
 ) -> tuple[dict[str, Any], list[str]]:
     """The facts as data and as sentences; with ``only_shown`` those of one problem alone."""
-    wrong = [seen for seen in observed if margin(subject, seen) > 1.0]
+    wrong = [answer for answer in observed if margin(subject, answer) > 1.0]
     facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong)}
-    told: list[str] = []
+    texts: list[str] = []
     one = shown if shown is not None else _plainest(wrong)
     if shown is not None and margin(subject, shown) <= 1.0:
-        told.append("the plain answer to this problem is right: only what the clause changes shows")
+        texts.append(
+            "the plain answer to this problem is right: only what the clause changes shows"
+        )
         facts["plain_answer"] = "right"
         one = None if only_shown else _plainest(wrong)
     if wrong and not only_shown:
-        told.append(_conditions(facts, observed, wrong))
+        texts.append(_conditions(facts, observed, wrong))
     if one is not None:
-        told += _of_answer(subject, facts, one)
+        texts += _of_answer(subject, facts, one)
     if not only_shown:
-        told += _unsteady(subject, facts, one)
-        told += _values_of_one(subject, facts, wrong)
-    return facts, told
+        if one is not None:
+            facts["repeats"] = repeats(subject, one)
+            if not facts["repeats"]:
+                texts.append("a second call with the same inputs gives another answer")
+        texts += _values_of_one(subject, facts, wrong)
+    return facts, texts
 
 
-def _plainest(wrong: Sequence[Seen]) -> Seen | None:
-    """The wrong answer to the problem with the least in it."""
+def _plainest(wrong: Sequence[BatteryAnswer]) -> BatteryAnswer | None:
+    """The wrong answer to the problem that meets the fewest conditions."""
+    return min(
+        wrong,
+        key=lambda answer: sum(one.holds(answer.inputs) for one in CONDITIONS),
+        default=None,
+    )
 
-    def features(seen: Seen) -> int:
-        return sum(one.holds(seen.inputs) for one in CONDITIONS)
 
-    return min(wrong, key=features, default=None)
-
-
-def _conditions(facts: dict[str, Any], observed: Sequence[Seen], wrong: Sequence[Seen]) -> str:
+def _conditions(
+    facts: dict[str, Any], observed: Sequence[BatteryAnswer], wrong: Sequence[BatteryAnswer]
+) -> str:
     """Which problems go wrong, if they have something in common that right ones lack."""
-    bad = {id(seen) for seen in wrong}
-    fine = [seen for seen in observed if id(seen) not in bad]
+    bad = {id(answer) for answer in wrong}
+    fine = [answer for answer in observed if id(answer) not in bad]
     only, never = only_with(wrong, fine), never_with(wrong, fine)
     facts["only_with"] = [one.name for one in only]
     facts["never_with"] = [one.name for one in never]
@@ -94,34 +110,34 @@ def _conditions(facts: dict[str, Any], observed: Sequence[Seen], wrong: Sequence
     return text
 
 
-def _of_answer(subject: Subject, facts: dict[str, Any], seen: Seen) -> list[str]:
+def _of_answer(subject: Subject, facts: dict[str, Any], answer: BatteryAnswer) -> list[str]:
     """Where one answer is wrong, and by how much."""
-    known = subject.golden(seen.inputs)
-    wrong = wrong_elements(subject, seen)
+    exact = subject.golden(answer.inputs)
+    wrong = wrong_elements(subject, answer)
     if wrong is None:
-        facts["shape"] = list(seen.output.shape)
-        facts["expected_shape"] = list(known.output.shape)
+        facts["shape"] = list(answer.output.shape)
+        facts["expected_shape"] = list(exact.output.shape)
         return [f"its shape is {facts['shape']} where {facts['expected_shape']} is expected"]
     if not bool(wrong.any()):
         return []
-    told = _where(facts, wrong)
-    rows = known.empty_rows.expand(wrong.shape)
+    texts = _where(facts, wrong)
+    rows = exact.empty_rows.expand(wrong.shape)
     if bool((wrong & rows).any()) and not bool((wrong & ~rows).any()):
         facts["rows"] = "without keys"
-        told.append("only rows without keys are wrong")
-    broken = int((wrong & ~torch.isfinite(seen.output)).sum())
+        texts.append("only rows without keys are wrong")
+    broken = int((wrong & ~torch.isfinite(answer.output)).sum())
     facts["not_finite"] = broken
     if broken:
-        told.append(f"{broken} of {wrong.numel()} elements are not finite")
-    finite = wrong & torch.isfinite(seen.output) & torch.isfinite(known.output)
+        texts.append(f"{broken} of {wrong.numel()} elements are not finite")
+    finite = wrong & torch.isfinite(answer.output) & torch.isfinite(exact.output)
     if bool(finite.any()):
-        told += _sizes(facts, seen.output[finite], known.output[finite], known.bound[finite])
-    return told
+        texts += _sizes(facts, answer.output[finite], exact.output[finite], exact.bound[finite])
+    return texts
 
 
 def _where(facts: dict[str, Any], wrong: Tensor) -> list[str]:
     """The indices along each axis that hold anything wrong."""
-    facts["affected"], told = {}, []
+    facts["affected"], texts = {}, []
     for number, axis in enumerate(AXES.get(wrong.dim(), ())):
         others = [other for other in range(wrong.dim()) if other != number]
         hit = wrong.sum(dim=others) > 0
@@ -129,9 +145,9 @@ def _where(facts: dict[str, Any], wrong: Tensor) -> list[str]:
         count = wrong.shape[number]
         facts["affected"][axis] = "all" if len(indices) == count else indices
         if len(indices) < count:
-            told.append(f"{_SPOKEN_AXES[axis]} {_listed(indices)} of {count}")
-    place = " and ".join(told)
-    return [f"only {place} are affected" if told else "no batch item, head or row is spared"]
+            texts.append(f"{_AXIS_NAMES[axis]} {_listed(indices)} of {count}")
+    place = " and ".join(texts)
+    return [f"only {place} are affected" if texts else "no batch item, head or row is spared"]
 
 
 def _listed(indices: list[int]) -> str:
@@ -140,25 +156,25 @@ def _listed(indices: list[int]) -> str:
     return f"{shown}, …" if len(indices) > few else shown
 
 
-def _sizes(facts: dict[str, Any], got: Tensor, expected: Tensor, bound: Tensor) -> list[str]:
+def _sizes(facts: dict[str, Any], actual: Tensor, expected: Tensor, bound: Tensor) -> list[str]:
     """Magnitudes: the largest error, a constant ratio, a constant difference."""
-    error = (got - expected).abs()
+    error = (actual - expected).abs()
     facts["largest_error"] = float(error.max())
-    told = [f"the largest error is {facts['largest_error']:.3g}{_in_bounds(facts, error, bound)}"]
-    if not bool(got.any()):
+    texts = [f"the largest error is {facts['largest_error']:.3g}{_in_bounds(facts, error, bound)}"]
+    if not bool(actual.any()):
         facts["answer"] = "zero"
-        return [*told, "the answer is zero there"]
-    if got.numel() < model.FEWEST_FITTED:
-        return told
-    factor = float((got * expected).sum() / expected.square().sum().clamp_min(model.LOST_WEIGHT))
-    if _nothing_left(got - factor * expected, error):
+        return [*texts, "the answer is zero there"]
+    if actual.numel() < model.FEWEST_FITTED:
+        return texts
+    factor = float((actual * expected).sum() / expected.square().sum().clamp_min(model.LOST_WEIGHT))
+    if _nothing_left(actual - factor * expected, error):
         facts["ratio"] = factor
-        told.append(f"it is {factor:.6g} times what is expected")
-    shift = float((got - expected).mean())
-    if _nothing_left(got - expected - shift, error):
+        texts.append(f"it is {factor:.6g} times what is expected")
+    shift = float((actual - expected).mean())
+    if _nothing_left(actual - expected - shift, error):
         facts["difference"] = shift
-        told.append(f"it differs by {shift:+.6g} throughout")
-    return told
+        texts.append(f"it differs by {shift:+.6g} throughout")
+    return texts
 
 
 def _in_bounds(facts: dict[str, Any], error: Tensor, bound: Tensor) -> str:
@@ -177,29 +193,23 @@ def _nothing_left(left: Tensor, error: Tensor) -> bool:
     return float(left.square().sum()) <= model.NEARLY_NOTHING * float(error.square().sum())
 
 
-def _unsteady(subject: Subject, facts: dict[str, Any], seen: Seen | None) -> list[str]:
-    """Whether a second call with the same inputs gives another answer."""
-    if seen is None:
-        return []
-    facts["repeats"] = repeats(subject, seen)
-    return [] if facts["repeats"] else ["a second call with the same inputs gives another answer"]
-
-
-def repeats(subject: Subject, seen: Seen) -> bool:
+def repeats(subject: Subject, answer: BatteryAnswer) -> bool:
     """Whether a second call with the same inputs gives the same answer, to within its bound."""
-    again = ask(subject, seen.inputs)
-    if again is None or again.output.shape != seen.output.shape:
+    again = answer_to(subject, answer.inputs)
+    if again is None or again.output.shape != answer.output.shape:
         return False
-    known = subject.golden(seen.inputs)
-    fits = known.output.shape == seen.output.shape
-    bound = known.bound if fits else torch.zeros_like(seen.output)
-    apart = (again.output - seen.output).abs() > bound
-    return not bool((apart & torch.isfinite(again.output)).any())
+    exact = subject.golden(answer.inputs)
+    fits = exact.output.shape == answer.output.shape
+    bound = exact.bound if fits else torch.zeros_like(answer.output)
+    differs = (again.output - answer.output).abs() > bound
+    return not bool((differs & torch.isfinite(again.output)).any())
 
 
-def _values_of_one(subject: Subject, facts: dict[str, Any], wrong: Sequence[Seen]) -> list[str]:
+def _values_of_one(
+    subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
+) -> list[str]:
     """A core's answer to values that are all one, which must stay so."""
-    plain = next((seen for seen in wrong if not seen.inputs.masked), None)
+    plain = next((answer for answer in wrong if not answer.inputs.masked), None)
     if plain is None or plain.inputs.is_layer or facts.get("repeats") is False:
         return []
     ones = plain.inputs.with_tokens(value=torch.ones_like(plain.inputs.value))
@@ -207,9 +217,9 @@ def _values_of_one(subject: Subject, facts: dict[str, Any], wrong: Sequence[Seen
         sums = subject.answer(ones).double()
     except CandidateFailure:
         return []
-    known = subject.golden(ones)
+    exact = subject.golden(ones)
     least, most = float(sums.min()), float(sums.max())
-    right = bool(((sums - known.output).abs() <= known.bound).all())
+    right = bool(((sums - exact.output).abs() <= exact.bound).all())
     facts["ones_stay"] = right
     if right:
         return ["values that are all one stay so"]

@@ -27,25 +27,28 @@ _SEEDS: Final = (1, 1, 2)
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     """What makes a candidate answer at random, None where torch's seed decides nothing.
 
-    It is asked the failing problem, and one of equal keys and equal values: every row of it returns
-    as many of the values as were kept, which tells dropout from other random numbers.
+    It answers the failing problem, and one of equal keys and equal values: every row of that
+    returns as many values as were kept, which distinguishes dropout from other random numbers.
     """
     if not subject.candidate.golden_known or subject.candidate.kind == "positions":
         return None
-    made = edge_problems(subject.candidate, COUNTED, dtype=subject.dtype, most=1)
-    counted = [equal_tokens(subject.inputs(each.replace(device=subject.device))) for each in made]
+    problems = edge_problems(subject.candidate, COUNTED, dtype=subject.dtype, most=1)
+    counted = [
+        equal_tokens(subject.inputs(each.replace(device=subject.device))) for each in problems
+    ]
     with subject.recorded(None):
         for inputs in (*counted, subject.inputs(problem)):
             answer = _decided_by_seed(subject, inputs)
             if answer is not None:
-                told = _dropped(subject, inputs, answer) if inputs in counted else ""
-                return _entry(told)
+                dropped = _dropped(subject, inputs, answer) if inputs in counted else ""
+                return _entry(dropped)
     return None
 
 
-def _entry(told: str) -> dict[str, Any]:
-    if told:
-        return {"name": DROPOUT, "text": told, "fix": _FIX, "confidence": 1.0}
+def _entry(dropped: str) -> dict[str, Any]:
+    if dropped:
+        text = f"dropout is left on: {dropped}, in a call that asks for none"
+        return {"name": DROPOUT, "text": text, "fix": _FIX, "confidence": 1.0}
     text = "the answer is random: it differs with torch's seed, in calls that ask for no dropout"
     fix = "draw no random numbers outside training; is some dropout left on?"
     return {"name": RANDOM, "text": text, "fix": fix, "confidence": 1.0}
@@ -63,11 +66,11 @@ def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
     except CandidateFailure:
         return None
     first, again, other = answers
-    known = subject.golden(inputs)
-    judged = known.judged.expand(known.bound.shape)
-    apart = ((first.double() - other.double()).abs() > known.bound) & judged
+    exact = subject.golden(inputs)
+    judged = exact.judged.expand(exact.bound.shape)
+    differs = ((first.double() - other.double()).abs() > exact.bound) & judged
     same = torch.equal(first.nan_to_num(), again.nan_to_num())
-    return first.double() if same and bool(apart.any()) else None
+    return first.double() if same and bool(differs.any()) else None
 
 
 def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
@@ -76,13 +79,9 @@ def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
     if shares is None:
         return ""
     if not bool(shares.isfinite().all()) or _differ(shares, slack):
-        return (
-            "dropout is left on: single elements of the answer are dropped, in a call that asks "
-            "for none"
-        )
+        return "single elements of the answer are dropped"
     keys = inputs.geometry.key_length
-    levels = shares.flatten().sort().values
-    steps = levels.diff()
+    steps = shares.flatten().sort().values.diff()
     steps = steps[steps > 2.0 * float(slack.max())]
     if not steps.numel():
         return ""
@@ -90,18 +89,14 @@ def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
     counts = shares * keys * kept
     if bool(((counts - counts.round()).abs() > model.COUNTABLE).any()):
         return ""
-    dropped, scaled = 1.0 - kept, True
-    if dropped <= float(slack.max()):  # what is left is not made up for
-        dropped, scaled = 1.0 - float(shares.mean()), False
-    told = f"attention weights are dropped with a probability of {dropped:.2g}"
-    return (
-        f"dropout is left on: {told}{'' if scaled else ' and not rescaled'}, in a call that asks "
-        "for none"
-    )
+    dropped, rescaled = 1.0 - kept, ""
+    if dropped <= float(slack.max()):  # the rest does not make up for it
+        dropped, rescaled = 1.0 - float(shares.mean()), " and not rescaled"
+    return f"attention weights are dropped with a probability of {dropped:.2g}{rescaled}"
 
 
 def _differ(shares: Tensor, slack: Tensor) -> bool:
-    """Whether channels of one row, which only a core shows, were dropped apart."""
+    """Whether channels of one row, which only a core shows, were dropped independently."""
     if shares.dim() != len("BHLD"):
         return False
     return bool(((shares - shares[..., :1]).abs() > 2.0 * slack).any())

@@ -15,35 +15,33 @@ from ..declare.declaration import Declaration, mixed_in
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .acting import act
+from .acting import Combination, act
 from .agreement import agrees, closeness, margin
-from .battery import Seen
+from .battery import BatteryAnswer
 from .conditions import CONDITIONS, FEWEST_RIGHT, Condition
-from .mistakes import Asked, NamedMistake, NotExpressible, everywhere
+from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
+from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 
-# Clauses of what speaks of the bias of a projection rather than of an additive mask.
-_PROJECTIONS: Final = ("numerics.golden", "mask.empty-row")
 USUAL_WAYS: Final = 3
-# The part of the time that is left for equivalents of a pair that was found.
+# The part of the time that is left for equivalents of the first pair.
 REST_OF_TIME: Final = 0.2
-Found = tuple[NamedMistake, ...]
 
 
-class Search:
-    """Verdicts on mistakes, one problem after another, each found once.
+class MistakeSearch:
+    """Verdicts on mistakes, one problem after another, each computed once.
 
     Sets of problems are integers, bit ``i`` for the problem ``observed[i]``.
     """
 
     def __init__(
-        self, subject: Subject, observed: Sequence[Seen], mistakes: Sequence[NamedMistake]
+        self, subject: Subject, observed: Sequence[BatteryAnswer], mistakes: Sequence[NamedMistake]
     ) -> None:
         self.subject = subject
         self.declared = subject.declaration.semantics
-        margins = {id(seen): margin(subject, seen) for seen in observed}
+        margins = {id(answer): margin(subject, answer) for answer in observed}
         # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
-        self.observed = sorted(observed, key=lambda seen: _order(margins[id(seen)], seen))
-        sizes = [margins[id(seen)] for seen in self.observed]
+        self.observed = sorted(observed, key=lambda answer: _order(margins[id(answer)], answer))
+        sizes = [margins[id(answer)] for answer in self.observed]
         self.right = _bits(size <= 1.0 for size in sizes)
         self.wrong = _bits(size > 1.0 for size in sizes)
         self.gross = any(size > GROSS for size in sizes)
@@ -52,17 +50,17 @@ class Search:
             for mistake in mistakes
             if mistake.speaks_at(self.declared)
             and (not mistake.changes or mistake.at(self.declared) != self.declared)
-            and _speaks_of_promises(mistake, subject.declaration)
+            and (not mistake.needs or _promised(mistake.needs, subject.declaration))
         ]
         self._touched: dict[int, int] = {}
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
 
-    def singles(self) -> list[Found]:
+    def singles(self) -> list[Combination]:
         """The mistakes that alone explain every answer."""
         return [(one,) for one in self.mistakes if self._explains_every((one,))]
 
-    def narrowed(self) -> list[Found]:
+    def narrowed(self) -> list[Combination]:
         """The mistakes that explain every wrong answer, each made under one condition alone.
 
         What is made with one form of mask, and not with the other forms that are promised, leaves
@@ -71,15 +69,15 @@ class Search:
         if self.wrong.bit_count() < FEWEST_RIGHT:
             return []
         wrong = [index for index in range(len(self.observed)) if self.wrong >> index & 1]
-        found: list[tuple[int, Found]] = []
+        narrowed: list[tuple[int, Combination]] = []
         for mistake in self.mistakes:
             if all(self._explains(mistake, index) for index in wrong):
                 spared = self._spared(mistake)
                 narrow = self._under_condition(mistake, wrong, spared)
-                if narrow is not None and self._tells((narrow,)):
-                    found.append((len(spared), (narrow,)))
-        fewest = min((count for count, _ in found), default=0)
-        return [one for count, one in found if count == fewest]
+                if narrow is not None and self._leaves_little((narrow,)):
+                    narrowed.append((len(spared), (narrow,)))
+        fewest = min((count for count, _ in narrowed), default=0)
+        return [one for count, one in narrowed if count == fewest]
 
     def _spared(self, mistake: NamedMistake) -> list[int]:
         """The right answers that a mistake would have spoilt."""
@@ -95,28 +93,28 @@ class Search:
             return condition.holds(self.observed[index].inputs)
 
         for condition in CONDITIONS:
-            apart = not any(holds(condition, index) for index in spared)
-            if apart and all(holds(condition, index) for index in wrong):
+            spares = not any(holds(condition, index) for index in spared)
+            if spares and all(holds(condition, index) for index in wrong):
                 return under(mistake, condition)
         return None
 
-    def pairs(self, seconds: float) -> list[Found]:
+    def pairs(self, seconds: float) -> list[Combination]:
         """The pairs that explain every answer, as far as the time lets one look."""
         end = time.process_time() + seconds
-        found: list[Found] = []
+        pairs: list[Combination] = []
         for pair in self._promising(end):
             if time.process_time() > end:
                 break
             if self._explains_every(pair):
-                found.append(pair)
+                pairs.append(pair)
                 # Equivalent pairs are supported as well, so they come soon.
                 end = min(end, time.process_time() + seconds * REST_OF_TIME)
-        return found
+        return pairs
 
-    def _promising(self, end: float) -> list[Found]:
+    def _promising(self, end: float) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""
         some = [mistake for mistake in self._usual_ways() if self._touches(mistake) & self.wrong]
-        supported: list[tuple[int, Found]] = []
+        supported: list[tuple[int, Combination]] = []
         for one, two in combinations(some, 2):
             if one.name == two.name or set(one.changes) & set(two.changes):
                 continue
@@ -172,38 +170,41 @@ class Search:
             self._explained[key] = self._explained.get(key, 0) | (bit if good else 0)
         return bool(self._explained[key] & bit)
 
-    def _explains_every(self, made: Found) -> bool:
+    def _explains_every(self, made: Combination) -> bool:
         """Whether they explain every answer together, and not only because errors are small."""
         every = range(len(self.observed))
         if len(made) == 1:
             explained = all(self._explains(made[0], index) for index in every)
         else:
             explained = all(self._judge(made, index) for index in every)
-        return explained and self._tells(made)
+        return explained and self._leaves_little(made)
 
-    def _tells(self, made: Found) -> bool:
+    def _leaves_little(self, made: Combination) -> bool:
         """Whether next to nothing is left of all that is wrong; else any small error would fit."""
-        left = apart = 0.0
-        for index, seen in enumerate(self.observed):
+        left = total = 0.0
+        for index, answer in enumerate(self.observed):
             if self.wrong >> index & 1:
-                acted = act(self.subject.oracle, self.declared, made, seen.inputs)
-                one, other = closeness(self.subject, acted, seen)
-                left, apart = left + one, apart + other
-        return left <= model.LARGEST_UNEXPLAINED * apart
+                acted = act(self.subject.oracle, self.declared, made, answer.inputs)
+                one, other = closeness(self.subject, acted, answer)
+                left, total = left + one, total + other
+        return left <= model.LARGEST_UNEXPLAINED * total
 
-    def _judge(self, made: Found, index: int) -> bool:
-        seen = self.observed[index]
+    def _judge(self, made: Combination, index: int) -> bool:
+        answer = self.observed[index]
         try:
-            acted = act(self.subject.oracle, self.declared, made, seen.inputs)
+            acted = act(self.subject.oracle, self.declared, made, answer.inputs)
         except NotExpressible:
             return False
-        return agrees(self.subject, acted, seen)
+        return agrees(self.subject, acted, answer)
 
     def _touches(self, mistake: NamedMistake) -> int:
         """The problems whose answers a mistake may change."""
         if id(mistake) not in self._touched:
-            asked = (Asked(inputs=seen.inputs, semantics=self.declared) for seen in self.observed)
-            self._touched[id(mistake)] = _bits(touches(mistake, one) for one in asked)
+            calls = (
+                DeclaredCall(inputs=answer.inputs, semantics=self.declared)
+                for answer in self.observed
+            )
+            self._touched[id(mistake)] = _bits(touches(mistake, call) for call in calls)
         return self._touched[id(mistake)]
 
 
@@ -211,30 +212,19 @@ def under(mistake: NamedMistake, condition: Condition) -> NamedMistake:
     """A mistake that is made under a condition alone, and its text says so."""
     return dataclasses.replace(
         mistake,
-        text=f"{mistake.text} (only {condition.words})",
+        sentence=f"{mistake.sentence} (only {condition.words})",
         where=lambda inputs: mistake.where(inputs) and condition.holds(inputs),
     )
 
 
-def _speaks_of_promises(mistake: NamedMistake, declared: Declaration) -> bool:
-    """Whether what a name speaks of is promised at all: no mask is ignored where there is none."""
-    offered = {
-        "mask": bool(declared.masks),
-        "lengths": "lengths" in declared.masks,
-        "bias": "bias" in declared.masks or mistake.clause in _PROJECTIONS,
-        "causal": declared.causal is not None,
-        "window": "window" in declared.features,
-        "softcap": "softcap" in declared.features,
-        "cache": "kv_cache" in declared.features,
-        "sink": "sinks" in declared.features,
-        "sinks": "sinks" in declared.features,
-    }
-    return all(offered.get(word, True) for word in mistake.name.split("-"))
+def _promised(need: str, declared: Declaration) -> bool:
+    """Whether a declaration has what a mistake needs: no mask is ignored where there is none."""
+    return bool(declared.masks) if need == "mask" else declared.causal is not None
 
 
-def _order(size: float, seen: Seen) -> tuple[bool, bool, int]:
+def _order(size: float, answer: BatteryAnswer) -> tuple[bool, bool, int]:
     """Gross errors first, then others, then right answers; small problems before large ones."""
-    sizes = seen.inputs.geometry
+    sizes = answer.inputs.geometry
     return size <= GROSS, size <= 1.0, sizes.batch * sizes.query_length * sizes.key_length
 
 
@@ -242,51 +232,47 @@ def _bits(flags: Iterable[bool]) -> int:
     return sum(1 << index for index, flag in enumerate(flags) if flag)
 
 
-def touches_any(made: Found, inputs: Inputs, declared: golden.Semantics) -> bool:
+def touches_any(made: Combination, inputs: Inputs, declared: golden.Semantics) -> bool:
     """Whether any of some mistakes may change the answer to some inputs."""
-    return any(touches(one, Asked(inputs=inputs, semantics=declared)) for one in made)
+    return any(touches(one, DeclaredCall(inputs=inputs, semantics=declared)) for one in made)
 
 
-def touches(mistake: NamedMistake, asked: Asked) -> bool:
+def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
     """Whether a mistake may change the answer to some inputs at all."""
-    inputs = asked.inputs
-    if not mistake.where(inputs) or not mistake.speaks_at(asked.semantics):
+    inputs = call.inputs
+    if not mistake.where(inputs) or not mistake.speaks_at(call.semantics):
         return False
     if mistake.heads or mistake.core or mistake.output or mistake.point:
         return True
     if any(_MATTERS.get(name, everywhere)(inputs) for name in mistake.changes):
         return True
-    if mistake.question is None:
+    if mistake.inputs is None:
         return False
     try:
-        return mistake.question(asked) is not None
+        return mistake.inputs(call) is not None
     except NotExpressible:
         return True
 
 
-def _hides(inputs: Inputs) -> bool:
-    return inputs.masked or inputs.causal or inputs.window is not None
+def _is_layer(inputs: Inputs) -> bool:
+    return inputs.is_layer
 
 
 # What inputs must have for a field of the semantics to matter to them.
 _MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
-    "mask_operation": _hides,
-    "mask_fill": _hides,
+    **dict.fromkeys(("mask_operation", "mask_fill", "empty_rows"), hides_keys),
     "causal_combination": lambda inputs: inputs.masked and inputs.causal,
     "one_query_causal": lambda inputs: inputs.causal and inputs.geometry.query_length == 1,
-    "empty_rows": _hides,
-    "mask_polarity": lambda inputs: inputs.masked,
+    "mask_polarity": has_mask,
     "causal_alignment": lambda inputs: (
         inputs.causal or inputs.window is not None or mixed_in(inputs.point) is not None
     ),
-    "causal_offset": lambda inputs: inputs.causal,
+    "causal_offset": has_causal,
     "bias_order": lambda inputs: inputs.bias is not None,
-    "softcap_order": lambda inputs: inputs.softcap is not None,
-    "window_offset": lambda inputs: inputs.window is not None,
+    "softcap_order": has_softcap,
+    "window_offset": has_window,
     "group_order": lambda inputs: inputs.geometry.num_heads != inputs.geometry.num_kv_heads,
-    "head_split": lambda inputs: inputs.is_layer,
-    "head_merge": lambda inputs: inputs.is_layer,
-    "query_bias": lambda inputs: inputs.is_layer,
-    "value_bias": lambda inputs: inputs.is_layer,
-    "output_bias": lambda inputs: inputs.is_layer,
+    **dict.fromkeys(
+        ("head_split", "head_merge", "query_bias", "value_bias", "output_bias"), _is_layer
+    ),
 }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Final
 
 from ..diagnosis.facts import UNKNOWN
-from ..diagnosis.mistakes import MISTAKES, NamedMistake
-from ..diagnosis.mistakes.backward import BACKWARD, BESIDE, OF_CALLS
+from ..diagnosis.mistakes import BACKWARD, MISTAKES, NamedMistake
 from ..diagnosis.precision_losses import LOSSES
 
 HEADER: Final = """# The mistakes that have a name
@@ -59,34 +58,29 @@ answer is a constant multiple of the expected one.
 
 def render() -> str:
     """The whole document as markdown."""
-    names = {mistake.name: mistake for mistake in reversed(MISTAKES)}
-    rows = "\n".join(_row(names[name]) for name in dict.fromkeys(m.name for m in MISTAKES))
-    formats = list(dict.fromkeys(loss.number_format for loss in LOSSES))
+    formats = dict.fromkeys(loss.number_format for loss in LOSSES)
     stages = {loss.stage: loss for loss in reversed(LOSSES)}
     losses = "\n".join(
         f"| `{stage}-FORMAT` | {stages[stage].what.format('a coarser format')} |"
         for stage in dict.fromkeys(loss.stage for loss in LOSSES)
         if stage != "computed-in"
     )
+    rows = _rows(MISTAKES)
     footer = FOOTER.format(
-        backward="\n".join(_backward_rows()),
+        backward="\n".join(_rows(BACKWARD)),
         losses=losses,
         formats=", ".join(formats),
         unknown=UNKNOWN,
     )
-    return HEADER.format(count=len(names)) + rows + "\n" + footer
+    return HEADER.format(count=len(rows)) + "\n".join(rows) + "\n" + footer
 
 
-def _row(mistake: NamedMistake) -> str:
-    return f"| `{mistake.name}` | {mistake.text} | {mistake.fix} | `{mistake.clause}` |"
-
-
-def _backward_rows() -> Iterator[str]:
-    for wrong in {wrong.name: wrong for wrong in BACKWARD}.values():
-        yield f"| `{wrong.name}` | {wrong.text} | {wrong.fix} | `{wrong.clause}` |"
-    beside = [("gradients.golden", entry) for entry in BESIDE.values()]
-    for clause, entry in (*OF_CALLS.items(), *beside):
-        yield f"| `{entry['name']}` | {entry['text']} | {entry['fix']} | `{clause}` |"
+def _rows(mistakes: Sequence[NamedMistake]) -> list[str]:
+    """A row for each name, with the words of its first entry."""
+    names: dict[str, NamedMistake] = {}
+    for mistake in mistakes:
+        names.setdefault(mistake.name, mistake)
+    return [f"| `{m.name}` | {m.sentence} | {m.fix} | `{m.primary}` |" for m in names.values()]
 
 
 def main() -> None:

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from ..base.record import EXIT_USAGE
 from ..clauses.registry import Clause, all_clauses, specification_hash
-from ..diagnosis.mistakes import named_mistakes
-from ..diagnosis.mistakes.backward import BACKWARD, BESIDE, OF_CALLS
+from ..diagnosis.mistakes import BACKWARD, named_mistakes
 from ..errors import UsageError
 from .catalogue import applies
 from .pictures import PICTURED, picture
@@ -56,17 +55,10 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def level_text(clause: Clause) -> str:
-    """The level, or one for each kind: ``MUST (core), SHOULD (layer)``."""
-    if isinstance(clause.level, Mapping):
-        return ", ".join(f"{level} ({kind})" for kind, level in clause.level.items())
-    return clause.level
-
-
 def _entry(clause: Clause) -> str:
     caught = caught_first().get(clause.id, ())
     lines = [
-        f"### `{clause.id}`: {level_text(clause)}\n",
+        f"### `{clause.id}`: {clause.level_text}\n",
         f"{clause.sentence}\n",
         *([f"![What binds {clause.id}](pictures/{clause.id}.svg)\n"] * (clause.id in PICTURED)),
         f"- Source: {clause.source}",
@@ -82,15 +74,11 @@ def _entry(clause: Clause) -> str:
 
 @lru_cache
 def caught_first() -> dict[str, tuple[str, ...]]:
-    """The names of the mistakes that each clause is the first to tell, in the table's order."""
-    told = [(each.clause, each.name) for each in named_mistakes()]
-    told += [(each.clause, each.name) for each in BACKWARD]
-    told += [(clause, entry["name"]) for clause, entry in OF_CALLS.items()]
-    told += [("gradients.golden", entry["name"]) for entry in BESIDE.values()]
-    found: dict[str, dict[str, None]] = {}
-    for clause, name in told:
-        found.setdefault(clause, {})[name] = None
-    return {clause: tuple(names) for clause, names in found.items()}
+    """The names of the mistakes by the clause that names each best, in the table's order."""
+    names: dict[str, dict[str, None]] = {}
+    for mistake in (*named_mistakes(), *BACKWARD):
+        names.setdefault(mistake.primary, {})[mistake.name] = None
+    return {clause: tuple(each) for clause, each in names.items()}
 
 
 def write_pictures(folder: Path) -> None:

@@ -11,7 +11,7 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.acting import act
 from conformance.diagnosis.battery import battery
-from conformance.diagnosis.mistakes import MISTAKES, Asked, NamedMistake, NotExpressible
+from conformance.diagnosis.mistakes import MISTAKES, DeclaredCall, NamedMistake, NotExpressible
 from conformance.diagnosis.search import touches
 from conformance.problems.inputs import Inputs
 from conformance.tolerance import model
@@ -34,7 +34,7 @@ Group = list[NamedMistake]
 def answer(subject: Subject, inputs: Inputs, mistake: NamedMistake) -> Tensor:
     """What a candidate with one mistake answers; nothing where the mistake cannot be made."""
     declared = subject.declaration.semantics
-    if not touches(mistake, Asked(inputs=inputs, semantics=declared)):
+    if not touches(mistake, DeclaredCall(inputs=inputs, semantics=declared)):
         return subject.golden(inputs).output
     try:
         return act(subject.oracle, declared, [mistake], inputs).output

@@ -7,16 +7,12 @@ import re
 from _paths import CHECKOUT
 
 from conformance.clauses.registry import all_clauses
-from conformance.diagnosis.mistakes import MISTAKES, named_mistakes
-from conformance.diagnosis.mistakes.backward import BACKWARD, BESIDE, OF_CALLS
+from conformance.diagnosis.mistakes import BACKWARD, MISTAKES, named_mistakes
 from conformance.tools.mistakes_document import render
 
 DOCUMENT = (CHECKOUT / "docs" / "mistakes.md").read_text(encoding="utf-8")
 NAMES = list(dict.fromkeys(mistake.name for mistake in MISTAKES))
-OF_GRADIENTS = [
-    *dict.fromkeys(wrong.name for wrong in BACKWARD),
-    *(entry["name"] for entry in (*OF_CALLS.values(), *BESIDE.values())),
-]
+OF_GRADIENTS = list(dict.fromkeys(mistake.name for mistake in BACKWARD))
 
 
 def test_document_is_up_to_date() -> None:
@@ -34,18 +30,21 @@ def test_document_lists_every_name_once() -> None:
 def test_every_mistake_says_what_to_do() -> None:
     """Name, sentence, remedy and a clause that exists; special cases of what is in the table."""
     clauses = {clause.id for clause in all_clauses()}
-    for mistake in MISTAKES:
+    for mistake in (*MISTAKES, *BACKWARD):
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", mistake.name), mistake.name
-        assert mistake.text
+        assert mistake.sentence
         assert mistake.fix
-        assert mistake.clause in clauses, mistake.name
+        assert mistake.primary in clauses, mistake.name
         assert not mistake.special_of or mistake.special_of in NAMES, mistake.name
-        changed = (mistake.question, mistake.heads, mistake.core, mistake.output, mistake.point)
+
+
+def test_every_mistake_of_answers_changes_something() -> None:
+    """Each way to make one is a point, other inputs or another step."""
+    for mistake in MISTAKES:
+        changed = (mistake.inputs, mistake.heads, mistake.core, mistake.output, mistake.point)
         assert mistake.changes or any(changed), mistake.name
 
 
-def test_more_mistakes_join_the_table() -> None:
-    """What others bring comes after what ships with this project."""
-    (first, *_) = MISTAKES
+def test_the_table_is_what_is_searched() -> None:
+    """Without other distributions, the table is all there is."""
     assert named_mistakes() == MISTAKES
-    assert named_mistakes([first])[-1] is first

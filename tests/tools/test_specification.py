@@ -12,7 +12,7 @@ from _paths import CHECKOUT
 from conformance.clauses.registry import Clause, all_clauses, specification_hash
 from conformance.tools.catalogue import applies
 from conformance.tools.pictures import PICTURED
-from conformance.tools.specification import caught_first, level_text, render
+from conformance.tools.specification import caught_first, render
 
 DOCUMENT = (CHECKOUT / "docs" / "specification.md").read_text(encoding="utf-8")
 CLAUSES = all_clauses()
@@ -62,7 +62,7 @@ def test_each_section_tells_the_whole_clause() -> None:
     """Each section holds level, sentence, source, kinds and counterfactual of its clause."""
     for clause in CLAUSES:
         text = section(clause)
-        assert text.startswith(f"### `{clause.id}`: {level_text(clause)}\n")
+        assert text.startswith(f"### `{clause.id}`: {clause.level_text}\n")
         assert f"\n{clause.sentence}\n" in text
         assert f"- Source: {clause.source}\n" in text
         assert f"- Speaks of: {', '.join(clause.space.kinds)}\n" in text

@@ -1,23 +1,28 @@
 """The mistakes that a failure can be named after, as data: see ``docs/mistakes.md``.
 
-``MISTAKES`` is the table. Entries of one name are several ways to make the same mistake.
+``MISTAKES`` are those that answers show, ``BACKWARD`` those of gradients alone. Entries of one name
+are several ways to make the same mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
+from ..._golden import golden
+from ...base.mistake import Mistake, mistakes_in
+from ...targets.loading import MISTAKE_GROUP, registered, taking_in
+from .backward import ATTENTION, LAYERS
+from .backward_calls import OF_CALLS, OF_OPTIONS
 from .biases import BIASES, POSITIONS
 from .caches import CACHES, LOST_OPTIONS
 from .causality import CAUSALITY, WINDOWS
 from .fills import FILLED, ROWS
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .masking import LENGTHS, MASKING
-from .named import Asked, NamedMistake, NotExpressible, everywhere, mistakes
+from .named import DeclaredCall, NamedMistake, NotExpressible, everywhere
 from .points import POINTS, mistaken_conventions
 from .projections import PROJECTIONS
-from .registered import registered_mistakes
 from .scaling import PREPARED, SCALING
 from .softmaxes import SINKS, SOFTCAPS, SOFTMAXES
 from .weighing import TILES, WEIGHING
@@ -46,21 +51,41 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *SINKS,
     *PREPARED,
 )
+BACKWARD: Final[tuple[NamedMistake, ...]] = (*ATTENTION, *LAYERS, *OF_CALLS, *OF_OPTIONS)
 
 
-def named_mistakes(more: Iterable[NamedMistake] = ()) -> tuple[NamedMistake, ...]:
-    """What ships with this project, what others have registered, and what is given."""
-    return (*MISTAKES, *registered_mistakes(), *more)
+def named_mistakes() -> tuple[NamedMistake, ...]:
+    """The mistakes that answers show: those of this project, then those of other distributions."""
+    return (*MISTAKES, *registered_mistakes())
+
+
+@cache
+def registered_mistakes() -> tuple[NamedMistake, ...]:
+    """Every registered mistake with ``changes``; raises UsageError for one that cannot be used."""
+    return tuple(
+        mistake
+        for point in registered(MISTAKE_GROUP)
+        for mistake in taking_in(point, "mistakes", _named)
+    )
+
+
+def _named(value: Any) -> list[NamedMistake]:
+    return [_as_named(mistake) for mistake in mistakes_in(value) if mistake.changes]
+
+
+def _as_named(mistake: Mistake) -> NamedMistake:
+    golden.STANDARD.replace(**mistake.changes)  # raises for what is no field, or no value of one
+    return NamedMistake(**vars(mistake))
 
 
 __all__ = [
+    "BACKWARD",
     "MISTAKES",
-    "Asked",
+    "DeclaredCall",
     "NamedMistake",
     "NotExpressible",
     "everywhere",
     "mistaken_conventions",
-    "mistakes",
     "named_mistakes",
     "registered_mistakes",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .named import Asked, CoreChange, NotExpressible, Question
+from .named import CoreChange, DeclaredCall, InputsChange, NotExpressible
 
 BLOCKS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -23,6 +23,10 @@ def row_largest(logits: Tensor) -> Tensor:
 
 def present(logits: Tensor) -> Tensor:
     return logits.masked_fill(torch.isneginf(logits), 0.0)
+
+
+def has_mask(inputs: Inputs) -> bool:
+    return inputs.masked
 
 
 def has_causal(inputs: Inputs) -> bool:
@@ -45,15 +49,27 @@ def has_softcap(inputs: Inputs) -> bool:
     return inputs.softcap is not None
 
 
-def changed(where: Callable[[Inputs], bool], **changes: object) -> Question:
-    """Some fields of the inputs are others, on inputs of some kind."""
-    return lambda asked: asked.inputs.replace(**changes) if where(asked.inputs) else None
+def has_scale(inputs: Inputs) -> bool:
+    return inputs.scale is not None
 
 
-def keys_ahead(asked: Asked, *, bottom_right: bool | None = None) -> Tensor:
+def has_sinks(inputs: Inputs) -> bool:
+    return inputs.sinks is not None
+
+
+def hides_keys(inputs: Inputs) -> bool:
+    return inputs.masked or inputs.causal or inputs.window is not None
+
+
+def changed(where: Callable[[Inputs], bool], **changes: object) -> InputsChange:
+    """Other fields of the inputs, on inputs of some kind."""
+    return lambda call: call.inputs.replace(**changes) if where(call.inputs) else None
+
+
+def keys_ahead(call: DeclaredCall, *, bottom_right: bool | None = None) -> Tensor:
     """How far each key lies ahead of each query: ``[Lq, Lk]``."""
-    sizes = asked.inputs.geometry
-    aligned = asked.semantics.causal_alignment == "bottom-right"
+    sizes = call.inputs.geometry
+    aligned = call.semantics.causal_alignment == "bottom-right"
     shift = sizes.key_length - sizes.query_length
     shift = shift if (aligned if bottom_right is None else bottom_right) else 0
     return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
@@ -69,7 +85,7 @@ def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
 def reweighed(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
     """Other weights, made from the masked logits ``[B, H, Lq, Lk]``; none in rows without keys."""
 
-    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         weights = weights_of(attention.logits).double()
         empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
         # The rule of such rows stands, which is what the unchanged weights follow.
@@ -80,7 +96,7 @@ def reweighed(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
 
 def with_output(change: Callable[[golden.Attention], Tensor]) -> CoreChange:
     """Another output of the attention proper."""
-    return lambda _asked, attention: dataclasses.replace(attention, output=change(attention))
+    return lambda _call, attention: dataclasses.replace(attention, output=change(attention))
 
 
 def plain_scores(attention: golden.Attention) -> Tensor:
@@ -121,7 +137,7 @@ def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
 def rescored(scores_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
     """Other scores of unmasked logits; bias, mask and softmax are as they should be."""
 
-    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         bias = attention.bias
         logits = biased(attention, scores_of(attention))
         logits = logits if bias is None else logits + bias
@@ -130,18 +146,18 @@ def rescored(scores_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
     return core
 
 
-def structure_of(asked: Asked) -> Tensor:
+def admitted_by_structure(call: DeclaredCall) -> Tensor:
     """What causality and window admit: bool ``[Lq, Lk]``."""
-    return asked.inputs.structure(asked.semantics)
+    return call.inputs.structure(call.semantics)
 
 
-def given_of(asked: Asked) -> Tensor:
+def admitted_by_mask(call: DeclaredCall) -> Tensor:
     """What the mask of the call admits: bool, four axes; bias of minus infinity included."""
-    inputs = asked.inputs
-    given = torch.ones(1, 1, 1, 1, dtype=torch.bool) if inputs.keep is None else inputs.keep
-    if inputs.keep is not None and asked.semantics.mask_polarity == "drop":
-        given = ~given
-    return given if inputs.bias is None else given & ~torch.isneginf(inputs.bias)
+    inputs = call.inputs
+    admitted = torch.ones(1, 1, 1, 1, dtype=torch.bool) if inputs.keep is None else inputs.keep
+    if inputs.keep is not None and call.semantics.mask_polarity == "drop":
+        admitted = ~admitted
+    return admitted if inputs.bias is None else admitted & ~torch.isneginf(inputs.bias)
 
 
 def remasked(
@@ -149,14 +165,14 @@ def remasked(
     *,
     forms: tuple[str, ...] = (),
     where: Callable[[Inputs], bool] = lambda _inputs: True,
-) -> Question:
+) -> InputsChange:
     """Other tables: what is done to ``keep`` is done to a finite bias, too.
 
     ``change`` gets a table ``[b, h, q, Lk]``; None from it means that nothing changes.
     """
 
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         if not inputs.masked or (forms and inputs.mask_form not in forms) or not where(inputs):
             return None
         keep = None if inputs.keep is None else change(inputs.keep)
@@ -167,25 +183,25 @@ def remasked(
             keep=inputs.keep if keep is None else keep, bias=inputs.bias if bias is None else bias
         )
 
-    return question
+    return inputs_for
 
 
 def rekept(
     change: Callable[[Inputs, Tensor], Tensor | None], *, forms: tuple[str, ...] = ()
-) -> Question:
+) -> InputsChange:
     """Another table of kept keys; a bias stays as it is."""
 
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         if inputs.keep is None or (forms and inputs.mask_form not in forms):
             return None
         keep = change(inputs, inputs.keep)
         return None if keep is None else inputs.replace(keep=keep)
 
-    return question
+    return inputs_for
 
 
-def require(possible: bool) -> None:  # noqa: FBT001 (the one question there is)
+def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
     """Raise NotExpressible where a mistake cannot be made."""
     if not possible:
         raise NotExpressible

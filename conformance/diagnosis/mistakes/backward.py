@@ -1,419 +1,355 @@
-"""Mistakes in a backward pass that a failing gradient can be named after."""
+"""Mistakes in the backward pass of attention, named by gradients that are the same.
+
+A mistake needs one entry here, with the wrong steps that it takes.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
-from .backward_steps import (
-    WrongBackward,
-    all_unmasked,
-    cut,
-    default_scale,
-    first_item,
-    grouped,
-    matrix_averaged,
-    matrix_of,
-    matrix_transposed,
-    mean_over_items,
-    of_first_head,
-    one,
-    rolled,
-    same,
-    scales,
-    slope,
-    squared,
-    swapped,
-    tiled,
-    times,
-    top_left,
-    transposed,
-    uncapped_slope,
-    uncausal,
-    unmasked,
-    unmodified,
-    unmodified_slope,
-    without,
-    without_mask,
-)
+from ..._golden import golden
+from ...tolerance.backward_pass import backward_pass
+from .named import BackwardCall, BackwardSteps, Gradients, NamedMistake, named
 
+GOLDEN_GRADIENTS: Final = "gradients.golden"
 _SHARED: Final = "add up the gradients of all query heads that read a key/value head"
 _RECOMPUTE: Final = "recompute the weights exactly as the forward pass makes them"
+_ADD_UP: Final = "add up over items and tokens"
 
-BACKWARD: Final[tuple[WrongBackward, ...]] = (
-    WrongBackward(
-        name="gradient-of-query-cut",
-        text="no gradient reaches the query",
-        fix="do not detach the query, and return its gradient",
-        heads=cut("query"),
+
+def _backward(name: str, primary: str = GOLDEN_GRADIENTS) -> Callable[..., list[NamedMistake]]:
+    """Head an entry, as ``named`` does; its ways are wrong steps of the backward pass."""
+
+    def entries(sentence: str, fix: str, *ways: Mapping[str, Any]) -> list[NamedMistake]:
+        steps = ({"backward": BackwardSteps(**way)} for way in ways)
+        return named(name, primary)(sentence, fix, *steps)
+
+    return entries
+
+
+def _cut(*names: str) -> Callable[[BackwardCall, Gradients], Gradients]:
+    """No gradient reaches some of the heads, or of the weights."""
+    return lambda _call, gradients: {
+        name: torch.zeros_like(gradient) if name in names else gradient
+        for name, gradient in gradients.items()
+    }
+
+
+def _first_item(call: BackwardCall) -> Tensor:
+    upstream = torch.zeros_like(call.upstream)
+    upstream[:1] = call.upstream[:1]
+    return upstream
+
+
+def _without_mask(call: BackwardCall) -> golden.Attention:
+    """Without masks other than additive ones, which hide keys by their values."""
+    inputs = call.inputs
+    return call.other_attention(keep=inputs.keep if inputs.mask_form == "bias" else None)
+
+
+def _unnormalised(
+    attention: Callable[[BackwardCall], golden.Attention],
+) -> Callable[[BackwardCall], Tensor]:
+    """Weights by the log-sum-exp of the admitted logits: what is hidden comes on top."""
+
+    def weights(call: BackwardCall) -> Tensor:
+        free = attention(call)
+        kept = call.attention.logits.masked_fill(~call.attention.allowed, -torch.inf)
+        total = kept.logsumexp(dim=-1, keepdim=True)
+        exponentials = torch.exp(free.logits - torch.where(total.isneginf(), torch.inf, total))
+        return exponentials.masked_fill(~free.allowed, 0.0)
+
+    return weights
+
+
+def _without(**changes: Any) -> Callable[[BackwardCall], golden.Attention]:
+    return lambda call: call.other_attention(**changes)
+
+
+def _other_corner(call: BackwardCall) -> golden.Attention:
+    other = {"bottom-right": "top-left", "top-left": "bottom-right"}
+    point = call.semantics
+    return call.other_attention(
+        semantics=point.replace(causal_alignment=other[point.causal_alignment])
+    )
+
+
+def _row_sums(weights: Tensor, gradient: Tensor) -> Tensor:
+    return (weights * gradient).sum(dim=-1, keepdim=True)
+
+
+def _default_scale(call: BackwardCall) -> tuple[float, float]:
+    return call.default_scale, call.default_scale
+
+
+def _slope(call: BackwardCall) -> Tensor:
+    """The derivative of cap and function, which are not forgotten."""
+    return backward_pass(call.attention, call.upstream).slope
+
+
+def _uncapped_slope(call: BackwardCall) -> Tensor:
+    """The derivative of the function alone, where there is one: that of the cap is forgotten."""
+    slope = backward_pass(call.attention, call.upstream).function_slope
+    return torch.ones_like(call.attention.scores) if slope is None else slope
+
+
+def _unmodified(call: BackwardCall) -> golden.Attention:
+    return call.other_attention(semantics=call.semantics.replace(score_mod=None))
+
+
+def _unmodified_slope(call: BackwardCall) -> Tensor:
+    """The derivative of the cap alone: that of the function is forgotten."""
+    point = call.attention.semantics.replace(score_mod=None)
+    plain = dataclasses.replace(call.attention, semantics=point)
+    return backward_pass(plain, call.upstream).slope
+
+
+def _scaled(query: int, key: int) -> Callable[[BackwardCall], tuple[float, float]]:
+    """Powers of the scale, for query and key."""
+    return lambda call: (call.attention.scale**query, call.attention.scale**key)
+
+
+def _of_neighbours(total: Callable[[Tensor], Tensor]) -> Callable[[BackwardCall, Tensor], Tensor]:
+    """Of the neighbours ``[B, Hkv, group, L, D]`` that read one head."""
+    return lambda call, heads: total(heads.unflatten(1, (call.inputs.geometry.num_kv_heads, -1)))
+
+
+def _in_turns(call: BackwardCall, heads: Tensor) -> Tensor:
+    tiled: Tensor = heads.unflatten(1, (-1, call.inputs.geometry.num_kv_heads)).sum(dim=1)
+    return tiled
+
+
+def _swapped(_call: BackwardCall, gradients: Gradients) -> Gradients:
+    if gradients["key"].shape != gradients["value"].shape:
+        return gradients
+    return {**gradients, "key": gradients["value"], "value": gradients["key"]}
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    """The transpose of what is square."""
+    return matrix.mT if matrix.shape[-1] == matrix.shape[-2] else matrix
+
+
+def _matrix_of(items: slice) -> Callable[[Tensor, Tensor], Tensor]:
+    """The gradient of a matrix from some items of the batch."""
+
+    def matrix(gradient: Tensor, tokens: Tensor) -> Tensor:
+        product: Tensor = gradient[items].flatten(0, 1).mT @ tokens[items].flatten(0, 1)
+        return product
+
+    return matrix
+
+
+_matrix: Final = _matrix_of(slice(None))
+
+
+ATTENTION: Final[tuple[NamedMistake, ...]] = (
+    *(
+        mistake
+        for name in ("query", "key", "value")
+        for mistake in _backward(f"gradient-of-{name}-cut")(
+            f"no gradient reaches the {name}",
+            f"do not detach the {name}, and return its gradient",
+            {"heads": _cut(name)},
+        )
     ),
-    WrongBackward(
-        name="gradient-of-key-cut",
-        text="no gradient reaches the key",
-        fix="do not detach the key, and return its gradient",
-        heads=cut("key"),
+    *_backward("gradient-of-weights-cut")(
+        "gradients flow to the values alone: the weights are detached",
+        "do not detach the weights",
+        {"heads": _cut("query", "key")},
     ),
-    WrongBackward(
-        name="gradient-of-value-cut",
-        text="no gradient reaches the value",
-        fix="do not detach the value, and return its gradient",
-        heads=cut("value"),
+    *_backward("gradients-halved")(
+        "every gradient is half of what it must be",
+        "look for a factor of 2 between the answer and the backward pass",
+        {"upstream": lambda call: 0.5 * call.upstream},
     ),
-    WrongBackward(
-        name="gradient-of-weights-cut",
-        text="gradients flow to the values alone: the weights are detached",
-        fix="do not detach the weights",
-        heads=cut("query", "key"),
+    *_backward("gradients-doubled")(
+        "every gradient is twice what it must be",
+        "look for a gradient that is added twice",
+        {"upstream": lambda call: 2.0 * call.upstream},
     ),
-    WrongBackward(
-        name="gradients-halved",
-        text="every gradient is half of what it must be",
-        fix="look for a factor of 2 between the answer and the backward pass",
-        upstream=times(0.5),
+    *_backward("gradients-negated")(
+        "every gradient has the other sign",
+        "look for a sign in the backward pass",
+        {"upstream": lambda call: -1.0 * call.upstream},
     ),
-    WrongBackward(
-        name="gradients-doubled",
-        text="every gradient is twice what it must be",
-        fix="look for a gradient that is added twice",
-        upstream=times(2.0),
+    *_backward("gradients-averaged-over-items")(
+        "every gradient is divided by the number of items",
+        "do not average in the backward pass: the loss says what is averaged",
+        {"upstream": lambda call: call.upstream / call.upstream.shape[0]},
     ),
-    WrongBackward(
-        name="gradients-negated",
-        text="every gradient has the other sign",
-        fix="look for a sign in the backward pass",
-        upstream=times(-1.0),
+    *_backward("gradients-of-first-item")(
+        "only the first item of a batch gets a gradient",
+        "go over the whole batch in the backward pass",
+        {"upstream": _first_item},
     ),
-    WrongBackward(
-        name="gradients-averaged-over-items",
-        text="every gradient is divided by the number of items",
-        fix="do not average in the backward pass: the loss says what is averaged",
-        upstream=mean_over_items,
+    *_backward("softmax-jacobian-ignored")(
+        "the row term is missing in the backward pass of the softmax: dS is P * dP",
+        "dS = P * (dP - rowsum(P * dP))",
+        {"row_term": lambda _call, weights, _gradient: torch.zeros_like(weights[..., :1])},
     ),
-    WrongBackward(
-        name="gradients-of-first-item",
-        text="only the first item of a batch gets a gradient",
-        fix="go over the whole batch in the backward pass",
-        upstream=first_item,
+    *_backward("row-term-of-another-row")(
+        "the row term of the softmax's backward pass is that of the row before",
+        "index rowsum(dO * O) by the query",
+        {"row_term": lambda _call, *both: _row_sums(*both).roll(1, dims=2)},
     ),
-    WrongBackward(
-        name="softmax-jacobian-ignored",
-        text="the row term is missing in the backward pass of the softmax: dS is P * dP",
-        fix="dS = P * (dP - rowsum(P * dP))",
-        row_term=lambda _asked, weights, _gradient: torch.zeros_like(weights[..., :1]),
+    *_backward("row-term-of-first-head")(
+        "every head uses the row term of the first head",
+        "index rowsum(dO * O) by the head",
+        {"row_term": lambda _call, *both: _row_sums(*both)[:, :1].expand_as(both[0][..., :1])},
     ),
-    WrongBackward(
-        name="row-term-of-another-row",
-        text="the row term of the softmax's backward pass is that of the row before",
-        fix="index rowsum(dO * O) by the query",
-        row_term=rolled,
+    *_backward("mask-forgotten-backward", "gradients.masked-zero")(
+        "the backward pass recomputes the weights without the mask",
+        _RECOMPUTE,
+        {"attention": _without_mask, "weights": _unnormalised(_without_mask)},
+        {"attention": _without_mask},
+        {"attention": _without(keep=None)},
+        {"attention": _without(keep=None), "weights": _unnormalised(_without(keep=None))},
     ),
-    WrongBackward(
-        name="row-term-of-first-head",
-        text="every head uses the row term of the first head",
-        fix="index rowsum(dO * O) by the head",
-        row_term=of_first_head,
+    *_backward("causal-forgotten-backward", "gradients.causal")(
+        "the backward pass recomputes the weights without the causal rule",
+        _RECOMPUTE,
+        {"attention": _without(causal=False), "weights": _unnormalised(_without(causal=False))},
+        {"attention": _without(causal=False)},
     ),
-    WrongBackward(
-        name="mask-forgotten-backward",
-        text="the backward pass recomputes the weights without the mask",
-        fix=_RECOMPUTE,
-        clause="gradients.masked-zero",
-        attention=without_mask,
-        weights=unmasked,
+    *_backward("causal-other-corner-backward")(
+        "the backward pass aligns the causal diagonal with the other corner",
+        _RECOMPUTE,
+        {"attention": _other_corner},
     ),
-    WrongBackward(
-        name="mask-forgotten-backward",
-        text="the backward pass recomputes the weights without the mask",
-        fix=_RECOMPUTE,
-        clause="gradients.masked-zero",
-        attention=without_mask,
+    *_backward("window-forgotten-backward", "gradients.options")(
+        "the backward pass recomputes the weights without the window",
+        _RECOMPUTE,
+        {"attention": _without(window=None)},
     ),
-    WrongBackward(
-        name="mask-forgotten-backward",
-        text="the backward pass recomputes the weights without the mask",
-        fix=_RECOMPUTE,
-        clause="gradients.masked-zero",
-        attention=without(keep=None),
+    *_backward("bias-forgotten-backward", "gradients.options")(
+        "the backward pass recomputes the weights without the additive mask's values",
+        _RECOMPUTE,
+        {"attention": _without(bias=None)},
     ),
-    WrongBackward(
-        name="mask-forgotten-backward",
-        text="the backward pass recomputes the weights without the mask",
-        fix=_RECOMPUTE,
-        clause="gradients.masked-zero",
-        attention=without(keep=None),
-        weights=all_unmasked,
+    *_backward("softcap-derivative-forgotten", "gradients.options")(
+        "the backward pass takes the capped scores for the scores",
+        "multiply dS by 1 - tanh(scores / cap) ** 2",
+        {"slope": _uncapped_slope},
     ),
-    WrongBackward(
-        name="causal-forgotten-backward",
-        text="the backward pass recomputes the weights without the causal rule",
-        fix=_RECOMPUTE,
-        clause="gradients.causal",
-        attention=without(causal=False),
-        weights=uncausal,
+    *_backward("softcap-forgotten-backward", "gradients.options")(
+        "the backward pass recomputes the weights without the cap",
+        _RECOMPUTE,
+        {"attention": _without(softcap=None), "slope": _slope},
     ),
-    WrongBackward(
-        name="causal-forgotten-backward",
-        text="the backward pass recomputes the weights without the causal rule",
-        fix=_RECOMPUTE,
-        clause="gradients.causal",
-        attention=without(causal=False),
+    *_backward("score-mod-derivative-forgotten")(
+        "the backward pass takes the modified scores for the scores",
+        "multiply dS by the derivative of score_mod",
+        {"slope": _unmodified_slope},
     ),
-    WrongBackward(
-        name="causal-other-corner-backward",
-        text="the backward pass aligns the causal diagonal with the other corner",
-        fix=_RECOMPUTE,
-        attention=top_left,
+    *_backward("score-mod-forgotten-backward")(
+        "the backward pass recomputes the weights without score_mod",
+        _RECOMPUTE,
+        {"attention": _unmodified},
+        {"attention": _unmodified, "slope": _slope},
     ),
-    WrongBackward(
-        name="window-forgotten-backward",
-        text="the backward pass recomputes the weights without the window",
-        fix=_RECOMPUTE,
-        clause="gradients.options",
-        attention=without(window=None),
+    *_backward("scale-forgotten-backward")(
+        "the gradients of query and key are not multiplied by the scale",
+        "dQ = scale * dS K, dK = scale * dS^T Q",
+        {"scales": _scaled(0, 0)},
     ),
-    WrongBackward(
-        name="bias-forgotten-backward",
-        text="the backward pass recomputes the weights without the additive mask's values",
-        fix=_RECOMPUTE,
-        clause="gradients.options",
-        attention=without(bias=None),
+    *_backward("scale-forgotten-for-query")(
+        "the gradient of the query is not multiplied by the scale",
+        "dQ = scale * dS K",
+        {"scales": _scaled(0, 1)},
     ),
-    WrongBackward(
-        name="softcap-derivative-forgotten",
-        text="the backward pass takes the capped scores for the scores",
-        fix="multiply dS by 1 - tanh(scores / cap) ** 2",
-        clause="gradients.options",
-        slope=uncapped_slope,
+    *_backward("scale-forgotten-for-key")(
+        "the gradient of the key is not multiplied by the scale",
+        "dK = scale * dS^T Q",
+        {"scales": _scaled(1, 0)},
     ),
-    WrongBackward(
-        name="softcap-forgotten-backward",
-        text="the backward pass recomputes the weights without the cap",
-        fix=_RECOMPUTE,
-        clause="gradients.options",
-        attention=without(softcap=None),
-        slope=slope,
+    *_backward("scaled-twice-backward")(
+        "the gradients of query and key are multiplied by the scale twice",
+        "dQ = scale * dS K, dK = scale * dS^T Q",
+        {"scales": _scaled(2, 2)},
     ),
-    WrongBackward(
-        name="score-mod-derivative-forgotten",
-        text="the backward pass takes the modified scores for the scores",
-        fix="multiply dS by the derivative of score_mod",
-        slope=unmodified_slope,
+    *_backward("scaled-twice-for-key")(
+        "the gradient of the key is multiplied by the scale twice",
+        "dK = scale * dS^T Q, with the query as it was given",
+        {"scales": _scaled(1, 2)},
     ),
-    WrongBackward(
-        name="score-mod-forgotten-backward",
-        text="the backward pass recomputes the weights without score_mod",
-        fix=_RECOMPUTE,
-        attention=unmodified,
+    *_backward("default-scale-backward", "gradients.options")(
+        "the backward pass uses the default scale where the call gives another",
+        "keep the scale of the call for the backward pass",
+        {"scales": _default_scale},
     ),
-    WrongBackward(
-        name="score-mod-forgotten-backward",
-        text="the backward pass recomputes the weights without score_mod",
-        fix=_RECOMPUTE,
-        attention=unmodified,
-        slope=slope,
+    *_backward("groups-tiled-backward")(
+        "a key/value head gets the gradients of query heads in turns, not of neighbours",
+        _SHARED,
+        {"shared": _in_turns},
     ),
-    WrongBackward(
-        name="scale-forgotten-backward",
-        text="the gradients of query and key are not multiplied by the scale",
-        fix="dQ = scale * dS K, dK = scale * dS^T Q",
-        scales=scales(one, one),
+    *_backward("groups-of-first-head-backward")(
+        "a key/value head gets the gradient of the first query head that reads it alone",
+        _SHARED,
+        {"shared": _of_neighbours(lambda heads: heads[:, :, 0])},
     ),
-    WrongBackward(
-        name="scale-forgotten-for-query",
-        text="the gradient of the query is not multiplied by the scale",
-        fix="dQ = scale * dS K",
-        scales=scales(one, same),
+    *_backward("groups-of-last-head-backward")(
+        "a key/value head gets the gradient of the last query head that reads it alone",
+        _SHARED,
+        {"shared": _of_neighbours(lambda heads: heads[:, :, -1])},
     ),
-    WrongBackward(
-        name="scale-forgotten-for-key",
-        text="the gradient of the key is not multiplied by the scale",
-        fix="dK = scale * dS^T Q",
-        scales=scales(same, one),
+    *_backward("groups-averaged-backward")(
+        "the gradients of query heads that share a key/value head are averaged",
+        _SHARED,
+        {"shared": _of_neighbours(lambda heads: heads.mean(dim=2))},
     ),
-    WrongBackward(
-        name="scaled-twice-backward",
-        text="the gradients of query and key are multiplied by the scale twice",
-        fix="dQ = scale * dS K, dK = scale * dS^T Q",
-        scales=scales(squared, squared),
+    *_backward("gradients-of-key-and-value-swapped")(
+        "key and value get each other's gradient",
+        "return the gradients in the order of the arguments",
+        {"heads": _swapped},
     ),
-    WrongBackward(
-        name="scaled-twice-for-key",
-        text="the gradient of the key is multiplied by the scale twice",
-        fix="dK = scale * dS^T Q, with the query as it was given",
-        scales=scales(same, squared),
-    ),
-    WrongBackward(
-        name="default-scale-backward",
-        text="the backward pass uses the default scale where the call gives another",
-        fix="keep the scale of the call for the backward pass",
-        clause="gradients.options",
-        scales=default_scale,
-    ),
-    WrongBackward(
-        name="groups-tiled-backward",
-        text="a key/value head gets the gradients of query heads in turns, not of neighbours",
-        fix=_SHARED,
-        shared=tiled,
-    ),
-    WrongBackward(
-        name="groups-of-first-head-backward",
-        text="a key/value head gets the gradient of the first query head that reads it alone",
-        fix=_SHARED,
-        shared=grouped(lambda heads: heads[:, :, 0]),
-    ),
-    WrongBackward(
-        name="groups-of-last-head-backward",
-        text="a key/value head gets the gradient of the last query head that reads it alone",
-        fix=_SHARED,
-        shared=grouped(lambda heads: heads[:, :, -1]),
-    ),
-    WrongBackward(
-        name="groups-averaged-backward",
-        text="the gradients of query heads that share a key/value head are averaged",
-        fix=_SHARED,
-        shared=grouped(lambda heads: heads.mean(dim=2)),
-    ),
-    WrongBackward(
-        name="gradients-of-key-and-value-swapped",
-        text="key and value get each other's gradient",
-        fix="return the gradients in the order of the arguments",
-        heads=swapped,
-    ),
-    WrongBackward(
-        name="scores-transposed-backward",
-        text="the gradient of the scores meets the keys transposed",
-        fix="dQ = scale * dS K, with dS [queries, keys]",
-        scores=transposed,
-    ),
-    WrongBackward(
-        name="gradient-of-output-matrix-cut",
-        text="no gradient reaches the output matrix",
-        fix="do not detach the output projection's weight",
-        final=cut("o"),
-    ),
-    WrongBackward(
-        name="gradient-of-value-bias-cut",
-        text="no gradient reaches the bias of the values",
-        fix="do not detach the bias",
-        final=cut("v_bias"),
-    ),
-    WrongBackward(
-        name="gradient-of-matrix-transposed",
-        text="the gradient of a square matrix is transposed",
-        fix="dW = dY^T X for W [out, in]",
-        matrix=matrix_transposed,
-    ),
-    WrongBackward(
-        name="gradient-of-matrix-of-last-item",
-        text="the gradient of a matrix is that of the last item alone",
-        fix="add up over items and tokens",
-        matrix=matrix_of(slice(-1, None)),
-    ),
-    WrongBackward(
-        name="gradient-of-matrix-of-first-item",
-        text="the gradient of a matrix is that of the first item alone",
-        fix="add up over items and tokens",
-        matrix=matrix_of(slice(0, 1)),
-    ),
-    WrongBackward(
-        name="gradient-of-matrix-averaged",
-        text="the gradient of a matrix is averaged over the items",
-        fix="add up over items and tokens",
-        matrix=matrix_averaged,
-    ),
-    WrongBackward(
-        name="gradient-of-bias-averaged",
-        text="the gradient of a bias is averaged over items and tokens",
-        fix="add up over items and tokens",
-        bias=lambda gradient: gradient.mean(dim=(0, 1)),
+    *_backward("scores-transposed-backward")(
+        "the gradient of the scores meets the keys transposed",
+        "dQ = scale * dS K, with dS [queries, keys]",
+        {"scores": lambda _call, scores: _turned(scores)},
     ),
 )
 
 
-def _entry(name: str, text: str, fix: str) -> dict[str, str]:
-    return {"name": name, "text": text, "fix": fix}
-
-
-# By what a failing problem hands over where gradients are right without it.
-BESIDE: Final[dict[str, dict[str, str]]] = {
-    "past": _entry(
-        "cache-wrong-backward",
-        "gradients are right without a cache of keys and values, and wrong with one",
-        "cut up the gradient of the joined keys as they were joined, and recompute the weights "
-        "with the places that the forward pass gives cached and new keys",
+LAYERS: Final[tuple[NamedMistake, ...]] = (
+    *_backward("gradient-of-output-matrix-cut")(
+        "no gradient reaches the output matrix",
+        "do not detach the output projection's weight",
+        {"final": _cut("o")},
     ),
-    "sinks": _entry(
-        "sinks-wrong-backward",
-        "gradients are right without sinks, and wrong beside them",
-        "keep the sink in the log-sum-exp that weights are recomputed with, and give the sink "
-        "minus the sum over its rows of its weight times rowsum(dO * O)",
+    *_backward("gradient-of-value-bias-cut")(
+        "no gradient reaches the bias of the values",
+        "do not detach the bias",
+        {"final": _cut("v_bias")},
     ),
-}
-
-# By the clause that fails though the plain gradients of every problem are right.
-OF_CALLS: Final[dict[str, dict[str, str]]] = {
-    "gradients.accumulate": _entry(
-        "gradients-overwritten",
-        "the backward pass replaces the gradients that are there",
-        "return gradients and leave .grad alone: autograd adds them up",
+    *_backward("gradient-of-matrix-transposed")(
+        "the gradient of a square matrix is transposed",
+        "dW = dY^T X for W [out, in]",
+        {"matrix": lambda *both: _turned(_matrix(*both))},
     ),
-    "gradients.strided": _entry(
-        "strides-ignored-backward",
-        "the backward pass reads a tensor as if it lay row after row in memory",
-        "honour strides, or call contiguous() on the gradient of the answer and on the inputs",
+    *_backward("gradient-of-matrix-of-last-item")(
+        "the gradient of a matrix is that of the last item alone",
+        _ADD_UP,
+        {"matrix": _matrix_of(slice(-1, None))},
     ),
-    "gradients.interleaved": _entry(
-        "state-of-the-last-call",
-        "the backward pass uses what the last call has left behind",
-        "keep what the backward pass needs in its own context (save_for_backward)",
+    *_backward("gradient-of-matrix-of-first-item")(
+        "the gradient of a matrix is that of the first item alone",
+        _ADD_UP,
+        {"matrix": _matrix_of(slice(0, 1))},
     ),
-    "gradients.alone": _entry(
-        "gradient-needs-another-input",
-        "the gradient of an input depends on which others require one",
-        "look at ctx.needs_input_grad of each input by itself",
+    *_backward("gradient-of-matrix-averaged")(
+        "the gradient of a matrix is averaged over the items",
+        _ADD_UP,
+        {"matrix": lambda gradient, tokens: _matrix(gradient, tokens) / len(gradient)},
     ),
-    "gradients.repeated": _entry(
-        "buffers-overwritten-backward",
-        "the backward pass overwrites what it needs a second time",
-        "leave saved tensors as they are",
+    *_backward("gradient-of-bias-averaged")(
+        "the gradient of a bias is averaged over items and tokens",
+        _ADD_UP,
+        {"bias": lambda gradient: gradient.mean(dim=(0, 1))},
     ),
-    "gradients.empty-row-finite": _entry(
-        "empty-rows-poison-gradients",
-        "a row without keys is mended in the answer, but not in the backward pass",
-        "fill masked logits with masked_fill, or mend the row before the softmax",
-    ),
-    "gradients.bias": _entry(
-        "gradient-of-bias-wrong",
-        "the gradient of an additive mask is not dS, added up over the axes it is broadcast along",
-        "sum dS over the axes of size 1 of the mask",
-    ),
-    "gradients.weights": _entry(
-        "gradient-of-returned-weights-lost",
-        "the gradients of the answer and of the returned weights do not both flow back",
-        "add the gradient of the returned weights to dO V^T, or return them detached "
-        "(mark_non_differentiable)",
-    ),
-    "gradients.dropout": _entry(
-        "other-weights-dropped-backward",
-        "the backward pass does not drop the weights that the answer has dropped, or does not "
-        "divide the others as it did",
-        "keep the mask, or the state of the generator, in the context of the call, and multiply "
-        "dO V^T and the weights of dV by mask / (1 - p)",
-    ),
-    "gradients.shared": _entry(
-        "gradient-of-shared-input-lost",
-        "an input that is key and value (or query, too) does not get the sum of their gradients",
-        "return a gradient for each argument, in memory of its own: autograd adds them up",
-    ),
-    "gradients.no-queries": _entry(
-        "no-queries-no-backward",
-        "without queries or items the backward pass fails, or leaves gradients unwritten",
-        "return zeros for keys and values before anything is launched",
-    ),
-    "gradients.double-backward": _entry(
-        "second-gradients-cut",
-        "the backward pass has no history of its own, or not all of it",
-        "write the backward pass in operations that autograd follows, or use once_differentiable",
-    ),
-}
+)

@@ -11,59 +11,67 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from ._steps import capped_scores, changed, given_of, has_bias, relogited, unmasked_logits, weighing
-from .named import Asked, Heads, HeadsChange, NamedMistake, Question, mistakes
+from ._steps import (
+    admitted_by_mask,
+    capped_scores,
+    changed,
+    has_bias,
+    relogited,
+    unmasked_logits,
+    weighing,
+)
+from .named import DeclaredCall, Heads, HeadsChange, InputsChange, NamedMistake, named
 
 _BIAS: Final = "mask.bias-counts"
 
 
-def _rebiased(change: Callable[[Tensor], Tensor]) -> Question:
-    def question(asked: Asked) -> Inputs | None:
-        bias = asked.inputs.bias
-        return None if bias is None else asked.inputs.replace(bias=change(bias.double()))
+def _rebiased(change: Callable[[Tensor], Tensor]) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        bias = call.inputs.bias
+        return None if bias is None else call.inputs.replace(bias=change(bias.double()))
 
-    return question
+    return inputs_for
 
 
-def _bias_of_first(axis: int, *, hidden_too: bool) -> Question:
+def _bias_of_first(axis: int, *, hidden_too: bool) -> InputsChange:
     """With the values at hidden keys, or zeros there, as where minus infinity was taken out."""
 
-    def question(asked: Asked) -> Inputs | None:
-        bias, keep = asked.inputs.bias, asked.inputs.keep
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        bias, keep = call.inputs.bias, call.inputs.keep
         if bias is None or bias.shape[axis] == 1:
             return None
         if keep is not None and not hidden_too:
             bias = bias.masked_fill(~keep, 0.0)
-        return asked.inputs.replace(bias=bias.narrow(axis, 0, 1))
+        return call.inputs.replace(bias=bias.narrow(axis, 0, 1))
 
-    return question
+    return inputs_for
 
 
-def _as_boolean(hidden: Callable[[Tensor, Tensor], Tensor]) -> Question:
+def _as_boolean(hidden: Callable[[Tensor, Tensor], Tensor]) -> InputsChange:
     """The additive mask is cast to bool: ``hidden`` gets its table and its finite values."""
 
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         if inputs.mask_form != "bias":
             return None
-        given = given_of(asked)
-        bias = torch.zeros(given.shape) if inputs.bias is None else inputs.bias
-        return inputs.replace(keep=~hidden(given, bias), bias=None)
+        admitted = admitted_by_mask(call)
+        bias = torch.zeros(admitted.shape) if inputs.bias is None else inputs.bias
+        return inputs.replace(keep=~hidden(admitted, bias), bias=None)
 
-    return question
+    return inputs_for
 
 
-def _multiplied_by_bias(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
-    if asked.inputs.mask_form != "bias":
+def _multiplied_by_bias(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+    if call.inputs.mask_form != "bias":
         return None
-    given = asked.inputs.bias
-    bias = torch.zeros(1, dtype=torch.float64) if given is None else given.double()
+    bias = call.inputs.bias
+    bias = torch.zeros(1, dtype=torch.float64) if bias is None else bias.double()
     logits = (capped_scores(attention) * bias).masked_fill(~attention.allowed, -math.inf)
     return relogited(attention, logits)
 
 
-def _bias_after_softmax(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
-    bias = asked.inputs.bias
+def _bias_after_softmax(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+    bias = call.inputs.bias
     if bias is None:
         return None
     logits = (unmasked_logits(attention) - bias).masked_fill(~attention.allowed, -math.inf)
@@ -71,95 +79,70 @@ def _bias_after_softmax(asked: Asked, attention: golden.Attention) -> golden.Att
 
 
 BIASES: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "bias-ignored",
-        _BIAS,
+    *named("bias-ignored", _BIAS)(
         "the finite values of the bias are ignored",
         "add it to the scaled scores",
-        {"question": changed(lambda inputs: inputs.bias is not None, bias=None)},
-        {"question": changed(has_bias, bias=None, keep=None)},
+        {"inputs": changed(lambda inputs: inputs.bias is not None, bias=None)},
+        {"inputs": changed(has_bias, bias=None, keep=None)},
     ),
-    *mistakes(
-        "bias-subtracted",
-        _BIAS,
+    *named("bias-subtracted", _BIAS)(
         "the bias is subtracted",
         "add it",
-        {"question": _rebiased(lambda bias: -bias)},
+        {"inputs": _rebiased(lambda bias: -bias)},
     ),
-    *mistakes(
-        "bias-doubled",
-        _BIAS,
+    *named("bias-doubled", _BIAS)(
         "the bias is added twice",
         "add it once",
-        {"question": _rebiased(lambda bias: 2.0 * bias)},
+        {"inputs": _rebiased(lambda bias: 2.0 * bias)},
     ),
-    *mistakes(
-        "bias-halved",
-        _BIAS,
+    *named("bias-halved", _BIAS)(
         "half of the bias is added",
         "add it as it is",
-        {"question": _rebiased(lambda bias: 0.5 * bias)},
+        {"inputs": _rebiased(lambda bias: 0.5 * bias)},
     ),
-    *mistakes(
-        "bias-in-binary-units",
-        _BIAS,
+    *named("bias-in-binary-units", _BIAS)(
         "the scores are rescaled for powers of two and the bias is not",
         "multiply the bias by log2(e), too",
-        {"question": _rebiased(lambda bias: bias * math.log(2.0))},
-        {"question": _rebiased(lambda bias: bias / math.log(2.0))},
+        {"inputs": _rebiased(lambda bias: bias * math.log(2.0))},
+        {"inputs": _rebiased(lambda bias: bias / math.log(2.0))},
     ),
-    *mistakes(
-        "bias-clamped",
-        _BIAS,
+    *named("bias-clamped", _BIAS)(
         "a bias above zero is clamped to zero",
         "add it as it is",
-        {"question": _rebiased(lambda bias: bias.clamp_max(0.0))},
+        {"inputs": _rebiased(lambda bias: bias.clamp_max(0.0))},
     ),
-    *mistakes(
-        "bias-without-sign",
-        _BIAS,
+    *named("bias-without-sign", _BIAS)(
         "the sign of the bias is lost",
         "add it as it is",
-        {"question": _rebiased(torch.abs)},
-        {"question": _rebiased(lambda bias: -bias.abs())},
+        {"inputs": _rebiased(torch.abs)},
+        {"inputs": _rebiased(lambda bias: -bias.abs())},
     ),
     *(
         mistake
         for axis, name in enumerate(("item", "head", "query"))
-        for mistake in mistakes(
-            f"bias-of-first-{name}",
-            _BIAS,
+        for mistake in named(f"bias-of-first-{name}", _BIAS, special_of=f"mask-of-first-{name}")(
             f"the finite values of the bias of the first {name} are used for all",
             "broadcast the bias along its own axes",
-            {"question": _bias_of_first(axis, hidden_too=True)},
-            {"question": _bias_of_first(axis, hidden_too=False)},
-            special_of=f"mask-of-first-{name}",
+            {"inputs": _bias_of_first(axis, hidden_too=True)},
+            {"inputs": _bias_of_first(axis, hidden_too=False)},
         )
     ),
-    *mistakes(
-        "bias-multiplied",
-        _BIAS,
+    *named("bias-multiplied", _BIAS, where=has_bias)(
         "the scores are multiplied by the bias",
         "add it",
         {"core": _multiplied_by_bias},
-        where=has_bias,
     ),
-    *mistakes(
-        "bias-after-softmax",
-        _BIAS,
+    *named("bias-after-softmax", _BIAS, where=lambda inputs: inputs.bias is not None)(
         "the bias is added to the weights, after the softmax",
         "add it to the scaled scores",
         {"core": _bias_after_softmax},
-        where=lambda inputs: inputs.bias is not None,
     ),
-    *mistakes(
-        "bias-taken-for-boolean",
-        "mask.bias",
+    *named("bias-taken-for-boolean", "mask.bias")(
         "the additive mask is cast to a boolean one: its numbers are lost",
         "add a floating-point mask to the scaled scores",
-        {"question": _as_boolean(lambda given, bias: ~given | (bias != 0.0))},
-        {"question": _as_boolean(lambda given, bias: given & (bias == 0.0))},
-        {"question": _as_boolean(lambda given, bias: ~given | (bias < 0.0))},
+        {"inputs": _as_boolean(lambda kept, bias: ~kept | (bias != 0.0))},
+        {"inputs": _as_boolean(lambda kept, bias: kept & (bias == 0.0))},
+        {"inputs": _as_boolean(lambda kept, bias: ~kept | (bias < 0.0))},
     ),
 )
 
@@ -193,11 +176,11 @@ def _turned(
     Each function gets the positions of its tokens.
     """
 
-    def heads(asked: Asked, given: Heads) -> Heads:
-        here, there = _places(given[0], given[1], asked.semantics)
-        changes = zip(given, (query, key, value), (here, there, there), strict=True)
+    def heads(call: DeclaredCall, before: Heads) -> Heads:
+        here, there = _places(before[0], before[1], call.semantics)
+        changes = zip(before, (query, key, value), (here, there, there), strict=True)
         one, two, three = (
-            tokens if more is None else golden.rotate_heads(tokens, more(place), asked.semantics)
+            tokens if more is None else golden.rotate_heads(tokens, more(place), call.semantics)
             for tokens, more, place in changes
         )
         return one, two, three
@@ -205,32 +188,32 @@ def _turned(
     return heads
 
 
-def _from_the_other_end(asked: Asked, given: Heads) -> Heads:
+def _from_the_other_end(call: DeclaredCall, before: Heads) -> Heads:
     """Queries stand where the other alignment has them."""
-    query, key, value = given
+    query, key, value = before
     shift = key.shape[-2] - query.shape[-2]
-    shift = -shift if asked.semantics.causal_alignment == "bottom-right" else shift
+    shift = -shift if call.semantics.causal_alignment == "bottom-right" else shift
     moved = torch.full((query.shape[-2],), float(shift))
-    return golden.rotate_heads(query, moved, asked.semantics), key, value
+    return golden.rotate_heads(query, moved, call.semantics), key, value
 
 
-def _linear(change: Callable[[Asked, Tensor], Tensor]) -> Question:
-    """Another bias by distance: what it lacks to the declared one joins the given bias."""
+def _linear(change: Callable[[DeclaredCall, Tensor], Tensor]) -> InputsChange:
+    """Another bias by distance: what it lacks to the declared one joins the bias of the call."""
 
-    def question(asked: Asked) -> Inputs | None:
-        inputs, sizes = asked.inputs, asked.inputs.geometry
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs, sizes = call.inputs, call.inputs.geometry
         lengths = sizes.query_length, sizes.key_length
-        places = golden.query_positions(*lengths, asked.semantics)
+        places = golden.query_positions(*lengths, call.semantics)
         right = golden.alibi_bias(sizes.num_heads, places, sizes.key_length)
-        more = change(asked, right) - right
+        more = change(call, right) - right
         return inputs.replace(bias=more if inputs.bias is None else inputs.bias.double() + more)
 
-    return question
+    return inputs_for
 
 
-def _of_slopes(slopes: Callable[[int], Tensor]) -> Callable[[Asked, Tensor], Tensor]:
-    def change(asked: Asked, right: Tensor) -> Tensor:
-        heads = asked.inputs.geometry.num_heads
+def _of_slopes(slopes: Callable[[int], Tensor]) -> Callable[[DeclaredCall, Tensor], Tensor]:
+    def change(call: DeclaredCall, right: Tensor) -> Tensor:
+        heads = call.inputs.geometry.num_heads
         return right * (slopes(heads) / golden.alibi_slopes(heads))[:, None, None]
 
     return change
@@ -240,32 +223,38 @@ def _one_sequence(heads: int) -> Tensor:
     return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
 
 
-def _from_the_first_query(asked: Asked, _right: Tensor) -> Tensor:
-    sizes = asked.inputs.geometry
+def _from_the_first_query(call: DeclaredCall, _right: Tensor) -> Tensor:
+    sizes = call.inputs.geometry
     places = torch.arange(sizes.query_length)
     return golden.alibi_bias(sizes.num_heads, places, sizes.key_length)
 
 
-def _signed(asked: Asked, right: Tensor) -> Tensor:
-    sizes = asked.inputs.geometry
-    places = golden.query_positions(sizes.query_length, sizes.key_length, asked.semantics)
+def _signed(call: DeclaredCall, right: Tensor) -> Tensor:
+    sizes = call.inputs.geometry
+    places = golden.query_positions(sizes.query_length, sizes.key_length, call.semantics)
     return torch.where(torch.arange(sizes.key_length) > places[:, None], -right, right)
 
 
 def _rotary(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
     """A mistake that either pairing may make; acted out with halves."""
     shared = {"base": _HALVES, "fits": _turns}
-    return mistakes(name, _ROTARY, text, _TURN, *({**shared, **way} for way in ways))
+    return named(name, _ROTARY)(
+        text,
+        _TURN,
+        *({**shared, **way} for way in ways),
+    )
 
 
 def _alibi(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
-    return mistakes(name, _ALIBI, text, _SLOPES, *({"base": _LINEAR, **way} for way in ways))
+    return named(name, _ALIBI)(
+        text,
+        _SLOPES,
+        *({"base": _LINEAR, **way} for way in ways),
+    )
 
 
 POSITIONS: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "rotary-pairing",
-        _ROTARY,
+    *named("rotary-pairing", _ROTARY)(
         "other channels are turned together: halves for neighbours, or the reverse",
         "pair channel i with i + R/2 (halves) or channel 2i with 2i + 1, as declared",
         {"base": _HALVES, "changes": {"rotary": "interleaved"}},
@@ -314,9 +303,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "queries are counted from the other end of the keys, as if nothing were cached",
         {"heads": _from_the_other_end},
     ),
-    *mistakes(
-        "rotary-fraction",
-        "position.rotary-partial",
+    *named("rotary-fraction", "position.rotary-partial")(
         "all channels are turned, not the declared fraction",
         "leave the channels beyond the fraction as they are",
         {
@@ -329,31 +316,31 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     *_alibi(
         "alibi-one-sequence",
         "slopes follow one geometric sequence though the heads are no power of two",
-        {"question": _linear(_of_slopes(_one_sequence))},
+        {"inputs": _linear(_of_slopes(_one_sequence))},
     ),
     *_alibi(
         "alibi-reversed",
         "slopes are given to the heads in the opposite order",
-        {"question": _linear(_of_slopes(lambda heads: golden.alibi_slopes(heads).flip(0)))},
+        {"inputs": _linear(_of_slopes(lambda heads: golden.alibi_slopes(heads).flip(0)))},
     ),
     *_alibi(
         "alibi-sign",
         "slope times distance is added",
-        {"question": _linear(lambda _asked, right: -right)},
+        {"inputs": _linear(lambda _call, right: -right)},
     ),
     *_alibi(
         "alibi-signed",
         "the distance has a sign: later keys gain",
-        {"question": _linear(_signed)},
+        {"inputs": _linear(_signed)},
     ),
     *_alibi(
         "alibi-scaled",
         "the linear biases join before the scale",
-        {"question": _linear(lambda asked, right: asked.scale * right)},
+        {"inputs": _linear(lambda call, right: call.scale * right)},
     ),
     *_alibi(
         "alibi-offset",
         "distances are counted as if the first query stood at the first key",
-        {"question": _linear(_from_the_first_query)},
+        {"inputs": _linear(_from_the_first_query)},
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
@@ -10,18 +11,27 @@ from torch import Tensor
 
 from ...problems.caching import without_cache
 from ...problems.inputs import Inputs
-from ._steps import changed, has_bias, has_cache, has_causal, has_softcap, has_window
-from .named import Asked, Heads, NamedMistake, Question, mistakes
+from ._steps import (
+    changed,
+    has_bias,
+    has_cache,
+    has_causal,
+    has_mask,
+    has_scale,
+    has_softcap,
+    has_window,
+)
+from .named import DeclaredCall, Heads, InputsChange, NamedMistake, Where, named
 
 _JOIN: Final = "concatenate: the cached keys and values, then the new ones"
 _BEHIND: Final = "count places from the first cached key: the first new token stands behind them"
 
 
-def _with_keys(order: Callable[[int, int], Tensor]) -> Question:
+def _with_keys(order: Callable[[int, int], Tensor]) -> InputsChange:
     """Keys and values in another order, by the numbers of cached and of all keys."""
 
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         if not inputs.past:
             return None
         index = order(inputs.past, inputs.geometry.key_length)
@@ -29,14 +39,14 @@ def _with_keys(order: Callable[[int, int], Tensor]) -> Question:
             key=inputs.key.index_select(-2, index), value=inputs.value.index_select(-2, index)
         )
 
-    return question
+    return inputs_for
 
 
-def _with_mask(change: Callable[[Tensor, int], Tensor]) -> Question:
+def _with_mask(change: Callable[[Tensor, int], Tensor]) -> InputsChange:
     """Another mask where there is a cache; what it hides of a bias is kept by ``keep``."""
 
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         if not inputs.past or inputs.keep is None:
             return None
         bias = inputs.bias
@@ -45,11 +55,15 @@ def _with_mask(change: Callable[[Tensor, int], Tensor]) -> Question:
             bias=None if bias is None else change(bias, inputs.past),
         )
 
-    return question
+    return inputs_for
 
 
-def _lost(asked: Asked) -> Inputs | None:
-    return without_cache(asked.inputs) if asked.inputs.past else None
+def _without_cache(where: Where) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        return without_cache(inputs) if inputs.past and where(inputs) else None
+
+    return inputs_for
 
 
 def _every_cached(mask: Tensor, past: int) -> Tensor:
@@ -73,24 +87,24 @@ def _of_first_item(mask: Tensor, past: int) -> Tensor:
     return torch.cat([first, mask[..., past:]], dim=-1)
 
 
-def _new_keys_left(start: int, stop: int | None) -> Question:
+def _new_keys_left(start: int, stop: int | None) -> InputsChange:
     """Of the new keys only some are seen, beside all that are cached."""
 
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         count, past = inputs.geometry.key_length, inputs.past
         if not past or count - past == 1:
             return None
-        seen = torch.arange(count) < past
-        seen[past:][start:stop] = True
-        kept = seen.reshape(1, 1, 1, -1)
+        admitted = torch.arange(count) < past
+        admitted[past:][start:stop] = True
+        kept = admitted.reshape(1, 1, 1, -1)
         return inputs.replace(keep=kept if inputs.keep is None else inputs.keep & kept)
 
-    return question
+    return inputs_for
 
 
-def _cache_in_turns(asked: Asked, given: Heads) -> Heads | None:
-    sizes, past = asked.inputs.geometry, asked.inputs.past
+def _cache_in_turns(call: DeclaredCall, before: Heads) -> Heads | None:
+    sizes, past = call.inputs.geometry, call.inputs.past
     if not past or sizes.num_heads == sizes.num_kv_heads:
         return None
     group = sizes.num_heads // sizes.num_kv_heads
@@ -99,111 +113,97 @@ def _cache_in_turns(asked: Asked, given: Heads) -> Heads | None:
         tiled = heads[:, :, :past].repeat(1, group, 1, 1)
         return torch.cat([tiled, heads[:, :, past:].repeat_interleave(group, dim=1)], dim=2)
 
-    return given[0], dealt(given[1]), dealt(given[2])
+    return before[0], dealt(before[1]), dealt(before[2])
 
 
 CACHES: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "cache-ignored",
-        "cache.golden",
+    *named("cache-ignored", "cache.golden")(
         "the cached keys and values are ignored: only the new ones are attended",
         _JOIN,
-        {"question": _lost},
+        {"inputs": _without_cache(has_cache)},
     ),
-    *mistakes(
-        "cache-behind-new-keys",
-        "cache.golden",
+    *named("cache-behind-new-keys", "cache.golden")(
         "the cached keys and values are put behind the new ones",
         _JOIN,
         {
-            "question": _with_keys(
+            "inputs": _with_keys(
                 lambda past, count: torch.cat([torch.arange(past, count), torch.arange(past)])
             )
         },
     ),
-    *mistakes(
-        "cache-reversed",
-        "cache.golden",
+    *named("cache-reversed", "cache.golden")(
         "the cached keys and values are read from the last one to the first",
         _JOIN,
         {
-            "question": _with_keys(
+            "inputs": _with_keys(
                 lambda past, count: torch.cat(
                     [torch.arange(past).flip(0), torch.arange(past, count)]
                 )
             )
         },
     ),
-    *mistakes(
-        "cache-last-slot-overwritten",
-        "cache.golden",
+    *named("cache-last-slot-overwritten", "cache.golden")(
         "the last cached key is overwritten by the first new one",
         "write new tokens into the slots behind those that are in use",
         {
-            "question": _with_keys(
+            "inputs": _with_keys(
                 lambda past, count: torch.arange(count) + (torch.arange(count) == past - 1).long()
             )
         },
         {
-            "question": _with_keys(
+            "inputs": _with_keys(
                 lambda past, count: torch.arange(count) - (torch.arange(count) == past).long()
             )
         },
     ),
-    *mistakes(
+    *named(
         "cache-offset-ignored",
         "cache.position-offset",
+        where=has_cache,
+        special_of="causal-top-left",
+    )(
         "with a cache the first query is taken to stand at the first cached key",
         _BEHIND,
         {"changes": {"causal_alignment": "top-left"}},
-        where=has_cache,
-        special_of="causal-top-left",
     ),
-    *mistakes(
+    *named(
         "cache-offset-one-too-many",
         "cache.position-offset",
+        where=has_cache,
+        special_of="causal-sees-next",
+    )(
         "with a cache each query sees the key after its own, too",
         _BEHIND,
         {"changes": {"causal_offset": 1}},
-        where=has_cache,
-        special_of="causal-sees-next",
     ),
-    *mistakes(
+    *named(
         "cache-offset-one-too-few",
         "cache.position-offset",
+        where=has_cache,
+        special_of="causal-hides-own",
+    )(
         "with a cache no query sees its own key",
         _BEHIND,
         {"changes": {"causal_offset": -1}},
-        where=has_cache,
-        special_of="causal-hides-own",
     ),
-    *mistakes(
-        "cache-of-one-new-key",
-        "cache.decode-equals-full",
+    *named("cache-of-one-new-key", "cache.decode-equals-full")(
         "of several new keys only one is put behind the cached ones",
         "put all new keys behind the cached ones, however many there are",
-        {"question": _new_keys_left(-1, None)},
-        {"question": _new_keys_left(0, 1)},
+        {"inputs": _new_keys_left(-1, None)},
+        {"inputs": _new_keys_left(0, 1)},
     ),
-    *mistakes(
-        "cache-not-masked",
-        "cache.golden",
+    *named("cache-not-masked", "cache.golden")(
         "the mask acts on the new keys alone: every cached key is attended",
         "masks have a column for each cached key and each new one",
-        {"question": _with_mask(_every_cached)},
-        {"question": _with_mask(_columns_from_the_first)},
+        {"inputs": _with_mask(_every_cached)},
+        {"inputs": _with_mask(_columns_from_the_first)},
     ),
-    *mistakes(
-        "cache-mask-of-first-item",
-        "cache.decode-equals-full",
+    *named("cache-mask-of-first-item", "cache.decode-equals-full", special_of="mask-of-first-item")(
         "which cached keys are attended is looked up for the first batch item only",
         "items have caches of several lengths: each has a mask of its own",
-        {"question": _with_mask(_of_first_item)},
-        special_of="mask-of-first-item",
+        {"inputs": _with_mask(_of_first_item)},
     ),
-    *mistakes(
-        "cache-heads-tiled",
-        "groups.golden",
+    *named("cache-heads-tiled", "groups.golden")(
         "shared heads of the cache are dealt out in turns, those of new tokens to neighbours",
         "join cached and new heads first, then repeat each of them: repeat_interleave",
         {"heads": _cache_in_turns},
@@ -211,121 +211,72 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _masked(inputs: Inputs) -> bool:
-    return inputs.masked
+def _has_boolean_mask(inputs: Inputs) -> bool:
+    return inputs.masked and inputs.mask_form != "bias"
 
 
-_FEATURES: Final[dict[str, tuple[str, Callable[[Inputs], bool], dict[str, object]]]] = {
-    "mask": (
-        "the mask",
-        lambda inputs: inputs.masked and inputs.mask_form != "bias",
-        {"keep": None, "bias": None},
-    ),
+def _has_lengths(inputs: Inputs) -> bool:
+    return inputs.mask_form == "lengths"
+
+
+# What a call may pass: in words, where it is, and the inputs without it.
+_OPTIONS: Final[dict[str, tuple[str, Where, dict[str, object]]]] = {
+    "mask": ("the mask", _has_boolean_mask, {"keep": None, "bias": None}),
     "bias": ("the bias", has_bias, {"bias": None}),
-    "lengths": (
-        "lengths",
-        lambda inputs: inputs.mask_form == "lengths",
-        {"keep": None},
-    ),
+    "lengths": ("lengths", _has_lengths, {"keep": None}),
     "causal": ("the causal flag", has_causal, {"causal": False}),
     "window": ("the window", has_window, {"window": None}),
     "softcap": ("the softcap", has_softcap, {"softcap": None}),
-    "scale-argument": (
-        "the scale that the call gives",
-        lambda inputs: inputs.scale is not None,
-        {"scale": None},
-    ),
+    "scale-argument": ("the scale that the call gives", has_scale, {"scale": None}),
 }
+_MASKS: Final = {"mask", "bias", "lengths"}
 
 
-_SPECIALS: Final = {
-    "mask": "mask-ignored",
-    "bias": "bias-ignored",
-    "lengths": "lengths-ignored",
-    "causal": "causal-ignored",
-    "window": "window-ignored",
-    "softcap": "softcap-ignored",
-    "scale-argument": "scale-argument-ignored",
-}
-
-
-def _lost_features() -> list[NamedMistake]:
-    """What is dropped on the path that something else takes."""
-    found: list[NamedMistake] = []
-    for name, (spoken, present, absent) in _FEATURES.items():
-        for other, (winner, taken, _) in _FEATURES.items():
-            if (
-                other == name
-                or {name, other} <= {"mask", "bias", "lengths"}
-                or other == "scale-argument"
-            ):
-                continue
-            found += mistakes(
-                f"{name}-lost-to-{other}",
-                "mask.causal-and-mask"
-                if {name, other} == {"mask", "causal"}
-                else "numerics.options",
-                f"{spoken} is dropped where {winner} is given too",
-                "apply both",
-                {"question": changed(_both(present, taken), **absent)},
-                *(
-                    [{"question": changed(_both(present, taken), keep=None, bias=None)}]
-                    if name == "bias"
-                    else []
-                ),
-                *(
-                    [{"question": changed(_both(_masked, taken), **absent)}]
-                    if name == "mask"
-                    else []
-                ),
-                *(
-                    [{"question": changed(_both(present, _masked), **absent)}]
-                    if other == "mask"
-                    else []
-                ),
-                special_of=_SPECIALS[name],
-            )
-    return found
-
-
-def _both(one: Callable[[Inputs], bool], two: Callable[[Inputs], bool]) -> Callable[..., bool]:
+def _both(one: Where, two: Where) -> Where:
     return lambda inputs: one(inputs) and two(inputs)
 
 
-# Seen best where every call has the one and some have the other.
+def _lost_to_options() -> Iterator[NamedMistake]:
+    """An option that is dropped on the path that another one takes."""
+    for name, other in itertools.permutations(_OPTIONS, 2):
+        if {name, other} <= _MASKS or other == "scale-argument":
+            continue
+        (words, present, absent), (winner, taken, _) = _OPTIONS[name], _OPTIONS[other]
+        ways = [(present, taken, absent)]
+        if name == "bias":
+            ways.append((present, taken, {"keep": None, "bias": None}))
+        if name == "mask":
+            ways.append((has_mask, taken, absent))
+        if other == "mask":
+            ways.append((present, has_mask, absent))
+        both = {name, other} == {"mask", "causal"}
+        primary = "mask.causal-and-mask" if both else "numerics.options"
+        yield from named(f"{name}-lost-to-{other}", primary, special_of=f"{name}-ignored")(
+            f"{words} is dropped where {winner} is given too",
+            "apply both",
+            *({"inputs": changed(_both(one, two), **gone)} for one, two, gone in ways),
+        )
+
+
+# Most visible where every call has the one and some have the other.
 _LOST_TO_CACHE: Final = {"causal": "cache.decode-equals-full", "bias": "mask.bias"}
 
 
-def _lost_to_cache() -> list[NamedMistake]:
+def _lost_to_cache() -> Iterator[NamedMistake]:
     """What is dropped where a part of the keys is cached, and the cache dropped for the rest."""
-    found: list[NamedMistake] = []
-    for name, (spoken, present, absent) in _FEATURES.items():
-        found += mistakes(
-            f"{name}-lost-to-cache",
-            _LOST_TO_CACHE.get(name, "cache.golden"),
-            f"{spoken} is dropped where a cache is given too",
+    for name, (words, present, absent) in _OPTIONS.items():
+        primary = _LOST_TO_CACHE.get(name, "cache.golden")
+        yield from named(f"{name}-lost-to-cache", primary, special_of=f"{name}-ignored")(
+            f"{words} is dropped where a cache is given too",
             "apply both",
-            {"question": changed(_both(present, has_cache), **absent)},
-            special_of=_SPECIALS[name],
+            {"inputs": changed(_both(present, has_cache), **absent)},
         )
-        told = spoken.removesuffix(" that the call gives")
-        found += mistakes(
-            f"cache-lost-to-{name}",
-            "cache.golden",
-            f"the cache is dropped where {told} is given too",
+        short = words.removesuffix(" that the call gives")
+        yield from named(f"cache-lost-to-{name}", "cache.golden", special_of="cache-ignored")(
+            f"the cache is dropped where {short} is given too",
             "apply both",
-            {"question": _without_cache(present)},
-            special_of="cache-ignored",
+            {"inputs": _without_cache(present)},
         )
-    return found
 
 
-def _without_cache(where: Callable[[Inputs], bool]) -> Question:
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
-        return without_cache(inputs) if inputs.past and where(inputs) else None
-
-    return question
-
-
-LOST_OPTIONS: Final[tuple[NamedMistake, ...]] = (*_lost_features(), *_lost_to_cache())
+LOST_OPTIONS: Final[tuple[NamedMistake, ...]] = (*_lost_to_options(), *_lost_to_cache())

@@ -11,31 +11,38 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...problems.inputs import Inputs
-from ._steps import given_of, relogited, structure_of, unmasked_logits, weighing
-from .named import Asked, CoreChange, NamedMistake, mistakes
+from ._steps import (
+    admitted_by_mask,
+    admitted_by_structure,
+    has_causal,
+    has_mask,
+    hides_keys,
+    relogited,
+    unmasked_logits,
+    weighing,
+)
+from .named import CoreChange, DeclaredCall, NamedMistake, named
 
 _FILL: Final = "fill the hidden logits with minus infinity"
 
 
-def _masked(inputs: Inputs) -> bool:
-    return inputs.masked
-
-
-def hidden_by(asked: Asked, part: str) -> tuple[Tensor, Tensor]:
+def hidden_by(call: DeclaredCall, part: str) -> tuple[Tensor, Tensor]:
     """What a part of the restrictions admits, and what the rest does: ``[B, H, Lq, Lk]``."""
-    shape = asked.inputs.score_shape
-    given, structure = given_of(asked).expand(shape), structure_of(asked).expand(shape)
+    shape = call.inputs.score_shape
+    by_mask, by_structure = (
+        admitted_by_mask(call).expand(shape),
+        admitted_by_structure(call).expand(shape),
+    )
     if part == "both":
-        return given & structure, torch.ones_like(given)
-    return (given, structure) if part == "mask" else (structure, given)
+        return by_mask & by_structure, torch.ones_like(by_mask)
+    return (by_mask, by_structure) if part == "mask" else (by_structure, by_mask)
 
 
 def operated(part: str, change: Callable[[Tensor, Tensor], Tensor]) -> CoreChange:
     """Something else is done to logits that one part hides; the other part hides as it should."""
 
-    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
-        allowed, rest = hidden_by(asked, part)
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        allowed, rest = hidden_by(call, part)
         logits = change(unmasked_logits(attention), allowed)
         return relogited(attention, logits.masked_fill(~rest, float("-inf")))
 
@@ -45,8 +52,8 @@ def operated(part: str, change: Callable[[Tensor, Tensor], Tensor]) -> CoreChang
 def cut_after_softmax(part: str) -> CoreChange:
     """The weights are cut after a softmax that has seen what they hide."""
 
-    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
-        allowed, rest = hidden_by(asked, part)
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        allowed, rest = hidden_by(call, part)
         logits = unmasked_logits(attention).masked_fill(~rest, float("-inf"))
         return weighing(attention, golden.softmax(logits) * allowed)
 
@@ -58,55 +65,34 @@ def filled(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, allowed: torch.where(allowed, logits, fill)
 
 
-def added(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """A number is added to the hidden logits."""
+def _added(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, allowed: torch.where(allowed, logits, logits + fill)
-
-
-def multiplied(logits: Tensor, allowed: Tensor) -> Tensor:
-    """The logits are multiplied by the table."""
-    return torch.where(allowed, logits, 0.0)
-
-
-def added_to_kept(logits: Tensor, allowed: Tensor) -> Tensor:
-    """The table itself is added to the logits."""
-    return logits + allowed
-
-
-def _of_part(part: str) -> Callable[[Inputs], bool]:
-    if part == "mask":
-        return lambda inputs: inputs.masked or inputs.causal or inputs.window is not None
-    return lambda inputs: inputs.causal
 
 
 def _fills() -> list[NamedMistake]:
     """Finite fills, over what the mask hides and over what causality hides."""
-    found: list[NamedMistake] = []
+    entries: list[NamedMistake] = []
     for part, hidden in (("mask", "hidden"), ("causal", "future")):
-        clause = "mask.single-key" if part == "mask" else "mask.causal-first-key"
+        of_mask = part == "mask"
+        clause = "mask.single-key" if of_mask else "mask.causal-first-key"
+        where = hides_keys if of_mask else has_causal
         for text, fills in FILLS.items():
-            found += mistakes(
-                f"{part}-fill-{text}",
-                clause,
+            entries += named(f"{part}-fill-{text}", clause, where=where, needs=part)(
                 f"{hidden} logits are filled with about -{text}: they win over lower ones",
                 _FILL,
                 *({"core": operated(part, filled(fill))} for fill in fills),
-                *({"core": operated("both", filled(fill))} for fill in fills if part == "mask"),
-                where=_of_part(part),
+                *({"core": operated("both", filled(fill))} for fill in fills if of_mask),
             )
         for text, fill in (("100", -1e2), ("1e4", -1e4), ("1e6", -1e6)):
-            found += mistakes(
-                f"{part}-adds-{text}",
-                clause,
+            entries += named(f"{part}-adds-{text}", clause, where=where, needs=part)(
                 f"about -{text} is added to {hidden} logits: high ones stay visible",
                 _FILL,
-                {"core": operated(part, added(fill))},
-                where=_of_part(part),
+                {"core": operated(part, _added(fill))},
             )
-    return found
+    return entries
 
 
-# Common numbers of one size; those of one line are told apart by nobody who reads a report.
+# Common numbers of one size; a report need not distinguish those of one line.
 FILLS: Final = {
     "1": (-1.0,),
     "10": (-10.0, -20.0, -30.0),
@@ -121,64 +107,42 @@ FILLS: Final = {
 
 FILLED: Final[tuple[NamedMistake, ...]] = (
     *_fills(),
-    *mistakes(
-        "mask-fill-0",
-        "mask.no-leak",
+    *named("mask-fill-0", "mask.no-leak", special_of="mask-multiplies-logits", where=has_mask)(
         "hidden logits are replaced by zero, which is an ordinary logit",
         _FILL,
         {"core": operated("mask", filled(0.0))},
-        special_of="mask-multiplies-logits",
-        where=_masked,
     ),
-    *mistakes(
-        "mask-multiplies-logits",
-        "mask.no-leak",
+    *named("mask-multiplies-logits", "mask.no-leak", where=has_mask)(
         "the logits are multiplied by the 0/1 mask: a hidden key keeps a logit of 0",
         _FILL,
-        {"core": operated("mask", multiplied)},
-        where=_masked,
+        {"core": operated("mask", filled(0.0))},
     ),
-    *mistakes(
-        "mask-added-to-kept",
-        "mask.no-leak",
+    *named("mask-added-to-kept", "mask.no-leak", where=has_mask)(
         "1 is added to the kept logits instead of minus infinity to the hidden ones",
         "a boolean mask is not an additive one: " + _FILL,
-        {"core": operated("mask", added_to_kept)},
+        {"core": operated("mask", torch.add)},
         {"core": operated("mask", lambda logits, allowed: logits + torch.where(allowed, 0.0, 1.0))},
-        where=_masked,
     ),
-    *mistakes(
-        "mask-multiplies-weights",
-        "mask.padding-is-absence",
+    *named("mask-multiplies-weights", "mask.padding-is-absence", where=has_mask)(
         "the weights are masked after the softmax: the rows no longer sum to one",
         "mask the logits before the softmax",
         {"core": cut_after_softmax("mask")},
-        where=_masked,
     ),
-    *mistakes(
-        "causal-multiplies-logits",
-        "mask.causal",
+    *named("causal-multiplies-logits", "mask.causal", where=has_causal)(
         "the logits are multiplied by the triangle: a future key keeps a logit of 0",
         _FILL,
-        {"core": operated("causal", multiplied)},
-        where=lambda inputs: inputs.causal,
+        {"core": operated("causal", filled(0.0))},
     ),
-    *mistakes(
-        "causal-added-to-kept",
-        "mask.causal",
+    *named("causal-added-to-kept", "mask.causal", where=has_causal)(
         "the triangle of ones is added to the logits: future keys stay visible",
         _FILL,
-        {"core": operated("causal", added_to_kept)},
+        {"core": operated("causal", torch.add)},
         {"core": operated("causal", lambda logits, allowed: logits + ~allowed)},
-        where=lambda inputs: inputs.causal,
     ),
-    *mistakes(
-        "causal-multiplies-weights",
-        "mask.causal",
+    *named("causal-multiplies-weights", "mask.causal", where=has_causal)(
         "the weights are cut after the softmax: the rows no longer sum to one",
         "hide the future before the softmax",
         {"core": cut_after_softmax("causal")},
-        where=lambda inputs: inputs.causal,
     ),
 )
 
@@ -187,19 +151,15 @@ _CLAUSE: Final = "mask.empty-row"
 _FIX: Final = "set the weights of such a row to zero after the softmax"
 
 
-def _hides(inputs: Inputs) -> bool:
-    return inputs.masked or inputs.causal or inputs.window is not None
-
-
 def _answered(answer: Callable[[golden.Attention], Tensor | float]) -> CoreChange:
     """Another answer in rows without keys."""
 
-    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         empty = attention.empty.unsqueeze(-1)
         if not bool(empty.any()):
             return None
-        told = torch.as_tensor(answer(attention), dtype=torch.float64)
-        return dataclasses.replace(attention, output=torch.where(empty, told, attention.output))
+        other = torch.as_tensor(answer(attention), dtype=torch.float64)
+        return dataclasses.replace(attention, output=torch.where(empty, other, attention.output))
 
     return core
 
@@ -207,7 +167,7 @@ def _answered(answer: Callable[[golden.Attention], Tensor | float]) -> CoreChang
 def _spread(fill: float, axes: tuple[int, ...]) -> CoreChange:
     """A row without keys takes others with it: those along some axes ``[B, H, Lq]``."""
 
-    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         if not bool(attention.empty.any()):
             return None
         taken = attention.empty.any(dim=axes[0], keepdim=True)
@@ -219,51 +179,37 @@ def _spread(fill: float, axes: tuple[int, ...]) -> CoreChange:
     return core
 
 
-def _output_of_empty_rows(asked: Asked, output: Tensor) -> Tensor | None:
-    inputs = asked.inputs
+def _output_of_empty_rows(call: DeclaredCall, output: Tensor) -> Tensor | None:
+    inputs = call.inputs
     if not inputs.is_layer:
         return None
-    empty = ~inputs.allowed(asked.semantics).any(dim=-1).any(dim=1)
+    empty = ~inputs.allowed(call.semantics).any(dim=-1).any(dim=1)
     return output.masked_fill(empty.unsqueeze(-1), 0.0)
 
 
 ROWS: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "empty-rows-mean-of-admitted",
-        _CLAUSE,
+    *named("empty-rows-mean-of-admitted", _CLAUSE, special_of="empty-rows-mean")(
         "a row without keys returns the mean of the values that causality admits",
         _FIX,
         {"changes": {"empty_rows": "mean-of-valid"}},
-        special_of="empty-rows-mean",
     ),
-    *mistakes(
-        "empty-rows-first-value",
-        _CLAUSE,
+    *named("empty-rows-first-value", _CLAUSE, where=hides_keys)(
         "a row without keys returns the first value",
         _FIX,
         {"core": _answered(lambda attention: attention.value[..., :1, :])},
-        where=_hides,
     ),
-    *mistakes(
-        "empty-rows-last-value",
-        _CLAUSE,
+    *named("empty-rows-last-value", _CLAUSE, where=hides_keys)(
         "a row without keys returns the last value",
         _FIX,
         {"core": _answered(lambda attention: attention.value[..., -1:, :])},
-        where=_hides,
     ),
-    *mistakes(
-        "empty-rows-infinite",
-        _CLAUSE,
+    *named("empty-rows-infinite", _CLAUSE, where=hides_keys)(
         "a row without keys is infinite",
         _FIX,
         {"core": _answered(lambda _attention: -math.inf)},
         {"core": _answered(lambda _attention: math.inf)},
-        where=_hides,
     ),
-    *mistakes(
-        "empty-row-empties-the-rest",
-        "mask.empty-row-isolated",
+    *named("empty-row-empties-the-rest", "mask.empty-row-isolated", where=hides_keys)(
         "a row without keys takes other rows with it",
         "answer each row by itself",
         *(
@@ -271,14 +217,10 @@ ROWS: Final[tuple[NamedMistake, ...]] = (
             for fill in (0.0, math.nan)
             for axes in ((0, 1, 2), (1, 2), (2,), (0,), (1,))
         ),
-        where=_hides,
     ),
-    *mistakes(
-        "empty-rows-lose-output-bias",
-        _CLAUSE,
+    *named("empty-rows-lose-output-bias", _CLAUSE, where=hides_keys)(
         "a row without keys is zero behind the output projection: its bias is missing there",
         "set the weights of such a row to zero, not the answer",
         {"output": _output_of_empty_rows},
-        where=_hides,
     ),
 )

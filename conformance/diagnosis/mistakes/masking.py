@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...problems.inputs import Inputs
 from ._steps import rekept, remasked, require
-from .named import Asked, NamedMistake, Question, mistakes
+from .named import DeclaredCall, InputsChange, NamedMistake, named
 
 _FORMS: Final = ("keep", "drop", "keep_int", "lengths")
 
@@ -57,21 +57,21 @@ def _on_queries_too(inputs: Inputs, keep: Tensor) -> Tensor | None:
     return keep & keep.transpose(-1, -2)
 
 
-def _folded(order: Callable[[Tensor, int, int], Tensor]) -> Question:
+def _folded(order: Callable[[Tensor, int, int], Tensor]) -> InputsChange:
     """The batch axis of a table meets the heads wrongly, as when heads are folded into the batch.
 
     ``order`` gives the item whose table each of ``B * H`` entries reads.
     """
 
-    def question(asked: Asked) -> Inputs | None:
-        sizes = asked.inputs.geometry
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        sizes = call.inputs.geometry
         batch, heads = sizes.batch, sizes.num_heads
         if batch == 1 or heads == 1:
             return None
         items = order(torch.arange(batch * heads), batch, heads).reshape(batch, heads)
-        return remasked(lambda table: _reread(table, items))(asked)
+        return remasked(lambda table: _reread(table, items))(call)
 
-    return question
+    return inputs_for
 
 
 def _reread(table: Tensor, items: Tensor) -> Tensor | None:
@@ -87,14 +87,14 @@ def _batch_on_heads(table: Tensor, heads: int) -> Tensor | None:
     return table.transpose(0, 1)[:, torch.arange(heads) % table.shape[0]]
 
 
-def _on_heads(asked: Asked) -> Inputs | None:
-    heads = asked.inputs.geometry.num_heads
-    return remasked(lambda table: _batch_on_heads(table, heads))(asked)
+def _on_heads(call: DeclaredCall) -> Inputs | None:
+    heads = call.inputs.geometry.num_heads
+    return remasked(lambda table: _batch_on_heads(table, heads))(call)
 
 
-def _first_head_only(*, headless: bool) -> Question:
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+def _first_head_only(*, headless: bool) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         heads = inputs.geometry.num_heads
         if not inputs.masked or heads == 1:
             return None
@@ -105,7 +105,7 @@ def _first_head_only(*, headless: bool) -> Question:
         bias = None if inputs.bias is None else inputs.bias.masked_fill(others, 0.0)
         return inputs.replace(keep=keep, bias=bias)
 
-    return question
+    return inputs_for
 
 
 def _rows_refilled(inputs: Inputs, keep: Tensor) -> Tensor | None:
@@ -127,14 +127,14 @@ def _inverted(_inputs: Inputs, keep: Tensor) -> Tensor:
     return ~keep
 
 
-def _without_mask(forms: tuple[str, ...], *, bias_too: bool = False) -> Question:
-    def question(asked: Asked) -> Inputs | None:
-        inputs = asked.inputs
+def _without_mask(forms: tuple[str, ...], *, bias_too: bool = False) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
         if inputs.mask_form not in forms:
             return None
         return inputs.replace(keep=None, bias=None if bias_too else inputs.bias)
 
-    return question
+    return inputs_for
 
 
 def _shared(reduce: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor | None]:
@@ -147,170 +147,136 @@ def _shared(reduce: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor | N
 
 
 MASKING: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "mask-ignored",
-        "mask.no-leak",
+    *named("mask-ignored", "mask.no-leak")(
         "the mask is ignored",
         "apply it before the softmax, and keep what masked_fill returns",
-        {"question": _without_mask((*_FORMS, "bias"))},
-        {"question": _without_mask((*_FORMS, "bias"), bias_too=True)},
-        {"question": _without_mask(_FORMS)},
+        {"inputs": _without_mask((*_FORMS, "bias"))},
+        {"inputs": _without_mask((*_FORMS, "bias"), bias_too=True)},
+        {"inputs": _without_mask(_FORMS)},
     ),
     *(
         mistake
-        for form, spoken in (
+        for form, words in (
             ("keep", "the boolean mask"),
             ("drop", "the mask of what to drop"),
             ("keep_int", "the integer mask"),
             ("lengths", "the lengths"),
         )
-        for mistake in mistakes(
-            f"{form.replace('_', '-')}-ignored",
-            "mask.forms-agree",
-            f"{spoken} (`{form}`) has no effect" if form != "lengths" else f"{spoken} are ignored",
+        for mistake in named(
+            f"{form.replace('_', '-')}-ignored", "mask.forms-agree", special_of="mask-ignored"
+        )(
+            f"{words} (`{form}`) has no effect" if form != "lengths" else f"{words} are ignored",
             "apply it before the softmax",
-            {"question": _without_mask((form,))},
-            special_of="mask-ignored",
+            {"inputs": _without_mask((form,))},
         )
     ),
-    *mistakes(
-        "mask-inverted",
-        "mask.golden",
+    *named("mask-inverted", "mask.golden")(
         "the mask is read with the opposite polarity: what it hides is attended",
         "invert the mask where it is applied",
-        {"question": rekept(_inverted, forms=_BOOLEAN)},
-        {"question": rekept(_inverted, forms=_FORMS)},
+        {"inputs": rekept(_inverted, forms=_BOOLEAN)},
+        {"inputs": rekept(_inverted, forms=_FORMS)},
     ),
     *(
         mistake
-        for form, spoken in (
+        for form, words in (
             ("keep", "True in `keep` is taken for ignore"),
             ("drop", "True in `drop` is taken for attend"),
             ("keep_int", "ones in `keep_int` are taken for ignore"),
             ("lengths", "keys before the length are ignored and those past it attended"),
         )
-        for mistake in mistakes(
-            f"{form.replace('_', '-')}-inverted",
-            "mask.forms-agree",
-            f"{spoken}; the other forms are read rightly",
+        for mistake in named(
+            f"{form.replace('_', '-')}-inverted", "mask.forms-agree", special_of="mask-inverted"
+        )(
+            f"{words}; the other forms are read rightly",
             "invert the mask where it is applied",
-            {"question": rekept(_inverted, forms=(form,))},
-            special_of="mask-inverted",
+            {"inputs": rekept(_inverted, forms=(form,))},
         )
     ),
-    *mistakes(
-        "mask-of-first-item",
-        "mask.per-item",
+    *named("mask-of-first-item", "mask.per-item")(
         "the mask of the first batch item is used for all",
         "broadcast the mask along its own batch axis",
-        {"question": remasked(_first_of(0))},
-        {"question": rekept(_first_kept_of(0))},
+        {"inputs": remasked(_first_of(0))},
+        {"inputs": rekept(_first_kept_of(0))},
     ),
-    *mistakes(
-        "mask-of-first-head",
-        "mask.per-head",
+    *named("mask-of-first-head", "mask.per-head")(
         "the mask of the first head is used for all",
         "broadcast the mask along its own head axis",
-        {"question": remasked(_first_of(1))},
-        {"question": rekept(_first_kept_of(1))},
+        {"inputs": remasked(_first_of(1))},
+        {"inputs": rekept(_first_kept_of(1))},
     ),
-    *mistakes(
-        "mask-of-first-query",
-        "mask.golden",
+    *named("mask-of-first-query", "mask.golden")(
         "the mask of the first query is used for all, as if it were a padding mask",
         "keep the query axis of the mask",
-        {"question": remasked(_first_of(2))},
-        {"question": rekept(_first_kept_of(2))},
+        {"inputs": remasked(_first_of(2))},
+        {"inputs": rekept(_first_kept_of(2))},
     ),
-    *mistakes(
-        "mask-batch-on-heads",
-        "mask.per-item",
+    *named("mask-batch-on-heads", "mask.per-item")(
         "the batch axis of the mask is broadcast over the heads",
         "insert the head axis: mask[:, None]",
-        {"question": _on_heads},
+        {"inputs": _on_heads},
     ),
-    *mistakes(
-        "mask-repeated-for-heads",
-        "mask.per-item",
+    *named("mask-repeated-for-heads", "mask.per-item")(
         "with heads folded into the batch, the mask is repeated in the wrong order",
         "use repeat_interleave(heads, dim=0) where the heads of an item follow each other",
-        {"question": _folded(lambda index, batch, _heads: index % batch)},
+        {"inputs": _folded(lambda index, batch, _heads: index % batch)},
         {
-            "question": _folded(
+            "inputs": _folded(
                 lambda index, batch, heads: (index % heads * batch + index // heads) // heads
             )
         },
     ),
-    *mistakes(
-        "mask-only-for-first-head",
-        "mask.golden",
+    *named("mask-only-for-first-head", "mask.golden")(
         "the mask is applied to the first head only",
         "broadcast it over all heads",
-        {"question": _first_head_only(headless=True)},
-        {"question": _first_head_only(headless=False)},
+        {"inputs": _first_head_only(headless=True)},
+        {"inputs": _first_head_only(headless=False)},
     ),
-    *mistakes(
-        "mask-transposed",
-        "mask.golden",
+    *named("mask-transposed", "mask.golden")(
         "queries and keys of the mask are swapped",
         "the last axis of a mask is that of the keys",
-        {"question": remasked(_turned, where=_square)},
+        {"inputs": remasked(_turned, where=_square)},
     ),
-    *mistakes(
-        "mask-hides-queries",
-        "mask.broadcast",
+    *named("mask-hides-queries", "mask.broadcast")(
         "a mask of keys is applied to the queries where there are as many",
         "put it along the last axis of the scores: mask[:, None, None, :]",
-        {"question": rekept(_on_queries)},
-        {"question": rekept(_on_queries_too)},
+        {"inputs": rekept(_on_queries)},
+        {"inputs": rekept(_on_queries_too)},
     ),
-    *mistakes(
-        "mask-of-all-items",
-        "equivariance.batch-independent",
+    *named("mask-of-all-items", "equivariance.batch-independent")(
         "a key that is hidden in one batch item is hidden in all",
         "let each item have its own mask",
-        {"question": remasked(_shared(lambda table: table.all(dim=0, keepdim=True)))},
+        {"inputs": remasked(_shared(lambda table: table.all(dim=0, keepdim=True)))},
     ),
-    *mistakes(
-        "mask-of-any-item",
-        "equivariance.batch-independent",
+    *named("mask-of-any-item", "equivariance.batch-independent")(
         "a key that is kept in one batch item is kept in all",
         "let each item have its own mask",
-        {"question": remasked(_shared(lambda table: table.any(dim=0, keepdim=True)))},
+        {"inputs": remasked(_shared(lambda table: table.any(dim=0, keepdim=True)))},
     ),
-    *mistakes(
-        "mask-flipped",
-        "mask.golden",
+    *named("mask-flipped", "mask.golden")(
         "the mask is read from the last key to the first",
         "leave the order of the keys as it is",
-        {"question": remasked(_flipped, forms=(*_BOOLEAN, "bias"))},
+        {"inputs": remasked(_flipped, forms=(*_BOOLEAN, "bias"))},
     ),
-    *mistakes(
-        "mask-shifted",
-        "mask.golden",
+    *named("mask-shifted", "mask.golden")(
         "the mask is applied one key beside its own",
         "entry j of the mask belongs to key j",
-        {"question": remasked(lambda table: table.roll(1, -1))},
-        {"question": remasked(lambda table: table.roll(-1, -1))},
+        {"inputs": remasked(lambda table: table.roll(1, -1))},
+        {"inputs": remasked(lambda table: table.roll(-1, -1))},
     ),
-    *mistakes(
-        "mask-ignored-when-a-row-is-empty",
-        "mask.empty-row",
+    *named("mask-ignored-when-a-row-is-empty", "mask.empty-row")(
         "a mask that leaves some row without keys is ignored as a whole",
         "apply it, and answer such rows by their rule",
-        {"question": rekept(_all_if_any_empty)},
+        {"inputs": rekept(_all_if_any_empty)},
     ),
-    *mistakes(
-        "empty-rows-unmasked",
-        "mask.empty-row",
+    *named("empty-rows-unmasked", "mask.empty-row")(
         "a row whose keys are all hidden attends all of them",
         "fill with minus infinity and set the weights of such a row to zero",
-        {"question": rekept(_rows_refilled)},
+        {"inputs": rekept(_rows_refilled)},
     ),
 )
 
 
-def _lengths(change: Callable[[Tensor, int], Tensor]) -> Question:
+def _lengths(change: Callable[[Tensor, int], Tensor]) -> InputsChange:
     """Other lengths ``[b, 1, q, 1]`` than those that are given."""
 
     def keep_of(_inputs: Inputs, keep: Tensor) -> Tensor:
@@ -321,48 +287,36 @@ def _lengths(change: Callable[[Tensor, int], Tensor]) -> Question:
 
 
 LENGTHS: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "lengths-inclusive",
-        "mask.forms-agree",
+    *named("lengths-inclusive", "mask.forms-agree")(
         "the key at the length itself is still attended",
         "compare with <, not with <=",
-        {"question": _lengths(lambda lengths, _keys: lengths + 1)},
+        {"inputs": _lengths(lambda lengths, _keys: lengths + 1)},
     ),
-    *mistakes(
-        "lengths-one-short",
-        "mask.forms-agree",
+    *named("lengths-one-short", "mask.forms-agree")(
         "the last key before the length is hidden",
         "keys 0 to length - 1 are attended",
-        {"question": _lengths(lambda lengths, _keys: lengths - 1)},
+        {"inputs": _lengths(lambda lengths, _keys: lengths - 1)},
     ),
-    *mistakes(
-        "lengths-rounded-up",
-        "mask.forms-agree",
+    *named("lengths-rounded-up", "mask.forms-agree")(
         "lengths are rounded up to a whole tile of 8, 16 or 32 keys",
         "mask the rest of the last tile, too",
-        {"question": _lengths(lambda lengths, _keys: (lengths + 7) // 8 * 8)},
-        {"question": _lengths(lambda lengths, _keys: (lengths + 15) // 16 * 16)},
-        {"question": _lengths(lambda lengths, _keys: (lengths + 31) // 32 * 32)},
+        {"inputs": _lengths(lambda lengths, _keys: (lengths + 7) // 8 * 8)},
+        {"inputs": _lengths(lambda lengths, _keys: (lengths + 15) // 16 * 16)},
+        {"inputs": _lengths(lambda lengths, _keys: (lengths + 31) // 32 * 32)},
     ),
-    *mistakes(
-        "lengths-from-the-end",
-        "mask.forms-agree",
+    *named("lengths-from-the-end", "mask.forms-agree")(
         "lengths are counted from the last key, as if the padding came first",
         "keep the first keys",
-        {"question": rekept(lambda _inputs, keep: keep.flip(-1), forms=("lengths",))},
+        {"inputs": rekept(lambda _inputs, keep: keep.flip(-1), forms=("lengths",))},
     ),
-    *mistakes(
-        "lengths-of-the-longest",
-        "mask.per-item",
+    *named("lengths-of-the-longest", "mask.per-item")(
         "the longest of the lengths is used for all",
         "compare each item with its own length",
-        {"question": _lengths(lambda lengths, _keys: lengths.amax().expand_as(lengths))},
+        {"inputs": _lengths(lambda lengths, _keys: lengths.amax().expand_as(lengths))},
     ),
-    *mistakes(
-        "lengths-of-the-shortest",
-        "mask.per-item",
+    *named("lengths-of-the-shortest", "mask.per-item")(
         "the shortest of the lengths is used for all",
         "compare each item with its own length",
-        {"question": _lengths(lambda lengths, _keys: lengths.amin().expand_as(lengths))},
+        {"inputs": _lengths(lambda lengths, _keys: lengths.amin().expand_as(lengths))},
     ),
 )

@@ -1,4 +1,4 @@
-"""What a named mistake is: changes to the point, to the question, or to a step of the answer."""
+"""What a named mistake is: changes to the point, the inputs, or a step of either pass."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Any
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.mistake import Mistake
+from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 
 Heads = tuple[Tensor, Tensor, Tensor]
+Gradients = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
-    """What a candidate was asked: its inputs, and the point of the semantics they are read by."""
+class DeclaredCall:
+    """The inputs of a call, and the point of the semantics they are read by."""
 
     inputs: Inputs
     semantics: golden.Semantics
 
     @property
     def default_scale(self) -> float:
-        """The scale where the call gives none."""
+        """The scale of a call that passes none."""
         sizes = self.inputs.geometry
         return golden.scale_value(
             self.semantics,
@@ -34,76 +37,159 @@ class Asked:
 
     @property
     def scale(self) -> float:
-        """The scale that the dot products meet."""
-        given = self.inputs.scale
-        return self.default_scale if given is None else given
+        """The scale of the dot products."""
+        return self.default_scale if self.inputs.scale is None else self.inputs.scale
+
+    def projected_heads(self) -> Heads:
+        """Query, key and value ``[B, H, L, D]``: of a layer behind its projections."""
+        inputs, point = self.inputs, self.semantics
+        if not inputs.is_layer:
+            return inputs.query.double(), inputs.key.double(), inputs.value.double()
+        tokens, sizes = (inputs.query, inputs.key, inputs.value), inputs.geometry
+        projected = golden.project_tokens(tokens, known_weights(inputs), point)
+        return golden.cut_heads(projected, sizes.num_heads, sizes.num_kv_heads, point)
+
+    def attend(self, heads: Heads, **changes: Any) -> golden.Attention:
+        """The attention proper of some heads, which do not change the scale."""
+        options = self.inputs.replace(scale=self.scale).options
+        return golden.attend(*heads, **{**options, "semantics": self.semantics, **changes})
+
+    def answer_of(self, output: Tensor) -> Tensor:
+        """The answer of a core or layer from the output of its heads."""
+        if not self.inputs.is_layer:
+            return output
+        merged = golden.merge_heads(output, self.semantics)
+        return golden.project_output(merged, known_weights(self.inputs), self.semantics)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BackwardCall(DeclaredCall):
+    """What a backward pass starts from.
+
+    ``attention`` is the right one, ``upstream [B, H, Lq, Dv]`` the gradient of its output, and
+    ``heads`` are those of query, key and value before keys that nobody attends are set to zero.
+    """
+
+    attention: golden.Attention
+    upstream: Tensor
+    heads: Heads
+
+    def other_attention(self, **changes: Any) -> golden.Attention:
+        """The attention proper of the same heads with some options changed, without sinks."""
+        return self.attend(self.heads, **{"sinks": None, **changes})
 
 
 class NotExpressible(Exception):  # noqa: N818 (no error: the mistake cannot be made on such inputs)
     """A mistake that cannot be made on some inputs: a transpose of what is not square."""
 
 
-Question = Callable[[Asked], Inputs | None]
-HeadsChange = Callable[[Asked, Heads], Heads | None]
-CoreChange = Callable[[Asked, golden.Attention], golden.Attention | None]
-OutputChange = Callable[[Asked, Tensor], Tensor | None]
+InputsChange = Callable[[DeclaredCall], Inputs | None]
+HeadsChange = Callable[[DeclaredCall, Heads], Heads | None]
+CoreChange = Callable[[DeclaredCall, golden.Attention], golden.Attention | None]
+OutputChange = Callable[[DeclaredCall, Tensor], Tensor | None]
 Where = Callable[[Inputs], bool]
 
 
 def everywhere(_inputs: Inputs) -> bool:
-    """A mistake that any inputs may show."""
+    """Whether a mistake shows on some inputs: it may on any."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedMistake:
-    """A mistake as what differs from the attention that is declared.
+class BackwardSteps:
+    """The steps of a backward pass that a mistake changes; None where a step is right.
 
-    name
-        A stable slug. Entries of one name are several ways to make one mistake.
-    text, fix
-        What the candidate does, and what to do instead, in the user's terms.
-    clause
-        The slug of the clause that names it best.
-    changes
-        Fields of ``Semantics`` that differ from the declared point.
-    question
+    upstream
+        Another gradient of the heads' output.
+    attention
+        Another attention proper, whose weights are recomputed.
+    weights
+        Other weights than that has.
+    row_term
+        Another D, of the pass, the weights and dP.
+    slope
+        Another derivative of softcap and score function.
+    scores
+        Other gradients of the scores than dS.
+    scales
+        What the gradients of query and key are multiplied by.
+    shared
+        How the gradients of query heads become those of key/value heads.
+    heads
+        Other gradients of the heads, by "query", "key" and "value".
+    matrix, bias
+        The gradient of a projection ``[out, in]`` and of its bias from that of its output
+        ``[B, L, out]`` and its input.
+    final
+        Other gradients in the end, by the names of the inputs.
+    """
+
+    upstream: Callable[[BackwardCall], Tensor] | None = None
+    attention: Callable[[BackwardCall], golden.Attention] | None = None
+    weights: Callable[[BackwardCall], Tensor] | None = None
+    row_term: Callable[[BackwardCall, Tensor, Tensor], Tensor] | None = None
+    slope: Callable[[BackwardCall], Tensor] | None = None
+    scores: Callable[[BackwardCall, Tensor], Tensor] | None = None
+    scales: Callable[[BackwardCall], tuple[float, float]] | None = None
+    shared: Callable[[BackwardCall, Tensor], Tensor] | None = None
+    heads: Callable[[BackwardCall, Gradients], Gradients] | None = None
+    matrix: Callable[[Tensor, Tensor], Tensor] | None = None
+    bias: Callable[[Tensor], Tensor] | None = None
+    final: Callable[[BackwardCall, Gradients], Gradients] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedMistake(Mistake):
+    """A mistake that a failure can be named after: how it is made, and where.
+
+    Its ``name`` is a stable slug; entries of one name are several ways to make one mistake. Its
+    ``changes`` are the fields of ``Semantics`` that differ from the declared point.
+
+    inputs
         Other inputs that the candidate answers instead.
     heads
         Other heads ``[B, H, L, D]`` of query, key and value that meet in the attention proper.
     core
-        Another outcome of the attention proper: other weights, another output. Its ``key`` and
+        Another result of the attention proper: other weights, another output. Its ``key`` and
         ``value`` are those of every key, ignored ones too.
     output
         Another answer, after the output projection.
     where
-        The inputs that can show it, beyond what ``changes`` and ``question`` tell by themselves.
+        The inputs that can show it, beyond what ``changes`` and ``inputs`` decide by themselves.
+    needs
+        What must be declared for the name to make sense: "mask" or "causal".
     base, fits
         Fields of the declared point at which alone it can be made, such as rotary positions; or a
-        function that knows such points, ``base`` then being one of them.
+        function that accepts such points, ``base`` then being one of them.
     point
         A further change to the declared point that depends on it.
     special_of
         A mistake of which this is a special case: not reported where that one explains as much.
+    backward
+        Steps of the backward pass: such a mistake leaves the answer right.
+    right_without
+        For a backward pass without such steps: the option of a call ("past", "sinks") that makes
+        gradients wrong. Where this is empty, too, the clause that fails alone decides.
 
     Each function returns None where the mistake changes nothing, and raises ``NotExpressible``
     where it cannot be made.
     """
 
-    name: str
-    text: str
-    fix: str
-    clause: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    question: Question | None = None
+    inputs: InputsChange | None = None
     heads: HeadsChange | None = None
     core: CoreChange | None = None
     output: OutputChange | None = None
     where: Where = everywhere
+    needs: str = ""
     base: Mapping[str, Any] = field(default_factory=dict)
     fits: Callable[[golden.Semantics], bool] | None = None
     point: Callable[[golden.Semantics], golden.Semantics] | None = None
     special_of: str = ""
+    backward: BackwardSteps | None = None
+    right_without: str = ""
+
+    def __post_init__(self) -> None:
+        """Accept the table as it is: a named mistake brings steps in place of a candidate."""
 
     def speaks_at(self, point: golden.Semantics) -> bool:
         """Whether it can be made where a point is declared."""
@@ -121,18 +207,18 @@ class NamedMistake:
     @property
     def only_a_point(self) -> bool:
         """Whether it is nothing but another point of the semantics, wherever it is made."""
-        return not any((self.base, self.question, self.heads, self.core, self.output))
+        return not any((self.base, self.inputs, self.heads, self.core, self.output))
 
 
-def mistakes(
-    name: str,
-    clause: str,
-    text: str,
-    fix: str,
-    *ways: Mapping[str, Any],
-    where: Where = everywhere,
-    special_of: str = "",
-) -> list[NamedMistake]:
-    """One mistake, an entry for each way to make it: the fields that differ."""
-    shared = {"name": name, "text": text, "fix": fix, "clause": clause, "special_of": special_of}
-    return [NamedMistake(**{"where": where, **shared, **way}) for way in ways]
+def named(name: str, primary: str, **shared: Any) -> Callable[..., list[NamedMistake]]:
+    """Head an entry of the table with its name, its clause and what all its ways share.
+
+    The function that comes back takes what is wrong, what to do instead, and the fields of each
+    way to make the mistake, if there are any.
+    """
+
+    def entries(sentence: str, fix: str, *ways: Mapping[str, Any]) -> list[NamedMistake]:
+        texts = {"name": name, "primary": primary, "sentence": sentence, "fix": fix}
+        return [NamedMistake(**{**texts, **shared, **way}) for way in ways or ({},)]
+
+    return entries

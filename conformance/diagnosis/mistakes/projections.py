@@ -12,30 +12,30 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import require
-from .named import Asked, NamedMistake, Question, mistakes
+from .named import DeclaredCall, InputsChange, NamedMistake, named
 
 Weights = golden.ProjectionWeights
 _GOLDEN: Final = "numerics.golden"
-_SPOKEN: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
+_ROLES: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 def _with(weights: Weights, changed: Mapping[str, Tensor | None]) -> Weights:
     return dataclasses.replace(weights, **changed)  # type: ignore[arg-type]  # names of fields
 
 
-def _reprojected(change: Callable[[Weights, Inputs], Weights]) -> Question:
+def _reprojected(change: Callable[[Weights, Inputs], Weights]) -> InputsChange:
     """Other projections of a layer whose weights are known."""
 
-    def question(asked: Asked) -> Inputs | None:
-        weights = asked.inputs.weights
-        if not asked.inputs.is_layer or weights is None:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        weights = call.inputs.weights
+        if not call.inputs.is_layer or weights is None:
             return None
-        return asked.inputs.replace(weights=change(weights, asked.inputs))
+        return call.inputs.replace(weights=change(weights, call.inputs))
 
-    return question
+    return inputs_for
 
 
-def _from(bias_too: bool, **sources: str) -> Question:  # noqa: FBT001 (both ways are made)
+def _from(bias_too: bool, **sources: str) -> InputsChange:  # noqa: FBT001 (both ways are made)
     """Some projections are others': ``k="q"`` projects keys as queries are."""
 
     def change(weights: Weights, _inputs: Inputs) -> Weights:
@@ -51,11 +51,11 @@ def _from(bias_too: bool, **sources: str) -> Question:  # noqa: FBT001 (both way
     return _reprojected(change)
 
 
-def _from_both(**sources: str) -> list[dict[str, Question]]:
-    return [{"question": _from(bias_too, **sources)} for bias_too in (True, False)]
+def _from_both(**sources: str) -> list[dict[str, InputsChange]]:
+    return [{"inputs": _from(bias_too, **sources)} for bias_too in (True, False)]
 
 
-def _transposed(*roles: str) -> Question:
+def _transposed(*roles: str) -> InputsChange:
     def change(weights: Weights, _inputs: Inputs) -> Weights:
         changed: dict[str, Tensor | None] = {}
         for role in roles:
@@ -67,7 +67,7 @@ def _transposed(*roles: str) -> Question:
     return _reprojected(change)
 
 
-def _missing(*roles: str, bias_too: bool = True) -> Question:
+def _missing(*roles: str, bias_too: bool = True) -> InputsChange:
     """The identity instead of some projections."""
 
     def change(weights: Weights, _inputs: Inputs) -> Weights:
@@ -83,7 +83,7 @@ def _missing(*roles: str, bias_too: bool = True) -> Question:
     return _reprojected(change)
 
 
-def _without_biases(*roles: str) -> Question:
+def _without_biases(*roles: str) -> InputsChange:
     absent: dict[str, Tensor | None] = dict.fromkeys(f"{role}_bias" for role in roles)
     return _reprojected(lambda weights, _inputs: _with(weights, absent))
 
@@ -95,16 +95,16 @@ def _output_bias_of_each_head(weights: Weights, inputs: Inputs) -> Weights:
     return dataclasses.replace(weights, o_bias=None if bias is None else heads * bias.double())
 
 
-def _repacked(unpack: Callable[[Tensor, Inputs], tuple[Tensor, ...]]) -> Question:
+def _repacked(unpack: Callable[[Tensor, Inputs], tuple[Tensor, ...]]) -> InputsChange:
     """The three input projections, packed one below another and unpacked in another order."""
 
     def change(weights: Weights, inputs: Inputs) -> Weights:
         require(weights.q.shape == weights.k.shape == weights.v.shape)
         q, k, v = unpack(torch.cat([weights.q, weights.k, weights.v]), inputs)
         biases: list[Tensor | None] = [weights.q_bias, weights.k_bias, weights.v_bias]
-        known = [bias for bias in biases if bias is not None]
-        if len(known) == len(biases):
-            biases = list(unpack(torch.cat(known).unsqueeze(-1), inputs))
+        present = [bias for bias in biases if bias is not None]
+        if len(present) == len(biases):
+            biases = list(unpack(torch.cat(present).unsqueeze(-1), inputs))
             biases = [None if bias is None else bias.squeeze(-1) for bias in biases]
         return dataclasses.replace(
             weights, q=q, k=k, v=v, q_bias=biases[0], k_bias=biases[1], v_bias=biases[2]
@@ -125,165 +125,104 @@ def _by_channel(packed: Tensor, _inputs: Inputs) -> tuple[Tensor, ...]:
     return tuple(packed[part::3] for part in range(3))
 
 
-def _no_weights(inputs: Inputs) -> bool:
-    return inputs.is_layer
-
-
-def _each_role() -> list[NamedMistake]:
-    found: list[NamedMistake] = []
-    for role, spoken in _SPOKEN.items():
-        found += mistakes(
-            f"{spoken}-projection-missing",
-            _GOLDEN,
-            f"the {spoken} projection is left out",
-            "multiply by its matrix and add its bias",
-            {"question": _missing(role)},
-            {"question": _missing(role, bias_too=False)},
-            where=_no_weights,
-        )
-        found += mistakes(
-            f"{spoken}-projection-transposed",
-            _GOLDEN,
-            f"the matrix of the {spoken} projection is transposed",
-            "matrices are (out, in): tokens @ matrix.T, as nn.Linear does",
-            {"question": _transposed(role)},
-            where=_no_weights,
-        )
-    return found
+_OWN: Final = "use each input's own projection"
 
 
 PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
-    *_each_role(),
-    *mistakes(
-        "projections-transposed",
-        _GOLDEN,
+    *(
+        mistake
+        for role, name in _ROLES.items()
+        for entries in (
+            named(f"{name}-projection-missing", _GOLDEN)(
+                f"the {name} projection is left out",
+                "multiply by its matrix and add its bias",
+                {"inputs": _missing(role)},
+                {"inputs": _missing(role, bias_too=False)},
+            ),
+            named(f"{name}-projection-transposed", _GOLDEN)(
+                f"the matrix of the {name} projection is transposed",
+                "matrices are (out, in): tokens @ matrix.T, as nn.Linear does",
+                {"inputs": _transposed(role)},
+            ),
+        )
+        for mistake in entries
+    ),
+    *named("projections-transposed", _GOLDEN)(
         "the projection matrices of query, key and value are transposed, if not the output's, too",
         "matrices are (out, in): tokens @ matrix.T, as nn.Linear does",
-        {"question": _transposed("q", "k", "v", "o")},
-        {"question": _transposed("q", "k", "v")},
-        where=_no_weights,
+        {"inputs": _transposed("q", "k", "v", "o")},
+        {"inputs": _transposed("q", "k", "v")},
     ),
-    *mistakes(
-        "input-projections-missing",
-        _GOLDEN,
+    *named("input-projections-missing", _GOLDEN)(
         "the projections of query, key and value are left out, if not the output's, too",
         "project the inputs before cutting them into heads",
-        {"question": _missing("q", "k", "v")},
-        {"question": _missing("q", "k", "v", "o")},
-        where=_no_weights,
+        {"inputs": _missing("q", "k", "v")},
+        {"inputs": _missing("q", "k", "v", "o")},
     ),
-    *mistakes(
-        "input-biases-missing",
-        _GOLDEN,
+    *named("input-biases-missing", _GOLDEN)(
         "the biases of the query, key and value projections are left out",
         "add them",
-        {"question": _without_biases("q", "k", "v")},
-        where=_no_weights,
+        {"inputs": _without_biases("q", "k", "v")},
     ),
-    *mistakes(
-        "biases-missing",
-        _GOLDEN,
+    *named("biases-missing", _GOLDEN)(
         "the biases of all projections are left out",
         "add them",
-        {"question": _without_biases("q", "k", "v", "o")},
-        where=_no_weights,
+        {"inputs": _without_biases("q", "k", "v", "o")},
     ),
-    *mistakes(
-        "output-bias-once-per-head",
-        _GOLDEN,
+    *named("output-bias-once-per-head", _GOLDEN)(
         "the output bias is added once for each head",
         "add it once, after the heads are summed",
-        {"question": _reprojected(_output_bias_of_each_head)},
-        where=_no_weights,
+        {"inputs": _reprojected(_output_bias_of_each_head)},
     ),
-    *mistakes(
-        "key-projected-as-query",
-        _GOLDEN,
+    *named("key-projected-as-query", _GOLDEN)(
         "keys go through the projection of the queries",
         "use the key's own projection",
         *_from_both(k="q"),
-        where=_no_weights,
     ),
-    *mistakes(
-        "query-projected-as-key",
-        _GOLDEN,
+    *named("query-projected-as-key", _GOLDEN)(
         "queries go through the projection of the keys",
         "use the query's own projection",
         *_from_both(q="k"),
-        where=_no_weights,
     ),
-    *mistakes(
-        "value-projected-as-key",
-        _GOLDEN,
+    *named("value-projected-as-key", _GOLDEN)(
         "values go through the projection of the keys",
         "use the value's own projection",
         *_from_both(v="k"),
-        where=_no_weights,
     ),
-    *mistakes(
-        "value-projected-as-query",
-        _GOLDEN,
+    *named("value-projected-as-query", _GOLDEN)(
         "values go through the projection of the queries",
         "use the value's own projection",
         *_from_both(v="q"),
-        where=_no_weights,
     ),
-    *mistakes(
-        "key-projected-as-value",
-        _GOLDEN,
+    *named("key-projected-as-value", _GOLDEN)(
         "keys go through the projection of the values",
         "use the key's own projection",
         *_from_both(k="v"),
-        where=_no_weights,
     ),
-    *mistakes(
-        "all-projected-as-query",
-        _GOLDEN,
+    *named("all-projected-as-query", _GOLDEN)(
         "queries, keys and values go through one projection",
         "give each its own projection",
         *_from_both(k="q", v="q"),
-        where=_no_weights,
     ),
-    *mistakes(
-        "query-and-key-projections-swapped",
-        _GOLDEN,
-        "the projections of query and key are swapped",
-        "use each input's own projection",
-        *_from_both(q="k", k="q"),
-        where=_no_weights,
+    *named("query-and-key-projections-swapped", _GOLDEN)(
+        "the projections of query and key are swapped", _OWN, *_from_both(q="k", k="q")
     ),
-    *mistakes(
-        "key-and-value-projections-swapped",
-        _GOLDEN,
-        "the projections of key and value are swapped",
-        "use each input's own projection",
-        *_from_both(k="v", v="k"),
-        where=_no_weights,
+    *named("key-and-value-projections-swapped", _GOLDEN)(
+        "the projections of key and value are swapped", _OWN, *_from_both(k="v", v="k")
     ),
-    *mistakes(
-        "query-and-value-projections-swapped",
-        _GOLDEN,
-        "the projections of query and value are swapped",
-        "use each input's own projection",
-        *_from_both(q="v", v="q"),
-        where=_no_weights,
+    *named("query-and-value-projections-swapped", _GOLDEN)(
+        "the projections of query and value are swapped", _OWN, *_from_both(q="v", v="q")
     ),
-    *mistakes(
-        "projections-rotated",
-        _GOLDEN,
+    *named("projections-rotated", _GOLDEN)(
         "the projections of query, key and value are in another order",
-        "use each input's own projection",
+        _OWN,
         *_from_both(q="k", k="v", v="q"),
         *_from_both(q="v", k="q", v="k"),
-        where=_no_weights,
     ),
-    *mistakes(
-        "fused-projection-cut-by-heads",
-        _GOLDEN,
+    *named("fused-projection-cut-by-heads", _GOLDEN)(
         "the fused projection is cut as (heads, 3, head size) though it is (3, heads, head size)",
         "chunk it into query, key and value first, then cut each into heads",
-        {"question": _repacked(_by_head)},
-        {"question": _repacked(_by_channel)},
-        where=_no_weights,
+        {"inputs": _repacked(_by_head)},
+        {"inputs": _repacked(_by_channel)},
     ),
 )

@@ -15,6 +15,7 @@ from ...problems.inputs import Inputs
 from ._steps import (
     BLOCKS,
     changed,
+    has_sinks,
     has_softcap,
     plain_scores,
     present,
@@ -24,7 +25,7 @@ from ._steps import (
     row_largest,
     weighing,
 )
-from .named import Asked, CoreChange, NamedMistake, Question, mistakes
+from .named import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
 
@@ -40,8 +41,8 @@ def _twice(logits: Tensor) -> Tensor:
 def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
     """Exponentials where the range of the working dtype decides: they overflow or vanish."""
 
-    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
-        logits = attention.logits.to(asked.inputs.query.dtype)
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits = attention.logits.to(call.inputs.query.dtype)
         weights = weights_of(logits).double()
         empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
         return weighing(attention, torch.where(empty, attention.weights, weights))
@@ -71,8 +72,8 @@ def _less_guarded(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
 def _less_at_last(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
     """With the division after the weighted sum: tiny exponentials lose other digits then."""
 
-    def core(asked: Asked, attention: golden.Attention) -> golden.Attention:
-        working = asked.inputs.query.dtype
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        working = call.inputs.query.dtype
         logits, value = attention.logits.to(working), attention.value.to(working)
         exponentials = torch.exp(logits - largest(logits))
         output = exponentials @ value / exponentials.sum(dim=-1, keepdim=True)
@@ -86,7 +87,7 @@ def _less_at_last(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
 def _not_rescaled(block: int, *, sums_too: bool) -> CoreChange:
     """Blocks of keys whose running maximum grows, and what was added up before is not rescaled."""
 
-    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         logits = attention.logits
         if logits.shape[-1] <= block:
             return None
@@ -103,53 +104,37 @@ def _not_rescaled(block: int, *, sums_too: bool) -> CoreChange:
     return core
 
 
-def hiding(inputs: Inputs, seen: Tensor) -> Inputs:
-    """The same with further keys hidden."""
-    keep = seen if inputs.keep is None else inputs.keep & seen
-    return inputs.replace(keep=keep.reshape((1,) * (4 - keep.dim()) + keep.shape))
-
-
-def _joint(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+def _joint(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
     """One softmax over all queries and keys of a head together."""
     flat = attention.logits.flatten(-2).unsqueeze(-2)
     return weighing(attention, golden.softmax(flat).reshape(attention.logits.shape))
 
 
 SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "softmax-twice",
-        _GOLDEN,
+    *named("softmax-twice", _GOLDEN)(
         "the softmax is applied to weights that are a softmax already",
         "apply it once",
         {"core": reweighed(_twice)},
         {"core": reweighed(lambda logits: torch.softmax(torch.softmax(logits, -1), -1))},
     ),
-    *mistakes(
-        "softmax-over-queries-and-keys",
-        "numerics.constant-value",
+    *named("softmax-over-queries-and-keys", "numerics.constant-value")(
         "one softmax runs over queries and keys together",
         "run it over the keys of each query",
         {"core": _joint},
     ),
-    *mistakes(
-        "softmax-log",
-        _CONVEX,
+    *named("softmax-log", _CONVEX)(
         "the logarithm of the softmax weighs the values",
         "use softmax, not log_softmax",
         {"core": reweighed(lambda logits: present(torch.log_softmax(logits, -1)))},
     ),
-    *mistakes(
-        "maximum-not-subtracted",
-        "numerics.large-logits",
+    *named("maximum-not-subtracted", "numerics.large-logits")(
         "the exponentials are taken without subtracting the row's largest logit: they overflow",
         "subtract each row's largest logit first, or use torch.softmax",
         {"core": _less(lambda _logits: 0.0)},
         {"core": _less_guarded(lambda _logits: 0.0)},
         {"core": _less_at_last(lambda _logits: 0.0)},
     ),
-    *mistakes(
-        "maximum-of-the-whole-tensor",
-        "numerics.large-logits",
+    *named("maximum-of-the-whole-tensor", "numerics.large-logits")(
         "one maximum is subtracted from all rows: low rows vanish",
         "subtract each row's own largest logit",
         {"core": _less(lambda logits: logits.max())},
@@ -158,18 +143,14 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         {"core": _less(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
         {"core": _less_guarded(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
     ),
-    *mistakes(
-        "running-maximum-starts-at-zero",
-        "numerics.large-logits",
+    *named("running-maximum-starts-at-zero", "numerics.large-logits")(
         "the running maximum starts at zero: rows of very negative logits vanish",
         "start it at minus infinity",
         {"core": _less(lambda logits: row_largest(logits).clamp_min(0.0))},
         {"core": _less_guarded(lambda logits: row_largest(logits).clamp_min(0.0))},
         {"core": _less_at_last(lambda logits: row_largest(logits).clamp_min(0.0))},
     ),
-    *mistakes(
-        "accumulator-not-rescaled",
-        _GOLDEN,
+    *named("accumulator-not-rescaled", _GOLDEN)(
         "when the running maximum grows, what was added up before is not rescaled",
         "multiply accumulator and sum by exp(old maximum - new maximum)",
         *(
@@ -182,24 +163,26 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
 
 
 def _recapped(cap: Callable[[Tensor, float], Tensor]) -> CoreChange:
-    def core(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         softcap = attention.softcap
         if softcap is None:
             return None
-        return rescored(lambda found: cap(plain_scores(found), softcap))(asked, attention)
+        return rescored(lambda core: cap(plain_scores(core), softcap))(call, attention)
 
     return core
 
 
-def _capped_before_scale(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+def _capped_before_scale(
+    call: DeclaredCall, attention: golden.Attention
+) -> golden.Attention | None:
     cap, scale = attention.softcap, attention.scale
     if cap is None:
         return None
     products = attention.query @ attention.key.mT
-    return rescored(lambda _found: scale * cap * torch.tanh(products / cap))(asked, attention)
+    return rescored(lambda _core: scale * cap * torch.tanh(products / cap))(call, attention)
 
 
-def _capped_after_bias(_asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+def _capped_after_bias(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
     cap, bias = attention.softcap, attention.bias
     if cap is None or bias is None:
         return None
@@ -209,60 +192,45 @@ def _capped_after_bias(_asked: Asked, attention: golden.Attention) -> golden.Att
 
 
 SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "softcap-ignored",
-        "numerics.golden",
+    *named("softcap-ignored", "numerics.golden")(
         "the softcap is ignored",
         "cap the scaled scores: c * tanh(scores / c)",
-        {"question": changed(has_softcap, softcap=None)},
+        {"inputs": changed(has_softcap, softcap=None)},
     ),
-    *mistakes(
-        "softcap-after-mask",
-        "mask.golden",
+    *named("softcap-after-mask", "mask.golden", needs="mask")(
         "the softcap is applied after the mask: a hidden key keeps a logit of -c",
         "cap the scores before bias and mask",
         {"changes": {"softcap_order": "after-mask"}},
     ),
-    *mistakes(
+    *named(
         "softcap-after-bias",
         "mask.bias",
+        special_of="softcap-after-mask",
+        where=lambda inputs: has_softcap(inputs) and inputs.bias is not None,
+    )(
         "the softcap is applied after the bias",
         "cap the scores before bias and mask",
         {"core": _capped_after_bias},
-        special_of="softcap-after-mask",
-        where=lambda inputs: has_softcap(inputs) and inputs.bias is not None,
     ),
-    *mistakes(
-        "softcap-not-multiplied",
-        "numerics.golden",
+    *named("softcap-not-multiplied", "numerics.golden", where=has_softcap)(
         "tanh(scores / c) is not multiplied by c",
         "cap the scaled scores: c * tanh(scores / c)",
         {"core": _recapped(lambda scores, cap: torch.tanh(scores / cap))},
-        where=has_softcap,
     ),
-    *mistakes(
-        "softcap-not-divided",
-        "numerics.golden",
+    *named("softcap-not-divided", "numerics.golden", where=has_softcap)(
         "the scores are not divided by c before tanh",
         "cap the scaled scores: c * tanh(scores / c)",
         {"core": _recapped(lambda scores, cap: cap * torch.tanh(scores))},
-        where=has_softcap,
     ),
-    *mistakes(
-        "softcap-before-scale",
-        "numerics.golden",
+    *named("softcap-before-scale", "numerics.golden", where=has_softcap)(
         "the softcap is applied before the scale",
         "scale the scores first, then cap them",
         {"core": _capped_before_scale},
-        where=has_softcap,
     ),
-    *mistakes(
-        "softcap-clamps",
-        "numerics.golden",
+    *named("softcap-clamps", "numerics.golden", where=has_softcap)(
         "the scores are clamped to the softcap",
         "cap the scaled scores smoothly: c * tanh(scores / c)",
         {"core": _recapped(lambda scores, cap: scores.clamp(-cap, cap))},
-        where=has_softcap,
     ),
 )
 
@@ -271,26 +239,21 @@ _SINKS: Final = "sinks.golden"
 _FIX: Final = "add exp(sink of the head) to the sum of each row's exponentials, and nothing else"
 
 
-def has_sinks(inputs: Inputs) -> bool:
-    """Whether heads have sinks."""
-    return inputs.sinks is not None
-
-
-def _sunk(change: Callable[[Asked, Tensor], Tensor]) -> Question:
-    def question(asked: Asked) -> Inputs | None:
-        sinks = asked.inputs.sinks
+def _sunk(change: Callable[[DeclaredCall, Tensor], Tensor]) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        sinks = call.inputs.sinks
         if sinks is None:
             return None
-        return asked.inputs.replace(sinks=change(asked, sinks.double()))
+        return call.inputs.replace(sinks=change(call, sinks.double()))
 
-    return question
+    return inputs_for
 
 
 def _valued(value_of: Callable[[Tensor], Tensor]) -> CoreChange:
     """The sink's weight goes to a value ``[B, H, 1, Dv]`` made of the others."""
 
-    def core(asked: Asked, attention: golden.Attention) -> golden.Attention | None:
-        if asked.inputs.sinks is None or attention.value.shape[-2] == 0:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        if call.inputs.sinks is None or attention.value.shape[-2] == 0:
             return None
         share = 1.0 - attention.weights.sum(dim=-1, keepdim=True)
         output = attention.output + share * value_of(attention.value)
@@ -300,48 +263,35 @@ def _valued(value_of: Callable[[Tensor], Tensor]) -> CoreChange:
 
 
 SINKS: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "sinks-ignored",
-        _SINKS,
+    *named("sinks-ignored", _SINKS)(
         "the sinks are ignored",
         _FIX,
-        {"question": changed(has_sinks, sinks=None)},
+        {"inputs": changed(has_sinks, sinks=None)},
     ),
-    *mistakes(
-        "sink-of-first-head",
-        _SINKS,
+    *named("sink-of-first-head", _SINKS)(
         "the sink of the first head is used for all",
         _FIX,
-        {"question": _sunk(lambda _asked, sinks: sinks[:1].expand(sinks.shape))},
+        {"inputs": _sunk(lambda _call, sinks: sinks[:1].expand(sinks.shape))},
     ),
-    *mistakes(
-        "sinks-reversed",
-        _SINKS,
+    *named("sinks-reversed", _SINKS)(
         "sinks are given to the heads in the opposite order",
         _FIX,
-        {"question": _sunk(lambda _asked, sinks: sinks.flip(0))},
+        {"inputs": _sunk(lambda _call, sinks: sinks.flip(0))},
     ),
-    *mistakes(
-        "sink-scaled",
-        _SINKS,
+    *named("sink-scaled", _SINKS)(
         "the sink is scaled like a dot product",
         _FIX,
-        {"question": _sunk(lambda asked, sinks: asked.scale * sinks)},
+        {"inputs": _sunk(lambda call, sinks: call.scale * sinks)},
     ),
-    *mistakes(
-        "sink-not-exponentiated",
-        _SINKS,
+    *named("sink-not-exponentiated", _SINKS)(
         "the sink itself, not its exponential, joins the sum",
         _FIX,
-        {"question": _sunk(lambda _asked, sinks: sinks.abs().log())},
+        {"inputs": _sunk(lambda _call, sinks: sinks.abs().log())},
     ),
-    *mistakes(
-        "sink-with-value",
-        _SINKS,
+    *named("sink-with-value", _SINKS, where=has_sinks)(
         "the weight of the sink goes to a value",
         _FIX,
         {"core": _valued(lambda value: value.mean(dim=2, keepdim=True))},
         {"core": _valued(lambda value: value[:, :, :1])},
-        where=has_sinks,
     ),
 )

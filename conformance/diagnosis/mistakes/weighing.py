@@ -23,7 +23,7 @@ from ._steps import (
     weighing,
     with_output,
 )
-from .named import Asked, CoreChange, Heads, NamedMistake, mistakes
+from .named import CoreChange, DeclaredCall, Heads, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
 
@@ -62,16 +62,16 @@ def _rectified(logits: Tensor) -> Tensor:
     return present(logits).relu()
 
 
-def _normalised(*roles: str) -> Callable[[Asked, Heads], Heads]:
-    def heads(_asked: Asked, given: Heads) -> Heads:
-        named = zip(("query", "key", "value"), given, strict=True)
-        changed = [functional.normalize(t, dim=-1) if name in roles else t for name, t in named]
+def _normalised(*roles: str) -> Callable[[DeclaredCall, Heads], Heads]:
+    def heads(_call: DeclaredCall, before: Heads) -> Heads:
+        pairs = zip(("query", "key", "value"), before, strict=True)
+        changed = [functional.normalize(t, dim=-1) if name in roles else t for name, t in pairs]
         return changed[0], changed[1], changed[2]
 
     return heads
 
 
-def _transposed_weights(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+def _transposed_weights(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
     require(attention.weights.shape[-1] == attention.weights.shape[-2])
     return weighing(attention, attention.weights.mT)
 
@@ -97,16 +97,14 @@ def _times_keys(power: float) -> CoreChange:
 
 
 def _as_logits(change: Callable[[Tensor], Tensor]) -> CoreChange:
-    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         return dataclasses.replace(attention, output=change(attention.output))
 
     return core
 
 
 WEIGHING: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "logits-clamped",
-        "numerics.large-logits",
+    *named("logits-clamped", "numerics.large-logits")(
         "the logits are clamped",
         "subtract each row's largest logit instead",
         *(
@@ -115,24 +113,18 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
             for largest in (5, 10, 20, 30, 50, 60, 80, 88, 100)
         ),
     ),
-    *mistakes(
-        "weights-of-sigmoid",
-        "numerics.constant-value",
+    *named("weights-of-sigmoid", "numerics.constant-value")(
         "each weight is the sigmoid of its own logit: they do not sum to one",
         "use softmax",
         {"core": reweighed(torch.sigmoid)},
     ),
-    *mistakes(
-        "weights-of-relu",
-        _CONVEX,
+    *named("weights-of-relu", _CONVEX)(
         "the weights are the positive scores: there is no softmax",
         "use softmax",
         {"core": reweighed(_rectified)},
         {"core": reweighed(lambda logits: functional.normalize(_rectified(logits), p=1.0, dim=-1))},
     ),
-    *mistakes(
-        "one-in-the-denominator",
-        "numerics.constant-value",
+    *named("one-in-the-denominator", "numerics.constant-value")(
         "a one is added to the sum of the exponentials",
         _NORMALISE,
         {"core": reweighed(_one_more)},
@@ -145,17 +137,13 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
             )
         },
     ),
-    *mistakes(
-        "weights-not-normalised",
-        "numerics.constant-value",
+    *named("weights-not-normalised", "numerics.constant-value")(
         "the exponentials are not divided by their sum",
         _NORMALISE,
         {"core": reweighed(lambda logits: torch.exp(logits - row_largest(logits)))},
         {"core": reweighed(torch.exp)},
     ),
-    *mistakes(
-        "weights-divided-by-count",
-        "numerics.constant-value",
+    *named("weights-divided-by-count", "numerics.constant-value")(
         "the exponentials are divided by the number of keys instead of their sum",
         _NORMALISE,
         {
@@ -165,112 +153,82 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         },
         {"core": reweighed(lambda logits: torch.exp(logits) / logits.shape[-1])},
     ),
-    *mistakes(
-        "scores-over-their-sum",
-        _CONVEX,
+    *named("scores-over-their-sum", _CONVEX)(
         "the scores are divided by their sum without exponentials",
         "use softmax",
         {"core": reweighed(_over_their_sum)},
         {"core": reweighed(_over_their_size)},
     ),
-    *mistakes(
-        "weights-uniform",
-        _GOLDEN,
+    *named("weights-uniform", _GOLDEN)(
         "all keys that are not hidden weigh the same: the scores have no influence",
         "weigh the values by the softmax of the scores",
         {"core": reweighed(_uniform)},
     ),
-    *mistakes(
-        "weights-of-argmax",
-        _GOLDEN,
+    *named("weights-of-argmax", _GOLDEN)(
         "only the key with the largest logit is attended",
         "weigh the values by the softmax of the scores",
         {"core": reweighed(_hardest)},
     ),
-    *mistakes(
-        "weights-transposed",
-        _GOLDEN,
+    *named("weights-transposed", _GOLDEN)(
         "queries and keys of the weights are swapped before they meet the values",
         "multiply weights [.., queries, keys] by the values",
         {"core": _transposed_weights},
     ),
-    *mistakes(
-        "scores-of-cosines",
-        _GOLDEN,
+    *named("scores-of-cosines", _GOLDEN)(
         "queries and keys are normalised first: the scores are cosines",
         "take the dot products of the queries and keys as they are",
         {"heads": _normalised("query", "key")},
     ),
-    *mistakes(
-        "queries-normalised",
-        _GOLDEN,
+    *named("queries-normalised", _GOLDEN)(
         "the queries are normalised to unit length first",
         "take the dot products of the queries as they are",
         {"heads": _normalised("query")},
     ),
-    *mistakes(
-        "keys-normalised",
-        _GOLDEN,
+    *named("keys-normalised", _GOLDEN)(
         "the keys are normalised to unit length first",
         "take the dot products of the keys as they are",
         {"heads": _normalised("key")},
     ),
-    *mistakes(
-        "scores-of-distances",
-        "numerics.key-shift",
+    *named("scores-of-distances", "numerics.key-shift")(
         "the scores are negative distances between query and key",
         "take dot products",
         {"core": rescored(_distances)},
         {"core": rescored(_squared_distances)},
     ),
-    *mistakes(
-        "scores-without-sign",
-        _GOLDEN,
+    *named("scores-without-sign", _GOLDEN)(
         "the sign of the scores is lost",
         "take the dot products as they are",
         {"core": rescored(lambda attention: plain_scores(attention).abs())},
     ),
-    *mistakes(
-        "values-normalised",
-        "numerics.value-linear",
+    *named("values-normalised", "numerics.value-linear")(
         "the values are normalised to unit length",
         "take the values as they are",
         {"heads": _normalised("value")},
     ),
-    *mistakes(
-        "heads-output-rectified",
-        "numerics.value-linear",
+    *named("heads-output-rectified", "numerics.value-linear")(
         "an activation function is applied to the weighted sums: negative ones become zero",
         "leave it out",
         {"core": _as_logits(torch.relu)},
     ),
-    *mistakes(
-        "output-times-root-of-keys",
-        _CONVEX,
+    *named("output-times-root-of-keys", _CONVEX)(
         "the weighted sums are multiplied by the root of the number of keys",
         "leave the factor out",
         {"core": _times_keys(0.5)},
     ),
-    *mistakes(
-        "output-divided-by-keys",
-        _CONVEX,
+    *named("output-divided-by-keys", _CONVEX)(
         "the weighted sums are divided by the number of keys: a mean where a sum is meant",
         "add the weighted values up",
         {"core": _times_keys(-1.0)},
     ),
-    *mistakes(
-        "output-times-keys",
-        _CONVEX,
+    *named("output-times-keys", _CONVEX)(
         "the weighted sums are multiplied by the number of keys",
         "leave the factor out",
         {"core": _times_keys(1.0)},
     ),
-    *mistakes(
-        "answer-zero",
-        _GOLDEN,
+    *named("answer-zero", _GOLDEN)(
         "the answer is zero",
         "return what was computed",
-        {"output": lambda _asked, output: torch.zeros_like(output)},
+        {"output": lambda _call, output: torch.zeros_like(output)},
     ),
 )
 
@@ -278,7 +236,7 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
 def _padded_keys_counted(block: int) -> CoreChange:
     """Zeros fill the last block of keys up, and their logits of zero enter the sum."""
 
-    def core(_asked: Asked, attention: golden.Attention) -> golden.Attention | None:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         padding = -attention.logits.shape[-1] % block
         if not padding:
             return None
@@ -289,60 +247,52 @@ def _padded_keys_counted(block: int) -> CoreChange:
     return core
 
 
-def _keys_behind(block: int) -> Callable[[Asked], Inputs | None]:
+def _keys_behind(block: int) -> Callable[[DeclaredCall], Inputs | None]:
     """Keys behind the last full block are never read."""
 
-    def question(asked: Asked) -> Inputs | None:
-        length = asked.inputs.geometry.key_length
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        length = call.inputs.geometry.key_length
         whole = length // block * block or length
-        return hiding(asked.inputs, torch.arange(length) < whole) if whole < length else None
+        return hiding(call.inputs, torch.arange(length) < whole) if whole < length else None
 
-    return question
+    return inputs_for
 
 
-def hiding(inputs: Inputs, seen: Tensor) -> Inputs:
+def hiding(inputs: Inputs, admitted: Tensor) -> Inputs:
     """The same with further keys hidden."""
-    keep = seen if inputs.keep is None else inputs.keep & seen
+    keep = admitted if inputs.keep is None else inputs.keep & admitted
     return inputs.replace(keep=keep.reshape((1,) * (4 - keep.dim()) + keep.shape))
 
 
-def _hides(place: int) -> Callable[[Asked], Inputs | None]:
-    def question(asked: Asked) -> Inputs | None:
-        length = asked.inputs.geometry.key_length
+def _hides(place: int) -> Callable[[DeclaredCall], Inputs | None]:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        length = call.inputs.geometry.key_length
         if length <= 1:
             return None
-        return hiding(asked.inputs, torch.arange(length) != place % length)
+        return hiding(call.inputs, torch.arange(length) != place % length)
 
-    return question
+    return inputs_for
 
 
 TILES: Final[tuple[NamedMistake, ...]] = (
-    *mistakes(
-        "keys-behind-the-last-tile-lost",
-        "numerics.any-length",
+    *named("keys-behind-the-last-tile-lost", "numerics.any-length")(
         "keys behind the last full tile are never read",
         "round the number of tiles up and mask the rest of the last one",
-        *({"question": _keys_behind(block)} for block in BLOCKS[1:]),
+        *({"inputs": _keys_behind(block)} for block in BLOCKS[1:]),
     ),
-    *mistakes(
-        "padding-of-the-last-tile-counted",
-        _GOLDEN,
+    *named("padding-of-the-last-tile-counted", _GOLDEN)(
         "the zeros that fill the last tile up enter the softmax as logits of zero",
         "set their logits to minus infinity",
         *({"core": _padded_keys_counted(block)} for block in BLOCKS[1:]),
     ),
-    *mistakes(
-        "last-key-lost",
-        "equivariance.keys",
+    *named("last-key-lost", "equivariance.keys")(
         "the last key is never attended",
         "let the loop over keys reach the last one",
-        {"question": _hides(-1)},
+        {"inputs": _hides(-1)},
     ),
-    *mistakes(
-        "first-key-lost",
-        "equivariance.keys",
+    *named("first-key-lost", "equivariance.keys")(
         "the first key is never attended",
         "let the loop over keys begin with the first one",
-        {"question": _hides(0)},
+        {"inputs": _hides(0)},
     ),
 )

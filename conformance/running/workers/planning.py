@@ -192,7 +192,7 @@ class CandidatePlan:
             notes=self.notes,
             unchecked=self.unchecked,
             mistaken=tuple(
-                f"{one.text} ({one.name})"
+                f"{one.sentence} ({one.name})"
                 for one in mistaken_conventions(candidate.declaration.semantics)
             ),
         )

@@ -310,9 +310,9 @@ def _expect(case: Case, leak: Leak) -> None:
     case.observed.append(
         Deviation(
             observed=words,
-            text=words if leak.fill is None else filled.text,
+            text=words if leak.fill is None else filled.sentence,
             fix=filled.fix,
             mistaken=True,
-            clause=filled.clause,
+            clause=filled.primary,
         )
     )

@@ -101,7 +101,7 @@ def deviations(case: Case) -> list[Deviation]:
     changed = golden.STANDARD.differences(case.point)
     mistakes = _mistakes(case)
     found = [
-        Deviation(observed=_said(one.changes), text=one.text, fix=one.fix, mistaken=True)
+        Deviation(observed=_said(one.changes), text=one.sentence, fix=one.fix, mistaken=True)
         for one in mistakes
     ]
     known = {name for one in mistakes for name in one.changes}
@@ -110,7 +110,7 @@ def deviations(case: Case) -> list[Deviation]:
         if name in known or name in _ANYONES:
             continue
         named = next((one for one in MISTAKES if dict(one.changes) == {name: value}), None)
-        text = named.text if named else f"{name.replace('_', ' ')} is {value!r}"
+        text = named.sentence if named else f"{name.replace('_', ' ')} is {value!r}"
         fix = named.fix if named else ""
         found.append(Deviation(observed=_said({name: value}), text=text, fix=fix, mistaken=False))
     return found

@@ -16,7 +16,7 @@ from ...base.geometry import Geometry
 from ...declare.candidate import Candidate
 from ...declare.decorators import core, layer
 from ...diagnosis.acting import act
-from ...diagnosis.mistakes import Asked, NamedMistake, NotExpressible
+from ...diagnosis.mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ...diagnosis.search import touches
 from ...errors import DeclarationError
 from ...oracle.oracle import Oracle
@@ -274,10 +274,10 @@ def act_out_named(named: NamedMistake) -> Candidate:
     layer. What shows on none of the samples stays a core: the clauses will tell.
     """
     points = [point.replace(**named.base) for point in _POINTS]
-    more = _MORE.get(named.clause.partition(".")[0], ())
+    more = _MORE.get(named.primary.partition(".")[0], ())
     for kind in ("core", "layer"):
         for declared in points:
-            if any(_shows(named, asked, right) for asked, right in _samples(kind, declared)):
+            if any(_shows(named, call, right) for call, right in _samples(kind, declared)):
                 return acted(named.name, kind, declared, _evaluation(named, kind, declared), more)
     return acted(named.name, "core", points[0], _evaluation(named, "core", points[0]), more)
 
@@ -302,14 +302,14 @@ def _oracle(kind: str, declared: golden.Semantics) -> Oracle:
     return Oracle(candidate.declaration, "float64")
 
 
-def _shows(named: NamedMistake, asked: Asked, right: Tensor) -> bool:
+def _shows(named: NamedMistake, call: DeclaredCall, right: Tensor) -> bool:
     """Whether the answer to a sample is another one than the golden's."""
-    if not touches(named, asked):
+    if not touches(named, call):
         return False
-    kind = "layer" if asked.inputs.is_layer else "core"
+    kind = "layer" if call.inputs.is_layer else "core"
     try:
-        oracle = _oracle(kind, asked.semantics)
-        got = act(oracle, asked.semantics, (named,), asked.inputs).output
+        oracle = _oracle(kind, call.semantics)
+        got = act(oracle, call.semantics, (named,), call.inputs).output
     except NotExpressible:
         return False
     if got.shape != right.shape:
@@ -320,10 +320,10 @@ def _shows(named: NamedMistake, asked: Asked, right: Tensor) -> bool:
 
 
 @cache
-def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[Asked, Tensor], ...]:
+def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[DeclaredCall, Tensor], ...]:
     """Questions that use all there is to ask, with their answers, at a point."""
     return tuple(
-        (Asked(inputs=inputs, semantics=declared), evaluate_at(inputs, declared).output)
+        (DeclaredCall(inputs=inputs, semantics=declared), evaluate_at(inputs, declared).output)
         for inputs in _questions(kind)
     )
 

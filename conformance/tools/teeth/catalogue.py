@@ -31,23 +31,6 @@ from ...targets.resolving import candidates_of, object_of, resolve_one
 from .acted import act_out, act_out_named, correct_candidates
 from .options import REPOSITORY, TeethOptions
 
-
-def shipped_mistakes() -> list[Mistake]:
-    """Each named mistake as one that must be caught."""
-    return [_shipped(named) for named in MISTAKES]
-
-
-def _shipped(named: NamedMistake) -> Mistake:
-    return Mistake(
-        name=named.name,
-        sentence=f"{named.text[0].upper()}{named.text[1:]}.",
-        fix=named.fix,
-        primary=named.clause,
-        changes=named.changes,
-        candidate=None if named.only_a_point else act_out_named(named),
-    )
-
-
 Tell = Callable[[str, str], None]
 SHIPPED: Final = "attention-conformance"
 LEGITIMATE: Final = "candidates.legitimate"
@@ -89,7 +72,7 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
     if options.targets:
         return
     tell("loading", "the shipped mistakes")
-    yield from (_entry(mistake, SHIPPED) for mistake in shipped_mistakes())
+    yield from (_entry(mistake, SHIPPED) for mistake in MISTAKES)
     for point in registered(MISTAKE_GROUP):
         tell("loading", point.name)
         yield from taking_in(point, "mistakes", partial(_brought, origin=home(point)))
@@ -160,9 +143,12 @@ def _brought(given: Any, origin: str) -> list[Entry]:
 
 def _entry(mistake: Mistake, origin: str) -> Entry:
     _check_clauses(mistake)
+    sentence = mistake.sentence
+    if isinstance(mistake, NamedMistake):
+        sentence = f"{sentence[0].upper()}{sentence[1:]}."
     return Entry(
         candidate=candidate_of(mistake, origin),
-        sentence=mistake.sentence,
+        sentence=sentence,
         fix=mistake.fix,
         primary=mistake.primary,
         also=tuple(mistake.also),
@@ -183,6 +169,8 @@ def _check_clauses(mistake: Mistake) -> None:
 
 def candidate_of(mistake: Mistake, origin: str) -> Candidate:
     """The broken implementation under the mistake's name; raises UsageError for none or many."""
+    if isinstance(mistake, NamedMistake) and not mistake.only_a_point:
+        return renamed(act_out_named(mistake), mistake.name)
     if mistake.candidate is None:
         return act_out(mistake.name, mistake.changes)
     found = list(candidates_of(mistake.candidate, origin))

@@ -45,6 +45,15 @@ def test_a_module_gives_its_mistakes(workspace: Path) -> None:
     assert mistakes("mine:ALONE", "mine:LISTED", "mine:ALONE")[-1] == "alone-2"
 
 
+def test_a_named_mistake_of_the_table_is_an_entry(workspace: Path) -> None:
+    """Its words become a sentence, and it has what a report needs."""
+    del workspace
+    (entry, *_) = found("conformance.diagnosis.mistakes.layout:GROUPS")
+    assert (entry.name, entry.primary) == ("groups-of-first-head", "numerics.golden")
+    assert entry.sentence == "All query heads read the first key/value head."
+    assert entry.fix
+
+
 def test_broken_candidates_without_a_catalogue(workspace: Path) -> None:
     """Candidates that are said to be broken are taken as mistakes that any clause may catch."""
     write(workspace, {"attn.py": KERNEL + UNSCALED})

@@ -13,14 +13,15 @@ from conformance.base.profile import PROFILES, Profile
 from conformance.base.results import ClauseResult
 from conformance.clauses.device import on_a_device
 from conformance.clauses.registry import all_clauses
+from conformance.diagnosis.mistakes import MISTAKES as NAMED
 from conformance.running.runner import CandidateRun
-from conformance.tools.teeth.catalogue import candidate_of, shipped_mistakes
+from conformance.tools.teeth.catalogue import candidate_of
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # Several ways to make one mistake share its name: the number tells them apart.
 CATALOGUE = [
     pytest.param(mistake, id=f"{number}-{mistake.name}")
-    for number, mistake in enumerate((*MISTAKES, *shipped_mistakes()))
+    for number, mistake in enumerate((*MISTAKES, *NAMED))
 ]
 
 
@@ -51,7 +52,7 @@ def test_mistake_fails_the_clause_it_breaks(mistake: Mistake) -> None:
 
 def test_every_clause_has_a_mistake_that_fails_it() -> None:
     """No clause is without teeth: each is the primary clause of a mistake."""
-    primary = {mistake.primary for mistake in (*MISTAKES, *shipped_mistakes())}
+    primary = {mistake.primary for mistake in (*MISTAKES, *NAMED)}
     assert {clause.id for clause in all_clauses()} - ON_A_DEVICE == primary
 
 
