@@ -116,7 +116,7 @@ def test_an_interrupt_keeps_what_was_done(folder: Path) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "")
     assert "interrupted: 0 of 1 mistakes caught" in " ".join(out.split())
     assert record(folder)["interrupted"] is True
