@@ -13,7 +13,7 @@ from .devices import brought_back
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Call:
+class RecordedCall:
     """One call of the candidate.
 
     inputs
@@ -39,7 +39,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pulled:
+class BackwardPass:
     """Gradients that flowed back through one call.
 
     answer
@@ -64,11 +64,11 @@ class Recording:
     Gradients that were asked for are in ``pulled``.
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
     built: list[tuple[Forward, Inputs]] = field(default_factory=list)
-    pulled: list[Pulled] = field(default_factory=list)
+    pulled: list[BackwardPass] = field(default_factory=list)
 
-    def begin(self, made: Call) -> None:
+    def begin(self, made: RecordedCall) -> None:
         """Hear of a call that is about to be made."""
 
     def add_built(self, forward: Forward, inputs: Inputs) -> None:

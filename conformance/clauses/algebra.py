@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ..tolerance.core import is_normalised
-from .judging import read_heads, same_answer
+from .judging import first_place, read_heads, same_answer
 from .registry import Finding, clause
 from .subject import Subject
 
@@ -80,7 +78,7 @@ def _can_shorten(candidate: Candidate) -> str:
     "numerics.constant-value",
     sentence="When all values are equal, the answer is that value, whatever the weights.",
     source="the weights of a row sum to one: Vaswani et al. 2017, equation 1",
-    space=replace(SEVERAL_KEYS, share=1.0),
+    space=SEVERAL_KEYS.replace(share=1.0),
     counterfactual="weights that do not sum to one",
     applies=(_can_shorten, _sums_to_one),
 )
@@ -163,14 +161,14 @@ def convex(subject: Subject, problem: Problem) -> Finding:
     outside = judged & ~((below <= 0) & (above <= 0))
     violation = None
     if bool(outside.any()):
-        index = [int(i) for i in outside.nonzero()[0]]
-        low, high, got = (float(t[tuple(index)]) for t in (lowest, highest, answer))
+        place = first_place(outside)
+        low, high, got = (float(t[place]) for t in (lowest, highest, answer))
         message = (
-            f"the answer at {index} is {got:.9g}, outside the values it weighs: "
+            f"the answer at {list(place)} is {got:.9g}, outside the values it weighs: "
             f"[{low:.9g}, {high:.9g}]"
         )
         violation = Violation(
-            kind="value", message=message, expected=[low, high], got=got, where=index
+            kind="value", message=message, expected=[low, high], got=got, where=list(place)
         )
     tenfold = answer * 10.0 if known is None else known * 10.0
     leaves = judged & ((tenfold < lowest - bound) | (tenfold > highest + bound))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Final
 
@@ -16,7 +15,14 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
-from .judging import finite_limit, matches_golden, order_is_free, read_heads, same_answer
+from .judging import (
+    finite_limit,
+    first_place,
+    matches_golden,
+    order_is_free,
+    read_heads,
+    same_answer,
+)
 from .registry import Finding, clause, violated
 from .subject import Subject
 
@@ -173,7 +179,7 @@ def _without(inputs: Inputs, rows: Tensor) -> Tensor:
         "no NaN."
     ),
     source="pytorch#109517: NaN for rows of -3.4028e+38; HF transformers masks with finfo.min",
-    space=dataclasses.replace(BESIDE, kinds=("core",), values=("normal",)),
+    space=BESIDE.replace(kinds=("core",), values=("normal",)),
     counterfactual="an answer of zeros",
     explained=False,
 )
@@ -196,10 +202,10 @@ def bias_lowest(subject: Subject, problem: Problem) -> Finding:
     outside = rows & ~((answer >= low - slack) & (answer <= high + slack))
     if not bool(outside.any()):
         return Finding(binding=bool((rows & (low > slack)).any()))
-    index = [int(i) for i in outside.nonzero()[0]]
-    got, least, most = (float(each[tuple(index)]) for each in (answer, low, high))
+    place = first_place(outside)
+    got, least, most = (float(each[place]) for each in (answer, low, high))
     message = (
-        f"where every bias of a row is {lowest:.4g}, the answer at {index} is {got:.9g}, no mean "
-        f"of its values in [{least:.9g}, {most:.9g}]"
+        f"where every bias of a row is {lowest:.4g}, the answer at {list(place)} is {got:.9g}, "
+        f"no mean of its values in [{least:.9g}, {most:.9g}]"
     )
-    return violated("value", message, expected=[least, most], got=got, where=index)
+    return violated("value", message, expected=[least, most], got=got, where=list(place))

@@ -23,7 +23,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import LENGTHS, Space, admits_lengths, can_cross, is_fixed
+from ..problems.space import EVERY_OPTION, LENGTHS, Space, admits_lengths, can_cross, is_fixed
 from .judging import (
     all_of,
     as_given,
@@ -84,14 +84,7 @@ def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
         "masks for all."
     ),
     source=CONTRACT,
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
-        least=(("key_length", 2),),
-        share=0.5,
-    ),
+    space=EVERY_OPTION.replace(least=(("key_length", 2),), share=0.5),
     needs_golden=True,
     counterfactual="the cached keys lost",
     applies=(can_cache,),

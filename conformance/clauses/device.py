@@ -277,7 +277,7 @@ ANY = Space(mask="maybe", causal="maybe", share=0.5)
 
 
 @dataclass
-class _Watched:
+class _GuardedForward:
     """A forward whose allocations are guarded while it runs."""
 
     forward: Forward
@@ -294,7 +294,7 @@ def _watch(subject: Subject, inputs: Inputs, given: Arguments) -> tuple[Answer |
 
     It has been called before: what is compiled or tuned in the first call is so by now.
     """
-    watched = _Watched(subject.forward(inputs))
+    watched = _GuardedForward(subject.forward(inputs))
     try:
         return subject.ask(watched, given, inputs), watched.allocations
     except CandidateFailure:

@@ -20,6 +20,9 @@ from .judging import (
     permute_heads,
     permuted_heads_view,
     places_matter,
+    reordered_items,
+    reordered_keys,
+    reordered_queries,
     same_answer,
     take,
 )
@@ -57,11 +60,7 @@ def tokens(subject: Subject, problem: Problem) -> Finding:
     """One permutation for queries, keys, values and both axes of the mask."""
     inputs = subject.inputs(problem)
     order = permutation(inputs.geometry.key_length, generator_for(problem, 5))
-    moved = inputs.with_tokens(
-        query=inputs.query.index_select(-2, order),
-        key=inputs.key.index_select(-2, order),
-        value=inputs.value.index_select(-2, order),
-    ).replace(
+    moved = inputs.map_tokens(lambda tokens: tokens.index_select(-2, order)).replace(
         keep=take(take(inputs.keep, 3, order), 2, order),
         bias=take(take(inputs.bias, 3, order), 2, order),
     )
@@ -87,9 +86,7 @@ def queries(subject: Subject, problem: Problem) -> Finding:
     """Queries and the rows of the mask permuted."""
     inputs = subject.inputs(problem)
     order = permutation(inputs.geometry.query_length, generator_for(problem, 6))
-    moved = inputs.with_tokens(query=inputs.query.index_select(-2, order)).replace(
-        keep=take(inputs.keep, 2, order), bias=take(inputs.bias, 2, order)
-    )
+    moved = reordered_queries(inputs, order)
     return same_answer(
         subject,
         inputs,
@@ -114,9 +111,7 @@ def keys(subject: Subject, problem: Problem) -> Finding:
     """Keys, values and the columns of the mask permuted."""
     inputs = subject.inputs(problem)
     order = permutation(inputs.geometry.key_length, generator_for(problem, 7))
-    moved = inputs.with_tokens(
-        key=inputs.key.index_select(-2, order), value=inputs.value.index_select(-2, order)
-    ).replace(keep=take(inputs.keep, 3, order), bias=take(inputs.bias, 3, order))
+    moved = reordered_keys(inputs, order)
     apart = inputs.replace(key=moved.key, mode="separate")
     wording = "reordering the keys changes the answer"
     return same_answer(subject, inputs, moved, wording, counterfactual=apart)
@@ -134,9 +129,7 @@ def batch(subject: Subject, problem: Problem) -> Finding:
     """Every tensor permuted along the batch."""
     inputs = subject.inputs(problem)
     order = permutation(inputs.geometry.batch, generator_for(problem, 8))
-    moved = inputs.with_tokens(
-        query=inputs.query[order], key=inputs.key[order], value=inputs.value[order]
-    ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
+    moved = reordered_items(inputs, order)
     wording = "reordering the batch does not just reorder the answers"
     return same_answer(
         subject, inputs, moved, wording, view=lambda answer: answer[order], counterfactual=inputs

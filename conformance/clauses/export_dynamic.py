@@ -175,11 +175,7 @@ def _refused(subject: Subject, longer: Inputs, told: str) -> Violation | None:
 def _longer(subject: Subject, inputs: Inputs, field: str) -> Inputs:
     """The same inputs with their first item, query or key once more."""
     if field == "batch":
-        return inputs.with_tokens(
-            query=_once_more(inputs.query, 0),
-            key=_once_more(inputs.key, 0),
-            value=_once_more(inputs.value, 0),
-        )
+        return inputs.map_tokens(lambda tokens: _once_more(tokens, 0))
     both = not can_cross(subject.candidate) and inputs.mode == "self"
     query = _once_more(inputs.query, -2) if field == "query_length" or both else inputs.query
     if field == "query_length" and not both:

@@ -25,7 +25,7 @@ from ..oracle.comparison import AXES, compare
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import ANY_PATTERN, Space
+from ..problems.space import ANY_PATTERN, EVERY_OPTION
 from .judging import column
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
@@ -137,14 +137,7 @@ def measured_spread(subject: Subject, inputs: Inputs, forward: Callable[..., Any
 CPU: Final = "CPUExecutionProvider"
 LOWEST: Final = Setting(level="disabled")
 HIGHEST: Final = Setting(level="all")
-ANYTHING: Final = Space(
-    mask="maybe",
-    causal="maybe",
-    extras="maybe",
-    patterns=(*ANY_PATTERN, "empty-rows"),
-    finite_bias="maybe",
-    values=LIVELY,
-)
+ANYTHING: Final = EVERY_OPTION.replace(patterns=(*ANY_PATTERN, "empty-rows"), values=LIVELY)
 
 
 _has_source = requires(lambda c: graph_of(c).source is not None, "no source is named (--source)")

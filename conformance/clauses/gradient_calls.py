@@ -21,7 +21,7 @@ from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from .judging import all_of, identical
 from .judging_gradients import (
-    Asked,
+    GradientRun,
     asked_inputs,
     axes_of,
     cannot_be_judged,
@@ -93,16 +93,11 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     return all_of(findings)
 
 
-def _of_equal_items(subject: Subject, asked: Asked) -> Asked:
+def _of_equal_items(subject: Subject, asked: GradientRun) -> GradientRun:
     """The same with the tokens of the first item in all, which a stride of zero can hold."""
     inputs = asked.inputs
 
-    def repeated(tensor: Tensor) -> Tensor:
-        return tensor[:1].expand(tensor.shape).contiguous()
-
-    equal = inputs.with_tokens(
-        query=repeated(inputs.query), key=repeated(inputs.key), value=repeated(inputs.value)
-    )
+    equal = inputs.map_tokens(lambda tokens: tokens[:1].expand(tokens.shape).contiguous())
     return _asked(subject, equal, asked.upstream)
 
 
@@ -116,9 +111,11 @@ def _refuses(subject: Subject, inputs: Inputs) -> bool:
     return False
 
 
-def _asked(subject: Subject, inputs: Inputs, upstream: Tensor) -> Asked:
+def _asked(subject: Subject, inputs: Inputs, upstream: Tensor) -> GradientRun:
     taped = subject.gradients.tape(inputs)
-    return Asked(inputs=inputs, upstream=upstream, found=subject.gradients.pull(taped, upstream))
+    return GradientRun(
+        inputs=inputs, upstream=upstream, found=subject.gradients.pull(taped, upstream)
+    )
 
 
 def _pulled(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
@@ -249,7 +246,7 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs)
     found = subject.gradients.pull(taped, upstream, again=True)
-    first = Asked(inputs=inputs, upstream=upstream, found=found)
+    first = GradientRun(inputs=inputs, upstream=upstream, found=found)
     wording = "a second backward pass through one history changes the gradient of {}"
     return same_gradients(subject, first, taped.pull(upstream, again=True), wording)
 
@@ -271,7 +268,7 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
     forward, leaves = build_with_leaves(subject.candidate, inputs)
     once = _accumulated(subject, inputs, forward, upstream)
     both = dataclasses.replace(once, weights=leaves)
-    first = Asked(inputs=inputs, upstream=upstream, found=_arrived(both))
+    first = GradientRun(inputs=inputs, upstream=upstream, found=_arrived(both))
     again = subject.gradients.tape(inputs, forward=forward, given=once.given)
     again.backward(as_returned(upstream, again))
     second = _arrived(both)

@@ -19,20 +19,19 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import normal
 from ..problems.space import Space
-from ..tolerance import model
 from .judging_gradients import (
-    Asked,
+    GradientRun,
     axes_of,
     cannot_be_judged,
     gradient_bounds,
-    nudged_inputs,
+    measured_bounds,
     output_gradient,
     records_gradients,
     spoken,
     with_full_rows,
 )
 from .registry import Finding, clause
-from .subject import SPREAD_CALLS, Subject
+from .subject import Subject
 
 # Points of a line through the inputs, and the degree of the polynomial that is fitted to them.
 POINTS: Final = 9
@@ -63,7 +62,7 @@ def check(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     found = subject.gradients.pull(subject.gradients.tape(inputs), upstream)
-    bounds = gradient_bounds(subject, Asked(inputs=inputs, upstream=upstream, found=found))
+    bounds = gradient_bounds(subject, GradientRun(inputs=inputs, upstream=upstream, found=found))
     if not bounds:
         return Finding(binding=False)
     line = _line(inputs, problem)
@@ -188,7 +187,9 @@ def double_backward(subject: Subject, problem: Problem) -> Finding:
     line = _line(inputs, problem)
     found = _second(subject, inputs, upstream, line)
     known = second_gradients(subject.oracle, inputs, upstream, line)
-    allowed = _second_bounds(subject, inputs, upstream, line, found)
+    allowed = measured_bounds(
+        subject, inputs, found, lambda moved: _second(subject, moved, upstream, line)
+    )
     binding, margin, violation = False, 0.0, None
     for name, expected in known.items():
         wording = f"the second gradient of {spoken(name)} is wrong"
@@ -221,37 +222,3 @@ def _pulled_twice(taped: Taped, upstream: Tensor, line: dict[str, Tensor]) -> di
     total = sum((canonical[name] * line[name].to(canonical[name])).sum() for name in line)
     again = torch.autograd.grad(total, taped.asking, allow_unused=True)  # type: ignore[arg-type]  # a tensor, as there are inputs
     return taped.gather(again).found
-
-
-def _second_bounds(
-    subject: Subject,
-    inputs: Inputs,
-    upstream: Tensor,
-    line: dict[str, Tensor],
-    found: dict[str, Tensor],
-) -> dict[str, Tensor]:
-    unit = torch.finfo(inputs.query.dtype).eps
-    generator = generator_for_inputs(inputs)
-    widest = dict.fromkeys(found, 0.0)
-    with subject.recorded(None):
-        for _ in range(SPREAD_CALLS):
-            moved = _second(subject, nudged_inputs(inputs, generator), upstream, line)
-            for name, tensor in found.items():
-                widest[name] = max(widest[name], _largest(moved[name].double() - tensor.double()))
-    return {
-        name: torch.full(
-            tensor.shape,
-            model.SPREAD_FACTOR * (widest[name] + unit * _largest(tensor)),
-            dtype=torch.float64,
-        )
-        for name, tensor in found.items()
-    }
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.double().abs().nan_to_num().max()) if tensor.numel() else 0.0
-
-
-def generator_for_inputs(inputs: Inputs) -> torch.Generator:
-    """The same numbers for the same sizes."""
-    return torch.Generator().manual_seed(len(str(inputs.geometry)))

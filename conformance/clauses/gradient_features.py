@@ -17,7 +17,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY, normal
-from ..problems.space import Space, admits_lengths, can_cross
+from ..problems.space import EVERY_OPTION, OPTIONS, Space, admits_lengths, can_cross
 from .caches import can_cache, last_queries, with_cache
 from .judging_gradients import (
     cannot_be_judged,
@@ -54,14 +54,8 @@ _is_core = requires(lambda c: c.kind == "core", "no bound is derived behind proj
         "the specified attention over all of them."
     ),
     source="transformers: prefix tuning learns past_key_values; executorch#2010: the diagonal",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
-        least=(("key_length", 3), ("query_length", 2)),
-        share=0.3,
-        kinds=("core",),
+    space=EVERY_OPTION.replace(
+        least=(("key_length", 3), ("query_length", 2)), share=0.3, kinds=("core",)
     ),
     needs_golden=True,
     counterfactual="gradients of half the size",
@@ -83,15 +77,8 @@ def cache(subject: Subject, problem: Problem) -> Finding:
         "sinks their share, and a sink that gets a gradient gets that of its logit."
     ),
     source="OpenAI 2025 (gpt-oss model card): learned sinks; flash-attention: backward of s_aux",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
-        values=LIVELY,
-        least=(("key_length", 2),),
-        share=0.2,
-        kinds=("core",),
+    space=EVERY_OPTION.replace(
+        values=LIVELY, least=(("key_length", 2),), share=0.2, kinds=("core",)
     ),
     needs_golden=True,
     counterfactual="gradients of half the size",
@@ -115,11 +102,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
         "and through both; weights that carry none are constants."
     ),
     source="flash-attention#1817: no gradient through a further output, silently",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
+    space=EVERY_OPTION.replace(
         values=("normal",),
         least=(("key_length", 2), ("query_length", 2)),
         share=0.3,
@@ -179,10 +162,7 @@ def _drops_plainly(candidate: Candidate) -> str:
         "those that were kept grow as they have grown in the answer."
     ),
     source="pytorch#197563: another mask on the way back; flash-attention#612",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        extras="maybe",
+    space=OPTIONS.replace(
         values=("nearly-uniform", "normal"),
         least=(("key_length", 3), ("query_length", 2), ("value_head_size", 8)),
         preferred=(("head_size", 8), ("value_head_size", 8), ("key_length", 8)),

@@ -16,11 +16,11 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.space import EVERY_OPTION, Space
 from ..tolerance import model
 from .judging import finite_limit, is_golden, read_heads, wide_range
 from .judging_gradients import (
-    Asked,
+    GradientRun,
     asked_inputs,
     by_kv_head,
     cannot_be_judged,
@@ -79,14 +79,7 @@ FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
         "biases of a layer that gradients reach, are those of the specified attention."
     ),
     source=f"{BACKWARD}; pytorch#97128; flash-attention#414: dq of a tile's tail",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
-        least=(("key_length", 2),),
-        share=0.5,
-    ),
+    space=EVERY_OPTION.replace(least=(("key_length", 2),), share=0.5),
     needs_golden=True,
     counterfactual="gradients of half the size",
     applies=(has_golden_gradients,),
@@ -104,15 +97,8 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
         "masks, sizes, places in memory and what is returned."
     ),
     source="flash-attention: softcap and window in the backward pass; numerics.options",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        extras="maybe",
-        finite_bias="maybe",
-        values=("normal",),
-        edges="combinations",
-        asks="gradients",
-        share=0.1,
+    space=EVERY_OPTION.replace(
+        values=("normal",), edges="combinations", asks="gradients", share=0.1
     ),
     needs_golden=True,
     counterfactual="gradients of half the size",
@@ -231,7 +217,7 @@ def masked_zero(subject: Subject, problem: Problem) -> Finding:
         broken = exactly_zero(found, keys_of(inputs), where, inputs, wording)
         if broken is not None:
             return Finding(violation=broken)
-    asked = Asked(inputs=inputs, upstream=upstream, found=clean)
+    asked = GradientRun(inputs=inputs, upstream=upstream, found=clean)
     wording = "junk in keys that no query that counts may attend changes the gradient of {}"
     return same_gradients(subject, asked, dirty, wording)
 

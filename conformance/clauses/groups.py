@@ -15,7 +15,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.settling import settle
-from ..problems.space import PROBE, Space
+from ..problems.space import EVERY_OPTION, PROBE, Space
 from .judging import (
     head_blocks,
     heads_stay,
@@ -30,9 +30,7 @@ from .subject import Subject
 
 SOURCE = "Ainslie et al. 2023 (GQA), section 2.2"
 ORDER = "onnx#7274, onnxruntime#26813: repeated whole where each head is repeated"
-GROUPED = Space(
-    grouped=True, mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", share=0.5
-)
+GROUPED = EVERY_OPTION.replace(grouped=True, share=0.5)
 LIVELY_GROUPS = Space(grouped=True, mask="maybe", causal="maybe", values=LIVELY, share=0.5)
 
 
@@ -158,7 +156,7 @@ def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
         "and no other (or as declared)."
     ),
     source=f"{SOURCE}; {ORDER}",
-    space=dataclasses.replace(LIVELY_GROUPS, least=(("num_kv_heads", 2), ("num_heads", 4))),
+    space=LIVELY_GROUPS.replace(least=(("num_kv_heads", 2), ("num_heads", 4))),
     counterfactual="heads dealt out in turns",
     applies=(_own_weights,),
 )

@@ -228,6 +228,11 @@ def still_says(answer: Answer) -> bool:
     return identical(taken(answer.returned).reshape(answer.kept.shape), answer.kept)
 
 
+def first_place(where: Tensor) -> tuple[int, ...]:
+    """The index of the first element that is True."""
+    return tuple(int(index) for index in where.nonzero()[0])
+
+
 def column(bound: Tensor) -> Tensor:
     """The largest bound of each channel over items and rows.
 
@@ -253,6 +258,26 @@ def take(tensor: Tensor | None, axis: int, order: Tensor) -> Tensor | None:
     return tensor.index_select(axis, order)
 
 
+def reordered_items(inputs: Inputs, order: Tensor) -> Inputs:
+    """Batch items in another order, with their masks."""
+    moved = inputs.map_tokens(lambda tokens: tokens[order])
+    return moved.replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
+
+
+def reordered_queries(inputs: Inputs, order: Tensor) -> Inputs:
+    """Queries in another order, with the rows of their masks."""
+    of_keys = inputs.key.index_select(-2, order) if inputs.mode == "self" else None
+    moved = inputs.with_tokens(query=inputs.query.index_select(-2, order), key=of_keys)
+    return moved.replace(keep=take(inputs.keep, 2, order), bias=take(inputs.bias, 2, order))
+
+
+def reordered_keys(inputs: Inputs, order: Tensor) -> Inputs:
+    """Keys and values in another order, with the columns of their masks."""
+    key, value = inputs.key.index_select(-2, order), inputs.value.index_select(-2, order)
+    moved = inputs.with_tokens(key=key, value=value)
+    return moved.replace(keep=take(inputs.keep, 3, order), bias=take(inputs.bias, 3, order))
+
+
 def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]:
     """One batch item alone with its mask, and how its answer is seen in the batch's.
 
@@ -261,11 +286,7 @@ def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]
     single = admits_lengths(subject.candidate, inputs.geometry.replace(batch=1))
     count = 1 if single else inputs.geometry.batch
     only = torch.full((count,), item)
-    alone = inputs.with_tokens(
-        query=inputs.query[only], key=inputs.key[only], value=inputs.value[only]
-    )
-    alone = alone.replace(keep=take(inputs.keep, 0, only), bias=take(inputs.bias, 0, only))
-    return alone, lambda answer: answer[only]
+    return reordered_items(inputs, only), lambda answer: answer[only]
 
 
 def knows_nan(candidate: Candidate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import normal
 from ..tolerance import Gradient, gradient_fit, model
 from .registry import Finding
-from .subject import SPREAD_CALLS, Subject
+from .subject import SPREAD_CALLS, Subject, nudged
 
 # Streams of a problem's generator: that of the output gradient.
 UPSTREAM = 31
@@ -347,7 +348,7 @@ def by_kv_head(allowed: Tensor, read: Tensor, num_kv_heads: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
+class GradientRun:
     """Gradients with what they were asked for, to be compared with others of the candidate."""
 
     inputs: Inputs
@@ -356,7 +357,7 @@ class Asked:
 
 
 def same_gradients(
-    subject: Subject, first: Asked, second: Gradients, wording: str, *, factor: float = 1.0
+    subject: Subject, first: GradientRun, second: Gradients, wording: str, *, factor: float = 1.0
 ) -> Finding:
     """Other gradients for the same question are ``factor`` times the first, within both bounds.
 
@@ -396,7 +397,7 @@ def largest_everywhere(bound: Tensor) -> Tensor:
     return bound.amax().expand(bound.shape)
 
 
-def gradient_bounds(subject: Subject, asked: Asked) -> dict[str, Tensor]:
+def gradient_bounds(subject: Subject, asked: GradientRun) -> dict[str, Tensor]:
     """How far each gradient may be from the exact one, by name.
 
     Measured where none is derived: how far the candidate's own gradients move when its inputs
@@ -408,42 +409,40 @@ def gradient_bounds(subject: Subject, asked: Asked) -> dict[str, Tensor]:
         if not known.representable:
             return {}
         return {name: each.worst for name, each in known.gradients.items()}
-    with subject.recorded(None):
-        return _measured(subject, asked)
+    return measured_bounds(
+        subject,
+        asked.inputs,
+        asked.found.found,
+        lambda inputs: subject.gradients.of(inputs, asked.upstream).found,
+    )
 
 
-def _measured(subject: Subject, asked: Asked) -> dict[str, Tensor]:
-    inputs, unit = asked.inputs, torch.finfo(asked.inputs.query.dtype).eps
+def measured_bounds(
+    subject: Subject,
+    inputs: Inputs,
+    found: dict[str, Tensor],
+    again: Callable[[Inputs], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """How far gradients move with the last digit of the inputs; ``again`` computes them."""
+    unit = torch.finfo(inputs.query.dtype).eps
     generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
-    widest = dict.fromkeys(asked.found.found, 0.0)
-    for _ in range(SPREAD_CALLS):
-        nudged = subject.gradients.of(nudged_inputs(inputs, generator), asked.upstream)
-        for name, tensor in asked.found.found.items():
-            if name in nudged.found and tensor.numel():
-                apart = (nudged.found[name].double() - tensor.double()).abs().nan_to_num()
-                widest[name] = max(widest[name], float(apart.max()))
+    widest = dict.fromkeys(found, 0.0)
+    with subject.recorded(None):
+        for _ in range(SPREAD_CALLS):
+            moved = again(nudged(inputs, generator))
+            for name, tensor in found.items():
+                if name in moved:
+                    apart = _largest(moved[name].double() - tensor.double())
+                    widest[name] = max(widest[name], apart)
     return {
         name: torch.full(
             tensor.shape,
-            model.SPREAD_FACTOR * (widest[name] + unit * _size(tensor)),
+            model.SPREAD_FACTOR * (widest[name] + unit * _largest(tensor)),
             dtype=torch.float64,
         )
-        for name, tensor in asked.found.found.items()
+        for name, tensor in found.items()
     }
 
 
-def _size(tensor: Tensor) -> float:
+def _largest(tensor: Tensor) -> float:
     return float(tensor.double().abs().nan_to_num().max()) if tensor.numel() else 0.0
-
-
-def nudged_inputs(inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """The same inputs, each number moved by about one unit."""
-
-    def moved(tensor: Tensor) -> Tensor:
-        signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2.0 - 1.0
-        unit = torch.finfo(tensor.dtype).eps
-        return (tensor.double() * (1.0 + unit * signs)).to(tensor.dtype)
-
-    return inputs.with_tokens(
-        query=moved(inputs.query), key=moved(inputs.key), value=moved(inputs.value)
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Final
 
@@ -21,7 +20,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.settling import counts_from_first_key
 from ..problems.space import Space, admits_lengths, allowed_sizes, can_cross, tied_fields
-from .judging import column, knows_nan, narrow_range, relate, wide_range
+from .judging import column, first_place, knows_nan, narrow_range, relate, wide_range
 from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
@@ -265,7 +264,7 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
         "A query without any key returns what is declared also where the weights are asked for."
     ),
     source="torch.nn.MultiheadAttention: zeros with need_weights=False, NaN with need_weights=True",
-    space=dataclasses.replace(EMPTY, share=0.5),
+    space=EMPTY.replace(share=0.5),
     needs_golden=True,
     counterfactual="another rule for empty rows",
     applies=(_promised, _returns_weights),
@@ -288,10 +287,10 @@ def follows_empty_rule(
     expected_nan = rows.expand(answer.shape) & torch.isnan(known.output)
     wrong = expected_nan & ~torch.isnan(answer)
     if bool(wrong.any()):
-        index = [int(i) for i in wrong.nonzero()[0]]
-        got = float(answer[tuple(index)])
-        message = f"{wording} at {index}: expected NaN, got {got:.9g}"
-        return violated("value", message, expected="nan", got=got, where=index)
+        place = first_place(wrong)
+        got = float(answer[place])
+        message = f"{wording} at {list(place)}: expected NaN, got {got:.9g}"
+        return violated("value", message, expected="nan", got=got, where=list(place))
     agreement = compare(answer, known.output, known.bound, judged=rows, wording=wording)
     other = subject.oracle.point(inputs).replace(
         empty_rows="zeros" if rule != "zeros" else "mean-of-all"

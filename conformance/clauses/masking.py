@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import torch
@@ -282,7 +281,7 @@ OTHER_NUMBERS = (2, -1, 256, 2**32)
     level="SHOULD",
     sentence="An integer mask keeps a key by any number but zero, as by one.",
     source="ONNX Attention-23: a mask of numbers; BUGS: masks cast to narrower integers",
-    space=dataclasses.replace(LIVELY_MASK, forms=("keep_int",), share=0.5),
+    space=LIVELY_MASK.replace(forms=("keep_int",), share=0.5),
     counterfactual="no mask at all",
 )
 def int_nonzero(subject: Subject, problem: Problem) -> Finding:

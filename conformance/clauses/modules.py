@@ -152,11 +152,7 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
 
 
 def _in_float64(inputs: Inputs) -> Inputs:
-    wide = inputs.with_tokens(
-        query=inputs.query.double(),
-        key=inputs.key.double(),
-        value=inputs.value.double(),
-    )
+    wide = inputs.map_tokens(Tensor.double)
     return wide.replace(weights=in_dtype(inputs.weights, torch.float64))
 
 

@@ -17,7 +17,14 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths
 from ..tolerance import model
-from .judging import finite_limit, knows_nan, logits_grow, measures_golden, through_output
+from .judging import (
+    finite_limit,
+    first_place,
+    knows_nan,
+    logits_grow,
+    measures_golden,
+    through_output,
+)
 from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
@@ -264,10 +271,10 @@ def nan_shows(subject: Subject, problem: Problem) -> Finding:
     hidden = ~answer.isnan() & meeting
     if not bool(hidden.any()):
         return Finding()
-    index = [int(i) for i in hidden.nonzero()[0]]
-    got = float(answer[tuple(index)])
-    message = f"a {role} that is NaN is answered with {got:.9g} at {index}"
-    return violated("value", message, expected="nan", got=got, where=index)
+    place = first_place(hidden)
+    got = float(answer[place])
+    message = f"a {role} that is NaN is answered with {got:.9g} at {list(place)}"
+    return violated("value", message, expected="nan", got=got, where=list(place))
 
 
 def _meeting(inputs: Inputs, allowed: Tensor, role: str, chosen: int) -> Tensor:

@@ -22,7 +22,7 @@ from ..declare.operators import (
     written_arguments,
 )
 from ..problems.problem import Problem
-from ..problems.space import Space
+from ..problems.space import OPTIONS, Space
 from .judging import relate
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
@@ -48,14 +48,7 @@ _is_operator = requires(lambda c: c.declaration.operator, "no operator is declar
     ),
     source="torch.library.opcheck and the custom operators manual",
     # Each check traces the operator anew, which takes half a second.
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        extras="maybe",
-        share=0.01,
-        edges="combinations",
-        asks="operator",
-    ),
+    space=OPTIONS.replace(share=0.01, edges="combinations", asks="operator"),
     applies=(_is_operator,),
     explained=False,
 )

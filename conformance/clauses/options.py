@@ -10,18 +10,14 @@ from ..problems.caching import without_cache
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
 from ..problems.settling import settle_causal
-from ..problems.space import Space
+from ..problems.space import EVERY_OPTION
 from .judging import all_of, are_golden_weights, is_golden
 from .leaks import follows_empty_rule
 from .registry import Finding, clause, requires
 from .subject import Subject
 
 IN_A_ROW: Final = "contiguous"
-TOGETHER = Space(
-    mask="maybe",
-    causal="maybe",
-    finite_bias="maybe",
-    extras="maybe",
+TOGETHER = EVERY_OPTION.replace(
     values=("normal",),
     patterns=("random", "dense", "padding", "mixed"),
     share=0.25,

@@ -13,23 +13,16 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.settling import settle
-from ..problems.space import KEY_FORMS, WIDTHS, Space, admits_lengths, can_cross
+from ..problems.space import EVERY_OPTION, KEY_FORMS, WIDTHS, Space, admits_lengths, can_cross
 from ..tolerance.positions import position_bound
-from .judging import measures_golden, order_is_free, permutation, same_answer, take
+from .judging import measures_golden, order_is_free, permutation, reordered_keys, same_answer
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 # Powers of two, whose slopes are a geometric sequence, and others, whose are not.
 HEADS = (3, 4, 6, 2, 5, 8, 12, 7, 1)
-DISTANCES = Space(
-    mask="maybe",
-    causal="maybe",
-    finite_bias="maybe",
-    extras="maybe",
-    values=LIVELY,
-    least=(("key_length", 2),),
-    preferred=(("key_length", 4),),
-    share=0.5,
+DISTANCES = EVERY_OPTION.replace(
+    values=LIVELY, least=(("key_length", 2),), preferred=(("key_length", 4),), share=0.5
 )
 
 
@@ -224,11 +217,7 @@ def _can_show(subject: Subject, inputs: Inputs, orders: list[Tensor]) -> bool:
 
 
 def _reordered(inputs: Inputs, order: Tensor) -> Inputs:
-    return inputs.with_tokens(
-        query=inputs.query.index_select(-2, order),
-        key=inputs.key.index_select(-2, order),
-        value=inputs.value.index_select(-2, order),
-    )
+    return inputs.map_tokens(lambda tokens: tokens.index_select(-2, order))
 
 
 def _attended(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -242,11 +231,7 @@ def _attended(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 ROTARY_SOURCE = "Su et al. 2021 (RoFormer), section 3.2.2"
-FORMULA = Space(
-    mask="maybe",
-    causal="maybe",
-    finite_bias="maybe",
-    extras="maybe",
+FORMULA = EVERY_OPTION.replace(
     values=("normal", "decisive"),
     least=(("head_size", 2),),
     preferred=(("head_size", 4), ("key_length", 3)),
@@ -436,9 +421,7 @@ def rotary_partial(subject: Subject, problem: Problem) -> Finding:
         wording = "channels that stay are turned"
         return measures_golden(subject, inputs, wording, counterfactual=everywhere)
     order = permutation(inputs.geometry.key_length, generator_for(problem, 22))
-    moved = inputs.with_tokens(
-        key=inputs.key.index_select(-2, order), value=inputs.value.index_select(-2, order)
-    ).replace(keep=take(inputs.keep, 3, order), bias=take(inputs.bias, 3, order))
+    moved = reordered_keys(inputs, order)
     return same_answer(
         subject,
         inputs,

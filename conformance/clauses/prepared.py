@@ -7,17 +7,13 @@ import math
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.space import EVERY_OPTION
 from ..tolerance import model
 from .judging import measures_golden
 from .registry import Finding, clause, requires
 from .subject import Subject
 
-PREPARED = Space(
-    mask="maybe",
-    causal="maybe",
-    finite_bias="maybe",
-    extras="maybe",
+PREPARED = EVERY_OPTION.replace(
     values=(*LIVELY, "mixed-scales"),
     least=(("key_length", 2),),
     preferred=(("head_size", 3),),

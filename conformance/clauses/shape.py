@@ -11,14 +11,12 @@ from ..problems.inputs import Inputs
 from ..problems.layouts import CANARIES, STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import KEY_FORMS, LENGTHS, Space, can_cross, is_fixed
-from .judging import matches_golden_weights, same_answer, same_unless_identical
+from ..problems.space import KEY_FORMS, LENGTHS, OPTIONS, Space, can_cross, is_fixed
+from .judging import first_place, matches_golden_weights, same_answer, same_unless_identical
 from .registry import Finding, clause, declares, requires, violated
 from .subject import Subject
 
-EVERYBODY = Space(
-    mask="maybe", causal="maybe", extras="maybe", kinds=("core", "layer", "positions")
-)
+EVERYBODY = OPTIONS.replace(kinds=("core", "layer", "positions"))
 PLAIN = Space(share=0.5)
 BATCH = Space(least=(("batch", 2),), share=0.5)
 
@@ -78,7 +76,7 @@ def empty_batch(subject: Subject, problem: Problem) -> Finding:
 
 def without_items(inputs: Inputs) -> Inputs:
     """An empty batch."""
-    return inputs.with_tokens(query=inputs.query[:0], key=inputs.key[:0], value=inputs.value[:0])
+    return inputs.map_tokens(lambda tokens: tokens[:0])
 
 
 def without_length(candidate: Candidate) -> str:
@@ -149,10 +147,10 @@ def empty_key(subject: Subject, problem: Problem) -> Finding:
     right = (answer == expected.to(inputs.query.dtype).double()) | (answer.isnan() & may_be_nan)
     if bool(right.all()):
         return Finding()
-    index = [int(i) for i in (~right).nonzero()[0]]
-    got, wanted = float(answer[tuple(index)]), float(expected[tuple(index)])
-    message = f"without any key the answer at {index} is {got:.9g}, not {wanted:.9g}"
-    return violated("value", message, expected=wanted, got=got, where=index)
+    place = first_place(~right)
+    got, wanted = float(answer[place]), float(expected[place])
+    message = f"without any key the answer at {list(place)} is {got:.9g}, not {wanted:.9g}"
+    return violated("value", message, expected=wanted, got=got, where=list(place))
 
 
 @clause(
@@ -187,12 +185,10 @@ def expanded(subject: Subject, problem: Problem) -> Finding:
     by_head = apart or (subject.candidate.kind == "core" and problem.seed % 2 == 1)
     layout = "expanded-heads" if by_head else "expanded"
 
-    def repeat(tensor: torch.Tensor) -> torch.Tensor:
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
         return (tensor[:, :1] if by_head else tensor[:1]).expand(tensor.shape).contiguous()
 
-    equal = inputs.with_tokens(
-        query=repeat(inputs.query), key=repeat(inputs.key), value=repeat(inputs.value)
-    )
+    equal = inputs.map_tokens(repeated)
     return same_answer(
         subject, equal, equal.replace(layout=layout), "an expanded input changes the answer"
     )

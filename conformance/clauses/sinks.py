@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from ..declare.candidate import Candidate
@@ -11,7 +9,7 @@ from ..oracle.comparison import compare
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.space import EVERY_OPTION, Space
 from .judging import matches_golden, measures_golden, narrow_range
 from .leaks import EMPTY
 from .registry import Finding, clause, declares
@@ -38,9 +36,7 @@ def with_sinks(subject: Subject, problem: Problem) -> Inputs:
         "zero and which nothing hides."
     ),
     source=SOURCE,
-    space=Space(
-        mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", values=LIVELY, share=0.5
-    ),
+    space=EVERY_OPTION.replace(values=LIVELY, share=0.5),
     needs_golden=True,
     counterfactual="no sinks, or the sink of another head",
     applies=(offers_sinks,),
@@ -95,7 +91,7 @@ def _promises_zeros(candidate: Candidate) -> str:
     "sinks.empty-row",
     sentence="A query without any key gives all its weight to the sink and returns zeros.",
     source="the softmax of a sink alone is one, and its value is zero",
-    space=dataclasses.replace(EMPTY, share=0.5),
+    space=EMPTY.replace(share=0.5),
     needs_golden=True,
     counterfactual="a query without any key",
     applies=(offers_sinks, _promises_zeros),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.space import EVERY_OPTION, Space
 from .judging import matches_golden, narrow_range, same_answer
 from .leaks import hidden_keys, unaffected
 from .registry import Finding, clause, declares, requires
@@ -37,14 +37,7 @@ def _capped(subject: Subject, problem: Problem, cap: float) -> Inputs:
     "softcap.golden",
     sentence="A softcap c turns each scaled score s into c * tanh(s / c).",
     source=f"{SOURCE}; ONNX Attention-23, attribute softcap",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
-        least=(("key_length", 2),),
-        share=0.5,
-    ),
+    space=EVERY_OPTION.replace(least=(("key_length", 2),), share=0.5),
     needs_golden=True,
     counterfactual="no softcap",
     applies=(offers_softcap,),

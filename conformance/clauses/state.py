@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..base.results import Violation
-from ..calls.calling import Arguments, CandidateFailure, Forward, arguments
+from ..calls.calling import Arguments, CandidateFailure, arguments
+from ..calls.devices import whole_storage
 from ..declare.declaration import SEQUENCES
 from ..problems.caching import CACHED, draws_cache, settle_past
 from ..problems.inputs import Inputs
@@ -16,16 +17,17 @@ from ..problems.materialise import generator_for
 from ..problems.problem import MaskPlan, Problem
 from ..problems.recipes import LIVELY
 from ..problems.settling import one_at_a_time, settle_causal
-from ..problems.space import Space, admits_lengths, can_cross
+from ..problems.space import EVERY_OPTION, Space, admits_lengths, can_cross
 from .judging import (
     View,
     as_given,
     identical,
     permutation,
     relate,
+    reordered_items,
+    reordered_queries,
     same_unless_identical,
     still_says,
-    take,
 )
 from .registry import Finding, clause, violated
 from .subject import Subject
@@ -175,10 +177,7 @@ def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Input
             return inputs, as_given
         return _reordered_rows(inputs, generator)
     order = permutation(inputs.geometry.batch, generator)
-    moved = inputs.with_tokens(
-        query=inputs.query[order], key=inputs.key[order], value=inputs.value[order]
-    ).replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
-    return moved, lambda answer: answer[order]
+    return reordered_items(inputs, order), lambda answer: answer[order]
 
 
 def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, View]:
@@ -186,11 +185,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     order = permutation(inputs.geometry.query_length, generator)
     if inputs.mode == "self" and inputs.masked:
         return inputs, as_given
-    moved = inputs.with_tokens(
-        query=inputs.query.index_select(-2, order),
-        key=inputs.key.index_select(-2, order) if inputs.mode == "self" else None,
-    ).replace(keep=take(inputs.keep, 2, order), bias=take(inputs.bias, 2, order))
-    return moved, lambda answer: answer.index_select(-2, order)
+    return reordered_queries(inputs, order), lambda answer: answer.index_select(-2, order)
 
 
 @clause(
@@ -257,11 +252,7 @@ UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
     "state.inputs-unchanged",
     sentence="A call changes none of the tensors it is given.",
     source="PEERS: editing the inputs so that the reference sees the same edit",
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
+    space=EVERY_OPTION.replace(
         patterns=("random", "empty-rows", "padding"),
         kinds=("core", "layer", "positions"),
         share=0.5,
@@ -287,16 +278,16 @@ def _change(subject: Subject, inputs: Inputs) -> Violation | None:
     """What a call with some inputs changes."""
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
-    given = dict(zip(_names(subject, positional), positional, strict=True))
+    given = dict(zip(subject.declaration.positional, positional, strict=False))
     given |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
-    before = {name: _whole_storage(tensor).clone() for name, tensor in given.items()}
+    before = {name: whole_storage(tensor).clone() for name, tensor in given.items()}
     held = {name: tensor.clone() for name, tensor in given.items()}
     subject.ask(forward, (positional, keywords), inputs)
     changed = [name for name, tensor in given.items() if not identical(tensor, held[name])]
     beside = [
         name
         for name, tensor in given.items()
-        if name not in changed and not identical(_whole_storage(tensor), before[name])
+        if name not in changed and not identical(whole_storage(tensor), before[name])
     ]
     if not changed and not beside:
         return None
@@ -304,15 +295,6 @@ def _change(subject: Subject, inputs: Inputs) -> Violation | None:
     if not changed:
         message = f"the call wrote into memory beside its {' and '.join(beside)}"
     return Violation(kind="mutated", message=message, got=changed or beside)
-
-
-def _whole_storage(tensor: Tensor) -> Tensor:
-    """Everything that lies in the memory a tensor is a view of."""
-    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-
-
-def _names(subject: Subject, positional: tuple[Tensor, ...]) -> list[str]:
-    return list(subject.declaration.positional)[: len(positional)]
 
 
 @clause(
@@ -376,7 +358,8 @@ def call_order(subject: Subject, problem: Problem) -> Finding:
     """Longer, shorter, more items, other masks: in one order, and in the reverse one."""
     asked = list(_asked(subject, problem))
     forwards = subject.forward(asked[0]), subject.forward(asked[0])
-    _build_another(subject, problem)
+    if subject.candidate.draws_weights:  # the layers that were built before keep their weights
+        subject.answer(subject.inputs(problem.replace(seed=problem.seed + 1)))
     first = [subject.call(forwards[0], inputs).output for inputs in asked]
     second = [subject.call(forwards[1], inputs).output for inputs in reversed(asked)]
     for inputs, one, two in zip(asked, first, reversed(second), strict=True):
@@ -387,15 +370,9 @@ def call_order(subject: Subject, problem: Problem) -> Finding:
     opening = _first_of_all(subject)
     if opening.violation is not None:
         return opening
-    last = _asked_often(subject, forwards[0], asked[0])
+    *_, last = (subject.call(forwards[0], asked[0]).output for _ in range(REPEATS))
     wording = f"after {len(asked) + REPEATS} calls the answer is another"
     return same_unless_identical(subject, (asked[0], first[0]), (asked[0], last), wording)
-
-
-def _build_another(subject: Subject, problem: Problem) -> None:
-    """A layer of other weights is built and called: those built before keep theirs."""
-    if subject.candidate.draws_weights:
-        subject.answer(subject.inputs(problem.replace(seed=problem.seed + 1)))
 
 
 def _first_of_all(subject: Subject) -> Finding:
@@ -406,12 +383,6 @@ def _first_of_all(subject: Subject) -> Finding:
     again = subject.answer(inputs)
     wording = "the first call of all was answered otherwise"
     return same_unless_identical(subject, (inputs, first), (inputs, again), wording)
-
-
-def _asked_often(subject: Subject, forward: Forward, inputs: Inputs) -> Tensor:
-    for _ in range(REPEATS - 1):
-        subject.call(forward, inputs)
-    return subject.call(forward, inputs).output
 
 
 def _asked(subject: Subject, problem: Problem) -> Iterator[Inputs]:

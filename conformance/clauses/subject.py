@@ -35,7 +35,7 @@ from ..calls.differentiating import (
     lost,
 )
 from ..calls.integrity import seal, tampered_at_load, watching
-from ..calls.recording import Call, Pulled, Recording, copied, kept
+from ..calls.recording import BackwardPass, RecordedCall, Recording, copied, kept
 from ..calls.weight_leaves import build_with_leaves
 from ..declare.candidate import Candidate
 from ..oracle.gradient_oracle import GradientOracle
@@ -209,9 +209,9 @@ def _parameters(forward: Forward) -> tuple[Tensor, ...]:
     return tuple(forward.parameters()) if isinstance(forward, nn.Module) else ()
 
 
-def _pulled(taped: Taped, upstream: Tensor, found: Gradients) -> Pulled:
+def _pulled(taped: Taped, upstream: Tensor, found: Gradients) -> BackwardPass:
     """The same for a recording."""
-    return Pulled(
+    return BackwardPass(
         answer=taped.answer,
         upstream=as_returned(upstream, taped).detach(),
         leaves=tuple(taped.leaves),
@@ -312,7 +312,7 @@ class Subject:
 
     def _recorded(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
         """The same, kept with its arguments as they were before the call."""
-        made = Call(inputs=inputs, forward=forward, given=given, before=copied(given))
+        made = RecordedCall(inputs=inputs, forward=forward, given=given, before=copied(given))
         recording = Recording() if self.recording is None else self.recording
         calls = recording.calls
         recording.begin(made)
@@ -375,11 +375,7 @@ class Subject:
         widest = torch.zeros_like(base)
         generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
         for _ in range(SPREAD_CALLS):
-            moved = inputs.with_tokens(
-                query=_nudge(inputs.query, generator),
-                key=_nudge(inputs.key, generator),
-                value=_nudge(inputs.value, generator),
-            )
+            moved = nudged(inputs, generator)
             apart = (self.call(forward, moved).output.double() - base).abs()
             widest = torch.maximum(widest, _finite(apart))
         largest = widest.amax() + unit * _finite(base.abs()).amax() if base.numel() else 0.0
@@ -391,7 +387,12 @@ def _finite(sizes: Tensor) -> Tensor:
     return sizes.nan_to_num(nan=0.0, posinf=0.0)
 
 
-def _nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2.0 - 1.0
-    unit = torch.finfo(tensor.dtype).eps
-    return (tensor.double() * (1.0 + unit * signs)).to(tensor.dtype)
+def nudged(inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """The inputs with each number of the tokens moved by about one unit."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2.0 - 1.0
+        unit = torch.finfo(tensor.dtype).eps
+        return (tensor.double() * (1.0 + unit * signs)).to(tensor.dtype)
+
+    return inputs.map_tokens(moved)

@@ -8,7 +8,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.space import EVERY_OPTION, Space
 from .judging import all_of, as_alone, matches_golden, same_answer, stands_alone
 from .long_sequences import some_rows_match
 from .registry import Finding, clause, declares
@@ -60,14 +60,8 @@ def _some_rows(problem: Problem) -> list[int]:
         "-1 all of them on that side."
     ),
     source=SOURCE,
-    space=Space(
-        mask="maybe",
-        causal="maybe",
-        finite_bias="maybe",
-        extras="maybe",
-        least=(("key_length", 2),),
-        preferred=(("key_length", 4),),
-        share=0.5,
+    space=EVERY_OPTION.replace(
+        least=(("key_length", 2),), preferred=(("key_length", 4),), share=0.5
     ),
     needs_golden=True,
     counterfactual="no window",

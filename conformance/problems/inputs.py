@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict
 
@@ -169,6 +170,12 @@ class Inputs:
         )
         return self.replace(
             geometry=geometry, query=query, key=key, value=value, past=past, generic=False
+        )
+
+    def map_tokens(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Change query, key and value, in this order, by one function; see :meth:`with_tokens`."""
+        return self.with_tokens(
+            query=change(self.query), key=change(self.key), value=change(self.value)
         )
 
     def counted(self, semantics: golden.Semantics) -> tuple[bool, bool]:

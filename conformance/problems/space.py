@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 
 from ..base.geometry import FIELDS, Geometry, Pins
 from ..declare.candidate import Candidate
@@ -104,6 +105,10 @@ class Space:
     edges: Edges = "sizes"
     asks: Asks = "answer"
     kinds: tuple[str, ...] = ("core", "layer")
+
+    def replace(self, **changes: Any) -> Space:
+        """The same space with some constraints changed."""
+        return dataclasses.replace(self, **changes)
 
     @property
     def gives_both(self) -> bool:
@@ -366,3 +371,8 @@ def admits_lengths(candidate: Candidate, geometry: Geometry) -> bool:
     if declared.max_length is not None and longest > declared.max_length:
         return False
     return declared.pins.admit_lengths(geometry)
+
+
+# Problems with every option that a candidate declares, without and with finite biases.
+OPTIONS: Final = Space(mask="maybe", causal="maybe", extras="maybe")
+EVERY_OPTION: Final = OPTIONS.replace(finite_bias="maybe")

@@ -12,7 +12,7 @@ from .._golden import golden
 from ..base.tables import MOST_ELEMENTS, keeping, table
 from ..calls.calling import CandidateFailure, Forward, RowWithoutKeysRefused
 from ..calls.devices import taken, whole_storage
-from ..calls.recording import Call, Recording
+from ..calls.recording import RecordedCall, Recording
 from ..clauses.subject import Subject
 from ..oracle.comparison import compare
 from ..problems.inputs import Inputs
@@ -23,7 +23,7 @@ from .smallest import Smallest
 KEYS_A_CHANNEL: Final = 16
 
 
-def attention(subject: Subject, call: Call) -> dict[str, Any]:
+def attention(subject: Subject, call: RecordedCall) -> dict[str, Any]:
     """``attention`` with the tables ``expected`` and ``got``, those of them that can be told.
 
     Both are ``[B, H, Lq, Lk]``. Empty where there is no golden answer, and for more weights than a
@@ -105,7 +105,7 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
     return data
 
 
-def _mark_edited(call: Call, entry: dict[str, Any]) -> None:
+def _mark_edited(call: RecordedCall, entry: dict[str, Any]) -> None:
     """Say of each tensor that a call was given what became of it."""
     for name, given, before in zip(entry["arguments"], call.given[0], call.before[0], strict=False):
         entry["arguments"][name].update(_edited(given, before))
@@ -149,7 +149,7 @@ def _layer(inputs: Inputs) -> dict[str, Any]:
 
 
 def _call(
-    call: Call,
+    call: RecordedCall,
     number: int,
     names: tuple[str, ...],
     forwards: list[Forward],
@@ -200,7 +200,7 @@ def as_given(before: Tensor) -> dict[str, Any]:
     return shown
 
 
-def _right(subject: Subject, call: Call) -> dict[str, Any]:
+def _right(subject: Subject, call: RecordedCall) -> dict[str, Any]:
     """The golden answer where a call's is not within its bound; None in its place where it is.
 
     Nothing where there is no golden answer.

@@ -82,7 +82,7 @@ def reduce_problem(
     ``known`` are problems that other clauses were reduced to: what shows one failure of a candidate
     mostly shows the next. Sizes that a clause only prefers, for its power, bind no reduction.
     """
-    search = _Search(
+    search = _ProblemSearch(
         candidate, dataclasses.replace(space, preferred=()), still_fails, tries, problem
     )
     search.take_first(_alike(problem, known))
@@ -95,7 +95,7 @@ def reduce_problem(
     return search.best, search.used
 
 
-class _Search:
+class _ProblemSearch:
     """The smallest failing problem so far, and what was tried."""
 
     def __init__(

@@ -42,7 +42,7 @@ def simplify_values(
     """
     if sum(map(len, drawn.values())) > MOST_ELEMENTS:
         return problem, 0
-    search = _Search(problem, drawn, still_fails, tries)
+    search = _ValueSearch(problem, drawn, still_fails, tries)
     for name, values in drawn.items():
         search.take_first(name, _plainer_wholes(name, values))
     for name, values in drawn.items():
@@ -51,7 +51,7 @@ def simplify_values(
     return search.best, search.used
 
 
-class _Search:
+class _ValueSearch:
     """The plainest failing problem so far."""
 
     def __init__(

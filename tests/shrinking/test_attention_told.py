@@ -6,7 +6,7 @@ import torch
 from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
 
-from conformance.calls.recording import Call, Recording
+from conformance.calls.recording import RecordedCall, Recording
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.problems.problem import Problem
@@ -16,7 +16,7 @@ from conformance.shrinking.smallest import examine_recorded
 FEW = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "query_length": 2, "key_length": 5}
 
 
-def asked(candidate: Candidate, example: Problem) -> tuple[Subject, Call]:
+def asked(candidate: Candidate, example: Problem) -> tuple[Subject, RecordedCall]:
     """The call that the golden clause of masks makes."""
     subject = Subject(candidate, example.dtype)
     recording: Recording = examine_recorded(CLAUSES["mask.golden"], subject, example)[1]

@@ -24,7 +24,7 @@ from ...calls import torch_state
 from ...calls.calling import Forward
 from ...calls.devices import Given, brought_back, taken
 from ...calls.differentiating import INPUT_NAMES
-from ...calls.recording import Call, Pulled, Recording
+from ...calls.recording import BackwardPass, RecordedCall, Recording
 from ...clauses.subject import Subject
 from ...oracle.comparison import compare
 from ...problems.arrangements import there
@@ -60,10 +60,10 @@ class DetailedRecording(Recording):
     """
 
     watch: Watch = lambda _recording: None
-    under_way: Call | None = None
+    under_way: RecordedCall | None = None
     heard: list[list[Heard]] = field(default_factory=list)
 
-    def begin(self, made: Call) -> None:
+    def begin(self, made: RecordedCall) -> None:
         """Tell of a call that is about to be made."""
         self.under_way = made
         self.heard.append([])
@@ -146,14 +146,14 @@ def add_details(
             }
 
 
-def _rows(call: Call) -> Told:
+def _rows(call: RecordedCall) -> Told:
     """Which rows of a packed answer belong to which sequence."""
     if not call.inputs.head_layout.has_sequences:
         return {}
     return {"rows": table(there(call.inputs, "query", call.inputs.query))}
 
 
-def _right(subject: Subject, call: Call) -> Told:
+def _right(subject: Subject, call: RecordedCall) -> Told:
     """The golden answer to a call and its bound, and whether the candidate's is beyond it."""
     candidate = subject.candidate
     if call.output is None or not candidate.golden_known or candidate.kind == "positions":
@@ -170,7 +170,7 @@ def _right(subject: Subject, call: Call) -> Told:
     }
 
 
-def _as_heard(call: Call, heard: list[Heard]) -> Told:
+def _as_heard(call: RecordedCall, heard: list[Heard]) -> Told:
     """The one call of a user's module that a call of the harness became; nothing if it was not one.
 
     ``swapped`` says that the module's tokens come before its batch.
@@ -197,7 +197,7 @@ def _told(value: Any) -> Any:
     return as_given(value) if isinstance(value, Tensor) else value
 
 
-def _is_swapped(call: Call, returned: Any) -> bool | None:
+def _is_swapped(call: RecordedCall, returned: Any) -> bool | None:
     """Whether the answer is what was returned with its first axes swapped; None if it is neither.
 
     Of a call without an answer nobody knows, and it makes no difference.
@@ -219,7 +219,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _gradients(call: Call, pulled: list[Pulled]) -> Told:
+def _gradients(call: RecordedCall, pulled: list[BackwardPass]) -> Told:
     """The gradients that flowed back through a call, by the names of its arguments."""
     mine = [one for one in pulled if one.answer is call.answer]
     own_axes = call.inputs.head_layout.is_own
@@ -239,12 +239,12 @@ def _gradients(call: Call, pulled: list[Pulled]) -> Told:
     }
 
 
-def _leaves(call: Call) -> list[int]:
+def _leaves(call: RecordedCall) -> list[int]:
     """The numbers of the arguments that ask for gradients."""
     return [number for number, tensor in enumerate(call.given[0]) if tensor.requires_grad]
 
 
-def _numbered(call: Call) -> tuple[str, ...]:
+def _numbered(call: RecordedCall) -> tuple[str, ...]:
     return tuple(f"input {number}" for number in range(len(call.given[0])))
 
 
