@@ -25,12 +25,12 @@ from .judging_gradients import (
     asked_inputs,
     axes_of,
     cannot_be_judged,
+    first_wrong,
     gradient_bounds,
     largest_everywhere,
     output_gradient,
     records_gradients,
     same_gradients,
-    spoken,
     with_full_rows,
 )
 from .registry import Finding, clause, violated
@@ -85,7 +85,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
         # A mask is one tensor, which cannot lie in several ways at once.
         of_mask = STRIDED[0] if layout in ("mixed", "expanded") else layout
         laid_out = asked.inputs.replace(layout=layout, mask_layout=of_mask)
-        if _refuses(subject, laid_out):
+        if not subject.answers(laid_out):
             continue  # another clause's matter
         other = subject.gradients.tape(laid_out)
         told = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
@@ -99,16 +99,6 @@ def _of_equal_items(subject: Subject, asked: GradientRun) -> GradientRun:
 
     equal = inputs.map_tokens(lambda tokens: tokens[:1].expand(tokens.shape).contiguous())
     return _asked(subject, equal, asked.upstream)
-
-
-def _refuses(subject: Subject, inputs: Inputs) -> bool:
-    """Whether a candidate cannot answer some inputs, gradients apart."""
-    with subject.recorded(None):
-        try:
-            subject.answer(inputs)
-        except CandidateFailure:
-            return True
-    return False
 
 
 def _asked(subject: Subject, inputs: Inputs, upstream: Tensor) -> GradientRun:
@@ -204,7 +194,7 @@ def alone(subject: Subject, problem: Problem) -> Finding:
         one = subject.gradients.tape(inputs, names=(f"input {number}",))
         found = subject.gradients.pull(one, upstream)
         findings.append(same_gradients(subject, first, found, wording))
-    return next((found for found in findings if found.violation is not None), findings[0])
+    return next((each for each in findings if each.violation is not None), findings[0])
 
 
 @clause(
@@ -341,7 +331,7 @@ def no_queries(subject: Subject, problem: Problem) -> Finding:
         problem.seed % 2 == 1 and not without_batch(subject.candidate)
     )
     inputs = without_items(drawn) if by_batch else without_queries(subject.candidate, drawn)
-    if _refuses(subject, inputs):
+    if not subject.answers(inputs):
         told = "it does not answer without queries"  # whether it must is another clause's matter
         return Finding(binding=False, inapplicable=told)
     nothing = torch.zeros(inputs.output_shape, dtype=inputs.query.dtype)
@@ -351,14 +341,5 @@ def no_queries(subject: Subject, problem: Problem) -> Finding:
         if failure.violation.kind == "type":
             return Finding()  # an answer without elements need have no history
         raise
-    for name, tensor in found.found.items():
-        agreement = compare(
-            tensor,
-            torch.zeros_like(tensor),
-            torch.zeros(tensor.shape, dtype=torch.float64),
-            wording=f"without queries {spoken(name)} gets a gradient",
-            axes=axes_of(name, inputs),
-        )
-        if agreement.violation is not None:
-            return Finding(violation=agreement.violation)
-    return Finding()
+    wording = "without queries {} gets a gradient"
+    return Finding(violation=first_wrong(found.found, torch.zeros_like, inputs, wording))

@@ -21,10 +21,10 @@ from ..problems.space import EVERY_OPTION, OPTIONS, Space, admits_lengths, can_c
 from .caches import can_cache, last_queries, with_cache
 from .judging_gradients import (
     cannot_be_judged,
+    drawn_gradients_match,
     has_empty_rows,
     has_golden_gradients,
     judged_rows,
-    matches_golden_gradients,
     matches_known_gradients,
     output_gradient,
     promised_gradients,
@@ -67,7 +67,7 @@ def cache(subject: Subject, problem: Problem) -> Finding:
     inputs = with_cache(subject, problem.replace(sinks=False))
     if inputs.causal:
         inputs = last_queries(subject, inputs)
-    return _judged(subject, problem, inputs)
+    return drawn_gradients_match(subject, problem, inputs)
 
 
 @clause(
@@ -92,7 +92,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
         inputs = with_sinks(
             subject, problem.replace(past=0, window=None, causal=subject.declaration.always_causal)
         )
-    return _judged(subject, problem, inputs)
+    return drawn_gradients_match(subject, problem, inputs)
 
 
 @clause(
@@ -270,13 +270,4 @@ def _kept(
 )
 def any_length(subject: Subject, problem: Problem) -> Finding:
     """Few queries that see many keys, many queries that see few, and heads of many channels."""
-    return _judged(subject, problem, with_full_rows(subject, problem))
-
-
-def _judged(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
-    """Every gradient of a problem in which each query has a key."""
-    if cannot_be_judged(subject, inputs):
-        return Finding(binding=False)
-    upstream = output_gradient(subject, problem, inputs)
-    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
-    return matches_golden_gradients(subject, inputs, upstream, found)
+    return drawn_gradients_match(subject, problem, with_full_rows(subject, problem))

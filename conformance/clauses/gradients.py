@@ -24,6 +24,7 @@ from .judging_gradients import (
     asked_inputs,
     by_kv_head,
     cannot_be_judged,
+    drawn_gradients_match,
     exactly_zero,
     has_empty_rows,
     has_golden_gradients,
@@ -87,7 +88,8 @@ FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
 )
 def golden_gradients(subject: Subject, problem: Problem) -> Finding:
     """A random output gradient, against the golden backward pass in float64."""
-    return drawn_gradients_match(subject, problem)
+    inputs = with_full_rows(subject, problem, whole=True)
+    return drawn_gradients_match(subject, problem, inputs)
 
 
 @clause(
@@ -124,16 +126,6 @@ def _beside_answer(subject: Subject, problem: Problem) -> Finding:
         margin=judged.margin,
         violation=judged.violation or answered.violation,
     )
-
-
-def drawn_gradients_match(subject: Subject, problem: Problem) -> Finding:
-    """Every gradient of a problem in which each query has a key."""
-    inputs = with_full_rows(subject, problem, whole=True)
-    if cannot_be_judged(subject, inputs):
-        return Finding(binding=False)
-    upstream = output_gradient(subject, problem, inputs)
-    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
-    return matches_golden_gradients(subject, inputs, upstream, found)
 
 
 @clause(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from .._golden import golden
 from ..base.results import Violation
 from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
 from ..declare.candidate import Candidate
-from ..oracle.comparison import Comparison, compare, moves
+from ..oracle.comparison import compare, moves
 from ..oracle.gradient_oracle import GradientAnswer, as_given, why_unknown
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
@@ -152,6 +153,15 @@ def cannot_be_judged(subject: Subject, inputs: Inputs) -> bool:
     return has_empty_rows(subject, inputs) or has_short_heads(subject, inputs)
 
 
+def drawn_gradients_match(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
+    """Every gradient of a random output gradient is the golden one; each query must have a key."""
+    if cannot_be_judged(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
+    return matches_golden_gradients(subject, inputs, upstream, found)
+
+
 def matches_golden_gradients(
     subject: Subject, inputs: Inputs, upstream: Tensor, found: Gradients
 ) -> Finding:
@@ -177,7 +187,12 @@ def matches_known_gradients(
         if name not in found.found:
             continue
         allowed = gradient.allowed(generic=generic)
-        agreement = _compared(found, name, gradient.value, allowed, inputs)
+        wording = f"the gradient of {spoken(name)} is wrong"
+        if name in found.missing:
+            wording = f"no gradient reaches {spoken(name)}"
+        agreement = compare(
+            found.found[name], gradient.value, allowed, wording=wording, axes=axes_of(name, inputs)
+        )
         margin = max(margin, agreement.margin)
         if name in ("query", "key", "value", "x", "context"):
             binding = binding and moves(gradient.value, gradient.value / 2.0, allowed)
@@ -240,20 +255,6 @@ def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
     )
 
 
-def _compared(
-    found: Gradients, name: str, expected: Tensor, allowed: Tensor, inputs: Inputs
-) -> Comparison:
-    missing = name in found.missing
-    wording = f"no gradient reaches {spoken(name)}" if missing else _wrong(name)
-    return compare(
-        found.found[name], expected, allowed, wording=wording, axes=axes_of(name, inputs)
-    )
-
-
-def _wrong(name: str) -> str:
-    return f"the gradient of {spoken(name)} is wrong"
-
-
 def spoken(name: str) -> str:
     """What a gradient belongs to, in a sentence."""
     return SPOKEN.get(name, name)
@@ -298,32 +299,32 @@ def exactly_zero(
     found: Gradients, names: tuple[str, ...], where: Tensor, inputs: Inputs, wording: str
 ) -> Violation | None:
     """Require zero gradients at some tokens, bool ``[B, Hkv, L]``; ``wording`` holds ``{}``."""
-    for name in names:
-        tensor = found.found.get(name)
-        if tensor is None or not tensor.numel():
-            continue
-        tokens = where.all(dim=1) if inputs.is_layer else where
-        judged = tokens.unsqueeze(-1).expand(tensor.shape)
-        agreement = compare(
-            tensor,
-            torch.zeros_like(tensor),
-            torch.zeros(tensor.shape, dtype=torch.float64),
-            judged=judged,
-            wording=wording.format(spoken(name)),
-            axes=axes_of(name, inputs),
-        )
-        if agreement.violation is not None:
-            return agreement.violation
-    return None
+    tokens = (where.all(dim=1) if inputs.is_layer else where).unsqueeze(-1)
+    chosen = {name: found.found[name] for name in names if name in found.found}
+    return first_wrong(chosen, torch.zeros_like, inputs, wording, judged=tokens)
 
 
 def not_finite(found: Gradients, inputs: Inputs, wording: str) -> Violation | None:
     """The first gradient with a NaN or an infinity; ``wording`` holds ``{}``."""
-    for name, tensor in found.found.items():
+    finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
+    return first_wrong(found.found, finite, inputs, wording)
+
+
+def first_wrong(
+    gradients: Mapping[str, Tensor],
+    expected: Callable[[Tensor], Tensor],
+    inputs: Inputs,
+    wording: str,
+    *,
+    judged: Tensor | None = None,
+) -> Violation | None:
+    """The first of some gradients that is not exactly what is expected of it."""
+    for name, tensor in gradients.items():
         agreement = compare(
             tensor,
-            tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0),
+            expected(tensor),
             torch.zeros(tensor.shape, dtype=torch.float64),
+            judged=judged,
             wording=wording.format(spoken(name)),
             axes=axes_of(name, inputs),
         )
@@ -342,9 +343,6 @@ def by_kv_head(allowed: Tensor, read: Tensor, num_kv_heads: int) -> Tensor:
     for kv_head in range(num_kv_heads):
         merged[:, kv_head] = seen[:, read == kv_head].any(dim=1)
     return merged
-
-
-# Streams of a problem's generator: that of the output gradient.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

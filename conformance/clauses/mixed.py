@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..calls.calling import CandidateFailure, arguments
+from ..calls.calling import arguments
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
 from ..oracle.oracle import Oracle
@@ -108,12 +108,9 @@ def inputs_by_rule(subject: Subject, problem: Problem) -> Finding:
 def undeclared_inputs(subject: Subject, problem: Problem) -> Finding:
     """The same mixtures where nothing is promised."""
     inputs = mixture(subject, problem)
-    try:
-        answer = subject.answer(inputs)
-    except CandidateFailure as failure:
-        if failure.violation.kind == "raised":
-            return Finding()
-        raise
+    answer = subject.answer_or_refusal(inputs)
+    if answer is None:
+        return Finding()
     allowed = (inputs.query.dtype, promoted(inputs))
     if answer.dtype not in allowed:
         return _of_another_dtype(inputs, answer, "nothing is declared", *allowed)
@@ -168,12 +165,9 @@ def _spoken(inputs: Inputs) -> str:
 
 
 def _refused(subject: Subject, inputs: Inputs) -> Finding:
-    try:
-        answer = subject.answer(inputs)
-    except CandidateFailure as failure:
-        if failure.violation.kind == "raised":
-            return Finding()
-        raise
+    answer = subject.answer_or_refusal(inputs)
+    if answer is None:
+        return Finding()
     message = (
         f"it declares mixed='refuse' but answers {_spoken(inputs)} in {name_of(answer.dtype)} "
         "instead of raising"
@@ -262,12 +256,9 @@ def mask_dtype(subject: Subject, problem: Problem) -> Finding:
     steps = _steps(inputs, problem.seed)
     wide = TORCH_DTYPES[WIDER[subject.dtype]]
     asked = inputs.replace(bias=(steps + common).to(wide), generic=False)
-    try:
-        answer = subject.answer(asked)
-    except CandidateFailure as failure:
-        if failure.violation.kind == "raised":
-            return Finding()
-        raise
+    answer = subject.answer_or_refusal(asked)
+    if answer is None:
+        return Finding()
     plain = inputs.replace(bias=steps, generic=False)
     known, bound = subject.golden(plain), _bound(subject, plain, asked)
     wording = f"a {WIDER[subject.dtype]} mask is not added with its own values"

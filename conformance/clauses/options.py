@@ -124,16 +124,8 @@ def _refuses_place(subject: Subject, problem: Problem) -> bool:
     )
     for asked in (plain, masked):
         apart = asked.replace(layout=IN_A_ROW, mask_layout=IN_A_ROW, shared="")
-        if asked != apart and _raises(subject, asked) and not _raises(subject, apart):
-            return True
-    return False
-
-
-def _raises(subject: Subject, problem: Problem) -> bool:
-    with subject.recorded(None):
-        try:
-            subject.answer(subject.inputs(problem))
-        except CandidateFailure:
+        refused = asked != apart and not subject.answers(subject.inputs(asked))
+        if refused and subject.answers(subject.inputs(apart)):
             return True
     return False
 

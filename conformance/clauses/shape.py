@@ -136,12 +136,10 @@ def empty_key(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem.replace(past=0, sinks=False))
     empty = inputs.with_tokens(key=inputs.key[..., :0, :], value=inputs.value[..., :0, :])
     expected = subject.oracle.output(empty)
-    try:
-        answer = subject.answer(empty).double()
-    except CandidateFailure as failure:
-        if failure.violation.kind == "raised":
-            return Finding(binding=True)
-        raise
+    output = subject.answer_or_refusal(empty)
+    if output is None:
+        return Finding()
+    answer = output.double()
     may_be_nan = subject.declaration.empty_rules != {"zeros"}
     # A layer's answer is the bias of its output projection, added to zeros.
     right = (answer == expected.to(inputs.query.dtype).double()) | (answer.isnan() & may_be_nan)

@@ -57,7 +57,10 @@ def taken(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Taken:
     """The tensors of a call with their versions, and with copies where those lie on the host."""
     tensors = [entry for entry in (*given[0], *given[1].values()) if isinstance(entry, Tensor)]
     with torch.no_grad():
-        return [(tensor, tensor._version, _copy(tensor)) for tensor in tensors]  # noqa: SLF001 (public in all but name)
+        return [
+            (tensor, tensor._version, _bits(tensor).clone() if tensor.is_cpu else None)  # noqa: SLF001 (public in all but name)
+            for tensor in tensors
+        ]
 
 
 def written(before: Taken) -> bool:
@@ -70,10 +73,6 @@ def written(before: Taken) -> bool:
             tensor._version != version if copy is None else not torch.equal(_bits(tensor), copy)  # noqa: SLF001
             for tensor, version, copy in before
         )
-
-
-def _copy(tensor: Tensor) -> Tensor | None:
-    return _bits(tensor).clone() if tensor.device.type == "cpu" else None
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -116,7 +115,7 @@ class Differentiator:
         ``forward`` and ``given`` are made where none are given; ``names`` are the positional
         arguments that ask for gradients ("input 0" …), ``bias`` and ``weights`` whether those do.
         """
-        subject, leaves, start = self.subject, None, time.perf_counter()
+        subject, leaves = self.subject, None
         if forward is None and weights:
             forward, leaves = build_with_leaves(subject.candidate, inputs)
             if subject.recording is not None and subject.candidate.kind == "layer":
@@ -126,19 +125,19 @@ class Differentiator:
         asking = asking_for_gradients(given, names, bias=bias)
         recorded = inputs.replace(grad_mode=True)
         try:
-            answer = subject.ask(forward, given, recorded)
+            with subject.timed():
+                answer = subject.ask(forward, given, recorded)
         except CandidateFailure as failure:
             self._refused(failure, recorded)
             raise
-        finally:
-            subject.candidate_seconds += time.perf_counter() - start
         taped = Taped(
             inputs=inputs,
             given=given,
             leaves=asking,
             answer=answer,
             weights=leaves,
-            beside=_parameters(forward),
+            # What a module learns: the gradients of it are its owner's.
+            beside=tuple(forward.parameters()) if isinstance(forward, nn.Module) else (),
         )
         if not taped.returned.requires_grad:
             self._without_history()
@@ -146,17 +145,22 @@ class Differentiator:
 
     def pull(self, taped: Taped, upstream: Tensor, *, again: bool = False) -> Gradients:
         """The gradients that flow back through a recorded call."""
-        start = time.perf_counter()
         try:
-            found = taped.pull(upstream, again=again)
+            with self.subject.timed():
+                found = taped.pull(upstream, again=again)
         except CandidateFailure as failure:
             if not self._promised and failure.violation.got == NotImplementedError.__name__:
                 raise NotDifferentiable(failure.violation.message) from failure
             raise
-        finally:
-            self.subject.candidate_seconds += time.perf_counter() - start
         if self.subject.recording is not None:
-            self.subject.recording.pulled.append(_pulled(taped, upstream, found))
+            self.subject.recording.pulled.append(
+                BackwardPass(
+                    answer=taped.answer,
+                    upstream=as_returned(upstream, taped).detach(),
+                    leaves=tuple(taped.leaves),
+                    found=found.found,
+                )
+            )
         return found
 
     @property
@@ -168,12 +172,8 @@ class Differentiator:
         """Raise NotDifferentiable for what is refused only because gradients are asked for."""
         if failure.violation.kind != "raised" or self._promised:
             return
-        with self.subject.recorded(None):
-            try:
-                self.subject.answer(inputs.replace(grad_mode=False))
-            except CandidateFailure:
-                return
-        raise NotDifferentiable(_REFUSES) from failure
+        if self.subject.answers(inputs.replace(grad_mode=False)):
+            raise NotDifferentiable(_REFUSES) from failure
 
     def _without_history(self) -> None:
         """Raise for an answer without one: a failure where another answer has one, or must."""
@@ -202,21 +202,6 @@ class Differentiator:
             except CandidateFailure:
                 return False
         return answer.returned is not None and answer.returned.requires_grad
-
-
-def _parameters(forward: Forward) -> tuple[Tensor, ...]:
-    """What a module learns; the gradients of it are its owner's."""
-    return tuple(forward.parameters()) if isinstance(forward, nn.Module) else ()
-
-
-def _pulled(taped: Taped, upstream: Tensor, found: Gradients) -> BackwardPass:
-    """The same for a recording."""
-    return BackwardPass(
-        answer=taped.answer,
-        upstream=as_returned(upstream, taped).detach(),
-        leaves=tuple(taped.leaves),
-        found=found.found,
-    )
 
 
 REMEMBERED_PROBLEMS = 4096
@@ -262,25 +247,27 @@ class Subject:
         finally:
             self.recording = before
 
-    def forward(self, inputs: Inputs) -> Forward:
-        """The callable for some inputs; a layer is built anew."""
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the seconds of what happens meanwhile to those of the candidate."""
         start = time.perf_counter()
         try:
-            with watching(self._seal, self._replaced):
-                forward = build_forward(self.candidate, inputs)
+            yield
         finally:
             self.candidate_seconds += time.perf_counter() - start
+
+    def forward(self, inputs: Inputs) -> Forward:
+        """The callable for some inputs; a layer is built anew."""
+        with self.timed(), watching(self._seal, self._replaced):
+            forward = build_forward(self.candidate, inputs)
         if self.recording is not None and self.candidate.kind == "layer":
             self.recording.add_built(forward, inputs)
         return forward
 
     def call(self, forward: Forward, inputs: Inputs) -> Answer:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
-        start = time.perf_counter()
-        try:
+        with self.timed():
             return self.ask(forward, arguments(inputs), inputs)
-        finally:
-            self.candidate_seconds += time.perf_counter() - start
 
     def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
         """Call with tensors that are made from some inputs; raises CandidateFailure.
@@ -339,6 +326,24 @@ class Subject:
         """The candidate's output for some inputs."""
         return self.call(self.forward(inputs), inputs).output
 
+    def answer_or_refusal(self, inputs: Inputs) -> Tensor | None:
+        """The candidate's output; None where it raises. A bad answer is a CandidateFailure."""
+        try:
+            return self.answer(inputs)
+        except CandidateFailure as failure:
+            if failure.violation.kind != "raised":
+                raise
+            return None
+
+    def answers(self, inputs: Inputs) -> bool:
+        """Whether the candidate gives an answer that can be read; nothing is recorded."""
+        with self.recorded(None):
+            try:
+                self.answer(inputs)
+            except CandidateFailure:
+                return False
+        return True
+
     def golden(self, inputs: Inputs) -> Golden:
         """The golden answer and its bound; remembered."""
         return self.oracle.answer(inputs)
@@ -366,18 +371,14 @@ class Subject:
     def spread(self, inputs: Inputs) -> Tensor:
         """How far the candidate's own answers lie apart when its inputs change by one unit each."""
         with self.recorded(None):
-            return self._measured_spread(inputs)
-
-    def _measured_spread(self, inputs: Inputs) -> Tensor:
-        forward = self.forward(inputs)
-        base = self.call(forward, inputs).output.double()
-        unit = torch.finfo(inputs.query.dtype).eps
-        widest = torch.zeros_like(base)
-        generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
-        for _ in range(SPREAD_CALLS):
-            moved = nudged(inputs, generator)
-            apart = (self.call(forward, moved).output.double() - base).abs()
-            widest = torch.maximum(widest, _finite(apart))
+            forward = self.forward(inputs)
+            base = self.call(forward, inputs).output.double()
+            unit = torch.finfo(inputs.query.dtype).eps
+            widest = torch.zeros_like(base)
+            generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
+            for _ in range(SPREAD_CALLS):
+                moved = self.call(forward, nudged(inputs, generator)).output.double()
+                widest = torch.maximum(widest, _finite((moved - base).abs()))
         largest = widest.amax() + unit * _finite(base.abs()).amax() if base.numel() else 0.0
         return torch.zeros_like(base) + model.SPREAD_FACTOR * largest
 

@@ -16,9 +16,14 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from .gradients import drawn_gradients_match, gradients_beside_empty_rows, rows_are_finite
+from .gradients import gradients_beside_empty_rows, rows_are_finite
 from .judging import column, matches_golden, wide_range
-from .judging_gradients import has_golden_gradients, records_gradients
+from .judging_gradients import (
+    drawn_gradients_match,
+    has_golden_gradients,
+    records_gradients,
+    with_full_rows,
+)
 from .leaks import follows_empty_rule
 from .registry import Finding, clause
 from .subject import Subject
@@ -187,7 +192,8 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
 )
 def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
     """A random output gradient, against the golden backward pass in float64."""
-    found = drawn_gradients_match(subject, problem)
+    inputs = with_full_rows(subject, problem, whole=True)
+    found = drawn_gradients_match(subject, problem, inputs)
     return _where_some_lack(found, subject.inputs(problem), queries=True)
 
 
