@@ -7,10 +7,10 @@ never to change. Neither package is imported before a candidate declares its arr
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -62,23 +62,12 @@ def builder_of_tensors(build: Callable[..., Any], kind: str) -> Callable[..., An
         return build
 
     def built(geometry: Any, weights: golden.ProjectionWeights | None) -> Any:
-        forward = build(geometry, None if weights is None else _as_arrays(weights, kind))
+        roles = {} if weights is None else vars(weights)
+        arrays = SimpleNamespace(**{role: to_array(each, kind) for role, each in roles.items()})
+        forward = build(geometry, None if weights is None else arrays)
         return OfArrays(forward, kind) if callable(forward) else forward
 
     return built
-
-
-def _as_arrays(weights: golden.ProjectionWeights, kind: str) -> Any:
-    """The matrices and biases under their names."""
-    fields = (field.name for field in dataclasses.fields(weights))
-    return ArrayWeights(**{name: to_array(getattr(weights, name), kind) for name in fields})
-
-
-class ArrayWeights:
-    """Projections as arrays: ``q, k, v, o`` and their biases, as in ProjectionWeights."""
-
-    def __init__(self, **matrices: Any) -> None:
-        vars(self).update(matrices)
 
 
 def to_array(value: Any, kind: str) -> Any:
@@ -99,19 +88,10 @@ def to_tensors(returned: Any, kind: str) -> Any:
     """Arrays as tensors, those of a pair, too; what is no array is a :class:`Stranger`."""
     if isinstance(returned, tuple):
         return tuple(to_tensors(part, kind) for part in returned)
-    if not is_array(returned, kind):
+    array_type = getattr(importlib.import_module(kind), "ndarray" if kind == "numpy" else "Array")
+    if not isinstance(returned, array_type):
         return Stranger(returned, WANTED[kind])
     return _as_tensor(returned)
-
-
-def is_array(value: Any, kind: str) -> bool:
-    """Whether a value is an array of NumPy, or of JAX."""
-    known: type = (
-        importlib.import_module("numpy").ndarray
-        if kind == "numpy"
-        else importlib.import_module("jax").Array
-    )
-    return isinstance(value, known)
 
 
 def _as_tensor(array: Any) -> Any:

@@ -124,12 +124,7 @@ def build_forward(
         grad_mode=leaves is not None,
     )
     if not callable(forward):
-        raise CandidateFailure(
-            Violation(
-                kind="type",
-                message=f"the builder returned {_describe(forward)}, not a forward function",
-            )
-        )
+        _refuse("type", f"the builder returned {_describe(forward)}, not a forward function")
     if candidate.draws_weights:
         return in_eval(module_on(forward, inputs.device, fresh=True))
     return in_eval(_judged(forward, inputs, rounds=candidate.weights_known))
@@ -153,15 +148,8 @@ def _judged(own: Forward, inputs: Inputs, *, rounds: bool) -> Forward:
             return False
         return True
 
-    in_dtype: Forward = module_in_dtype(own, inputs.query.dtype, answers, rounds=rounds)
-    placed_one: Forward = module_on(in_dtype, inputs.device, fresh=False)
-    return placed_one
-
-
-def call_forward(forward: Forward, inputs: Inputs) -> Answer:
-    """Call with fresh copies of the inputs; raises CandidateFailure for a bad answer."""
-    positional, keywords = arguments(inputs)
-    return read_answer(guarded(forward, positional, keywords), inputs)
+    in_dtype = module_in_dtype(own, inputs.query.dtype, answers, rounds=rounds)
+    return module_on(in_dtype, inputs.device, fresh=False)  # type: ignore[no-any-return]  # a module
 
 
 def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
@@ -287,16 +275,15 @@ def guarded(
     except GraphLost as lost:
         message = printable(f"the graph {lost}")
         raise CandidateFailure(Violation(kind=lost.kind, message=message)) from lost
-    except GraphRefused as refused:
-        raise CandidateFailure(_refused_graph(str(refused), doing)) from refused
+    except GraphRefused as refused:  # by the runtime: no line of a program raised it
+        reason = str(refused)
+        message = printable(f"the graph is refused: {reason}") + (
+            f" while {doing}" if doing else ""
+        )
+        violation = Violation(kind="raised", message=message, got=reason.partition(":")[0])
+        raise CandidateFailure(violation) from refused
     except BaseException as error:  # a candidate may raise anything, SystemExit included
         raise CandidateFailure(raised(error, doing)) from error
-
-
-def _refused_graph(told: str, doing: str) -> Violation:
-    """What the runtime said of a graph; no line of a program raised it."""
-    message = printable(f"the graph is refused: {told}") + (f" while {doing}" if doing else "")
-    return Violation(kind="raised", message=message, got=told.partition(":")[0])
 
 
 def raised(error: BaseException, doing: str = "") -> Violation:
@@ -335,8 +322,8 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
 
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
     if isinstance(value, Stranger):
-        told = f"the {what} is {_describe(value.value)}, not {value.wanted}"
-        _refuse("type", f"{told}{_advice(value.value)}")
+        message = f"the {what} is {_describe(value.value)}, not {value.wanted}"
+        _refuse("type", f"{message}{_advice(value.value)}")
     if not is_tensor(value):
         _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
     held = plainly(value)
@@ -345,7 +332,11 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
     place = _misplaced(held, inputs.device)
     if place:
         _refuse("type", f"the {what} is {place}")
-    tensor = _fetched(held)
+    try:
+        tensor = taken(held)  # a copy on the CPU, which waits for whatever still computes it
+    except RuntimeError as error:  # what a kernel did wrong is reported when it is waited for
+        failure = raised(error, f"its answer was fetched from {held.device}")
+        raise CandidateFailure(failure) from error
     shown = shape if inputs.batched else shape[1:]
     if tuple(tensor.shape) != tuple(shown):
         _refuse(
@@ -362,15 +353,6 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
             got=str(tensor.dtype),
         )
     return tensor if inputs.batched else tensor.unsqueeze(0)
-
-
-def _fetched(value: Tensor) -> Tensor:
-    """A copy on the CPU, which waits for whatever still computes it."""
-    try:
-        return taken(value)
-    except RuntimeError as error:  # what a kernel did wrong is told when it is waited for
-        told = raised(error, f"its answer was fetched from {value.device}")
-        raise CandidateFailure(told) from error
 
 
 def _misplaced(tensor: Tensor, device: str) -> str:

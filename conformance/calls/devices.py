@@ -58,11 +58,6 @@ def kind_of(name: str) -> str:
     return torch.device(name).type
 
 
-def judged_on(declared: tuple[str, ...]) -> str:
-    """The device that a declaration is judged on: its first."""
-    return declared[0]
-
-
 def module_of(name: str) -> ModuleType | Any:
     """Torch's module for a device, such as ``torch.cuda``; None where it has none."""
     try:
@@ -136,20 +131,14 @@ def whole_storage(tensor: Tensor) -> Tensor:
 
 def placed(given: Given, device: str) -> Given:
     """The arguments of a call on a device; on the CPU they are there already."""
-    if device == "cpu":
-        return given
-    mover = Mover(device)
-    positional, keywords = given
-    moved = {name: mover.move(value) for name, value in keywords.items()}
-    return tuple(mover.move(value) for value in positional), moved
+    return given if device == CPU else moved(given, device)
 
 
-def brought_back(given: Given) -> Given:
-    """Copies of the arguments of a call on the CPU, each laid out as it lay there."""
-    mover = Mover("cpu")
-    positional, keywords = given
-    moved = {name: mover.move(value) for name, value in keywords.items()}
-    return tuple(mover.move(value) for value in positional), moved
+def moved(given: Given, device: str) -> Given:
+    """Copies of the arguments on a device; strides, offsets and shared storages stay."""
+    mover, (positional, keywords) = Mover(device), given
+    there = {name: mover.move(value) for name, value in keywords.items()}
+    return tuple(mover.move(value) for value in positional), there
 
 
 def taken(tensor: Tensor) -> Tensor:
@@ -213,18 +202,13 @@ def _chosen(
     copied = own if converts and not rounds else _copied(own)
     if copied is own:
         return own
-    if converts:
-        return _rounded(copied, dtype)
-    copied = put_in_dtype(copied, dtype)
-    return copied if answers(copied) else own
-
-
-def _rounded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The module, each parameter at the nearest numbers that a dtype has."""
-    for parameter in module.parameters():
+    if not converts:
+        copied = put_in_dtype(copied, dtype)
+        return copied if answers(copied) else own
+    for parameter in copied.parameters():  # each at the nearest numbers that the dtype has
         if parameter.is_floating_point():
             parameter.data.copy_(parameter.data.to(dtype))
-    return module
+    return copied
 
 
 def _copied(module: nn.Module) -> nn.Module:

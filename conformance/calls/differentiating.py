@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,11 +93,7 @@ class Taped:
         return self.pull_as_given(gradient, of_weights=of_weights, again=again)
 
     def pull_as_given(
-        self,
-        gradient: Tensor | None,
-        *,
-        of_weights: Tensor | None = None,
-        again: bool = False,
+        self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
     ) -> Gradients:
         """The gradients for an output gradient like what was returned, handed over as it is.
 
@@ -108,11 +105,7 @@ class Taped:
             return self.gather(tuple(leaf.grad for leaf in self.asking))
 
     def backward(
-        self,
-        gradient: Tensor | None,
-        *,
-        of_weights: Tensor | None = None,
-        again: bool = False,
+        self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
     ) -> None:
         """Add the gradients for an output gradient to those of the leaves."""
         used = [] if gradient is None else [(self.returned, gradient)]
@@ -138,7 +131,7 @@ class Taped:
         named = {name: _like(self, name) for name in found}
         return Gradients(
             found={
-                name: torch.zeros_like(named[name]) if tensor is None else _plain(tensor)
+                name: torch.zeros_like(named[name]) if tensor is None else tensor.detach().cpu()
                 for name, tensor in found.items()
             },
             missing=frozenset(name for name, tensor in found.items() if tensor is None),
@@ -213,10 +206,6 @@ def _put_aside(leaves: tuple[Tensor, ...]) -> Iterator[None]:
             leaf.grad = gradient
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu()
-
-
 def _like(taped: Taped, name: str) -> Tensor:
     """A tensor of the shape that a gradient has."""
     inputs = taped.inputs
@@ -255,20 +244,15 @@ def asking_for_gradients(
     ``names`` are those of :attr:`Taped.given_names`; without them cached heads and sinks ask, too.
     They must be fresh tensors.
     """
-    leaves: dict[str, Tensor] = {}
-    wanted = None if names is None else set(names)
-    for number, tensor in enumerate(given[0]):
-        name = f"input {number}"
-        if wanted is None or name in wanted:
-            leaves[name] = tensor.requires_grad_()
+    named: dict[str, Any] = {f"input {number}": each for number, each in enumerate(given[0])}
     if names is None:
-        given_more = {name: given[1].get(name) for name in KEYWORD_LEAVES}
-        for name, more in given_more.items():
-            if isinstance(more, Tensor):
-                leaves[name] = more.requires_grad_()
-    if bias and isinstance(given[1].get("bias"), Tensor):
-        leaves["bias"] = given[1]["bias"].requires_grad_()
-    return leaves
+        named |= {name: given[1].get(name) for name in KEYWORD_LEAVES}
+    else:
+        named = {name: tensor for name, tensor in named.items() if name in set(names)}
+    if bias:
+        named["bias"] = given[1].get("bias")
+    tensors = {name: each for name, each in named.items() if isinstance(each, Tensor)}
+    return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
 def lost(message: str) -> CandidateFailure:

@@ -64,15 +64,15 @@ def taken_back(before: tuple[Any, ...], kernels: frozenset[str]) -> list[str]:
 
 def _kernels(known: frozenset[str]) -> list[str]:
     """The operators of torch that got another kernel for the CPU, which is taken back."""
-    new = {entry for entry in torch.library._impls - known if _computes(entry)}  # noqa: SLF001
+    new = {
+        entry
+        for entry in torch.library._impls - known  # noqa: SLF001
+        if entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
+    }
     for entry in gc.get_objects() if new else ():
         if type(entry) is torch.library.Library and not new.isdisjoint(entry._op_impls):  # noqa: SLF001
             entry._destroy()  # noqa: SLF001 (what the object does when it is collected)
     return [f"the kernel of {entry}" for entry in sorted(new)]
-
-
-def _computes(entry: str) -> bool:
-    return entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
 
 
 def registered() -> frozenset[str]:
@@ -155,22 +155,17 @@ class _Part:
     def put_back(self) -> list[str]:
         """What is no longer as it was, in words; afterwards it is."""
         found = [name for held in self.names if not held.as_before() for name in held.put_back()]
-        if list(map(_code, self.functions)) != self.codes:  # nobody can tell code how to be equal
-            found += self._codes_put_back()
+        if list(map(_code, self.functions)) != self.codes:  # code has an equality of its own
+            for function, code in zip(self.functions, self.codes, strict=True):
+                if function.__code__ is not code:
+                    function.__code__ = code
+                    found.append(f"the code of {function.__module__}.{function.__qualname__}")
         for name, table, before in self.tables:
             if table.keys() != before.keys() or not all(map(is_, table.values(), before.values())):
                 table.clear()
                 table.update(before)
                 found.append(name)
         return found
-
-    def _codes_put_back(self) -> list[str]:
-        changed = []
-        for function, before in zip(self.functions, self.codes, strict=True):
-            if function.__code__ is not before:
-                function.__code__ = before
-                changed.append(f"the code of {function.__module__}.{function.__qualname__}")
-        return changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,9 +208,8 @@ def _used(held: _Names, used: frozenset[str]) -> _Names:
     """What every verdict uses of some names; all of them where new ones matter, too."""
     if held.closed:
         return held
-    if not _is_core(_home(held.owner)):
-        return _held(held.owner, (), closed=False)
-    return _held(held.owner, tuple(name for name in held.names if name in used), closed=False)
+    names = held.names if _is_core(_home(held.owner)) else ()
+    return _held(held.owner, tuple(name for name in names if name in used), closed=False)
 
 
 def _home(owner: Any) -> str:
@@ -257,17 +251,13 @@ def _owners(_modules: int) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
 
 def _judges() -> list[Any]:
     """The modules of the harness that a verdict depends on, and the golden's."""
-    return [
-        module
-        for name, module in sorted(sys.modules.items())
-        if module is not None and _decides(name.split("."))
-    ]
-
-
-def _decides(parts: list[str]) -> bool:
-    if parts[0] == _GOLDEN:
-        return True
-    return parts[0] == _HARNESS and (len(parts) == 1 or parts[1] not in _ONLOOKERS)
+    found = []
+    for name, module in sorted(sys.modules.items()):
+        package, _, rest = name.partition(".")
+        ours = package == _HARNESS and rest.partition(".")[0] not in _ONLOOKERS
+        if module is not None and (ours or package == _GOLDEN):
+            found.append(module)
+    return found
 
 
 def _public(module: Any) -> tuple[str, ...]:
@@ -328,12 +318,8 @@ _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
 
 
-# Who was told last: calls that nobody watches are held against the same.
+# The last watch: calls that nobody watches are held against it.
 _LAST: Final[list[tuple[Seal, list[str]]]] = []
-
-
-def _last() -> tuple[Seal, list[str]] | None:
-    return _LAST[0] if _LAST else None
 
 
 @contextlib.contextmanager
@@ -372,7 +358,7 @@ def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """A call of the candidate's code, after which the judge is put together again."""
-    sealed, found = _WATCH.get() or _last() or (seal(), [])
+    sealed, found = _WATCH.get() or next(iter(_LAST), None) or (seal(), [])
     ours = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
     for patched in _THEIRS:
         _put(*patched)

@@ -64,16 +64,10 @@ _UNWRITTEN: Final = (
     _ATEN.new_empty.default,
     _ATEN.new_empty_strided.default,
 )
-_FILLED: Final = (
-    _ATEN.zeros.default,
-    _ATEN.zeros_like.default,
-    _ATEN.new_zeros.default,
-    _ATEN.ones.default,
-    _ATEN.ones_like.default,
-    _ATEN.new_ones.default,
-    _ATEN.full.default,
-    _ATEN.full_like.default,
-    _ATEN.new_full.default,
+_FILLED: Final = tuple(
+    getattr(_ATEN, name).default
+    for fill in ("zeros", "ones", "full")
+    for name in (fill, f"{fill}_like", f"new_{fill}")
 )
 # What is resized owns what lies behind it in its storage.
 _RESIZING: Final = (_ATEN.resize_.default, _ATEN.resize_as_.default)
@@ -145,7 +139,9 @@ class Allocations(TorchDispatchMode):
     def _between_guards(self, tensor: Tensor, *, fresh: bool) -> Tensor:
         if not _plain(tensor):
             return tensor
-        buffer = _buffer(tensor)
+        inner = tensor.untyped_storage().nbytes()
+        room = GUARD + -(-inner // GUARD) * GUARD + GUARD  # for the tensor and both guards
+        buffer = torch.full((room,), PATTERN, dtype=torch.uint8, device=tensor.device)
         place = GUARD // tensor.element_size()
         guarded = buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), place)
         if not fresh:
@@ -153,8 +149,7 @@ class Allocations(TorchDispatchMode):
         elif tensor.dtype in _POISONED:
             guarded.fill_(torch.nan)
             self.unwritten += 1
-        end = GUARD + tensor.untyped_storage().nbytes()
-        self.made.append(Guarded(tuple(tensor.shape), buffer, end))
+        self.made.append(Guarded(tuple(tensor.shape), buffer, GUARD + inner))
         return guarded
 
     def damage(self) -> str:
@@ -194,10 +189,3 @@ def _plain(tensor: Any) -> bool:
         and tensor.numel() > 0
         and tensor.storage_offset() == 0
     )
-
-
-def _buffer(tensor: Tensor) -> Tensor:
-    """Room for a tensor and both guards, full of the pattern."""
-    inner = tensor.untyped_storage().nbytes()
-    room = GUARD + -(-inner // GUARD) * GUARD + GUARD
-    return torch.full((room,), PATTERN, dtype=torch.uint8, device=tensor.device)

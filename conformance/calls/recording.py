@@ -9,7 +9,6 @@ from torch import Tensor
 from ..base.results import Violation
 from ..problems.inputs import Inputs
 from .calling import Answer, Arguments, Forward
-from .devices import brought_back
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,16 +84,3 @@ class Recording:
     def builder_inputs(self, forward: Forward) -> Inputs | None:
         """What a layer was built for; None for a core."""
         return next((inputs for made, inputs in self.built if made is forward), None)
-
-
-def copied(given: Arguments) -> Arguments:
-    """The same tensors in new storages: strides, offsets and shared storages stay as they are.
-
-    The copies lie on the CPU.
-    """
-    return brought_back(given)
-
-
-def kept(tensor: Tensor | None) -> Tensor | None:
-    """A copy that later calls cannot change."""
-    return None if tensor is None else tensor.detach().clone()

@@ -97,7 +97,12 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
     """
     if not candidate.draws_weights or inputs.weights is None:
         return build_forward(candidate, inputs), None
-    asking = _asking(inputs)
+    weights = weights_on(inputs.weights, inputs.device)
+    leaf: dict[str, Any] = {
+        role: None if tensor is None else tensor.detach().clone().requires_grad_()
+        for role, tensor in vars(weights).items()
+    }
+    asking = golden.ProjectionWeights(**leaf)
     given = {role: getattr(asking, role) for role in ROLES if getattr(asking, role) is not None}
     try:
         forward = build_forward(candidate, inputs, leaves=asking)
@@ -109,16 +114,6 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
         parameters=_parameters(forward, candidate, inputs),
     )
     return forward, leaves
-
-
-def _asking(inputs: Inputs) -> golden.ProjectionWeights:
-    weights = weights_on(inputs.weights, inputs.device)
-
-    def leaf(role: str) -> Any:
-        tensor = getattr(weights, role)
-        return None if tensor is None else tensor.detach().clone().requires_grad_()
-
-    return golden.ProjectionWeights(**{role: leaf(role) for role in ROLES})
 
 
 def _parameters(

@@ -14,7 +14,6 @@ from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, argume
 from ..calls.devices import (
     CPU,
     here,
-    judged_on,
     kind_of,
     module_of,
     offers,
@@ -34,7 +33,7 @@ from .subject import Subject
 
 def on_a_device(candidate: Candidate) -> str:
     """Why a clause about other devices than the CPU has nothing to ask, or ""."""
-    if kind_of(judged_on(candidate.declaration.devices)) != CPU:
+    if kind_of(candidate.declaration.devices[0]) != CPU:
         return ""
     return f"it is judged on the CPU, and {here()}"
 
@@ -51,7 +50,7 @@ def needing(what: str, *functions: str) -> Applies:
     """Require that torch's module for the judged device has some functions."""
 
     def applies(candidate: Candidate) -> str:
-        device = judged_on(candidate.declaration.devices)
+        device = candidate.declaration.devices[0]
         return "" if offers(device, *functions) else f"torch has no {what} on {device}"
 
     return applies
@@ -121,7 +120,7 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
         "declared, as torch.matmul does not promise it"
     ),
     space=Space(mask="maybe", causal="maybe", least=(("batch", 2),), edges="lengths"),
-    applies=(declares("batch_invariant"),),
+    applies=(declares("batch_invariant", "batch_invariant is not declared"),),
     explained=False,
 )
 def batch_invariant(subject: Subject, problem: Problem) -> Finding:
@@ -225,7 +224,7 @@ def _floating(given: Arguments) -> list[Tensor]:
     space=Space(causal="maybe", values=LIVELY, share=0.5),
     counterfactual="the answer to what was captured",
     applies=(
-        declares("graph_capture"),
+        declares("graph_capture", "graph_capture is not declared"),
         on_a_device,
         needing("graphs", "CUDAGraph", "graph", "Stream", "stream"),
     ),
@@ -377,7 +376,7 @@ _promises = requires(lambda c: c.declaration.memory, "no growth of its memory is
 
 
 def _measured(candidate: Candidate) -> str:
-    return in_this_process(candidate) or why_unmeasured(judged_on(candidate.declaration.devices))
+    return in_this_process(candidate) or why_unmeasured(candidate.declaration.devices[0])
 
 
 def _takes_long_ones(candidate: Candidate) -> str:

@@ -26,6 +26,7 @@ from ..calls.calling import (
     is_contiguous,
     read_answer,
 )
+from ..calls.devices import CPU, moved
 from ..calls.differentiating import (
     Gradients,
     NotDifferentiable,
@@ -35,7 +36,7 @@ from ..calls.differentiating import (
     lost,
 )
 from ..calls.integrity import seal, tampered_at_load, watching
-from ..calls.recording import BackwardPass, RecordedCall, Recording, copied, kept
+from ..calls.recording import BackwardPass, RecordedCall, Recording
 from ..calls.weight_leaves import build_with_leaves
 from ..declare.candidate import Candidate
 from ..oracle.gradient_oracle import GradientOracle
@@ -299,7 +300,7 @@ class Subject:
 
     def _recorded(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
         """The same, kept with its arguments as they were before the call."""
-        made = RecordedCall(inputs=inputs, forward=forward, given=given, before=copied(given))
+        made = RecordedCall(inputs=inputs, forward=forward, given=given, before=moved(given, CPU))
         recording = Recording() if self.recording is None else self.recording
         calls = recording.calls
         recording.begin(made)
@@ -310,7 +311,10 @@ class Subject:
             raise
         calls.append(
             dataclasses.replace(
-                made, answer=answer, output=kept(answer.output), weights=kept(answer.weights)
+                made,
+                answer=answer,
+                output=answer.output.clone(),
+                weights=None if answer.weights is None else answer.weights.clone(),
             )
         )
         return answer
@@ -377,8 +381,8 @@ class Subject:
             widest = torch.zeros_like(base)
             generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
             for _ in range(SPREAD_CALLS):
-                moved = self.call(forward, nudged(inputs, generator)).output.double()
-                widest = torch.maximum(widest, _finite((moved - base).abs()))
+                other = self.call(forward, nudged(inputs, generator)).output.double()
+                widest = torch.maximum(widest, _finite((other - base).abs()))
         largest = widest.amax() + unit * _finite(base.abs()).amax() if base.numel() else 0.0
         return torch.zeros_like(base) + model.SPREAD_FACTOR * largest
 
@@ -391,9 +395,9 @@ def _finite(sizes: Tensor) -> Tensor:
 def nudged(inputs: Inputs, generator: torch.Generator) -> Inputs:
     """The inputs with each number of the tokens moved by about one unit."""
 
-    def moved(tensor: Tensor) -> Tensor:
+    def changed(tensor: Tensor) -> Tensor:
         signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2.0 - 1.0
         unit = torch.finfo(tensor.dtype).eps
         return (tensor.double() * (1.0 + unit * signs)).to(tensor.dtype)
 
-    return inputs.map_tokens(moved)
+    return inputs.map_tokens(changed)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from examples import bare, core, layer, plan, problem, sizes
+from examples import bare, call_forward, core, layer, plan, problem, sizes
 from torch import Tensor, nn
 
 import conformance
-from conformance.calls.calling import CandidateFailure, build_forward, call_forward
+from conformance.calls.calling import CandidateFailure, build_forward
 from conformance.declare.candidate import Candidate
 from conformance.problems.materialise import materialise
 from conformance.problems.problem import Problem

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from examples import bare, core, problem
+from examples import bare, call_forward, core, problem
 from torch import Tensor
 
 from conformance.base.results import Violation
-from conformance.calls.calling import CandidateFailure, call_forward
+from conformance.calls.calling import CandidateFailure
 from conformance.problems.materialise import materialise
 
 HERE = Path(__file__).name

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from conformance.calls.devices import (
+    CPU,
     Mover,
-    brought_back,
     module_in_dtype,
     module_on,
+    moved,
     placed,
     taken,
     weights_on,
@@ -28,22 +29,22 @@ def test_every_layout_survives() -> None:
     values = torch.arange(24.0).reshape(1, 2, 3, 4)
     for name, layout in LAYOUTS.items():
         tensor = layout(values)
-        (moved,), _ = brought_back(((tensor,), {}))
-        assert torch.equal(moved, tensor), name
+        (there,), _ = moved(((tensor,), {}), CPU)
+        assert torch.equal(there, tensor), name
         place = tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
         assert place == (
-            moved.stride(),
-            moved.storage_offset(),
-            moved.untyped_storage().nbytes(),
+            there.stride(),
+            there.storage_offset(),
+            there.untyped_storage().nbytes(),
         ), name
-        assert moved.data_ptr() != tensor.data_ptr(), name
+        assert there.data_ptr() != tensor.data_ptr(), name
 
 
 def test_what_is_shared_stays_shared() -> None:
     """One object stays one object, and views of one storage stay views of one."""
     packed = torch.arange(12.0).reshape(3, 4)
     query, key = packed[0], packed[1]
-    (first, again, second), keywords = brought_back(((query, query, key), {"scale": 0.5}))
+    (first, again, second), keywords = moved(((query, query, key), {"scale": 0.5}), CPU)
     assert first is again
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert first.untyped_storage().data_ptr() != packed.untyped_storage().data_ptr()
@@ -53,17 +54,17 @@ def test_what_is_shared_stays_shared() -> None:
 def test_gradients_and_history_stay_behind() -> None:
     """A leaf that asks for a gradient is copied without asking; what is taken has no history."""
     leaf = torch.ones(3, requires_grad=True)
-    ((moved,), _) = brought_back(((leaf,), {}))
-    assert not moved.requires_grad
+    ((there,), _) = moved(((leaf,), {}), CPU)
+    assert not there.requires_grad
     assert not taken(leaf * 2).requires_grad
 
 
 def test_other_devices_get_the_layout_too() -> None:
     """A tensor is laid over its storage on the device as it lay over it on the CPU."""
     tensor = torch.zeros(4, 6)[1:, ::2]
-    moved = Mover("meta").move(tensor)
-    assert moved.device.type == "meta"
-    assert (moved.shape, moved.stride(), moved.storage_offset()) == ((3, 3), (6, 2), 6)
+    there = Mover("meta").move(tensor)
+    assert there.device.type == "meta"
+    assert (there.shape, there.stride(), there.storage_offset()) == ((3, 3), (6, 2), 6)
 
 
 def test_absent_weights_stay_absent() -> None:

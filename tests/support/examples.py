@@ -14,9 +14,11 @@ from candidates.eager import PROMISES, EagerCore, EagerLayer
 from conformance.base.geometry import Geometry
 from conformance.base.profile import PROFILES, Profile
 from conformance.base.results import ClauseResult
+from conformance.calls.calling import Answer, Forward, arguments, guarded, read_answer
 from conformance.clauses.registry import Finding, all_clauses
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
+from conformance.problems.inputs import Inputs
 from conformance.problems.problem import MaskPlan, Problem
 from conformance.running.runner import CandidateRun, examine
 
@@ -29,6 +31,11 @@ PLAIN_PROMISES: dict[str, Any] = {
     "features": ["scale", "gqa", "softcap", "window", "weights", "dropout"],
     "dtypes": ["float32", "float64"],
 }
+
+
+def call_forward(forward: Forward, inputs: Inputs) -> Answer:
+    """Call with fresh copies of the inputs; raises CandidateFailure for a bad answer."""
+    return read_answer(guarded(forward, *arguments(inputs)), inputs)
 
 
 def sizes(**changes: int) -> Geometry:

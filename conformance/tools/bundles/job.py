@@ -22,7 +22,7 @@ from ...base.results import plain
 from ...base.tables import MOST_ELEMENTS, kept_whole, table
 from ...calls import torch_state
 from ...calls.calling import Forward
-from ...calls.devices import Given, brought_back, taken
+from ...calls.devices import CPU, Given, moved, taken
 from ...calls.differentiating import INPUT_NAMES
 from ...calls.recording import BackwardPass, RecordedCall, Recording
 from ...clauses.subject import Subject
@@ -91,7 +91,7 @@ class _Ear:
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call the module, and keep what it was given and what came back."""
-        given = brought_back((positional, keywords))
+        given = moved((positional, keywords), CPU)
         self._heard.append(Heard(given=given))
         returned = self._module(*positional, **keywords)
         self._heard[-1] = Heard(given=given, returned=returned)
