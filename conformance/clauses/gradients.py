@@ -10,7 +10,7 @@ from torch import Tensor
 from ..calls.calling import CandidateFailure
 from ..calls.differentiating import INPUT_NAMES
 from ..declare.candidate import Candidate
-from ..oracle.gradient_headroom import largest_weight_gradient
+from ..oracle.headroom import largest_weight_gradient
 from ..oracle.oracle import evaluate
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for

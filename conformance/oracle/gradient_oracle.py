@@ -14,25 +14,16 @@ from .._golden import golden
 from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES
 from ..problems.inputs import Inputs
 from ..tolerance import Gradient, add_gradients, core_gradients, layer_gradients, stack_gradients
-from ..tolerance.gradients import supports
-from .gradient_headroom import core_fits, found_fits, layer_fits
+from ..tolerance.backward_pass import supports
+from .headroom import core_fits, found_fits, layer_fits
 from .oracle import Oracle, evaluate
-
-# Points whose gradients have no bound; each field with what it is elsewhere.
-_PLAIN: dict[str, object] = {}
-# The same where projections come first.
-_PLAIN_LAYER: dict[str, object] = {**_PLAIN, "score_mod": None}
 
 
 def why_unknown(semantics: golden.Semantics, kind: str) -> str:
     """Why there are no golden gradients at a point for a "core" or a "layer", or ""."""
-    behind = " behind projections" if kind == "layer" else ""
-    for name, plain in (_PLAIN_LAYER if kind == "layer" else _PLAIN).items():
-        found = getattr(semantics, name)
-        if found != plain:
-            after = "" if name in _PLAIN else behind
-            spoken = getattr(found, "__name__", repr(found))
-            return f"no bound is derived for gradients with {name}={spoken}{after}"
+    if kind == "layer" and semantics.score_mod is not None:
+        name = getattr(semantics.score_mod, "__name__", repr(semantics.score_mod))
+        return f"no bound is derived for gradients with score_mod={name} behind projections"
     met = semantics.replace(qk_norm="none", rotary="none")
     return "" if supports(met) else "no bound is derived for gradients at its semantics"
 

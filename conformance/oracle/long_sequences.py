@@ -19,8 +19,7 @@ from ..declare.declaration import Declaration
 from ..problems.inputs import Inputs
 from ..tolerance import Contract, contract_for, core_bound
 from ..tolerance.model import MOST_SATURATED
-from ..tolerance.rows import sampled_rows
-from ..tolerance.statistical import core_statistics, supports
+from ..tolerance.statistical import core_statistics, sampled_rows, supports
 from .comparison import Comparison, compare
 from .headroom import finite_limit
 from .oracle import Golden

@@ -20,6 +20,7 @@ from conformance._golden import golden
 from .core import is_normalised
 from .keys import LiveKeys, has_sink, live_keys, with_sink
 from .modified_gradients import function_slope
+from .prepared import is_prepared
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,8 +60,7 @@ def supports(semantics: golden.Semantics) -> bool:
 
     And query and key meet as they are: neither normalised nor turned.
     """
-    untouched = semantics.qk_norm == "none" and semantics.rotary == "none"
-    return is_normalised(semantics) and untouched
+    return is_normalised(semantics) and not is_prepared(semantics)
 
 
 def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> BackwardPass:

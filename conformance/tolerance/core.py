@@ -17,7 +17,13 @@ from .contract import STAGES, Contract, gamma
 from .keys import LiveKeys, live_keys, with_sink
 from .prepared import prepared_errors
 from .spread import EXACT, Carried
-from .stages import exponent_error, mean_bound, perturb, weighted_sum_error
+from .stages import (
+    exponent_error,
+    mean_bound,
+    perturb,
+    rounded_result,
+    weighted_sum_error,
+)
 
 
 def is_normalised(semantics: golden.Semantics) -> bool:
@@ -60,8 +66,7 @@ def unnormalised_bound(
         bound += (error + weights) @ carried.value
     flushed = size.sum(dim=-2, keepdim=True).add_(live.key_length)
     bound.add_(flushed, alpha=contract.accumulator_underflow)
-    unit = stored.unit_roundoff
-    return bound.mul_(1.0 + unit).add_(attention.output.abs(), alpha=unit).add_(stored.underflow)
+    return rounded_result(bound, attention.output, stored)
 
 
 def core_bound(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from conformance._golden import golden
 
-from .backward_pass import BackwardPass, backward_pass, supports
+from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
 from .gradient import Gradient
 from .gradient_scaling import core_scaling
@@ -49,12 +49,7 @@ def sink_gradient(gradients: BackwardPass, worst: WorstErrors, contract: Contrac
     stores = items * (1 + max(query_block_stores(length, contract), 0))
     summed += worst_of_stores(sizes, stores, contract)
     summed += contract.accumulator_underflow * (items * length + 1)
-    errors = Errors(value=total(rows), worst=summed, variance=torch.zeros_like(sizes))
-    found = stored(errors, contract, 0.0)
-    return Gradient(value=found.value, worst=found.worst, bound=found.worst, scale=found.worst)
-
-
-__all__ = ["Gradient", "core_gradients", "supports"]
+    return stored(Errors(value=total(rows), worst=summed), contract)
 
 
 def core_gradients(
@@ -122,8 +117,7 @@ def _without_statistics(
         found["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:
         errors = _bias_errors(attention.bias, gradients, worst, None, contract)
-        told = stored(errors, contract, 0.0)
-        found["bias"] = replace(told, bound=told.worst, scale=told.worst)
+        found["bias"] = stored(errors, contract)
     return found
 
 
@@ -180,11 +174,14 @@ def _grouped(errors: Errors, num_kv_heads: int, spread: Propagation) -> Errors:
     def total(tensor: Tensor) -> Tensor:
         return sum_groups(tensor, num_kv_heads, semantics)
 
-    unit = contract.unit_roundoff
+    variance = None
+    if errors.variance is not None:
+        squares = total(errors.value.square())
+        variance = total(errors.variance) + group * contract.unit_roundoff**2 * squares
     return Errors(
         value=total(errors.value),
         worst=grouped_worst(errors.value, errors.worst, num_kv_heads, semantics, contract),
-        variance=total(errors.variance) + group * unit**2 * total(errors.value.square()),
+        variance=variance,
         underflow=group * contract.underflow,
     )
 
@@ -222,21 +219,18 @@ def _bias_errors(
         pairs = gradients.logit_gradient
     length = gradients.attention.given_key.shape[-2]  # behind them a sink, which has no bias
     pairs, error = pairs[..., :length], worst.bias[..., :length]
-    scaled = gradients.attention.semantics.bias_order == "before-scale"
-    if spread is None:
-        variance = torch.zeros_like(gradients.logit_gradient)
-    elif scaled:
-        variance = spread.pair(gradients.slope) * gradients.attention.scale**2
-    else:
-        variance = spread.pair(gradients.bias_slope)
-    variance = variance[..., :length]
     contract = contract if spread is None else spread.contract
     terms = pairs.numel() // max(1, bias.numel())
     sums = terms * contract.accumulator_roundoff
     sizes = (pairs.abs() + error).sum_to_size(bias.shape)
-    walk = pairs.square().sum_to_size(bias.shape) * (terms * contract.accumulator_roundoff**2)
-    return Errors(
-        value=pairs.sum_to_size(bias.shape),
-        worst=error.sum_to_size(bias.shape) + sums * sizes,
-        variance=variance.sum_to_size(bias.shape) + walk,
+    errors = Errors(
+        value=pairs.sum_to_size(bias.shape), worst=error.sum_to_size(bias.shape) + sums * sizes
     )
+    if spread is None:
+        return errors
+    if gradients.attention.semantics.bias_order == "before-scale":
+        variance = spread.pair(gradients.slope) * gradients.attention.scale**2
+    else:
+        variance = spread.pair(gradients.bias_slope)
+    walk = pairs.square().sum_to_size(bias.shape) * (terms * contract.accumulator_roundoff**2)
+    return replace(errors, variance=variance[..., :length].sum_to_size(bias.shape) + walk)

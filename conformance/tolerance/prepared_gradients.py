@@ -23,7 +23,7 @@ from .gradient import Gradient
 from .keys import sum_groups
 from .positions import rotated_error
 from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
-from .spread import Carried
+from .spread import EXACT, Carried
 from .storing import Errors, stored
 from .worst_gradients import WorstErrors
 
@@ -38,8 +38,7 @@ def as_met(attention: golden.Attention) -> golden.Attention:
 
 def has_statistics(semantics: golden.Semantics) -> bool:
     """Whether a statistical bound is derived, too: heads and scores as given, no distances."""
-    as_given = semantics.qk_norm == "none" and semantics.rotary == "none"
-    return as_given and not semantics.alibi and semantics.score_mod is None
+    return not is_prepared(semantics) and not semantics.alibi and semantics.score_mod is None
 
 
 def of_given(
@@ -58,9 +57,9 @@ def of_given(
     query, keys = turned_heads(attention, gradients, worst, contract, num_kv_heads)
     value = gradients.value[..., :length, :], worst.value[..., :length, :]
     return {
-        "query": _stored(*query, contract),
-        "key": _stored(*_grouped(*keys, num_kv_heads, semantics, contract), contract),
-        "value": _stored(*_grouped(*value, num_kv_heads, semantics, contract), contract),
+        "query": stored(Errors(value=query[0], worst=query[1]), contract),
+        "key": stored(_grouped(*keys, num_kv_heads, semantics, contract), contract),
+        "value": stored(_grouped(*value, num_kv_heads, semantics, contract), contract),
     }
 
 
@@ -70,14 +69,13 @@ def turned_heads(
     worst: WorstErrors,
     contract: Contract,
     num_kv_heads: int,
-    given: Carried | None = None,
+    given: Carried = EXACT,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The gradients of given query and key for each query head, with their errors.
 
     ``given`` are the errors of the given heads themselves, which a layer has projected.
     """
     semantics, length = attention.semantics, attention.given_key.shape[-2]
-    given = Carried() if given is None else given
     key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
     group = attention.query.shape[1] // num_kv_heads
     if group > 1:
@@ -119,21 +117,15 @@ def _grouped(
     num_kv_heads: int,
     semantics: golden.Semantics,
     contract: Contract,
-) -> tuple[Tensor, Tensor]:
+) -> Errors:
     """The heads of a group added up; every partial sum may be stored."""
     group = value.shape[1] // num_kv_heads
     if group > 1:
         error = error + group * _once(value.abs() + error, contract)
-    return (
-        sum_groups(value, num_kv_heads, semantics),
-        sum_groups(error, num_kv_heads, semantics),
+    return Errors(
+        value=sum_groups(value, num_kv_heads, semantics),
+        worst=sum_groups(error, num_kv_heads, semantics),
     )
-
-
-def _stored(value: Tensor, error: Tensor, contract: Contract) -> Gradient:
-    errors = Errors(value=value, worst=error, variance=torch.zeros_like(value))
-    found = stored(errors, contract, 0.0)
-    return replace(found, bound=found.worst, scale=found.worst)
 
 
 def _turned_back(

@@ -302,7 +302,7 @@ def weighted_sum_error(
     error.add_(flushed, alpha=contract.accumulator_underflow)
     if contract.score_roundoff:
         error += model.PARTIAL_STORES * contract.underflow
-    return _stored(error, attention.output, stored)
+    return rounded_result(error, attention.output, stored)
 
 
 def mean_bound(
@@ -325,7 +325,7 @@ def mean_bound(
         error.add_(weights @ value_error, alpha=1.0 + relative)
     flushed = size.sum(dim=-2, keepdim=True).add_(key_length)
     error = error + flushed * contract.accumulator_underflow
-    return _stored(error, weights @ value, stored)
+    return rounded_result(error, weights @ value, stored)
 
 
 def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
@@ -365,7 +365,7 @@ def merge_error(attention: golden.Attention, live: LiveKeys, contract: Contract)
     return live.spread(attention.value) * share * live.several()
 
 
-def _stored(error: Tensor, output: Tensor, contract: Contract) -> Tensor:
+def rounded_result(error: Tensor, output: Tensor, contract: Contract) -> Tensor:
     """Round the result to the working dtype."""
     unit = contract.unit_roundoff
     return error.mul_(1.0 + unit).add_(output.abs(), alpha=unit).add_(contract.underflow)

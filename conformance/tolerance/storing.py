@@ -18,30 +18,37 @@ from .gradient import Gradient
 class Errors:
     """A golden gradient, the worst error so far and the variance of independent errors.
 
-    ``underflow`` is an absolute error that earlier stores may have made.
+    The variance is None where there is no statistical bound. ``underflow`` is an absolute error
+    that earlier stores may have made.
     """
 
     value: Tensor
     worst: Tensor
-    variance: Tensor
+    variance: Tensor | None = None
     underflow: float = 0.0
 
     def rounded(self, roundoff: float) -> Errors:
         """One more rounding in quadrature; the worst case has counted it already."""
-        if roundoff == 0.0:
+        if roundoff == 0.0 or self.variance is None:
             return self
         return replace(self, variance=self.variance + (roundoff * self.value).square())
 
 
-def stored(errors: Errors, contract: Contract, deviations: float) -> Gradient:
-    """The gradient with its bounds behind the last rounding, which is one uniform error."""
+def stored(errors: Errors, contract: Contract, deviations: float = 0.0) -> Gradient:
+    """The gradient with its bounds behind the last rounding, which is one uniform error.
+
+    Without a variance the worst case stands for the statistical bound, too.
+    """
     unit, size = contract.unit_roundoff, errors.value.abs()
     lost = contract.underflow + errors.underflow
     last = unit * size + lost
+    worst = contract.sides * (errors.worst * (1.0 + unit) + last)
+    if errors.variance is None:
+        return Gradient(value=errors.value, worst=worst, bound=worst, scale=worst)
     variance = errors.variance.clamp_min(0.0)
     return Gradient(
         value=errors.value,
-        worst=contract.sides * (errors.worst * (1.0 + unit) + last),
+        worst=worst,
         bound=contract.sides * (deviations * variance.sqrt() * (1.0 + unit) + last),
         scale=contract.sides * torch.sqrt(variance + last.square()),
     )

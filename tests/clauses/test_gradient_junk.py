@@ -14,7 +14,7 @@ from conformance._golden import golden
 from conformance.base.geometry import Geometry
 from conformance.clauses.gradients import with_junk_to_differentiate
 from conformance.clauses.subject import Subject
-from conformance.oracle.gradient_headroom import largest_weight_gradient
+from conformance.oracle.headroom import largest_weight_gradient
 from conformance.oracle.oracle import evaluate
 from conformance.tolerance import model
 

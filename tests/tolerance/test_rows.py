@@ -10,7 +10,7 @@ from torch import Generator
 
 from conformance._golden import golden
 from conformance.tolerance import model
-from conformance.tolerance.rows import restrict, sampled_rows
+from conformance.tolerance.statistical import restrict, sampled_rows
 
 
 @given(st.integers(0, model.SAMPLED_ROWS))

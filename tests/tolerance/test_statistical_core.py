@@ -16,8 +16,8 @@ from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_statistics, model
 from conformance.tolerance.keys import live_keys
-from conformance.tolerance.rows import restrict
 from conformance.tolerance.spread import Carried
+from conformance.tolerance.statistical import restrict
 from conformance.tolerance.statistical_core import core_spread
 from conformance.tolerance.statistical_scores import coherent_variance, scale_slope
 

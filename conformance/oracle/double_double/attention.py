@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...tolerance.prepared import is_prepared
 from .numbers import (
     DoubleDouble,
     add,
@@ -31,9 +32,9 @@ def supports(semantics: golden.Semantics) -> bool:
     ``mask_fill``; a cap that comes after the mask is known with a fill of minus infinity only. It
     knows no positions, no normalised heads and no function of the scores.
     """
-    plain = semantics.qk_norm == "none" and semantics.rotary == "none" and not semantics.alibi
     return (
-        plain
+        not is_prepared(semantics)
+        and not semantics.alibi
         and semantics.score_mod is None
         and semantics.softmax_axis == "key"
         and semantics.mask_operation in ("replace", "add")
