@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for
-from conformance.tolerance.gradients import supports
+from conformance.tolerance.backward_pass import supports
 
 
 def contract(dtype: str = "float64", scale: float = 0.3, *, eager: bool = False) -> Contract:

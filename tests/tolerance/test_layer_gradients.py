@@ -22,8 +22,8 @@ from torch import Tensor
 
 from conformance._golden import golden
 from conformance.tolerance import Contract, core_gradients, layer_gradients
+from conformance.tolerance.backward_pass import supports
 from conformance.tolerance.gradient import Gradient
-from conformance.tolerance.gradients import supports
 
 PARTS = ("worst", "bound", "scale")
 INPUTS = ("query", "key", "value")
