@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -30,11 +30,11 @@ from .precision_losses import (
     SPOKEN,
     SUMS,
     TEN_BITS,
+    LossyOutput,
     PrecisionLoss,
 )
 
 Observed = Sequence[tuple[Inputs, Tensor]]
-Acted = Callable[[golden.Attention], Tensor]
 # Edge problems of each space that the candidate is asked: one of each recipe.
 PROBED: Final = 2
 # Wrong answers that every loss of precision is tried on, and the part it must explain to go on.
@@ -222,7 +222,7 @@ def _newton_step(subject: Subject, wrong: Observed, epsilon: float) -> float:
     return along / steepness if steepness > 0.0 else math.inf
 
 
-def _with_epsilon(epsilon: float) -> Acted:
+def _with_epsilon(epsilon: float) -> LossyOutput:
     """Divided by a sum that is too large; the exponentials are those of logits less the largest."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -233,7 +233,7 @@ def _with_epsilon(epsilon: float) -> Acted:
     return output
 
 
-def _one_number_explains(subject: Subject, wrong: Observed, acted: Acted) -> bool:
+def _one_number_explains(subject: Subject, wrong: Observed, acted: LossyOutput) -> bool:
     """Whether next to nothing is left of any wrong answer, and enough elements speak."""
     elements = 0
     for inputs, output in wrong:
@@ -325,7 +325,7 @@ def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
     }
 
 
-def _unexplained(subject: Subject, acted: Acted, wrong: Observed) -> float:
+def _unexplained(subject: Subject, acted: LossyOutput, wrong: Observed) -> float:
     """What a loss leaves of the squared errors, each in units of its bound: 0 is all explained."""
     left = total = 0.0
     for inputs, output in wrong:
@@ -339,7 +339,7 @@ def _nothing_lost(core: golden.Attention) -> Tensor:
     return core.output
 
 
-def _lacking(subject: Subject, inputs: Inputs, output: Tensor, acted: Acted) -> Tensor:
+def _lacking(subject: Subject, inputs: Inputs, output: Tensor, acted: LossyOutput) -> Tensor:
     """How far an answer is from that of an acted loss, in bounds, element by element.
 
     Rows that are not finite do not count: formats differ in where they overflow.
@@ -355,7 +355,7 @@ def _acted(
     subject: Subject,
     inputs: Inputs,
     evaluation: golden.Attention | golden.MultiHeadAttention,
-    loss: Acted,
+    loss: LossyOutput,
 ) -> Tensor:
     """The whole answer of a candidate that loses precision in its attention proper."""
     if isinstance(evaluation, golden.Attention):

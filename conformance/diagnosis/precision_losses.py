@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -13,7 +14,7 @@ from .._golden import golden
 from ..problems.materialise import TORCH_DTYPES
 
 Rounding = Callable[[Tensor], Tensor]
-Acted = Callable[[golden.Attention], Tensor]
+LossyOutput = Callable[[golden.Attention], Tensor]
 # The dtypes that tensors come in, and those that only caches and products are kept in.
 FORMATS: Final = {
     **TORCH_DTYPES,
@@ -40,8 +41,7 @@ def to_format(name: str) -> Rounding:
 
 def to_tf32(tensor: Tensor) -> Tensor:
     """Round to nearest, ties away from zero, as a tensor core's operands are."""
-    bits = tensor.float().contiguous().view(torch.int32) + (1 << (SHORT_BITS - 1))
-    return _cut(bits)
+    return _cut(tensor.float().contiguous().view(torch.int32) + (1 << (SHORT_BITS - 1)))
 
 
 def to_cut_tf32(tensor: Tensor) -> Tensor:
@@ -53,56 +53,51 @@ def _cut(bits: Tensor) -> Tensor:
     return (bits & ~((1 << SHORT_BITS) - 1)).view(torch.float32).double()
 
 
-def _weights_of(logits: Tensor) -> Tensor:
-    return golden.softmax(logits)
-
-
-def rounded_scores(rounding: Rounding) -> Acted:
+def rounded_scores(rounding: Rounding) -> LossyOutput:
     """Rounded before bias and mask are added."""
 
     def output(core: golden.Attention) -> Tensor:
         added = core.logits - core.capped
-        return _weights_of(rounding(core.capped) + added) @ core.value
+        return golden.softmax(rounding(core.capped) + added) @ core.value
 
     return output
 
 
-def rounded_logits(rounding: Rounding) -> Acted:
+def rounded_logits(rounding: Rounding) -> LossyOutput:
     """Rounded with bias and mask added."""
-    return lambda core: _weights_of(rounding(core.logits)) @ core.value
+    return lambda core: golden.softmax(rounding(core.logits)) @ core.value
 
 
-def rounded_weights(rounding: Rounding) -> Acted:
+def rounded_weights(rounding: Rounding) -> LossyOutput:
     """Rounded before they meet the values."""
     return lambda core: rounding(core.weights) @ core.value
 
 
-def rounded_exponentials(rounding: Rounding) -> Acted:
+def rounded_exponentials(rounding: Rounding) -> LossyOutput:
     """As a fused kernel does it: rounded for the product only, not for the sum."""
 
     def output(core: golden.Attention) -> Tensor:
-        largest = core.weights.amax(dim=-1, keepdim=True)
-        safe = torch.where(largest > 0.0, largest, 1.0)
-        return (rounding(core.weights / safe) * safe) @ core.value
+        largest = _largest_weight(core)
+        return (rounding(core.weights / largest) * largest) @ core.value
 
     return output
 
 
-def rounded_softmax(rounding: Rounding) -> Acted:
+def rounded_softmax(rounding: Rounding) -> LossyOutput:
     """Rounded before the softmax and after it."""
-    return lambda core: rounding(_weights_of(rounding(core.logits))) @ core.value
+    return lambda core: rounding(golden.softmax(rounding(core.logits))) @ core.value
 
 
 def rounded_operands(
     rounding: Rounding, *, query: bool = False, key: bool = False, values: bool = False
-) -> Acted:
+) -> LossyOutput:
     """Query, key or both rounded before their product; with ``values`` weights and values, too."""
 
     def output(core: golden.Attention) -> Tensor:
         left = rounding(core.query) if query else core.query
         right = rounding(core.key) if key else core.key
         apart = left @ right.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
-        weights = _weights_of(core.logits + core.scale * apart)
+        weights = golden.softmax(core.logits + core.scale * apart)
         if not values:
             return weights @ core.value
         return rounding(weights) @ rounding(core.value)
@@ -110,17 +105,17 @@ def rounded_operands(
     return output
 
 
-def rounded_values(rounding: Rounding) -> Acted:
+def rounded_values(rounding: Rounding) -> LossyOutput:
     """Rounded before they meet the weights."""
     return lambda core: core.weights @ rounding(core.value)
 
 
-def rounded_exponents(rounding: Rounding) -> Acted:
+def rounded_exponents(rounding: Rounding) -> LossyOutput:
     """The distance of each logit to the largest, rounded on its way into the exponential."""
 
     def output(core: golden.Attention) -> Tensor:
         largest = core.logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-        return _weights_of(rounding(core.logits - largest)) @ core.value
+        return golden.softmax(rounding(core.logits - largest)) @ core.value
 
     return output
 
@@ -134,12 +129,12 @@ def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> T
     return total
 
 
-def rounded_sum(rounding: Rounding, at_once: int) -> Acted:
+def rounded_sum(rounding: Rounding, at_once: int) -> LossyOutput:
     """Every partial sum of weighted values rounded, after some terms each."""
     return lambda core: added_up(core.weights, core.value, rounding, at_once)
 
 
-def rounded_unnormalised(rounding: Rounding, at_once: int) -> Acted:
+def rounded_unnormalised(rounding: Rounding, at_once: int) -> LossyOutput:
     """The same for weights that are divided by their sum afterwards, as fused kernels do."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -149,7 +144,7 @@ def rounded_unnormalised(rounding: Rounding, at_once: int) -> Acted:
     return output
 
 
-def rounded_denominator(rounding: Rounding, at_once: int) -> Acted:
+def rounded_denominator(rounding: Rounding, at_once: int) -> LossyOutput:
     """Every partial sum of exponentials rounded."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -161,7 +156,7 @@ def rounded_denominator(rounding: Rounding, at_once: int) -> Acted:
     return output
 
 
-def rounded_total(rounding: Rounding) -> Acted:
+def rounded_total(rounding: Rounding) -> LossyOutput:
     """The sum rounded once, when it is complete."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -176,23 +171,23 @@ def _largest_weight(core: golden.Attention) -> Tensor:
     return torch.where(largest > 0.0, largest, 1.0)
 
 
-def rounded_products(rounding: Rounding, at_once: int) -> Acted:
+def rounded_products(rounding: Rounding, at_once: int) -> LossyOutput:
     """The dot products of query and key added up so."""
 
     def output(core: golden.Attention) -> Tensor:
         keys = core.key.transpose(-1, -2)
         apart = added_up(core.query, keys, rounding, at_once) - core.query @ keys
-        return _weights_of(core.logits + core.scale * apart) @ core.value
+        return golden.softmax(core.logits + core.scale * apart) @ core.value
 
     return output
 
 
-def plain_softmax(working: torch.dtype) -> Acted:
+def plain_softmax(working: torch.dtype) -> LossyOutput:
     """As most would write it: with torch's own softmax."""
     return lambda core: _torch_softmax(core.logits, working).double() @ core.value
 
 
-def plain_attention(working: torch.dtype) -> Acted:
+def plain_attention(working: torch.dtype) -> LossyOutput:
     """The textbook's three lines with every tensor converted first; softcap and bias exactly."""
 
     def output(core: golden.Attention) -> Tensor:
@@ -235,7 +230,7 @@ class PrecisionLoss:
     stage: str
     number_format: str
     what: str
-    output: Acted
+    output: LossyOutput
     remedy: str = ""
     manner: str = ""
 
@@ -256,95 +251,86 @@ class PrecisionLoss:
         return self.what.format(TEN_BITS)
 
 
+# What is rounded, as part of the name and in words, and how; those that round the least first.
+_ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] = (
+    (
+        "weights-in",
+        "the softmax weights are rounded to {} before they meet the values",
+        rounded_weights,
+    ),
+    (
+        "weights-in",
+        "the exponentials are rounded to {} before they meet the values",
+        rounded_exponentials,
+    ),
+    ("values-in", "the values are rounded to {} before they meet the weights", rounded_values),
+    (
+        "weights-and-values-in",
+        "weights and values are rounded to {} before their product",
+        partial(rounded_operands, values=True),
+    ),
+    ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
+    (
+        "scores-in",
+        "the logits, bias included, are rounded to {} before the softmax",
+        rounded_logits,
+    ),
+    (
+        "softmax-in",
+        "the softmax is computed in {}: scores and weights are rounded to it",
+        rounded_softmax,
+    ),
+    ("denominator-in", "the sum of the exponentials is rounded to {}", rounded_total),
+    (
+        "exponents-in",
+        "the exponents, logits less the largest, are rounded to {}",
+        rounded_exponents,
+    ),
+    (
+        "query-in",
+        "the query is rounded to {} before it meets the key",
+        partial(rounded_operands, query=True),
+    ),
+    (
+        "key-in",
+        "the key is rounded to {} before it meets the query",
+        partial(rounded_operands, key=True),
+    ),
+    (
+        "scores-from",
+        "query and key are rounded to {} before their product",
+        partial(rounded_operands, query=True, key=True),
+    ),
+    (
+        "products-in",
+        "the operands of both products are rounded to {}",
+        partial(rounded_operands, query=True, key=True, values=True),
+    ),
+)
+# Stages that are rounded on purpose: the text says what to declare.
+_WITH_REMEDY: Final = ("scores-from", "products-in")
+
+
 def _of_format(
     name: str, rounding: Rounding, remedy: str, *, manner: str = ""
 ) -> tuple[PrecisionLoss, ...]:
-    """Every stage rounded to a format, those that round the least first."""
-
-    def loss(stage: str, what: str, output: Acted, remedy: str = "") -> PrecisionLoss:
-        return PrecisionLoss(
+    """Every stage rounded to a format."""
+    return tuple(
+        PrecisionLoss(
             stage=stage,
             number_format=name,
             what=what,
-            output=output,
-            remedy=remedy,
+            output=rounded(rounding),
+            remedy=remedy if stage in _WITH_REMEDY else "",
             manner=manner,
         )
-
-    return (
-        loss(
-            "weights-in",
-            "the softmax weights are rounded to {} before they meet the values",
-            rounded_weights(rounding),
-        ),
-        loss(
-            "weights-in",
-            "the exponentials are rounded to {} before they meet the values",
-            rounded_exponentials(rounding),
-        ),
-        loss(
-            "values-in",
-            "the values are rounded to {} before they meet the weights",
-            rounded_values(rounding),
-        ),
-        loss(
-            "weights-and-values-in",
-            "weights and values are rounded to {} before their product",
-            rounded_operands(rounding, values=True),
-        ),
-        loss(
-            "scores-in",
-            "the scores are rounded to {} before the softmax",
-            rounded_scores(rounding),
-        ),
-        loss(
-            "scores-in",
-            "the logits, bias included, are rounded to {} before the softmax",
-            rounded_logits(rounding),
-        ),
-        loss(
-            "softmax-in",
-            "the softmax is computed in {}: scores and weights are rounded to it",
-            rounded_softmax(rounding),
-        ),
-        loss(
-            "denominator-in",
-            "the sum of the exponentials is rounded to {}",
-            rounded_total(rounding),
-        ),
-        loss(
-            "exponents-in",
-            "the exponents, logits less the largest, are rounded to {}",
-            rounded_exponents(rounding),
-        ),
-        loss(
-            "query-in",
-            "the query is rounded to {} before it meets the key",
-            rounded_operands(rounding, query=True),
-        ),
-        loss(
-            "key-in",
-            "the key is rounded to {} before it meets the query",
-            rounded_operands(rounding, key=True),
-        ),
-        loss(
-            "scores-from",
-            "query and key are rounded to {} before their product",
-            rounded_operands(rounding, query=True, key=True),
-            remedy,
-        ),
-        loss(
-            "products-in",
-            "the operands of both products are rounded to {}",
-            rounded_operands(rounding, query=True, key=True, values=True),
-            remedy,
-        ),
+        for stage, what, rounded in _ROUNDED
     )
 
 
 def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
     """Sums in a format, those first that are rounded least often."""
-    kinds: tuple[tuple[str, str, Callable[[Rounding, int], Acted]], ...] = (
+    kinds: tuple[tuple[str, str, Callable[[Rounding, int], LossyOutput]], ...] = (
         ("sum-in", "the weighted values are added up in {}", rounded_sum),
         ("sum-in", "the weighted values are added up in {}", rounded_unnormalised),
         ("denominator-in", "the exponentials are added up in {}", rounded_denominator),

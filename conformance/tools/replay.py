@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class FailedClause:
     """One failed clause of a report that can be asked again; ``run`` is the report as a whole."""
 
     candidate: Record
@@ -54,7 +54,9 @@ class Replayed:
     after: str = ""
 
 
-def cases(reference: str, candidate: str | None = None, *, dtype: str | None = None) -> list[Case]:
+def cases(
+    reference: str, candidate: str | None = None, *, dtype: str | None = None
+) -> list[FailedClause]:
     """The failures that ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE`` names.
 
     ``dtype`` leaves those in other dtypes out.
@@ -77,7 +79,7 @@ def cases(reference: str, candidate: str | None = None, *, dtype: str | None = N
     return found
 
 
-def _in_dtype(found: Sequence[Case], dtype: str) -> list[Case]:
+def _in_dtype(found: Sequence[FailedClause], dtype: str) -> list[FailedClause]:
     """The failures in one dtype; raises UsageError where there are others only."""
     chosen = [case for case in found if case.clause.get("dtype") == dtype]
     if found and not chosen:
@@ -116,13 +118,13 @@ def _candidates(report: Record, name: str | None, path: Path) -> list[Record]:
     return found
 
 
-def _failures(entry: Record, slug: str, report: Record) -> Iterator[Case]:
+def _failures(entry: Record, slug: str, report: Record) -> Iterator[FailedClause]:
     for clause in entry["clauses"]:
         if clause["status"] in _FAILED and slug in ("", clause["id"]):
-            yield Case(candidate=entry, clause=clause, run=report)
+            yield FailedClause(candidate=entry, clause=clause, run=report)
 
 
-def _check_slug(entries: Sequence[Record], slug: str, found: list[Case]) -> None:
+def _check_slug(entries: Sequence[Record], slug: str, found: list[FailedClause]) -> None:
     """Require that a clause is known and has failed; raises UsageError."""
     statuses = {c["id"]: c["status"] for entry in entries for c in entry["clauses"]}
     if slug not in statuses:
@@ -137,7 +139,7 @@ def _check_slug(entries: Sequence[Record], slug: str, found: list[Case]) -> None
         raise UsageError(msg)
 
 
-def _check_rebuilds(case: Case) -> None:
+def _check_rebuilds(case: FailedClause) -> None:
     counterexample = case.clause.get("counterexample")
     if not isinstance(counterexample, dict) or not isinstance(counterexample.get("problem"), dict):
         name = case.candidate["name"]
@@ -146,7 +148,7 @@ def _check_rebuilds(case: Case) -> None:
 
 
 def replay(
-    found: Sequence[Case],
+    found: Sequence[FailedClause],
     *,
     target: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
@@ -176,7 +178,7 @@ def replay(
 
 
 def _after_the_run(
-    passed: Sequence[Case], target: str | None, timeout: float, progress: Progress
+    passed: Sequence[FailedClause], target: str | None, timeout: float, progress: Progress
 ) -> dict[int, Replayed]:
     """What fails behind the calls that the run made before it, by the identity of the case."""
     found: dict[int, Replayed] = {}
@@ -214,7 +216,7 @@ def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
     }
 
 
-def _shortened(case: Case, again: Replayed, target: str | None, timeout: float) -> Replayed:
+def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout: float) -> Replayed:
     """The failure behind as few earlier examples of its own clause as show it, each try afresh."""
     every = _earlier(case.clause, before_failure=True)["count"]
     for count in sorted({min(few, every) for few in FEW_EARLIER} | {every}):
@@ -228,7 +230,7 @@ def _shortened(case: Case, again: Replayed, target: str | None, timeout: float) 
 
 @contextlib.contextmanager
 def opened(
-    own: Sequence[Case], target: str | None, timeout: float, *, whole: bool = False
+    own: Sequence[FailedClause], target: str | None, timeout: float, *, whole: bool = False
 ) -> Iterator[tuple[Supervisor, int]]:
     """A worker that has loaded the candidate of some cases, and the candidate's number there.
 
@@ -264,7 +266,7 @@ def _check_kind(candidate: Record, loaded: Loaded) -> None:
         raise UsageError(msg)
 
 
-def _options(own: Sequence[Case], target: str | None) -> RunOptions:
+def _options(own: Sequence[FailedClause], target: str | None) -> RunOptions:
     candidate = own[0].candidate
     if target is None and not isinstance(candidate.get("target"), str):
         msg = f"the report does not say where {candidate['name']} is: give --target"
@@ -306,7 +308,7 @@ def _index(names: list[str], name: str, target: str) -> int:
 
 
 def _again(
-    supervisor: Supervisor, index: int, case: Case, *, last: int = 0, of: int = 0
+    supervisor: Supervisor, index: int, case: FailedClause, *, last: int = 0, of: int = 0
 ) -> Replayed:
     """Ask a case, behind the ``last`` of the ``of`` examples that its clause asked before."""
     clause = case.clause
@@ -327,7 +329,7 @@ def _texts(violation: Record) -> tuple[Any, Any]:
     return violation.get("kind"), violation.get("message")
 
 
-def argument_of(case: Case) -> dict[str, Any]:
+def argument_of(case: FailedClause) -> dict[str, Any]:
     """What jobs in the worker need to ask a case again; raises UsageError where it is not told."""
     clause = case.clause
     violation = clause.get("violation")

@@ -20,8 +20,8 @@ from .steps import (
     MIDDLE,
     PROGRAM,
     SOURCE,
-    Outcome,
     Step,
+    StepResult,
     Trail,
     outcome,
     steps,
@@ -104,7 +104,7 @@ def without_influence(
     }
 
 
-def without_refusal(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+def without_refusal(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
     """The first step that answers what cannot be answered; None where none does."""
     answers = [outcome.output is not None for outcome in outcomes]
     if True not in answers:
@@ -225,7 +225,7 @@ class Blamer:
             return False
         return True
 
-    def _outcomes(self, inputs: Inputs, alive: Alive) -> list[Outcome]:
+    def _outcomes(self, inputs: Inputs, alive: Alive) -> list[StepResult]:
         outcomes = []
         for step in steps(self.subject, self.graph):
             alive()

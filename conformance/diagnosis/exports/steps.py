@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
+class StepResult:
     """What a step answers; None with what is wrong where it gives no answer."""
 
     step: Step
@@ -65,13 +65,13 @@ def steps(subject: Subject, graph: OpenedGraph) -> Iterator[Step]:
         yield Step(name=f"graph on {provider}", forward=graph.forward(setting), setting=setting)
 
 
-def outcome(step: Step, inputs: Inputs) -> Outcome:
+def outcome(step: Step, inputs: Inputs) -> StepResult:
     """What a step answers to some inputs."""
     try:
         answer = read_answer(guarded(step.forward, *arguments(inputs)), inputs)
     except CandidateFailure as failure:
-        return Outcome(step=step, violation=failure.violation)
-    return Outcome(step=step, output=answer.output)
+        return StepResult(step=step, violation=failure.violation)
+    return StepResult(step=step, output=answer.output)
 
 
 class Trail:
@@ -88,7 +88,7 @@ class Trail:
         self,
         subject: Subject,
         inputs: Inputs,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[StepResult],
         *,
         absolute: bool,
         sharp: bool = False,
@@ -141,7 +141,7 @@ class Trail:
         top = names.index(AT_HIGHEST) if AT_HIGHEST in names else number
         return top if number > top else number - 1
 
-    def _agree(self, one: Outcome, other: Outcome) -> bool:
+    def _agree(self, one: StepResult, other: StepResult) -> bool:
         if one.output is None or other.output is None:
             return False
 
@@ -155,7 +155,7 @@ class Trail:
         return found.violation is None
 
 
-def _that_tell(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _that_tell(outcomes: Sequence[StepResult]) -> list[StepResult]:
     """Without the steps in torch that give no answer where the graph gives one.
 
     They say nothing then: a program need not be what a graph was traced from.
@@ -168,7 +168,7 @@ def _that_tell(outcomes: Sequence[Outcome]) -> list[Outcome]:
     ]
 
 
-def with_step(outcomes: Sequence[Outcome], outcome: Outcome) -> list[Outcome]:
+def with_step(outcomes: Sequence[StepResult], outcome: StepResult) -> list[StepResult]:
     """The graph's first outcome and another one: for finding a level between."""
     lowest = [one for one in outcomes if one.step.setting is not None][:1]
     named = dataclasses.replace(outcome.step, name=AT_HIGHEST)

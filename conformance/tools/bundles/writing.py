@@ -19,7 +19,7 @@ from ...base.profile import DTYPES
 from ...base.texts import printable_record
 from ...errors import UsageError
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, WorkerLost
-from ..replay import Case, Progress, argument_of, opened
+from ..replay import FailedClause, Progress, argument_of, opened
 from .showing import bundle_script, readme, shows_something, why_not_again
 
 _DTYPES = (*DTYPES, "int64", "int32", "bool")
@@ -109,7 +109,7 @@ class Bundled:
     again: str
 
 
-def folder_for(case: Case, output: Path | None) -> Path:
+def folder_for(case: FailedClause, output: Path | None) -> Path:
     """Where to write a failure; raises UsageError for a place that is taken or not there."""
     if output is None:
         name = f"bundle-{case.candidate['name']}-{case.clause['id']}"
@@ -119,7 +119,7 @@ def folder_for(case: Case, output: Path | None) -> Path:
 
 
 def bundle(
-    case: Case,
+    case: FailedClause,
     report: Record,
     output: Path,
     *,
@@ -164,7 +164,7 @@ def _check_shows(clause: Record, again: str) -> None:
 
 
 def _asked(
-    case: Case, folder: Path, target: str | None, timeout: float, progress: Progress
+    case: FailedClause, folder: Path, target: str | None, timeout: float, progress: Progress
 ) -> tuple[Record, str, str]:
     """The failure of today with its files, what became of it, and why not to ask again."""
     progress(f"{case.candidate['name']} {case.clause['id']}", 0, 1)
@@ -191,7 +191,7 @@ def _asked(
     return {**case.clause, **kept, **today}, answer["outcome"], ""
 
 
-def _of_lost(case: Case, folder: Path, lost: WorkerLost) -> Record:
+def _of_lost(case: FailedClause, folder: Path, lost: WorkerLost) -> Record:
     """What was written before the call from which nobody came back."""
     noted = folder / _UNDER_WAY
     if not noted.exists():
@@ -205,12 +205,12 @@ def _of_lost(case: Case, folder: Path, lost: WorkerLost) -> Record:
     }
 
 
-def _tells_values(case: Case) -> bool:
+def _tells_values(case: FailedClause) -> bool:
     """Whether a report holds tensors of a failure, not only the problem."""
     return bool(case.clause["counterexample"].get("calls"))
 
 
-def _of_report(case: Case, folder: Path, refused: str) -> tuple[Record, str, str]:
+def _of_report(case: FailedClause, folder: Path, refused: str) -> tuple[Record, str, str]:
     """The failure as the report holds it."""
     from .arrays import named_arrays, of_values, write_arrays  # noqa: PLC0415 (numpy)
 
@@ -238,7 +238,7 @@ def _graph(clause: Record, target: str, folder: Path) -> str:
     return graph.name
 
 
-def _failure(clause: Record, case: Case, report: Record, outcome: str) -> dict[str, Any]:
+def _failure(clause: Record, case: FailedClause, report: Record, outcome: str) -> dict[str, Any]:
     """Everything that is known of the failure, with the arrays in their files."""
     told = {name: case.candidate.get(name) for name in ("name", "target", "kind", "declaration")}
     return {
@@ -251,7 +251,7 @@ def _failure(clause: Record, case: Case, report: Record, outcome: str) -> dict[s
     }
 
 
-def _manifest(folder: Path, clause: Record, case: Case, report: Record) -> dict[str, Any]:
+def _manifest(folder: Path, clause: Record, case: FailedClause, report: Record) -> dict[str, Any]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         "schema": SCHEMA,

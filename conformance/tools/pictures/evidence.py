@@ -60,7 +60,7 @@ class Evidence:
     judged: Tensor
 
 
-class _Watched(Oracle):
+class RecordingOracle(Oracle):
     """An oracle that keeps what it was asked, and how many counterfactuals were compared before."""
 
     def __init__(self, subject: Subject, compared: list[CounterfactualDifference]) -> None:
@@ -115,7 +115,7 @@ def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence |
     """What one example shows, None where it does not bind or compares nothing."""
     subject = Subject(candidate, _DTYPE)
     with watching_counterfactuals() as compared:
-        oracle = _Watched(subject, compared)
+        oracle = RecordingOracle(subject, compared)
         subject.oracle = oracle
         finding = examine(clause, subject, problem)
     shown = next((n for n, each in enumerate(compared) if bool(each.moved.any())), None)

@@ -17,7 +17,7 @@ from ...errors import UsageError
 from .code import COMPARED, call_lines, check_lines, is_adapted, is_graph, layers, there
 
 if TYPE_CHECKING:
-    from ..replay import Case
+    from ..replay import FailedClause
 
 
 Record = Mapping[str, Any]
@@ -89,7 +89,9 @@ print("\\nit does not fail any more")
 """
 
 
-def single(found: Sequence[Case], path: str = "-", option: str = "--emit-script") -> list[Case]:
+def single(
+    found: Sequence[FailedClause], path: str = "-", option: str = "--emit-script"
+) -> list[FailedClause]:
     """The one failure to write, in a file that can be written; raises UsageError.
 
     Of a clause that failed in several dtypes it is the first.

@@ -37,7 +37,7 @@ LEGITIMATE: Final = "candidates.legitimate"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CatalogueEntry:
     """A mistake, or a correct candidate, ready to run.
 
     ``primary`` is "" for what is only known to be broken: then any clause may catch it.
@@ -57,7 +57,7 @@ class Entry:
         return self.candidate.name
 
 
-def entries(options: TeethOptions, tell: Tell) -> list[Entry]:
+def entries(options: TeethOptions, tell: Tell) -> list[CatalogueEntry]:
     """Every entry that the options ask for; raises UsageError for what cannot be used."""
     mistakes = [*_mistakes(options, tell)]
     correct = [*_correct(options, tell)]
@@ -65,7 +65,7 @@ def entries(options: TeethOptions, tell: Tell) -> list[Entry]:
     return [*chosen, *_unique(correct)]
 
 
-def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
+def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     for target in options.targets:
         tell("loading", target)
         yield from _of_target(target)
@@ -81,25 +81,25 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
         yield from (_entry(mistake, REPOSITORY) for mistake in mistakes_in(repository))
 
 
-def _correct(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
+def _correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     """The correct candidates: all beside the whole catalogue, those given beside a part of it."""
     if options.whole:
         yield from _known_correct(options, tell)
     for target in options.correct:
         tell("loading", target)
         for candidate in resolve_one(target):
-            yield Entry(candidate=candidate, origin=target, correct=True)
+            yield CatalogueEntry(candidate=candidate, origin=target, correct=True)
 
 
-def _known_correct(options: TeethOptions, tell: Tell) -> Iterator[Entry]:
+def _known_correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     for candidate in correct_candidates():
-        yield Entry(candidate=candidate, origin=SHIPPED, correct=True)
+        yield CatalogueEntry(candidate=candidate, origin=SHIPPED, correct=True)
     for name, attribute in ((REPOSITORY, "CORRECT"), (LEGITIMATE, "CANDIDATES")):
         if name == LEGITIMATE and not options.thorough:
             continue
         module = _repository(name, tell)
         for candidate in getattr(module, attribute, ()):
-            yield Entry(candidate=candidate, origin=name, correct=True)
+            yield CatalogueEntry(candidate=candidate, origin=name, correct=True)
 
 
 def _repository(name: str, tell: Tell) -> ModuleType | None:
@@ -111,14 +111,14 @@ def _repository(name: str, tell: Tell) -> ModuleType | None:
     return import_dotted(name)
 
 
-def _of_target(target: str) -> Iterator[Entry]:
+def _of_target(target: str) -> Iterator[CatalogueEntry]:
     """The mistakes that a target names; where there are none its candidates, said to be broken."""
     found = list(mistakes_in(object_of(target)))
     if found:
         yield from (_entry(mistake, target) for mistake in found)
         return
     for candidate in resolve_one(target):
-        yield Entry(candidate=candidate, sentence=_sentence(candidate), origin=target)
+        yield CatalogueEntry(candidate=candidate, sentence=_sentence(candidate), origin=target)
 
 
 def _sentence(candidate: Candidate) -> str:
@@ -127,7 +127,7 @@ def _sentence(candidate: Candidate) -> str:
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def _brought(given: Any, origin: str) -> list[Entry]:
+def _brought(given: Any, origin: str) -> list[CatalogueEntry]:
     """The mistakes of an entry point: nothing else may stand there."""
     found = list(mistakes_in(given))
     listed = given if isinstance(given, (list, tuple)) else [given]
@@ -141,12 +141,12 @@ def _brought(given: Any, origin: str) -> list[Entry]:
     return [_entry(mistake, origin) for mistake in found]
 
 
-def _entry(mistake: Mistake, origin: str) -> Entry:
+def _entry(mistake: Mistake, origin: str) -> CatalogueEntry:
     _check_clauses(mistake)
     sentence = mistake.sentence
     if isinstance(mistake, NamedMistake):
         sentence = f"{sentence[0].upper()}{sentence[1:]}."
-    return Entry(
+    return CatalogueEntry(
         candidate=candidate_of(mistake, origin),
         sentence=sentence,
         fix=mistake.fix,
@@ -180,7 +180,7 @@ def candidate_of(mistake: Mistake, origin: str) -> Candidate:
     return renamed(found[0][0], mistake.name)
 
 
-def _unique(found: Iterable[Entry]) -> list[Entry]:
+def _unique(found: Iterable[CatalogueEntry]) -> list[CatalogueEntry]:
     """Each name once: the second of a name is called ``name-2`` and so on."""
     taken: set[str] = set()
     result = []
@@ -194,7 +194,7 @@ def _unique(found: Iterable[Entry]) -> list[Entry]:
     return result
 
 
-def _chosen(found: list[Entry], options: TeethOptions) -> list[Entry]:
+def _chosen(found: list[CatalogueEntry], options: TeethOptions) -> list[CatalogueEntry]:
     """The mistakes that the globs leave; raises UsageError for one that names none."""
     names = [entry.name for entry in found]
     for option, globs in (("--only", options.mistakes), ("--skip", options.not_mistakes)):

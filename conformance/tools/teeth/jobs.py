@@ -14,15 +14,15 @@ from ...running.runner import CandidateRun
 from ...running.workers.messages import Loaded, RunOptions
 from ...running.workers.pool import JobContext, WorkerPool
 from ...session.expectations import judge
-from .catalogue import Entry, entries
+from .catalogue import CatalogueEntry, entries
 from .options import LoadedEntry, TeethOptions
 
 # Starting a worker takes as long as some entries.
 _ENTRIES_A_WORKER: Final = 8
 _CAUGHT_BY: Final = ("MUST", "SHOULD")
 
-Heard = Callable[[LoadedEntry, list[ClauseResult], bool], None]
-Said = tuple[list[ClauseResult], bool]
+EntryDone = Callable[[LoadedEntry, list[ClauseResult], bool], None]
+EntryResults = tuple[list[ClauseResult], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +34,20 @@ class Pace:
     first: bool
 
 
-def run_entries(crew: WorkerPool, loaded: list[LoadedEntry], pace: Pace, heard: Heard) -> None:
-    """Run every entry; ``heard`` gets each one's results, and whether they are all of them.
+def run_entries(pool: WorkerPool, loaded: list[LoadedEntry], pace: Pace, report: EntryDone) -> None:
+    """Run every entry; ``report`` gets the results of each, and whether they are all of them.
 
-    An entry that an interrupt cuts off is heard of, too. Raises HarnessError when a worker cannot
-    go on.
+    It also gets those of an entry that an interrupt cuts off. Raises HarnessError when a worker
+    cannot go on.
     """
 
-    def do(job: JobContext[Said], index: int) -> None:
+    def do(job: JobContext[EntryResults], index: int) -> None:
         job.report(_run(job, index, loaded[index], first=pace.first))
 
-    crew.work(
+    pool.work(
         range(len(loaded)),
         do,
-        lambda index, said: heard(loaded[index], *said),
+        lambda index, said: report(loaded[index], *said),
         most=-(-len(loaded) // _ENTRIES_A_WORKER),
     )
 
@@ -57,7 +57,9 @@ def entries_of(loaded: list[Loaded]) -> list[LoadedEntry]:
     return [entry for entry in loaded if isinstance(entry, LoadedEntry)]
 
 
-def _run(job: JobContext[Said], index: int, entry: LoadedEntry, *, first: bool) -> Said:
+def _run(
+    job: JobContext[EntryResults], index: int, entry: LoadedEntry, *, first: bool
+) -> EntryResults:
     """The results of an entry; a mistake that need be caught only once ends with that clause."""
     results: list[ClauseResult] = []
     for result in job.supervisor.run_candidate(index):
@@ -96,7 +98,7 @@ class Bench:
     seed: int
     _current: tuple[Candidate, CandidateRun] | None = field(default=None, init=False)
 
-    def plan(self, entry: Entry) -> list[PlannedClause]:
+    def plan(self, entry: CatalogueEntry) -> list[PlannedClause]:
         """The clauses of an entry, those first that are expected to catch it."""
         named = (entry.primary, *entry.also)
         planned = self.run_of(entry.candidate).planned()
@@ -118,7 +120,7 @@ class Bench:
 class TeethPlan:
     """One entry of the catalogue with the clauses planned for it, as the worker wants a plan."""
 
-    entry: Entry
+    entry: CatalogueEntry
     bench: Bench
     planned: list[PlannedClause]
 

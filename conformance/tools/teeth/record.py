@@ -212,8 +212,8 @@ def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -
     started = time.monotonic()
     caught = Caught(ready=Ready(environment={}, specification="", sentences={}))
     try:
-        with WorkerPool(options, jobs=pace.jobs, timeout=pace.timeout) as crew:
-            _go(caught, crew, pace, progress)
+        with WorkerPool(options, jobs=pace.jobs, timeout=pace.timeout) as pool:
+            _go(caught, pool, pace, progress)
     except KeyboardInterrupt:
         caught.interrupted = True
     return build_record(
@@ -225,20 +225,20 @@ def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -
     )
 
 
-def _go(caught: Caught, crew: WorkerPool, pace: Pace, progress: Progress) -> None:
+def _go(caught: Caught, pool: WorkerPool, pace: Pace, progress: Progress) -> None:
     progress("loading", 0, 0)
-    caught.ready = crew.start()
-    caught.loaded = entries_of(crew.load())
+    caught.ready = pool.start()
+    caught.loaded = entries_of(pool.load())
     total = len(caught.loaded)
 
-    def heard(entry: LoadedEntry, results: list[ClauseResult], complete: bool) -> None:  # noqa: FBT001
+    def report(entry: LoadedEntry, results: list[ClauseResult], complete: bool) -> None:  # noqa: FBT001
         caught.results[entry.name] = results
         if complete:
             caught.complete.add(entry.name)
         progress(entry.name, len(caught.complete), total)
 
     progress("starting", 0, total)
-    run_entries(crew, caught.loaded, pace, heard)
+    run_entries(pool, caught.loaded, pace, report)
 
 
 def _judged(options: TeethOptions, caught: Caught) -> set[str]:

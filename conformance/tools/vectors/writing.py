@@ -18,7 +18,7 @@ from ...running.workers.environment import package_version
 from ...running.workers.planning import ANY_SCALE
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
-from .asking import EMPTY_ROWS, STORED_AS, Question, promising, questions
+from .cases import EMPTY_ROWS, STORED_AS, VectorCase, promising, vector_cases
 from .checking import ALIGNED, CASES, FORMAT, INDEX, README, SCHEMAS
 
 # What the numbers of a mask mean.
@@ -61,32 +61,32 @@ def write_vectors(
 
 
 def _cases(folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
-    """Write every case of a dtype, and tell its entries of the index."""
+    """Write every case of a dtype, and yield its entries of the index."""
     counted: dict[str, int] = {}
-    for asked in questions(dtype):
-        kind = f"{dtype}-{asked.clause.id}"
-        if asked.alignment != "bottom-right":
-            kind += f"-{asked.alignment}"
+    for case in vector_cases(dtype):
+        kind = f"{dtype}-{case.clause.id}"
+        if case.alignment != "bottom-right":
+            kind += f"-{case.alignment}"
         counted[kind] = counted.get(kind, 0) + 1
         name = f"{kind}-{counted[kind]:02}"
-        places, data = _packed(asked)
+        places, data = _packed(case)
         (folder / CASES / f"{name}.bin").write_bytes(data)
-        described = _described(name, asked, places, data)
+        described = _described(name, case, places, data)
         text = _write_json(folder / CASES / f"{name}.json", described)
         yield {
             "id": name,
-            "clause": asked.clause.id,
+            "clause": case.clause.id,
             "dtype": dtype,
             "file": f"{CASES}/{name}.json",
             "sha256": hashlib.sha256(text).hexdigest(),
         }
 
 
-def _packed(asked: Question) -> tuple[dict[str, Any], bytes]:
+def _packed(case: VectorCase) -> tuple[dict[str, Any], bytes]:
     """Where each tensor lies in the file, and the file."""
     places: dict[str, Any] = {}
     data = bytearray()
-    for name, tensor in asked.tensors.items():
+    for name, tensor in case.tensors.items():
         data.extend(bytes(-len(data) % ALIGNED))
         places[name] = {
             "dtype": tensor.dtype,
@@ -100,17 +100,17 @@ def _packed(asked: Question) -> tuple[dict[str, Any], bytes]:
     return places, bytes(data)
 
 
-def _described(name: str, asked: Question, places: dict[str, Any], data: bytes) -> dict[str, Any]:
+def _described(name: str, case: VectorCase, places: dict[str, Any], data: bytes) -> dict[str, Any]:
     """The description of a case: all that decides what attention computes."""
-    inputs, sizes = asked.inputs, asked.inputs.geometry
+    inputs, sizes = case.inputs, case.inputs.geometry
     form = inputs.mask_form
     length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     return {
         "format": FORMAT,
         "id": name,
-        "clause": asked.clause.id,
-        "requirement": asked.clause.sentence,
-        "dtype": asked.dtype,
+        "clause": case.clause.id,
+        "requirement": case.clause.sentence,
+        "dtype": case.dtype,
         "sizes": {
             "batch": inputs.query.shape[0],
             "heads": sizes.num_heads,
@@ -120,13 +120,13 @@ def _described(name: str, asked: Question, places: dict[str, Any], data: bytes) 
             "head_size": inputs.query.shape[-1],
             "value_head_size": inputs.value.shape[-1],
         },
-        "scale": asked.known.core.scale,
+        "scale": case.golden.core.scale,
         "scale_is_default": inputs.scale is None,
         "softcap": inputs.softcap,
         "causal": inputs.causal,
         "window": None if inputs.window is None else list(inputs.window),
-        "alignment": asked.alignment,
-        "diagonal": keys - length if asked.alignment == "bottom-right" else 0,
+        "alignment": case.alignment,
+        "diagonal": keys - length if case.alignment == "bottom-right" else 0,
         "mask": None if form is None else {"form": form, "meaning": MEANINGS[form]},
         "empty_rows": EMPTY_ROWS,
         "tensors": places,

@@ -10,7 +10,7 @@ from workspaces import KERNEL, UNSCALED, write
 
 import conformance
 from conformance.errors import UsageError
-from conformance.tools.teeth.catalogue import Entry, entries
+from conformance.tools.teeth.catalogue import CatalogueEntry, entries
 from conformance.tools.teeth.options import TeethOptions
 
 MINE = """
@@ -26,7 +26,7 @@ ALONE = conformance.Mistake(name="alone", sentence="Wrong.", primary="mask.golde
 """
 
 
-def found(*targets: str, **more: Any) -> list[Entry]:
+def found(*targets: str, **more: Any) -> list[CatalogueEntry]:
     """The entries of targets."""
     options = TeethOptions(targets=targets, **more)
     return entries(options, lambda _what, _name: None)

@@ -15,7 +15,7 @@ from _paths import CHECKOUT
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
-from conformance.tools.vectors.asking import ALIGNMENTS, FORMS
+from conformance.tools.vectors.cases import ALIGNMENTS, FORMS
 from conformance.tools.vectors.checking import check_vectors
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
