@@ -61,7 +61,7 @@ def _cover(target: str) -> None:
     spaces = {one.id: one.space for one in all_clauses() if one.space.edges == "combinations"}
     for candidate in resolve([target]):
         for slug, space in spaces.items():
-            if space.asks == "operator" or space.not_applicable(candidate):
+            if space.purpose == "operator" or space.not_applicable(candidate):
                 continue
             for strength, profile in STRENGTHS.items():
                 cover.cache_clear()

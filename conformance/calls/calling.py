@@ -190,7 +190,7 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
     keywords = sequence_keywords(inputs)
     if inputs.mask_form not in (None, SEQUENCES):
         keywords[inputs.mask_form] = present_mask(inputs)
-    if inputs.causal and not inputs.causal_unasked:
+    if inputs.causal and not inputs.always_causal:
         keywords["causal"] = True
     for name in ("scale", "softcap", "window", "dropout"):
         value = getattr(inputs, name)

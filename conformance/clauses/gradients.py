@@ -100,7 +100,7 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
     ),
     source="flash-attention: softcap and window in the backward pass; numerics.options",
     space=EVERY_OPTION.replace(
-        values=("normal",), edges="combinations", asks="gradients", share=0.1
+        values=("normal",), edges="combinations", purpose="gradients", share=0.1
     ),
     needs_golden=True,
     counterfactual="gradients of half the size",

@@ -10,11 +10,11 @@ from torch import Tensor
 from .._golden import golden
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
+from ..problems.fitting import fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.settling import settle
 from ..problems.space import EVERY_OPTION, PROBE, Space
 from .judging import (
     head_blocks,
@@ -42,7 +42,7 @@ _own_weights = requires(
 
 def _takes(candidate: Candidate, geometry: Geometry) -> bool:
     """Whether a candidate can be called with the heads of a geometry."""
-    settled = settle(geometry, candidate, Space())
+    settled = fitted_geometry(geometry, candidate, Space())
     heads = (geometry.num_heads, geometry.num_kv_heads)
     return (settled.num_heads, settled.num_kv_heads) == heads
 
@@ -54,7 +54,7 @@ def _with_heads(candidate: Candidate, geometry: Geometry, kv_heads: int) -> Geom
 
 
 def _probe(candidate: Candidate) -> Geometry:
-    return settle(PROBE.replace(num_heads=4), candidate, Space(grouped=True))
+    return fitted_geometry(PROBE.replace(num_heads=4), candidate, Space(grouped=True))
 
 
 _takes_equal_heads = requires(

@@ -526,7 +526,7 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
     ).replace(
         keep=_cut(inputs.keep, rows, keys),
         bias=_cut(inputs.bias, rows, keys),
-        causal=inputs.causal and inputs.causal_unasked,
+        causal=inputs.causal and inputs.always_causal,
         window=None,
         past=0,
     )

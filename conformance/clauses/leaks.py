@@ -14,11 +14,11 @@ from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from ..oracle.comparison import compare, moves, with_relation
 from ..oracle.oracle import evaluate
+from ..problems.fitting import counts_from_first_key
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.settling import counts_from_first_key
 from ..problems.space import Space, admits_lengths, allowed_sizes, can_cross, tied_fields
 from .judging import column, first_place, knows_nan, narrow_range, relate, wide_range
 from .registry import Finding, clause, declares, violated

@@ -48,7 +48,7 @@ _is_operator = requires(lambda c: c.declaration.operator, "no operator is declar
     ),
     source="torch.library.opcheck and the custom operators manual",
     # Each check traces the operator anew, which takes half a second.
-    space=OPTIONS.replace(share=0.01, edges="combinations", asks="operator"),
+    space=OPTIONS.replace(share=0.01, edges="combinations", purpose="operator"),
     applies=(_is_operator,),
     explained=False,
 )

@@ -7,9 +7,9 @@ from typing import Final
 
 from ..calls.calling import Answer, CandidateFailure, RowWithoutKeysRefused
 from ..problems.caching import without_cache
+from ..problems.fitting import causal_flag
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
-from ..problems.settling import settle_causal
 from ..problems.space import EVERY_OPTION
 from .judging import all_of, are_golden_weights, is_golden
 from .leaks import follows_empty_rule
@@ -114,7 +114,7 @@ def _refuses_place(subject: Subject, problem: Problem) -> bool:
         geometry=problem.geometry,
         dtype=problem.dtype,
         seed=problem.seed,
-        causal=settle_causal(subject.candidate, flagged=False),
+        causal=causal_flag(subject.candidate, flagged=False),
         device=problem.device,
         layout=problem.layout,
         shared=problem.shared,

@@ -8,11 +8,11 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
+from ..problems.fitting import fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.settling import settle
 from ..problems.space import EVERY_OPTION, KEY_FORMS, WIDTHS, Space, admits_lengths, can_cross
 from ..tolerance.positions import position_bound
 from .judging import measures_golden, order_is_free, permutation, reordered_keys, same_answer
@@ -60,7 +60,7 @@ def _with_heads(subject: Subject, problem: Problem) -> Problem:
     """The same with another number of heads, by its seed, each with keys of its own."""
     count = HEADS[problem.seed % len(HEADS)]
     wanted = problem.geometry.replace(num_heads=count, num_kv_heads=count)
-    return problem.replace(geometry=settle(wanted, subject.candidate, DISTANCES))
+    return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, DISTANCES))
 
 
 def _otherwise(subject: Subject, inputs: Inputs) -> Tensor:
@@ -288,7 +288,7 @@ def _far(subject: Subject, problem: Problem) -> Problem:
         return problem
     queries = queries if can_cross(subject.candidate) else min(keys, 40)
     wanted = problem.geometry.replace(key_length=keys, query_length=queries, head_size=size)
-    return problem.replace(geometry=settle(wanted, subject.candidate, FORMULA))
+    return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, FORMULA))
 
 
 def _crowded(subject: Subject, problem: Problem) -> bool:

@@ -11,12 +11,12 @@ from ..base.results import Violation
 from ..calls.calling import Arguments, CandidateFailure, arguments
 from ..calls.devices import whole_storage
 from ..declare.declaration import SEQUENCES
-from ..problems.caching import CACHED, draws_cache, settle_past
+from ..problems.caching import CACHED, cached_length, draws_cache
+from ..problems.fitting import causal_flag, one_at_a_time
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import MaskPlan, Problem
 from ..problems.recipes import LIVELY
-from ..problems.settling import one_at_a_time, settle_causal
 from ..problems.space import EVERY_OPTION, Space, admits_lengths, can_cross
 from .judging import (
     View,
@@ -397,8 +397,8 @@ def _asked(subject: Subject, problem: Problem) -> Iterator[Inputs]:
 
 def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     geometry, declared = problem.geometry, subject.declaration
-    causal = settle_causal(subject.candidate, flagged=True)
-    other = settle_causal(subject.candidate, flagged=not problem.causal)
+    causal = causal_flag(subject.candidate, flagged=True)
+    other = causal_flag(subject.candidate, flagged=not problem.causal)
     masks = ORDER.options(subject.candidate)
     form, shape = masks[problem.seed % len(masks)] if masks else ("", "")
     mask = MaskPlan(pattern="random", form=form, shape=shape) if masks else None
@@ -418,4 +418,4 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     yield plain
     if draws_cache(subject.candidate):
         half = plain.replace(past=CACHED["the larger half of the keys"](geometry))
-        yield half.replace(past=settle_past(half, subject.candidate))
+        yield half.replace(past=cached_length(half, subject.candidate))

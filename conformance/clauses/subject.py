@@ -42,10 +42,10 @@ from ..declare.candidate import Candidate
 from ..oracle.gradient_oracle import GradientOracle
 from ..oracle.oracle import Golden, Oracle
 from ..oracle.yardstick import Yardstick, yardstick
+from ..problems.fitting import causal_flag, fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.materialise import materialise
 from ..problems.problem import Problem
-from ..problems.settling import settle, settle_causal
 from ..problems.space import PROBE, Space
 from ..tolerance import model
 
@@ -189,10 +189,10 @@ class Differentiator:
         """Whether the answer to a small plain question requires a gradient."""
         subject = self.subject
         problem = Problem(
-            geometry=settle(PROBE, subject.candidate, Space()),
+            geometry=fitted_geometry(PROBE, subject.candidate, Space()),
             dtype=subject.dtype,
             seed=1,
-            causal=settle_causal(subject.candidate, flagged=False),
+            causal=causal_flag(subject.candidate, flagged=False),
         )
         inputs = subject.inputs(problem).replace(grad_mode=True)
         with subject.recorded(None):

@@ -180,7 +180,7 @@ def window_causal(subject: Subject, problem: Problem) -> Finding:
     """Rows against their queries alone, with what the mask says of the keys that are left."""
     inputs = _windowed(subject, problem, window_for(problem))
     lost = [inputs.replace(window=None)]
-    lost += [] if inputs.causal_unasked else [inputs.replace(causal=False)]
+    lost += [] if inputs.always_causal else [inputs.replace(causal=False)]
     lost += [inputs.without_mask()] if inputs.masked else []
     other = lost[problem.seed % len(lost)]
     wording = f"the causal flag and the window {inputs.window} together show other keys"

@@ -18,9 +18,9 @@ from ..declare.candidate import Candidate
 from ..oracle.stretching import lowered_key, single_key_inputs
 from ..problems.arrangements import canonical_output, presented_shape
 from ..problems.caching import draws_cache
+from ..problems.fitting import causal_flag, fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.problem import MaskPlan, Problem
-from ..problems.settling import settle, settle_causal
 from ..problems.space import Space
 
 # In the order of Geometry's fields: batch, heads, key/value heads, lengths of query and key, head
@@ -205,12 +205,12 @@ def _problem(subject: Subject, plan: BatteryEntry) -> Problem | None:
         return None
     drawn = Geometry(**dict(zip(FIELDS, plan.sizes, strict=True)))
     return Problem(
-        geometry=settle(drawn, candidate, space),
+        geometry=fitted_geometry(drawn, candidate, space),
         dtype=subject.dtype,
         seed=plan.seed,
         values="normal",
         mask=mask,
-        causal=settle_causal(candidate, flagged=plan.causal),
+        causal=causal_flag(candidate, flagged=plan.causal),
         **plan.extras,
     )
 

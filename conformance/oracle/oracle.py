@@ -89,7 +89,7 @@ class Oracle:
 
     def empty_rule(self, inputs: Inputs) -> str:
         """What is promised for the rows without keys of a call, "any" for nothing."""
-        unasked = inputs.causal_unasked and inputs.masked
+        unasked = inputs.always_causal and inputs.masked
         return self.declaration.empty_rule(
             form=inputs.mask_form,
             causal=inputs.causal and not unasked,

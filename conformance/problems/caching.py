@@ -47,7 +47,7 @@ def draws_cache(candidate: Candidate) -> bool:
 
 
 NO_CACHE: Final = "none"
-# How many of the keys are cached, by the sizes; settle_past leaves at least one of them new.
+# How many of the keys are cached, by the sizes; cached_length leaves at least one of them new.
 CACHED: Final[dict[str, Callable[[Geometry], int]]] = {
     NO_CACHE: lambda _sizes: 0,
     "one key": lambda _sizes: 1,
@@ -58,7 +58,7 @@ CACHED: Final[dict[str, Callable[[Geometry], int]]] = {
 }
 
 
-def settle_past(problem: Problem, candidate: Candidate) -> int:
+def cached_length(problem: Problem, candidate: Candidate) -> int:
     """How many keys of a problem can be handed over as a cache: at least one stays new."""
     if not problem.past or not draws_cache(candidate):
         return 0

@@ -21,10 +21,10 @@ from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from .caching import CACHED, NO_CACHE, counts_from_first, draws_cache
 from .covering import Covering, CoveringParameter, Model, Rule, alone, cover
+from .fitting import causal_flag, either_or, fitted_geometry
 from .mask_patterns import NO_QUERIES
 from .materialise import structure
 from .problem import MaskPlan, Problem
-from .settling import either_or, settle, settle_causal
 from .space import Space
 
 Fields = dict[str, Any]
@@ -118,7 +118,7 @@ def combinations(
     candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
 ) -> Combinations:
     """Every problem in which values of as many parameters meet as the strength says."""
-    if space.asks == "operator":
+    if space.purpose == "operator":
         strength = 1
     made = _Parameters(candidate, space)
     covering = cover(made.model, strength, OTHER_PATHS)
@@ -142,7 +142,7 @@ def with_other_values(problem: Problem, seed: int) -> Problem:
 
 def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
     """Each option alone at plain sizes, then so few problems that each is given with others."""
-    space = dataclasses.replace(space, asks="operator")
+    space = dataclasses.replace(space, purpose="operator")
     made = _Parameters(candidate, space)
     names = [parameter.name for parameter in made.model.parameters]
     rows = [dict(zip(names, row, strict=True)) for row in alone(made.model)]
@@ -159,7 +159,7 @@ class _Parameters:
         self.candidate = candidate
         self.declared = candidate.declaration
         self.space = space
-        self.plain = settle(BASE, candidate, space)
+        self.plain = fitted_geometry(BASE, candidate, space)
         self.meant: dict[str, dict[str, Any]] = {}
         for name, values in self._every():
             if len(values) > 1:
@@ -175,7 +175,7 @@ class _Parameters:
         yield from self._options()
         for name in SIZES:
             yield name, self._sizes(name)
-        if self.space.asks != "operator" and self.declared.strides != "contiguous":
+        if self.space.purpose != "operator" and self.declared.strides != "contiguous":
             yield from self._memory()
 
     # -- values ------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class _Parameters:
 
     def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:
         """Whether it is known what a row without keys does in such a call."""
-        if self.space.asks == "gradients":
+        if self.space.purpose == "gradients":
             return False  # what such a row does to gradients is for gradients.empty-row-finite
         return self.declared.empty_rule(form=form, causal=causal, weights=weights) != "any"
 
@@ -219,19 +219,19 @@ class _Parameters:
             yield "sinks", {"no": False, "yes": True}
         if draws_cache(self.candidate) and self._takes_cache():
             yield "cache", {name: name for name in CACHES}
-        if "weights" in features and self.space.asks != "operator":
+        if "weights" in features and self.space.purpose != "operator":
             yield "weights returned", {"no": False, "yes": True}
-        if "dropout" in features and self.space.asks != "operator":
+        if "dropout" in features and self.space.purpose != "operator":
             yield "dropout", {NONE: None, "hardly any": HARDLY}
         if self.candidate.kind == "layer" and self.candidate.draws_weights:
             yield "projection biases", {"yes": True, "no": False}
 
     def _takes_sinks(self) -> bool:
-        return self.candidate.kind == "core" or self.space.asks != "gradients"
+        return self.candidate.kind == "core" or self.space.purpose != "gradients"
 
     def _takes_cache(self) -> bool:
         """Whether an answer with a cache is known: nothing says where top-left places are."""
-        if self.space.asks == "gradients" and self.candidate.kind != "core":
+        if self.space.purpose == "gradients" and self.candidate.kind != "core":
             return False  # what a layer has cached are heads, which the golden does not project
         placed = self.declared.always_causal or self.declared.position is not None
         return not (placed and counts_from_first(self.candidate))
@@ -242,7 +242,7 @@ class _Parameters:
         found: dict[str, Any] = {}
         for sizes in values:
             given = dict(zip(fields, sizes, strict=True))
-            settled = settle(self.plain.replace(**given), self.candidate, self.space)
+            settled = fitted_geometry(self.plain.replace(**given), self.candidate, self.space)
             own = {field: getattr(settled, field) for field in fields}
             found.setdefault("/".join(map(str, own.values())), own)
         return found
@@ -258,7 +258,7 @@ class _Parameters:
         if declared.masks and declared.masks != (SEQUENCES,):
             yield "mask memory", {name: name for name in MASK_MEMORY}
         apart = not (declared.head_layout.is_packed or declared.head_layout.has_sequences)
-        if declared.inputs == "separate" and apart and self.space.asks == "answer":
+        if declared.inputs == "separate" and apart and self.space.purpose == "answer":
             yield "tensors", self._objects(layer=layer)
 
     def _objects(self, *, layer: bool) -> dict[str, Any]:
@@ -349,7 +349,7 @@ class _Parameters:
 
     def _leaves(self, sizes: Fields) -> bool:
         """Whether the declaration leaves room for some sizes."""
-        settled = settle(self.plain.replace(**sizes), self.candidate, self.space)
+        settled = fitted_geometry(self.plain.replace(**sizes), self.candidate, self.space)
         return all(getattr(settled, name) == size for name, size in sizes.items())
 
     def _rules_of_caches(self) -> Iterator[Rule]:
@@ -451,8 +451,8 @@ class _Parameters:
         sizes: Fields = {}
         for name in SIZES:
             sizes |= given.get(name, {})
-        geometry = settle(self.plain.replace(**sizes), self.candidate, self.space)
-        causal = settle_causal(self.candidate, flagged=given.get("causal", False))
+        geometry = fitted_geometry(self.plain.replace(**sizes), self.candidate, self.space)
+        causal = causal_flag(self.candidate, flagged=given.get("causal", False))
         window = given.get("window")
         mask = given.get("mask")
         plan = None

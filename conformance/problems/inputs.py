@@ -62,7 +62,7 @@ class Inputs:
         Whether the call is made with gradients recorded, which nobody asks for here.
     shared
         Whether inputs that are one object here are handed over as one object, too.
-    causal_unasked
+    always_causal
         Whether the candidate applies the causal rule in every call, so that no flag is passed.
     past
         How many of the keys and values, the first ones, are handed over as a cache. With
@@ -101,7 +101,7 @@ class Inputs:
     mask_layout: str = "contiguous"
     grad_mode: bool = False
     shared: bool = False
-    causal_unasked: bool = False
+    always_causal: bool = False
     past: int = 0
     empty_cache: bool = False
     point: golden.Semantics = golden.STANDARD

@@ -15,7 +15,7 @@ from ..declare.declaration import SEQUENCES
 from ..tolerance import model
 from ..tolerance.layer import is_exact
 from .arrangements import sequences
-from .caching import settle_past, without_key_bias
+from .caching import cached_length, without_key_bias
 from .inputs import Inputs
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
 from .problem import MaskPlan, Overrides, Problem
@@ -166,8 +166,8 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         window=problem.window,
         sinks=_sinks(problem),
         generic=_is_generic(problem, candidate),
-        causal_unasked=candidate.declaration.always_causal,
-        past=settle_past(problem, candidate),
+        always_causal=candidate.declaration.always_causal,
+        past=cached_length(problem, candidate),
         point=candidate.declaration.semantics,
         device=problem.device,
         head_layout=candidate.declaration.head_layout,

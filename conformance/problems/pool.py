@@ -95,7 +95,7 @@ class Pool:
         full = self._profile.strength
         if dtype == self._leading:
             return full
-        return max(full - 1, 1) if space.asks == "gradients" else min(2, full)
+        return max(full - 1, 1) if space.purpose == "gradients" else min(2, full)
 
     def _wanted(self, space: Space, dtype: str) -> int:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES

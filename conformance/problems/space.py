@@ -14,7 +14,7 @@ from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
 Edges = Literal["sizes", "combinations", "lengths", "tiles"]
-Asks = Literal["answer", "gradients", "operator"]
+Purpose = Literal["answer", "gradients", "operator"]
 # The recipe whose projections do not round.
 EXACT = "plain-projections"
 SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
@@ -81,7 +81,7 @@ class Space:
     edges
         The hand-picked problems: of all "sizes", "combinations" of all that a candidate declares,
         long "lengths", or the edges of large "tiles" where gradients are judged.
-    asks
+    purpose
         What combinations are asked for, on which it depends which there are: the "answer",
         "gradients", or what an "operator" does with each option.
     kinds
@@ -103,7 +103,7 @@ class Space:
     preferred: tuple[tuple[str, int], ...] = ()
     share: float = 1.0
     edges: Edges = "sizes"
-    asks: Asks = "answer"
+    purpose: Purpose = "answer"
     kinds: tuple[str, ...] = ("core", "layer")
 
     def replace(self, **changes: Any) -> Space:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
-from .caching import CACHED, NO_CACHE, draws_cache, settle_past
+from .caching import CACHED, NO_CACHE, cached_length, draws_cache
+from .fitting import causal_flag, either_or, fitted_geometry, one_at_a_time
 from .problem import MaskPlan, Problem
-from .settling import either_or, one_at_a_time, settle, settle_causal
 from .space import Often, Space
 
 SCALES = (None, 0.25, 0.3, 1.0, 1.7)
@@ -56,12 +56,12 @@ class Draft:
         """The problem of a space that this draft becomes for a candidate."""
         recipes = space.recipes(dtype, candidate)
         problem = Problem(
-            geometry=settle(self.geometry, candidate, space),
+            geometry=fitted_geometry(self.geometry, candidate, space),
             dtype=dtype,
             seed=self.seed,
             values=recipes[self.values % len(recipes)],
             mask=self._mask(candidate, space),
-            causal=settle_causal(candidate, flagged=_decide(space.causal, drawn=self.causal)),
+            causal=causal_flag(candidate, flagged=_decide(space.causal, drawn=self.causal)),
             biases=self.biases,
             **self._extras(candidate, space),
             sinks=self._has_sinks(candidate, space),
@@ -114,7 +114,7 @@ class Draft:
             return problem
         digits = len(SCALES) * len(SOFTCAPS) * len(WINDOWS)
         past = CACHED[PASTS[self.extras // digits % len(PASTS)]](problem.geometry)
-        return problem.replace(past=settle_past(problem.replace(past=past), candidate))
+        return problem.replace(past=cached_length(problem.replace(past=past), candidate))
 
 
 def _decide(often: Often, *, drawn: bool) -> bool:

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from ..base.geometry import FIELDS, Geometry
 from ..declare.candidate import Candidate
-from ..problems.caching import settle_past
+from ..problems.caching import cached_length
+from ..problems.fitting import fitted_geometry, shared_inputs
 from ..problems.problem import Problem
-from ..problems.settling import settle, settle_shared
 from ..problems.space import WIDTHS, Space
 
 StillFails = Callable[[Problem], bool]
@@ -136,10 +136,10 @@ class _ProblemSearch:
 
     def _settled(self, proposal: Problem) -> Problem | None:
         """The proposal as it can be asked; None when it was, may not be, or is larger."""
-        geometry = settle(proposal.geometry, self.candidate, self.space)
+        geometry = fitted_geometry(proposal.geometry, self.candidate, self.space)
         settled = proposal.replace(geometry=geometry)
-        settled = settled.replace(past=settle_past(settled, self.candidate))
-        settled = settled.replace(shared=settle_shared(settled, self.candidate))
+        settled = settled.replace(past=cached_length(settled, self.candidate))
+        settled = settled.replace(shared=shared_inputs(settled, self.candidate))
         kind = self.candidate.kind
         if settled in self._seen or not self.space.admits(settled, self.candidate):
             return None

@@ -15,8 +15,8 @@ from conformance.calls.arrays import OfArrays, Stranger, no_such_numbers, to_arr
 from conformance.calls.calling import CandidateFailure
 from conformance.clauses.subject import Subject
 from conformance.errors import DeclarationError
+from conformance.problems.fitting import fitted_geometry
 from conformance.problems.problem import Problem
-from conformance.problems.settling import settle
 from conformance.problems.space import PROBE, Space
 
 
@@ -58,7 +58,7 @@ def test_wrong_array_is_one_clear_violation() -> None:
     """The report says what came and what should have come."""
     candidate = conformance.core(arrays="numpy")(listed)
     subject = Subject(candidate, "float32")
-    geometry = settle(PROBE, candidate, Space())
+    geometry = fitted_geometry(PROBE, candidate, Space())
     with pytest.raises(CandidateFailure, match=r"the output is a list, not a numpy\.ndarray"):
         subject.answer(subject.inputs(Problem(geometry=geometry, dtype="float32", seed=0)))
 

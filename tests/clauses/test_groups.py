@@ -7,7 +7,7 @@ from torch import Tensor
 
 from candidates.eager import EagerCore, EagerLayer
 from conformance.clauses.registry import all_clauses
-from conformance.problems.settling import settle
+from conformance.problems.fitting import fitted_geometry
 from conformance.problems.space import Space
 
 SLUGS = [clause.id for clause in all_clauses() if clause.family == "groups"]
@@ -93,7 +93,7 @@ def test_grouped_sizes_can_be_had(pins: dict[str, object]) -> None:
     assert space.not_applicable(candidate) == ""
     for heads in range(1, 7):
         sizes = problem(num_heads=heads, num_kv_heads=heads).geometry
-        settled = settle(sizes, candidate, space)
+        settled = fitted_geometry(sizes, candidate, space)
         assert settled.num_kv_heads < settled.num_heads
         assert settled.num_heads % settled.num_kv_heads == 0
 

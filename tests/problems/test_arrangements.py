@@ -18,9 +18,9 @@ from conformance.problems.arrangements import (
     presented_shape,
     with_equal_sequences,
 )
+from conformance.problems.fitting import fitted_geometry
 from conformance.problems.inputs import Inputs
 from conformance.problems.problem import MaskPlan, Problem
-from conformance.problems.settling import settle
 from conformance.problems.space import Space
 
 SIZES = Geometry(
@@ -49,7 +49,7 @@ def inputs_of(
 ) -> Inputs:
     """Some inputs of a core with a layout; the sequences of varlen differ in length."""
     candidate = conformance.core(layout=layout, causal=causal)(never)
-    geometry = settle(SIZES, candidate, Space())
+    geometry = fitted_geometry(SIZES, candidate, Space())
     plan = mask if layout == "varlen" else None
     problem = Problem(geometry=geometry, dtype="float32", seed=seed, mask=plan)
     return Subject(candidate, "float32").inputs(problem)

@@ -11,7 +11,7 @@ import conformance
 from candidates.eager import EagerCore, eager_layer
 from conformance.calls.calling import arguments
 from conformance.clauses.subject import Subject
-from conformance.problems.caching import cached, draws_cache, no_cache, settle_past, without_cache
+from conformance.problems.caching import cached, cached_length, draws_cache, no_cache, without_cache
 from conformance.problems.materialise import materialise
 from conformance.problems.space import Space
 from conformance.problems.strategies import Draft
@@ -80,7 +80,7 @@ def test_the_golden_sees_all_keys() -> None:
 
 def test_one_key_stays_new() -> None:
     """No more is cached than leaves one new key."""
-    assert settle_past(problem(past=99), CACHING) == 6
+    assert cached_length(problem(past=99), CACHING) == 6
     assert materialise(problem(past=99), CACHING).past == 6
 
 
@@ -97,7 +97,7 @@ def test_cut_keys_shorten_the_cache() -> None:
 def test_places_from_the_first_key_are_not_asked(more: dict[str, object], past: int) -> None:
     """Where the diagonal starts at the first key, nobody says whether that is a cached one."""
     top_left = core(EagerCore(causal="top-left"), causal="top-left", features=FEATURES)
-    assert settle_past(problem(past=3, **more), top_left) == past
+    assert cached_length(problem(past=3, **more), top_left) == past
 
 
 def test_only_those_who_can_get_caches() -> None:

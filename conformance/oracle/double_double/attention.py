@@ -53,10 +53,10 @@ def core_output(attention: golden.Attention) -> tuple[Tensor, Tensor]:
     """
     heads = (exact(attention.query), exact(attention.key), exact(attention.value))
     with torch.no_grad():
-        return settle(weighted_values(attention, *heads), attention.output)
+        return finite_or_golden(weighted_values(attention, *heads), attention.output)
 
 
-def settle(computed: DoubleDouble, golden_output: Tensor) -> DoubleDouble:
+def finite_or_golden(computed: DoubleDouble, golden_output: Tensor) -> DoubleDouble:
     """What was computed, or the golden output with a zero where either is not finite."""
     known = torch.isfinite(computed.high) & torch.isfinite(computed.low)
     return select(known & torch.isfinite(golden_output), computed, exact(golden_output))
@@ -209,7 +209,7 @@ def layer_output(layer: golden.MultiHeadAttention) -> tuple[Tensor, Tensor]:
             # Heads concatenated along the tokens meet one block of the output matrix.
             matrix = weights.o[:, : merged.high.shape[-1]]
             merged = _project(merged, matrix, weights.o_bias)
-        return settle(merged, layer.output)
+        return finite_or_golden(merged, layer.output)
 
 
 def _project(tokens: DoubleDouble, matrix: Tensor, bias: Tensor | None) -> DoubleDouble:

@@ -13,7 +13,7 @@ from .space import LENGTHS, WIDTHS, Space, allowed_sizes, least_size, tied_field
 BUILDS = 2
 
 
-def settle(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
+def fitted_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
     """The nearest geometry that the space and the candidate's declaration allow.
 
     What the candidate's own geometry function makes stands, even outside the space.
@@ -31,7 +31,7 @@ def settle(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
     return built
 
 
-def settle_causal(candidate: Candidate, *, flagged: bool, masked: bool = False) -> bool:
+def causal_flag(candidate: Candidate, *, flagged: bool, masked: bool = False) -> bool:
     """Whether a problem is causal: where it can be asked for, and wherever it always is.
 
     ``masked`` says that it has a mask beside which the flag is not given: see ``either_or``.
@@ -43,7 +43,7 @@ def settle_causal(candidate: Candidate, *, flagged: bool, masked: bool = False) 
 def one_at_a_time(problem: Problem, candidate: Candidate) -> Problem:
     """The problem without its flag where a mask is given and both are not asked for together."""
     alone = problem.mask is not None and either_or(candidate)
-    causal = settle_causal(candidate, flagged=problem.causal, masked=alone)
+    causal = causal_flag(candidate, flagged=problem.causal, masked=alone)
     return problem.replace(causal=causal)
 
 
@@ -55,7 +55,7 @@ def either_or(candidate: Candidate) -> bool:
     return candidate.declaration.semantics.causal_combination != "both"
 
 
-def settle_shared(problem: Problem, candidate: Candidate) -> str:
+def shared_inputs(problem: Problem, candidate: Candidate) -> str:
     """Which inputs of a problem can be one tensor: those of one shape, as many as are to be."""
     sizes = problem.geometry
     if candidate.kind == "core":
