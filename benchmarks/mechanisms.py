@@ -98,7 +98,7 @@ def measured(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for planned in run.planned():
         if planned.reason or (planned.level != "MUST" and planned.id != mistake.primary):
             continue
-        result = run.run(planned, asking=ClauseRun(deferred=True))
+        result = run.run(planned, clause_run=ClauseRun(deferred=True))
         if result.status == "failed":
             failed.setdefault(planned.id, (planned, result))
         if len(failed) == ENOUGH:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ DIAGNOSED = ("value", "shape", "finite")
 class CandidateRun:
     """One candidate under one profile and seed; its clauses share pools, goldens and bounds.
 
-    Without ``explain`` a failure is reported as it was found: not made small, and not named.
+    Without ``explain`` a failure is neither reduced nor diagnosed.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CandidateRun:
         return list(self._subjects.values())
 
     def forget(self) -> None:
-        """Let go of problems, goldens and answers: what is asked later makes them anew."""
+        """Drop problems, goldens and answers: later clauses make them anew."""
         self.pool = self._pool()
         self._subjects.clear()
         self._diagnosticians.clear()
@@ -147,38 +147,30 @@ class CandidateRun:
         planned: PlannedClause,
         on_example: OnExample | None = None,
         *,
-        asking: ClauseRun = UNLIMITED,
+        clause_run: ClauseRun = UNLIMITED,
     ) -> ClauseResult:
         """Run one clause; its result counts fewer examples than planned where the time was up.
 
         ``on_example`` gets each problem (plain data) before it is tried.
         """
         if on_example is not None:
-            hear = on_example
-            asking = dataclasses.replace(asking, on_example=lambda problem, _tally: hear(problem))
-        return self._guarded(planned, partial(self._run, self._clauses[planned.id], asking=asking))
+            call = on_example
+            clause_run = replace(clause_run, on_example=lambda problem, _tally: call(problem))
+        return self._guarded(planned, partial(self._run, self._clauses[planned.id], clause_run))
 
     def explain_failure(
-        self, planned: PlannedClause, found: ClauseResult, asking: ClauseRun = UNLIMITED
+        self, planned: PlannedClause, failure: ClauseResult, clause_run: ClauseRun = UNLIMITED
     ) -> ClauseResult:
-        """Make a failure small and name it, which a deferred run has left as it was found.
+        """Reduce and diagnose the failure of a deferred run.
 
-        What does not fail again stays as it was found.
+        A failure that does not occur again stays as it is.
         """
-        return self._guarded(planned, partial(self._explained, found=found, asking=asking))
+        return self._guarded(planned, partial(self._explained, failure, clause_run))
 
     def _guarded(
         self, planned: PlannedClause, work: Callable[[ClauseResult], ClauseResult]
     ) -> ClauseResult:
-        result = ClauseResult(
-            id=planned.id,
-            family=planned.family,
-            level=planned.level,
-            status="not-applicable",
-            reason=planned.reason,
-            dtype=planned.dtype,
-            device=planned.device,
-        )
+        result = planned.not_applicable()
         if planned.reason:
             return result
         start = time.perf_counter()
@@ -196,137 +188,118 @@ class CandidateRun:
             self._subjects[place] = Subject(self.candidate, dtype, device)
         return self._subjects[place]
 
-    def _run(self, clause: Clause, result: ClauseResult, *, asking: ClauseRun) -> ClauseResult:
+    def _run(self, clause: Clause, clause_run: ClauseRun, result: ClauseResult) -> ClauseResult:
         subject = self.subject(result.dtype, result.device)
-        tally = Tally(terms=self._terms(clause), shard=self.shard)
-        asked = ClauseProblems(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
-        for problem in asked.of_round(asking.round):
-            if asking.is_over:
-                return self._counted(clause, result, tally, asking).replace(
-                    status="untestable", planned=max(tally.planned, tally.examples + 1)
-                )
-            asking.on_example(problem.as_json(), tally)
-            finding = examine(clause, subject, problem)
-            tally.add(finding)
-            if finding.violation is not None:
-                tally.failed = True
-                counted = self._counted(clause, result, tally, asking)
-                return self._failed(clause, subject, problem, finding.violation, counted, asking)
-            asked.passed(problem)
-        status, reason = tally.outcome()
-        return self._counted(clause, result, tally, asking).replace(status=status, reason=reason)
-
-    def _terms(self, clause: Clause) -> Terms:
-        return Terms(
+        terms = Terms(
             counterfactual=clause.counterfactual or "",
             subtle=clause.subtle,
             excused=clause.subtle or bool(self.candidate.declaration.precision),
         )
+        tally = Tally(terms=terms, shard=self.shard)
 
-    def _counted(
-        self, clause: Clause, result: ClauseResult, tally: Tally, asking: ClauseRun
-    ) -> ClauseResult:
-        numbers = () if asking.round else tally.asked
-        return result.replace(
-            coverage=self.pool.coverage(clause.space, result.dtype, numbers),
-            examples=tally.examples,
-            binding=tally.binding,
-            margin=tally.margin,
-            trail=tally.trail(),
-            reason="",
-        )
+        def counted() -> ClauseResult:
+            numbers = () if clause_run.round else tally.asked
+            return result.replace(
+                coverage=self.pool.coverage(clause.space, result.dtype, numbers),
+                examples=tally.examples,
+                binding=tally.binding,
+                margin=tally.margin,
+                trail=tally.trail(),
+                reason="",
+            )
 
-    def _failed(
-        self,
-        clause: Clause,
-        subject: Subject,
-        problem: Problem,
-        broken: Violation,
-        result: ClauseResult,
-        asking: ClauseRun,
-    ) -> ClauseResult:
-        """Reduce the failing problem and report the smallest one found."""
+        problems = ClauseProblems(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
+        for problem in problems.of_round(clause_run.round):
+            if clause_run.is_over:
+                planned = max(tally.planned, tally.examples + 1)
+                return counted().replace(status="untestable", planned=planned)
+            clause_run.on_example(problem.as_json(), tally)
+            finding = examine(clause, subject, problem)
+            tally.add(finding)
+            if finding.violation is not None:
+                tally.failed = True
+                failure = _Failure(clause, subject, problem, finding.violation, counted())
+                return self._failed(failure, clause_run)
+            problems.passed(problem)
+        status, reason = tally.outcome()
+        return counted().replace(status=status, reason=reason)
+
+    def _failed(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
+        """Remember a failing problem, and report the smallest one."""
+        problem, violation = failure.problem, failure.violation
         if self.memory is not None:
-            self.memory.keep(self.candidate, clause.id, problem)
-        found = result.replace(status="failed", reason=broken.message, violation=broken)
+            self.memory.keep(self.candidate, failure.clause.id, problem)
+        result = failure.result.replace(
+            status="failed", reason=violation.message, violation=violation
+        )
         if not self.explain:
-            return found
-        found = found.replace(counterexample={"problem": problem.as_json()})
-        if asking.deferred:
-            return found
-        asking.on_failure(found)
-        return self._smaller(clause, subject, problem, broken, found, asking)
+            return result
+        result = result.replace(counterexample={"problem": problem.as_json()})
+        if clause_run.deferred:
+            return result
+        clause_run.on_failure(result)
+        return self._reduced_result(replace(failure, result=result), clause_run)
 
     def _explained(
-        self, planned: ClauseResult, *, found: ClauseResult, asking: ClauseRun
+        self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult
     ) -> ClauseResult:
         clause = self._clauses[planned.id]
         subject = self.subject(planned.dtype, planned.device)
-        known = found.counterexample or {}
-        problem = problem_from_json(known["problem"])
-        asking.on_failure(found)
-        asking.on_example(problem.as_json(), Tally())
-        broken = examine(clause, subject, problem).violation
-        if broken is None:
-            return found
-        return self._smaller(clause, subject, problem, broken, found, asking)
+        problem = problem_from_json((result.counterexample or {})["problem"])
+        clause_run.on_failure(result)
+        clause_run.on_example(problem.as_json(), Tally())
+        violation = examine(clause, subject, problem).violation
+        if violation is None:
+            return result
+        return self._reduced_result(
+            _Failure(clause, subject, problem, violation, result), clause_run
+        )
 
-    def _smaller(
-        self,
-        clause: Clause,
-        subject: Subject,
-        problem: Problem,
-        broken: Violation,
-        result: ClauseResult,
-        asking: ClauseRun,
-    ) -> ClauseResult:
-        kind = broken.kind
-        random = self._randomness(subject, problem) if kind in DIAGNOSED else None
+    def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
+        clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
+        random = self._randomness(subject, failure.problem) if kind in DIAGNOSED else None
         if random is not None and not clause.of_repetition:
-            return _said_of_random(clause, subject, problem, broken, result, random)
+            return _random_failure(failure, random)
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
-        tally = Tally(examples=result.examples)
+        tally = Tally(examples=failure.result.examples)
 
         def on_example(smaller: dict[str, Any]) -> None:
-            asking.on_example(smaller, tally)
+            clause_run.on_example(smaller, tally)
 
         smallest = smallest_failure(
             clause,
             subject,
-            problem,
-            broken,
+            failure.problem,
+            failure.violation,
             tries=min(tries, TRIES_OF_A_LOSS.get(kind, tries)),
             known=tuple(self._reduced),
             on_example=on_example,
-            until=asking.until,
+            until=clause_run.until,
         )
         self.reductions_left -= smallest.tries
         self._reduced[smallest.problem.replace(overrides=None)] = None
         if self.memory is not None:
             self.memory.keep(self.candidate, clause.id, smallest.problem)
-        violation = _with_scale_error(smallest.violation, broken)
-        in_time = not asking.is_over
-        named = clause.explained and kind in DIAGNOSED and self.candidate.eager is None
-        return result.replace(
+        violation = _with_scale_error(smallest.violation, failure.violation)
+        in_time = not clause_run.is_over
+        diagnosis: list[dict[str, Any]] = []
+        if random is not None:
+            diagnosis = [random]
+        elif clause.explained and kind in DIAGNOSED and self.candidate.eager is None and in_time:
+            diagnosis = self._diagnosis(subject, clause, smallest.problem)
+        return failure.result.replace(
             status="failed",
             reason=violation.message,
             violation=violation,
             counterexample=describe(clause.id, subject, smallest),
-            diagnosis=(
-                [random]
-                if random is not None
-                else self._diagnosis(subject, clause, smallest.problem)
-                if named and in_time
-                else []
-            ),
+            diagnosis=diagnosis,
             blame=self._blame(subject, clause, smallest, on_example) if in_time else None,
         )
 
     def _randomness(self, subject: Subject, problem: Problem) -> dict[str, Any] | None:
-        """What makes the candidate answer at random, looked for once; None for one that does not.
+        """The diagnosis of a candidate that answers at random, searched once; None for others.
 
-        Nothing else can be said of such answers: laws that compare two of them would blame whatever
-        differs between the two calls.
+        Laws that compare two random answers would blame whatever differs between the two calls.
         """
         if subject not in self._random:
             self._random[subject] = random_entry(subject, problem)
@@ -336,10 +309,9 @@ class CandidateRun:
         self, subject: Subject, clause: Clause, problem: Problem
     ) -> list[dict[str, Any]]:
         """What explains a failure; the search is made once a candidate and dtype."""
-        known = self._diagnosticians.get(subject)
-        if known is None:
-            known = self._diagnosticians[subject] = Diagnostician(subject, self._mistakes)
-        return known.explain(clause, problem)
+        if subject not in self._diagnosticians:
+            self._diagnosticians[subject] = Diagnostician(subject, self._mistakes)
+        return self._diagnosticians[subject].explain(clause, problem)
 
     def _blame(
         self, subject: Subject, clause: Clause, smallest: Smallest, on_example: OnExample
@@ -347,41 +319,46 @@ class CandidateRun:
         """Which step of an export is to blame for a graph's failure; None for what is no graph."""
         if self.candidate.graph is None:
             return None
-        known = self._blamers.get(subject)
-        if known is None:
-            known = self._blamers[subject] = Blamer(subject, self.candidate.graph)
+        if subject not in self._blamers:
+            self._blamers[subject] = Blamer(subject, self.candidate.graph)
 
         def alive() -> None:  # each step has a time limit of its own
             on_example(smallest.problem.as_json())
 
         try:
-            return known.blame(clause.id, smallest.violation, smallest.recording, alive)
+            return self._blamers[subject].blame(
+                clause.id, smallest.violation, smallest.recording, alive
+            )
         except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
             return {"step": "", "stage": "", "text": f"nobody can be blamed: {_own_fault(error)}"}
 
 
-def _said_of_random(
-    clause: Clause,
-    subject: Subject,
-    problem: Problem,
-    broken: Violation,
-    result: ClauseResult,
-    random: dict[str, Any],
-) -> ClauseResult:
+@dataclass(frozen=True)
+class _Failure:
+    """A failing problem of a clause, and the result without it."""
+
+    clause: Clause
+    subject: Subject
+    problem: Problem
+    violation: Violation
+    result: ClauseResult
+
+
+def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
     """A failure of a candidate that answers at random: that is the reason, and nothing is reduced.
 
-    What the clause saw between two random answers is no reason.
+    The difference between two random answers is no reason.
     """
-    told = "equal calls give different answers, which says nothing of what this clause asks"
-    violation = Violation(kind=broken.kind, message=told)
-    shown = Smallest(
-        problem=problem, violation=violation, recording=Recording(), tries=0, repeated=False
+    reason = "equal calls give different answers, which says nothing of what this clause asks"
+    violation = Violation(kind=failure.violation.kind, message=reason)
+    smallest = Smallest(
+        problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False
     )
-    return result.replace(
+    return failure.result.replace(
         status="failed",
-        reason=told,
+        reason=reason,
         violation=violation,
-        counterexample=describe(clause.id, subject, shown),
+        counterexample=describe(failure.clause.id, failure.subject, smallest),
         diagnosis=[random],
     )
 
@@ -406,7 +383,7 @@ def _with_scale_error(reduced: Violation, first: Violation) -> Violation:
     if fitted is None or "scale_error" in reduced.measured:
         return reduced
     told = f"; the unreduced example fits a scale with a relative error of {fitted:+.3g}"
-    return dataclasses.replace(
+    return replace(
         reduced,
         message=reduced.message + told,
         measured={**reduced.measured, "scale_error": fitted},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -27,85 +27,36 @@ from .selection import check_selection, selected
 
 
 def is_shard(options: RunOptions) -> bool:
-    """Whether only a part of each clause's examples was asked."""
+    """Whether the run has only a part of each clause's examples."""
     return options.shard.count > 1
-
-
-def options_entry(options: RunOptions) -> dict[str, Any]:
-    """The record's ``options``: what was asked for, beside profile and seed."""
-    return {
-        "targets": list(options.targets),
-        "dtypes": None if options.dtypes is None else list(options.dtypes),
-        "devices": None if options.devices is None else list(options.devices),
-        "only": list(options.only),
-        "skip": list(options.skip),
-        "compile": options.compile,
-        "unchecked": list(options.unchecked),
-    }
-
-
-def shard_entry(options: RunOptions, expected: Sequence[ExpectedFailure]) -> dict[str, Any]:
-    """The record's ``shard``; its ``expected`` are the expectations of a file."""
-    return {
-        "index": options.shard.index,
-        "count": options.shard.count,
-        "expected": [entry.as_json() for entry in expected],
-    }
-
-
-def judging_entry(loaded: Loaded) -> dict[str, Any]:
-    """A candidate's ``shard``: what its verdict needs beside the results."""
-    return {
-        "gauge": loaded.gauge,
-        "deviations": list(loaded.deviations),
-        "mistaken": list(loaded.mistaken),
-        "expected": [entry.as_json() for entry in loaded.expected],
-    }
-
-
-def limit_entry(
-    deadline: Deadline, results: Iterable[Sequence[ClauseResult]], *, loaded: bool
-) -> dict[str, Any]:
-    """The record's ``limit``: how long the run was given, and how much was left over."""
-    every = [result for own in results for result in own]
-    not_run = sum(_is_not_run(result, deadline) for result in every)
-    not_finished = sum(result.reason.startswith(NOT_FINISHED) for result in every)
-    return {
-        "seconds": deadline.limit,
-        "reached": bool(not_run or not_finished or not loaded),
-        "not_run": not_run,
-        "not_finished": not_finished,
-        "loaded": loaded,
-    }
 
 
 def what_is_missing(
     options: RunOptions, deadline: Deadline | None, results: Sequence[ClauseResult]
 ) -> str:
-    """Why no verdict on a candidate can be had from its results alone, in one sentence, or ""."""
-    told = [] if deadline is None else _left_over(deadline, results)
+    """Why the results alone give no verdict on a candidate, in one sentence, or ""."""
+    reasons = []
+    not_run, not_finished = _cut(deadline, results)
+    if deadline is not None and not_run + not_finished:
+        clauses = "1 clause was" if not_run == 1 else f"{not_run} clauses were"
+        more = f", {not_finished} not to the end" if not_finished else ""
+        reasons.append(f"{deadline.sentence}: {clauses} not run{more}")
     if is_shard(options):
         shard = options.shard
-        told.append(
+        reasons.append(
             f"shard {shard.index} of {shard.count} found no failure: 'conformance merge' of all "
             f"{shard.count} gives the verdict"
         )
-    return "; ".join(told)
+    return "; ".join(reasons)
 
 
-def _left_over(deadline: Deadline, results: Sequence[ClauseResult]) -> list[str]:
-    not_run = sum(_is_not_run(result, deadline) for result in results)
-    not_finished = sum(result.reason.startswith(NOT_FINISHED) for result in results)
-    if not not_run + not_finished:
-        return []
-    told = [f"{not_run} clauses were not run"] if not_run != 1 else ["1 clause was not run"]
-    if not_finished:
-        told.append(f"{not_finished} not to the end")
-    return [f"{deadline.sentence}: {', '.join(told)}"]
-
-
-def _is_not_run(result: ClauseResult, deadline: Deadline) -> bool:
-    return result.reason == f"{NOT_RUN}{deadline.sentence}"
+def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[int, int]:
+    """How many clauses the limit left out, and how many it cut short."""
+    if deadline is None:
+        return 0, 0
+    reasons = [result.reason for result in results]
+    not_finished = sum(reason.startswith(NOT_FINISHED) for reason in reasons)
+    return reasons.count(f"{NOT_RUN}{deadline.sentence}"), not_finished
 
 
 NO_GATE: Final = Gate()
@@ -121,13 +72,13 @@ def _unannounced(_sentence: str) -> None:
 
 @dataclass(kw_only=True)
 class _Run:
-    """What a run knows so far; an interrupted one is reported from it."""
+    """The state of a run; the record of an interrupted one is made from it."""
 
     ready: Ready = field(
         default_factory=lambda: Ready(environment={}, specification="", sentences={})
     )
     loaded: list[Loaded] = field(default_factory=list)
-    found: dict[str, list[ClauseResult]] = field(default_factory=dict)
+    unjudged: dict[str, list[ClauseResult]] = field(default_factory=dict)
     results: dict[str, list[ClauseResult]] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
     from_file: tuple[ExpectedFailure, ...] = ()
@@ -153,10 +104,10 @@ def check(
 ) -> Record:
     """Run every clause on every candidate and return the record.
 
-    ``gate`` names the file of expected failures, and the one to renew from what is found. As many
-    as ``jobs`` workers share the work. After ``max_time`` seconds nothing more is asked: the record
-    says of each clause that it was not run. They count from ``began`` on the monotonic clock, by
-    default from now.
+    ``gate`` names the file of expected failures, and the one to renew from the results. As many as
+    ``jobs`` workers share the work. After ``max_time`` seconds no further example is begun: the
+    record says of each clause that it was not run. The seconds count from ``began`` on the
+    monotonic clock, by default from now.
 
     ``announce`` is called with one line for each candidate, when its last clause has been run and
     others are left: people see verdicts while a long run goes on.
@@ -248,12 +199,12 @@ def _judged(run: _Run, loaded: Loaded, result: ClauseResult, options: RunOptions
 
 
 def _collect(run: _Run, options: RunOptions) -> None:
-    """What was found, also in a run that was cut off."""
+    """Take the results over, also those of a run that was cut off."""
     if run.schedule is None:
         return
     for index, loaded in enumerate(run.loaded):
-        found = run.found[loaded.name] = run.schedule.results_of(index)
-        run.results[loaded.name] = [_judged(run, loaded, one, options) for one in found]
+        results = run.unjudged[loaded.name] = run.schedule.results_of(index)
+        run.results[loaded.name] = [_judged(run, loaded, one, options) for one in results]
         run.warnings[loaded.name] = run.schedule.warnings.get(index, list(loaded.notes))
 
 
@@ -264,7 +215,7 @@ def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
     """
     outcome = UnjudgedRun(
         loaded=run.loaded,
-        results=run.found,
+        results=run.unjudged,
         selection=_selection(run, options),
         today=run.today,
         strict=gate.strict,
@@ -303,7 +254,13 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
     ]
     if is_shard(options):
         for loaded, entry in zip(run.loaded, entries, strict=True):
-            entry["shard"] = judging_entry(loaded)
+            # The verdict of the merged record needs these beside the results.
+            entry["shard"] = {
+                "gauge": loaded.gauge,
+                "deviations": list(loaded.deviations),
+                "mistaken": list(loaded.mistaken),
+                "expected": [one.as_json() for one in loaded.expected],
+            }
     report = build_report(
         run.ready,
         options,
@@ -320,10 +277,12 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
 
 
 def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
-    """What the record says of how the run was made, and of what is missing."""
-    more: dict[str, Any] = {"options": options_entry(options)}
+    """The keys of the record on how the run was made, and on what is missing."""
+    names = ("targets", "dtypes", "devices", "only", "skip", "compile", "unchecked")
+    more: dict[str, Any] = {"options": {name: getattr(options, name) for name in names}}
     if is_shard(options):
-        more["shard"] = shard_entry(options, run.from_file)
+        expected = [entry.as_json() for entry in run.from_file]
+        more["shard"] = {**asdict(options.shard), "expected": expected}
     if run.deadline is not None:
         more["limit"] = _limit(run)
     if run.schedule is not None and run.schedule.rounds:
@@ -332,9 +291,18 @@ def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
 
 
 def _limit(run: _Run) -> dict[str, Any]:
+    """The record's ``limit``: the seconds of the run, and the clauses that they left out."""
     if run.deadline is None:
         return {}
-    return limit_entry(run.deadline, run.results.values(), loaded=bool(run.loaded))
+    every = [result for own in run.results.values() for result in own]
+    not_run, not_finished = _cut(run.deadline, every)
+    return {
+        "seconds": run.deadline.limit,
+        "reached": bool(not_run or not_finished or not run.loaded),
+        "not_run": not_run,
+        "not_finished": not_finished,
+        "loaded": bool(run.loaded),
+    }
 
 
 def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], list[Stale]]:

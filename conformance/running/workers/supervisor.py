@@ -33,7 +33,7 @@ _FAREWELL: Final = 2.0
 _IN_A_ROW: Final = 3
 _HANGS_IN_ALL: Final = 8  # each of them takes seconds
 _LAST_WORDS: Final = 2000
-AT_LEISURE: Final = Order()
+UNLIMITED: Final = Order()
 _STARTING: Final = threading.Lock()  # a process inherits what is set for all threads
 
 
@@ -101,34 +101,27 @@ class Supervisor:
         self._last_words = bytearray()
         threading.Thread(target=_drain, args=(listen, self._last_words), daemon=True).start()
         try:
-            tag, payload = self._event(_START_LIMIT)
+            ready: Ready = self._answer("ready", lambda: _START_LIMIT)
         except WorkerLost as lost:
             msg = f"the worker process could not start: {lost}"
             raise HarnessError(msg) from None
-        if tag == "refused":
-            raise UsageError(str(payload))
-        if tag != "ready":
-            raise HarnessError(str(payload))
-        ready: Ready = payload
         return ready
 
     def load(self) -> list[Loaded]:
         """Load the targets; raises UsageError for bad ones, those that hang or crash included."""
         step, name = "loading", ""
+
+        def limit() -> float:
+            return self._timeout * (1.0 if step == "trying" else _LOADING_FACTOR)
+
+        def on_event(tag: str, payload: Any) -> None:
+            nonlocal step, name
+            step, name = tag, payload
+
         while True:
             try:
                 self._send("load", self._options)
-                while True:
-                    factor = 1.0 if step == "trying" else _LOADING_FACTOR
-                    tag, payload = self._event(self._timeout * factor)
-                    if tag == "loaded":
-                        self._loaded = payload
-                        return self._loaded
-                    if tag == "refused":
-                        raise UsageError(payload)
-                    if tag == "broken":
-                        raise HarnessError(payload)
-                    step, name = tag, payload
+                self._loaded = self._answer("loaded", limit, on_event)
             except WorkerLost as lost:
                 if step not in ("building", "trying"):
                     hint = "; --timeout sets the limit" if lost.kind == "hung" else ""
@@ -137,26 +130,48 @@ class Supervisor:
                 # What kills its process is a verdict: load again without building or trying.
                 self._options = dataclasses.replace(self._options, preflight=False)
                 self.start()
+            else:
+                return self._loaded
+
+    def _answer(
+        self,
+        expected: str,
+        limit: Callable[[], float],
+        on_event: Callable[[str, Any], None] = lambda _step, _what: None,
+    ) -> Any:
+        """The payload of the expected event; the steps before it go to ``on_event``.
+
+        Raises UsageError for what the worker refuses, and HarnessError where it is broken.
+        """
+        while True:
+            tag, payload = self._event(limit())
+            if tag == expected:
+                return payload
+            if tag == "refused":
+                raise UsageError(str(payload))
+            if tag == "broken":
+                raise HarnessError(str(payload))
+            on_event(tag, payload)
 
     def run_candidate(
-        self, index: int, numbers: Sequence[int] | None = None, order: Order = AT_LEISURE
+        self, index: int, numbers: Sequence[int] | None = None, order: Order = UNLIMITED
     ) -> Iterator[ClauseResult]:
         """Every clause of a candidate, one after the other, whatever becomes of the worker.
 
         ``numbers`` are the places of some of its tasks; the results come in their order.
         """
         in_a_row, hangs, limit, last = 0, 0, self._timeout, ""
-        tasks = self._loaded[index].planned
-        for number in range(len(tasks)) if numbers is None else numbers:
-            task = tasks[number]
-            if task.reason:
-                yield task.not_applicable()
+        planned = self._loaded[index].planned
+        for number in range(len(planned)) if numbers is None else numbers:
+            clause = planned[number]
+            if clause.reason:
+                yield clause.not_applicable()
             elif in_a_row >= _IN_A_ROW:
                 reason = f"{NOT_RUN}the candidate {last} in {_IN_A_ROW} clauses in a row"
-                yield task.result("untestable", reason)
+                yield clause.result("untestable", reason)
             elif hangs >= _HANGS_IN_ALL:
                 reason = f"{NOT_RUN}the candidate hung in {_HANGS_IN_ALL} clauses"
-                yield task.result("untestable", reason)
+                yield clause.result("untestable", reason)
             else:
                 result = self._run(index, number, order, limit)
                 kind = "" if result.violation is None else result.violation.kind
@@ -168,34 +183,38 @@ class Supervisor:
                     limit = min(limit, _AFTER_A_HANG)
                 yield result
 
-    def explain(self, index: int, number: int, found: ClauseResult) -> ClauseResult:
-        """The failure of a deferred run, made small and named."""
-        order = Order(failure=found.as_json())
+    def explain(self, index: int, number: int, failure: ClauseResult) -> ClauseResult:
+        """The failure of a deferred run, reduced and diagnosed."""
+        order = Order(failure=failure.as_json())
         return self._run(index, number, order, self._timeout)
 
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
-        task, started, heard = self._loaded[index].planned[number], time.perf_counter(), Progress()
+        clause, started, progress = (
+            self._loaded[index].planned[number],
+            time.perf_counter(),
+            Progress(),
+        )
         if order.failure is not None:
-            heard.failure = result_from_json(order.failure)
+            progress.failure = result_from_json(order.failure)
         if self._deadline is not None:
             order = dataclasses.replace(order, seconds=self._deadline.left())
         try:
             if order.seconds == 0.0:
-                raise OutOfTime  # noqa: TRY301 (as if the worker had been asked)
+                raise OutOfTime  # noqa: TRY301 (as if the worker had run out of time)
             self._revive()
             self._send("run", (index, number, order))
             while True:
                 tag, payload = self._event(limit)
                 if tag == "result":
                     return self._in_time(result_from_json(payload))
-                heard.receive(tag, payload)
+                progress.receive(tag, payload)
         except WorkerLost as lost:
             seconds = time.perf_counter() - started
-            return heard.lost(task, lost.kind, f"the candidate {lost}", seconds)
+            return progress.lost(clause, lost.kind, f"the candidate {lost}", seconds)
         except OutOfTime:
-            return self._in_time(heard.cut(task, time.perf_counter() - started))
+            return self._in_time(progress.cut(clause, time.perf_counter() - started))
         except (UsageError, HarnessError) as error:
-            return task.result("untestable", f"the candidate could not be loaded again: {error}")
+            return clause.result("untestable", f"the candidate could not be loaded again: {error}")
 
     def _in_time(self, result: ClauseResult) -> ClauseResult:
         """The result, which says so if the run's limit has cut it short."""
@@ -204,9 +223,9 @@ class Supervisor:
         if not result.examples and not result.reason:
             reason = f"{NOT_RUN}{self._deadline.sentence}"
             return result.replace(reason=reason, planned=None)
-        asked = f"after {result.examples} of {result.planned} examples, none of which failed"
+        examples = f"after {result.examples} of {result.planned} examples, none of which failed"
         more = f"; {result.reason}" if result.reason else ""
-        return result.replace(reason=f"{NOT_FINISHED}{self._deadline.sentence} {asked}{more}")
+        return result.replace(reason=f"{NOT_FINISHED}{self._deadline.sentence} {examples}{more}")
 
     def perform(
         self,
@@ -215,23 +234,15 @@ class Supervisor:
         argument: Any = None,
         on_event: Callable[[str, Any], None] = lambda _step, _what: None,
     ) -> Any:
-        """What ``job(plan, argument, tell)`` returns in the worker, for a loaded candidate's plan.
+        """What ``job(plan, argument, on_step)`` returns in the worker for a candidate's plan.
 
         ``job`` is ``conformance.module:function``; argument and result are plain data. Each
-        ``tell`` in the job is an event, which gives it a new time limit. Raises WorkerLost when the
+        step of the job is an event, which gives it a new time limit. Raises WorkerLost when the
         candidate hangs or dies, UsageError for what the job refuses, HarnessError when it fails.
         """
         self._revive()
         self._send("perform", (index, job, argument))
-        while True:
-            tag, payload = self._event(self._timeout)
-            if tag == "performed":
-                return payload
-            if tag == "refused":
-                raise UsageError(payload)
-            if tag == "broken":
-                raise HarnessError(payload)
-            on_event(tag, payload)
+        return self._answer("performed", lambda: self._timeout, on_event)
 
     def _revive(self) -> None:
         """Have a worker with the candidates loaded; the last one may have been stopped."""

@@ -93,7 +93,7 @@ def _serve(connection: Connection) -> None:
             if (candidate, order.round) != current:  # each holds a hundred megabytes
                 plans[current[0]].run.forget()
                 current = candidate, order.round
-            _tell(connection, "result", _run(connection, plans[candidate], task, order).as_json())
+            _send(connection, "result", _run(connection, plans[candidate], task, order).as_json())
         elif command == "perform":
             candidate, job, argument = payload
             _perform(connection, plans[candidate], job, argument)
@@ -101,7 +101,7 @@ def _serve(connection: Connection) -> None:
             return
 
 
-def _tell(connection: Connection, tag: str, payload: Any) -> None:
+def _send(connection: Connection, tag: str, payload: Any) -> None:
     """Send an event; a copy of the worker that a candidate forked and let return ends here."""
     if os.getpid() != _WORKER:
         os._exit(1)
@@ -137,25 +137,25 @@ def _load(connection: Connection, options: RunOptions) -> list[CandidatePlan]:
 
     last = ("loading", "")
 
-    def tell(step: str, name: str) -> None:
+    def on_step(step: str, name: str) -> None:
         nonlocal last
         last = (step, name)
-        _tell(connection, step, name)
+        _send(connection, step, name)
 
     try:
         with loading():
-            plans: list[CandidatePlan] = named(options.loader)(options, tell)
+            plans: list[CandidatePlan] = named(options.loader)(options, on_step)
         loaded = [plan.loaded() for plan in plans]
     except UsageError as error:
-        _tell(connection, "refused", str(error))
+        _send(connection, "refused", str(error))
         return []
     except KeyboardInterrupt as error:  # a real Ctrl-C is ignored here: this one is the user's code
-        _tell(connection, "refused", f"{last[0]} {last[1]} raised {one_line(error)}")
+        _send(connection, "refused", f"{last[0]} {last[1]} raised {one_line(error)}")
         return []
     except Exception as error:  # noqa: BLE001 (the harness' own mistake, told as one sentence)
-        _tell(connection, "broken", f"{last[0]} {last[1]}: {one_line(error)}")
+        _send(connection, "broken", f"{last[0]} {last[1]}: {one_line(error)}")
         return []
-    _tell(connection, "loaded", loaded)
+    _send(connection, "loaded", loaded)
     return plans
 
 
@@ -164,18 +164,18 @@ def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) 
     from ...base.results import result_from_json  # noqa: PLC0415
     from ..clause_run import ClauseRun, Progress  # noqa: PLC0415
 
-    task, started = plan.planned[index], time.perf_counter()
-    heard = Progress()
+    clause, started = plan.planned[index], time.perf_counter()
+    progress = Progress()
 
     def on_example(problem: dict[str, Any], tally: Tally) -> None:
-        heard.receive("example", (problem, tally.counted()))
-        _tell(connection, "example", (problem, tally.counted()))
+        progress.receive("example", (problem, tally.counted()))
+        _send(connection, "example", (problem, tally.counted()))
 
-    def on_failure(found: ClauseResult) -> None:
-        heard.receive("failure", found.as_json())
-        _tell(connection, "failure", found.as_json())
+    def on_failure(failure: ClauseResult) -> None:
+        progress.receive("failure", failure.as_json())
+        _send(connection, "failure", failure.as_json())
 
-    asking = ClauseRun(
+    run = ClauseRun(
         until=None if order.seconds is None else time.monotonic() + order.seconds,
         on_example=on_example,
         on_failure=on_failure,
@@ -184,20 +184,20 @@ def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) 
     )
     try:
         if order.failure is None:
-            result = plan.run.run(task, asking=asking)
+            result = plan.run.run(clause, clause_run=run)
         else:
-            result = plan.run.explain_failure(task, result_from_json(order.failure), asking=asking)
+            result = plan.run.explain_failure(clause, result_from_json(order.failure), run)
     except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
         seconds = time.perf_counter() - started
-        result = task.after_exception(
+        result = clause.after_exception(
             error,
-            heard.problem,
-            examples=heard.examples,
+            progress.problem,
+            examples=progress.examples,
             seconds=seconds,
-            trail=heard.trail,
+            trail=progress.trail,
         )
     if result.status in ("failed", "error"):
-        _leave_a_broken_device(task.device)
+        _leave_a_broken_device(clause.device)
     return result
 
 
@@ -213,18 +213,18 @@ def _leave_a_broken_device(device: str) -> None:
 
 
 def _perform(connection: Connection, plan: CandidatePlan, job: str, argument: Any) -> None:
-    """Call ``job(plan, argument, tell)``, a function of the harness, and send what it returns."""
+    """Call ``job(plan, argument, on_step)``, a function of the harness, and send the answer."""
     from ...errors import UsageError  # noqa: PLC0415
     from ...targets.loading import named, one_line  # noqa: PLC0415
 
-    def tell(step: str, name: str) -> None:
-        _tell(connection, step, name)
+    def on_step(step: str, name: str) -> None:
+        _send(connection, step, name)
 
     try:
-        done = named(job)(plan, argument, tell)
+        done = named(job)(plan, argument, on_step)
     except UsageError as error:
-        _tell(connection, "refused", str(error))
+        _send(connection, "refused", str(error))
     except BaseException as error:  # noqa: BLE001 (the worker stays; the supervisor says what it was)
-        _tell(connection, "broken", f"{job} raised {one_line(error)}")
+        _send(connection, "broken", f"{job} raised {one_line(error)}")
     else:
-        _tell(connection, "performed", done)
+        _send(connection, "performed", done)
