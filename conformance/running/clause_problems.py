@@ -1,4 +1,4 @@
-"""The problems of one clause in the order in which they are asked: known failures first."""
+"""The problems of one clause in the order in which they are tried: earlier failures first."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
 
-# As many of a clause are asked, the smallest first.
+# As many of a clause are tried, the smallest first.
 MOST: Final = 10
 
 
 class FailureMemory:
     """The failing problems of one specification.
 
-    They are kept by candidate (its name and kind), clause, dtype and device. What a database cannot
-    do any more, such as a server that went away, does not disturb the run: ``trouble`` says it.
+    They are kept by candidate (its name and kind), clause, dtype and device. A database that fails,
+    such as a server that went away, does not disturb the run: ``trouble`` says why it failed.
     """
 
     def __init__(self, database: ExampleDatabase, specification: str) -> None:
@@ -38,13 +38,13 @@ class FailureMemory:
     def problems(self, candidate: Candidate, clause: str, dtype: str, device: str) -> list[Problem]:
         """The problems that failed before, the smallest first."""
         key = self._key(candidate, clause, dtype, device)
-        found: list[Problem] = []
+        problems: list[Problem] = []
         with self._untroubled():
             for value in self._database.fetch(key):
                 problem = _read(value)
                 if problem is not None and (problem.dtype, problem.device) == (dtype, device):
-                    found.append(problem)
-        return sorted(dict.fromkeys(found), key=_size)[:MOST]
+                    problems.append(problem)
+        return sorted(dict.fromkeys(problems), key=_size)[:MOST]
 
     def keep(self, candidate: Candidate, clause: str, problem: Problem) -> None:
         """Remember a problem that failed."""
@@ -52,7 +52,7 @@ class FailureMemory:
             self._database.save(self._key_of(candidate, clause, problem), _written(problem))
 
     def forget(self, candidate: Candidate, clause: str, problem: Problem) -> None:
-        """Let go of a problem that passes now."""
+        """Delete a problem that passes now."""
         with self._untroubled():
             self._database.delete(self._key_of(candidate, clause, problem), _written(problem))
 
@@ -88,9 +88,9 @@ def _size(problem: Problem) -> tuple[int, str]:
 
 
 class ClauseProblems:
-    """What a clause asks a subject; the tally says what is planned, and hears what each showed.
+    """The problems of a clause for a subject, those of its shard; the tally gets their number.
 
-    Of a shard they are its own: the first shard has those of the database, too.
+    The first shard has the problems of the database, too.
     """
 
     def __init__(
@@ -107,45 +107,44 @@ class ClauseProblems:
         self._pool = pool
         self._tally = tally
         self._memory = memory
+        self._place = clause.space, subject.dtype, subject.device
 
     def of_round(self, number: int) -> Iterator[Problem]:
         """The examples of the profile, or those of a later round of one that explores."""
         return self._explored(number) if number else self._first()
 
     def _first(self) -> Iterator[Problem]:
-        """What failed before, the pool, and a few more until one binds where none of them did."""
+        """Problems that failed before, the pool, and a few more until one of these binds."""
         tally, shard = self._tally, self._tally.shard
-        place = self._clause.space, self._subject.dtype, self._subject.device
-        known, found = self._remembered(), self._pool.problems(*place)
-        own = [problem for number, problem in enumerate(found) if shard.owns(number)]
-        tally.main, tally.remembered = len(found), len(known)
-        tally.planned = len(known) + len(own)
-        yield from known
+        remembered, main = self._remembered(), self._pool.problems(*self._place)
+        own = [problem for number, problem in enumerate(main) if shard.owns(number)]
+        tally.main, tally.remembered = len(main), len(remembered)
+        tally.planned = len(remembered) + len(own)
+        yield from remembered
         yield from own
-        if tally.settled:
+        if tally.is_decided:
             return
-        for number, problem in enumerate(self._pool.further(*place), len(found)):
+        for number, problem in enumerate(self._pool.further(*self._place), len(main)):
             if shard.owns(number):
                 yield problem
-            if tally.settled_by_further:
+            if tally.binding:  # of the further examples only a binding one decides
                 return
 
     def _explored(self, number: int) -> Iterator[Problem]:
         """Freshly drawn problems; each shard draws its own."""
         shard = self._tally.shard
         turn = (number - 1) * shard.count + shard.index
-        subject = self._subject
-        found = self._pool.drawn(self._clause.space, subject.dtype, subject.device, turn=turn)
-        self._tally.planned = len(found)
-        yield from found
+        drawn = self._pool.drawn(*self._place, turn=turn)
+        self._tally.planned = len(drawn)
+        yield from drawn
 
     def _remembered(self) -> list[Problem]:
         if self._memory is None or self._tally.shard.index > 1:
             return []
-        subject, space = self._subject, self._clause.space
-        candidate = subject.candidate
-        known = self._memory.problems(candidate, self._clause.id, subject.dtype, subject.device)
-        return [problem for problem in known if space.admits(problem, candidate)]
+        space, dtype, device = self._place
+        candidate = self._subject.candidate
+        problems = self._memory.problems(candidate, self._clause.id, dtype, device)
+        return [problem for problem in problems if space.admits(problem, candidate)]
 
     def passed(self, problem: Problem) -> None:
         """Forget a problem of the database that fails no more."""

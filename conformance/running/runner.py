@@ -198,7 +198,7 @@ class CandidateRun:
         tally = Tally(terms=terms, shard=self.shard)
 
         def counted() -> ClauseResult:
-            numbers = () if clause_run.round else tally.asked
+            numbers = () if clause_run.round else tally.numbers
             return result.replace(
                 coverage=self.pool.coverage(clause.space, result.dtype, numbers),
                 examples=tally.examples,

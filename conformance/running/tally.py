@@ -1,4 +1,4 @@
-"""What the examples of one clause showed, and what follows from it; of a shard, example by example.
+"""The counts of the examples of one clause, and the status that follows; of a shard, one by one.
 
 A shard cannot judge a clause: whether any example binds, and which one fails first, only all shards
 together know. So it leaves a trail, from which :mod:`conformance.session.merging` counts as one
@@ -26,8 +26,8 @@ NOTHING: Final = "."
 class Terms:
     """What of a clause and its candidate decides how its examples are counted.
 
-    ``subtle`` clauses are asked no further examples where none binds, and are excused then, as are
-    those of a candidate whose declared precision hides the difference (``excused``).
+    ``subtle`` clauses get no further examples where none binds, and are excused then. So are those
+    of a candidate whose declared precision hides the difference (``excused``).
     """
 
     counterfactual: str = ""
@@ -73,18 +73,13 @@ class Tally:
             self.margins.append((self.examples - 1, self.margin))
 
     @property
-    def settled(self) -> bool:
-        """Whether no further example is needed to see what the clause says."""
+    def is_decided(self) -> bool:
+        """Whether the result of the clause needs no further example."""
         return bool(self.terms.subtle or self.binding or self.refused or self.inapplicable)
 
     @property
-    def settled_by_further(self) -> bool:
-        """Whether one of the further examples has shown it: only a binding one does."""
-        return self.binding > 0
-
-    @property
-    def asked(self) -> list[int]:
-        """The numbers of those that one machine would ask and that were asked here."""
+    def numbers(self) -> list[int]:
+        """The numbers of the main examples that this shard has tried."""
         count = max(0, self.examples - self.remembered)
         numbers = (self.shard.position(number) for number in range(count))
         return [number for number in numbers if number < self.main]
@@ -97,14 +92,14 @@ class Tally:
             return "not-applicable", self.reason
         if self.binding:
             return "passed", ""
-        told = self.terms.counterfactual or "the case it speaks of"
+        case = self.terms.counterfactual or "the case it speaks of"
         if self.terms.excused:
-            reason = f"at the declared precision no example could show it ({told})"
+            reason = f"at the declared precision no example could show it ({case})"
             return "not-applicable", reason
-        return "untestable", f"none of {self.examples} examples could have shown it ({told})"
+        return "untestable", f"none of {self.examples} examples could have shown it ({case})"
 
     def counted(self) -> dict[str, Any]:
-        """What the supervisor must know if this process ends now."""
+        """The counts that the supervisor reports if this process ends now."""
         return {
             "examples": self.examples,
             "binding": self.binding,

@@ -227,7 +227,7 @@ def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
     if isinstance(renewed, str):
         run.written = {"file": str(gate.write), "refused": renewed}
         return
-    run.written, run.from_file = renewed.told, renewed.entries
+    run.written, run.from_file = renewed.written, renewed.entries
     run.results = outcome.judged(renewed.entries)
 
 

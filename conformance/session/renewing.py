@@ -13,10 +13,9 @@ import tomlkit
 from ..base.expected import ExpectedFailure
 from ..base.expected_file import entry_lines, list_line, parse, read_text
 from ..base.files import write_text
-from ..base.results import ClauseResult
 from ..base.texts import printable
 from ..errors import UsageError
-from .acceptance import Acceptance, NewExpectation, UnjudgedRun, accept
+from .acceptance import Acceptance, UnjudgedRun, accept
 from .expectations import check_entries
 
 _HEAD: Final = """\
@@ -63,7 +62,9 @@ def rewrite(before: Sequence[ExpectationFile], acceptance: Acceptance, path: Pat
     """
     own = {entry: text for one in reversed(before) for entry, text in one.entries}
     kept = [(entry, own[entry]) for entry in acceptance.kept]
-    added = [(new.entry, _new_text(new)) for new in acceptance.added]
+    added = [
+        (new.entry, entry_text(new.entry, map(_one_line, new.comments))) for new in acceptance.added
+    ]
     texts = [text.strip() for _, text in sorted((*kept, *added), key=lambda pair: _key(pair[0]))]
     head = next((one.head.strip() for one in before if one.head.strip()), _HEAD.strip())
     whole = "\n\n".join([head, *texts]).replace("\r\n", "\n") + "\n"
@@ -84,10 +85,6 @@ def entry_text(entry: ExpectedFailure, comments: Iterable[str] = ()) -> str:
     array.append(table)
     document.append("expected", array)
     return "".join([*(f"# {comment}\n" for comment in comments), tomlkit.dumps(document)])
-
-
-def _new_text(new: NewExpectation) -> str:
-    return entry_text(new.entry, map(_one_line, new.comments))
 
 
 def _one_line(text: str) -> str:
@@ -147,44 +144,32 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Renewed:
-    """What became of the file: its entries, and what the record tells."""
+    """The entries of the renewed file, and the record's ``written_expectations``."""
 
     entries: tuple[ExpectedFailure, ...]
-    told: dict[str, Any]
+    written: dict[str, Any]
 
 
-def renew(gate: Gate, outcome: UnjudgedRun) -> Renewed | str:
+def renew(gate: Gate, run: UnjudgedRun) -> Renewed | str:
     """Write the file that makes a run green, or say in a sentence why it is left as it was."""
     path = gate.write
     if path is None:
         return "no file was named"
-    broken = _broken(outcome.results.values())
+    broken = [one.id for some in run.results.values() for one in some if one.status == "error"]
     if broken:
-        return f"{path} is left as it was: the harness failed in {broken}"
+        return f"{path} is left as it was: the harness failed in {broken[0]}"
     try:
-        before = [read_written(read_text(known), known) for known in gate.files]
-        acceptance = accept(outcome, [entry for one in before for entry, _ in one.entries])
-        return _write(path, before, acceptance)
+        before = [read_written(read_text(one), one) for one in gate.files]
+        acceptance = accept(run, [entry for one in before for entry, _ in one.entries])
+        text = rewrite(before, acceptance, path)
+        write_text(text, path)
+        entries = parse(text, path)
     except UsageError as error:
         return str(error)
-
-
-def _write(path: Path, before: Sequence[ExpectationFile], acceptance: Acceptance) -> Renewed:
-    text = rewrite(before, acceptance, path)
-    write_text(text, path)
-    return Renewed(entries=parse(text, path), told=_told(path, acceptance))
-
-
-def _broken(results: Iterable[Sequence[ClauseResult]]) -> str:
-    """The first clause in which the harness failed, or ""."""
-    return next((one.id for some in results for one in some if one.status == "error"), "")
-
-
-def _told(path: Path, acceptance: Acceptance) -> dict[str, Any]:
-    """The record's ``written_expectations``."""
-    return {
+    written = {
         "file": str(path),
         "kept": len(acceptance.kept),
         "added": [new.entry.as_json() for new in acceptance.added],
         "dropped": [{**entry.as_json(), "dropped": why} for entry, why in acceptance.dropped],
     }
+    return Renewed(entries=entries, written=written)

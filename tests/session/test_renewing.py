@@ -36,8 +36,12 @@ def test_a_file_is_written_and_told(tmp_path: Path) -> None:
     assert entry.place is not None
     line = path.read_text(encoding="utf-8").splitlines().index("[[expected]]") + 1
     assert entry.place.line == line
-    assert renewed.told["file"] == str(path)
-    assert (renewed.told["kept"], len(renewed.told["added"]), renewed.told["dropped"]) == (0, 1, [])
+    assert renewed.written["file"] == str(path)
+    assert (renewed.written["kept"], len(renewed.written["added"]), renewed.written["dropped"]) == (
+        0,
+        1,
+        [],
+    )
 
 
 def test_the_file_itself_is_what_is_known(tmp_path: Path) -> None:
