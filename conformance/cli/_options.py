@@ -48,29 +48,30 @@ def profile_option(default: str = "default") -> Decorator:
     )
 
 
-def expected_failures_option(said: str) -> Decorator:
+def file_option(*names: str, metavar: str = "FILE", **more: Any) -> Decorator:
+    """An option that names a file, or with another ``metavar`` a folder."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, **more)
+
+
+def expected_failures_option(text: str) -> Decorator:
     """``--expected-failures FILE``: what is announced to fail."""
-    return click.option(
-        "--expected-failures", type=click.Path(path_type=Path), metavar="FILE", help=said
-    )
+    return file_option("--expected-failures", help=text)
 
 
-def json_option(said: str) -> Decorator:
-    """``--json FILE``, given to the command as ``json_path``."""
-    return click.option(
-        "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help=said
-    )
+def json_option(text: str) -> Decorator:
+    """``--json FILE``, the argument ``json_path`` of the command."""
+    return file_option("--json", "json_path", help=text)
 
 
-def timeout_option(said: str) -> Decorator:
-    """``--timeout SECONDS``: how long what is checked may be silent."""
+def timeout_option(text: str) -> Decorator:
+    """``--timeout SECONDS``: how long what is checked may give no answer."""
     return click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help=said,
+        help=text,
     )
 
 

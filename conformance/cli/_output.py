@@ -203,11 +203,6 @@ GITHUB: Final[Decorator] = click.option(
 )
 
 
-def is_for_github(*, asked: bool | None) -> bool:
-    """Whether GitHub Actions is to be told: as asked, else where we run in it."""
-    return os.environ.get(ACTIONS) == "true" if asked is None else asked
-
-
 @contextlib.contextmanager
 def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
     """Let GitHub's log take no line for a command: a candidate may have said it."""
@@ -220,6 +215,20 @@ def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
         yield
     finally:
         file.write(f"::{token}::\n")
+
+
+def show_run(record: Mapping[str, Any], file: IO[str], *, github: bool | None) -> None:
+    """Show the record of a run to a person, and to GitHub Actions where we run in it."""
+    from ..views.terminal import show  # noqa: PLC0415 (loads rich)
+    from ..views.tool_texts import show_renewed  # noqa: PLC0415
+
+    on_github = os.environ.get(ACTIONS) == "true" if github is None else github
+    with printing():
+        with no_commands(file, active=on_github):
+            show(record, file)
+            show_renewed(record, file)
+        if on_github:
+            tell_github(record, file)
 
 
 def tell_github(record: Mapping[str, Any], file: IO[str]) -> None:

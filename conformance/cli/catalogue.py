@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ..base.files import check_distinct, check_writable, write_text
+from ..base.files import write_text
 from ..base.profile import DTYPES
 from ..base.record import record_text
 from ..base.texts import printable
-from ._options import SEED, profile_option, separated
-from ._output import printing, progress_bar
+from ._options import SEED, file_option, json_option, profile_option, separated, timeout_option
+from ._output import check_files, printing, progress_bar
 
 
 @click.command(name="list")
@@ -47,9 +47,6 @@ def explain_command(*, slug: str) -> int:
     with printing():
         show_clause(entry, sys.stdout)
     return 0
-
-
-FILE = click.Path(path_type=Path)
 
 
 @click.command(name="teeth")
@@ -86,19 +83,10 @@ FILE = click.Path(path_type=Path)
     metavar="N",
     help="Worker processes; by default one a processor, at most 8.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a mistake that gives no answer for so long: it is caught.",
-)
-@click.option("--json", "json_path", type=FILE, metavar="FILE", help="Write the record there.")
-@click.option("--html", "html_path", type=FILE, metavar="FILE", help="Write the matrix as a page.")
-@click.option(
-    "--markdown", "markdown_path", type=FILE, metavar="FILE", help="Write the matrix as markdown."
-)
+@timeout_option("Stop a mistake that gives no answer for so long: it is caught.")
+@json_option("Write the record there.")
+@file_option("--html", "html_path", help="Write the matrix as a page.")
+@file_option("--markdown", "markdown_path", help="Write the matrix as markdown.")
 def teeth_command(
     *,
     targets: tuple[str, ...],
@@ -130,10 +118,7 @@ def teeth_command(
     from ..tools.teeth.record import exit_code, run_teeth  # noqa: PLC0415
 
     files = {"--json": json_path, "--html": html_path, "--markdown": markdown_path}
-    check_distinct(files)
-    for option, path in files.items():
-        if path is not None:
-            check_writable(path, option)
+    check_files({}, files)
     options = TeethOptions(
         targets=targets,
         profile=profile,
@@ -157,26 +142,21 @@ def teeth_command(
 
 
 def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
-    """Write the views that are asked for."""
-    if (path := files["--json"]) is not None:
-        write_text(record_text(record), path)
-    if (path := files["--html"]) is not None:
-        from ..views.html import render_teeth  # noqa: PLC0415 (loads jinja2)
+    from ..views.html import render_teeth  # noqa: PLC0415 (loads jinja2)
+    from ..views.teeth import render_markdown  # noqa: PLC0415
 
-        write_text(render_teeth(record), path)
-    if (path := files["--markdown"]) is not None:
-        from ..views.teeth import render_markdown  # noqa: PLC0415
-
-        write_text(render_markdown(record), path)
+    renderers = {"--json": record_text, "--html": render_teeth, "--markdown": render_markdown}
+    for option, render in renderers.items():
+        if (path := files[option]) is not None:
+            write_text(render(record), path)
 
 
 DEFAULT = Path("attention-vectors")
 
 
 @click.command(name="vectors")
-@click.option(
+@file_option(
     "--output",
-    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help=f"Where to write them, a new or empty folder; by default {DEFAULT}.",
 )
@@ -188,10 +168,9 @@ DEFAULT = Path("attention-vectors")
     metavar="DTYPE",
     help=f"Only these dtypes; by default {', '.join(DTYPES)}.",
 )
-@click.option(
+@file_option(
     "--check",
     "checked",
-    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Write nothing: check that the vectors in this folder are whole.",
 )

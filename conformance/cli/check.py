@@ -19,6 +19,7 @@ from ._options import (
     STRICT,
     UNCHECKED,
     expected_failures_option,
+    file_option,
     json_option,
     long_options,
     profile_option,
@@ -30,11 +31,8 @@ from ._output import (
     STANDARD_OUTPUT,
     Files,
     check_files,
-    is_for_github,
-    no_commands,
-    printing,
     progress_bar,
-    tell_github,
+    show_run,
     told_to,
     view_options,
     write_views,
@@ -54,16 +52,12 @@ COMPILING = 300.0
     metavar="TARGET",
     help="The module (package.module:object) that the ONNX graph was exported from.",
 )
-@click.option(
+@file_option(
     "--state-dict",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="The weights of the ONNX graph: .pt (weights only) or .safetensors.",
 )
-@click.option(
+@file_option(
     "--declaration",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="TOML: roles and promises of the ONNX graph [default: NAME.conformance.toml beside it].",
 )
 @click.option(
@@ -83,10 +77,8 @@ COMPILING = 300.0
     "TOML: [[expected]] tables with clause and reason, and kind, diagnosis, candidate, dtype, "
     "device, expires as needed."
 )
-@click.option(
+@file_option(
     "--write-expected",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help=(
         "Write the expected failures that make this run green there; entries of the file, and of "
         "--expected-failures, that still hold stay as they are."
@@ -138,8 +130,6 @@ def check_command(
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..session.renewing import Gate  # noqa: PLC0415
-    from ..views.terminal import show  # noqa: PLC0415
-    from ..views.tool_texts import show_renewed  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path, "--write-expected": write_expected})
@@ -184,12 +174,6 @@ def check_command(
     report["fail_on"] = "should" if strict else "must"
     try:
         write_views(report, views, json_path)
-    finally:  # what was found is not lost because a disk is full
-        told, on_github = told_to(views, json_path), is_for_github(asked=github)
-        with printing():
-            with no_commands(told, active=on_github):
-                show(report, told)
-                show_renewed(report, told)
-            if on_github:
-                tell_github(report, told)
+    finally:  # the verdict is shown although a disk is full
+        show_run(report, told_to(views, json_path), github=github)
     return exit_code(report, strict=strict)

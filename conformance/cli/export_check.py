@@ -18,6 +18,7 @@ from ._options import (
     SEED,
     SKIP,
     STRICT,
+    file_option,
     json_option,
     profile_option,
     separated,
@@ -47,9 +48,8 @@ OPSETS = ("18", "20", "23")
     metavar=f"[{'|'.join(EXPORTERS)}],...",
     help="Export with these of torch's exporters; may be repeated [default: both].",
 )
-@click.option(
+@file_option(
     "--keep",
-    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Leave the graphs there, with source.py, which --source of check takes.",
 )

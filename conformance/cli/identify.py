@@ -12,17 +12,15 @@ import click
 from ..base.files import check_writable, write_text
 from ..base.record import EXIT_OK, EXIT_RED, record_text
 from ..errors import UsageError
-from ._options import json_option, timeout_option
+from ._options import file_option, json_option, timeout_option
 from ._output import printing, progress_bar
 
 
 @click.command(name="identify")
 @click.argument("target", metavar="TARGET")
 @timeout_option("Stop a thing that gives no answer for so long.")
-@click.option(
+@file_option(
     "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="Write the declaration there.",
 )
 @click.option(

@@ -23,6 +23,7 @@ from ._options import (
     STRICT,
     UNCHECKED,
     expected_failures_option,
+    file_option,
     json_option,
     profile_option,
     timeout_option,
@@ -34,10 +35,9 @@ from ._output import (
     as_written,
     check_files,
     check_not_read,
-    is_for_github,
-    no_commands,
     printing,
     progress_bar,
+    show_run,
     tell_github,
     told_to,
     view_options,
@@ -154,11 +154,9 @@ def _run(options: RunOptions, expected: Path | None, *, strict: bool, timeout: f
     help="Tell of margins (error over bound) that became R times larger, or R times smaller.",
 )
 @json_option("Write the difference there as JSON (- for standard output).")
-@click.option(
+@file_option(
     "--markdown",
     "markdown_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="Write it as markdown, for a pull request (- for standard output).",
 )
 def diff_command(
@@ -241,7 +239,6 @@ def merge_command(
     given twice or of different runs.
     """
     from ..session.merging import merge_shards, read_shards  # noqa: PLC0415 (--help must not pay for it)
-    from ..views.terminal import show  # noqa: PLC0415 (loads rich)
 
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path})
@@ -249,13 +246,8 @@ def merge_command(
     record["fail_on"] = "should" if strict else "must"
     try:
         write_views(record, views, json_path)
-    finally:  # what was found is not lost because a disk is full
-        told, on_github = told_to(views, json_path), is_for_github(asked=github)
-        with printing():
-            with no_commands(told, active=on_github):
-                show(record, told)
-            if on_github:
-                tell_github(record, told)
+    finally:  # the verdict is shown although a disk is full
+        show_run(record, told_to(views, json_path), github=github)
     return exit_code(record, strict=strict)
 
 

@@ -9,7 +9,7 @@ import click
 
 from ..base.profile import DTYPES
 from ..base.record import read_record
-from ._options import timeout_option
+from ._options import file_option, timeout_option
 from ._output import printing, progress_bar
 
 
@@ -24,14 +24,7 @@ from ._output import printing, progress_bar
     metavar="FILE",
     help="Write a Python file that shows the failure with torch alone (- for standard output).",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a candidate that gives no answer for so long.",
-)
+@timeout_option("Stop a candidate that gives no answer for so long.")
 def replay_command(
     *,
     reference: str,
@@ -76,9 +69,8 @@ def replay_command(
 @click.option("--candidate", metavar="NAME", help="The candidate whose failure is meant.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="The failure in this dtype.")
 @click.option("--target", metavar="TARGET", help="Ask this candidate instead of the report's.")
-@click.option(
+@file_option(
     "--output",
-    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Where to write it, a new or empty folder; by default bundle-CANDIDATE-CLAUSE.",
 )
