@@ -211,7 +211,7 @@ def test_who_gets_no_processor_is_waited_for(
     readings = count()
 
     def read(_pid: int) -> ProcessState:
-        return ProcessState(seconds={("1", "1"): per_reading * next(readings)}, is_runnable=True)
+        return ProcessState(seconds={(1, 1): per_reading * next(readings)}, is_runnable=True)
 
     slow = "if os.path.exists('slow'): os.remove('slow'); time.sleep(4)"
     write(folder, {"attn.py": kernel(slow)})
@@ -219,7 +219,7 @@ def test_who_gets_no_processor_is_waited_for(
     with Supervisor(options) as supervisor:
         supervisor.start()
         supervisor.load()
-        monkeypatch.setattr("conformance.running.workers.supervisor.reading", read)
+        monkeypatch.setattr("conformance.running.workers.supervisor.process_state", read)
         supervisor._timeout = 2.0
         (folder / "slow").touch()  # trial calls while loading were fast
         (result,) = supervisor.run_candidate(0)
