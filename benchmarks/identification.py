@@ -19,8 +19,8 @@ from torch import nn
 import candidates.broken
 from candidates.broken import _kit
 from conformance.running.workers.messages import RunOptions
+from conformance.tools.identification.implementation import implementation_of, implementations_of
 from conformance.tools.identification.job import identify
-from conformance.tools.identification.thing import taken, things_of
 
 COLUMNS: Final = (
     "kind, inputs, axes",
@@ -69,10 +69,10 @@ def names() -> list[str]:
 def record_of(name: str) -> dict[str, Any]:
     """The record of one row, made in this process."""
     if name in VARIANTS:
-        thing = things_of(RunOptions(targets=(VARIANTS[name],)))[0]
+        thing = implementations_of(RunOptions(targets=(VARIANTS[name],)))[0]
     else:
         value = MODULES[name]() if name in MODULES else _mistake(name)
-        thing = taken(value, target=name, name="it", imports=(), expression="it")
+        thing = implementation_of(value, target=name, name="it", imports=(), expression="it")
     return identify(thing, None, lambda _step, _what: None)
 
 

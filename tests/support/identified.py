@@ -7,8 +7,8 @@ from typing import Any
 
 import undeclared_attention
 
+from conformance.tools.identification.implementation import implementation_of
 from conformance.tools.identification.job import identify
-from conformance.tools.identification.thing import taken
 
 NAMES = (
     "token_attention",
@@ -45,5 +45,5 @@ def record(name: str) -> dict[str, Any]:
     """The record of one object, made in this process."""
     value = getattr(undeclared_attention, name)
     line = f"from undeclared_attention import {name}"
-    thing = taken(value, target=name, name=name, imports=(line,), expression=name)
+    thing = implementation_of(value, target=name, name=name, imports=(line,), expression=name)
     return identify(thing, None, lambda _step, _what: None)

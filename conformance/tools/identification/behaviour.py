@@ -16,17 +16,17 @@ from ...declare.promises import declare
 from ...oracle.oracle import Oracle
 from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES
-from .agreement import Judge, Seen
-from .box import Box, Observation, Refusal
+from .agreement import Judge, Sample
+from .caller import Caller, Observation, Refusal
 from .convention import MaskUse, compiled
-from .drawing import FREE, masked, prefix_keep, random_keep
+from .drawing import FREE, masked, random_keep
 from .signature import Parameters
 
 _FOUR: Final = len("BHQK")
 
 
 @dataclass(frozen=True)
-class DtypeFound:
+class DtypeResult:
     """One dtype: whether the answers are right in it, and why not."""
 
     dtype: str
@@ -35,41 +35,40 @@ class DtypeFound:
 
 
 def find_dtypes(
-    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
-) -> list[DtypeFound]:
+    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
+) -> list[DtypeResult]:
     """Each dtype of the contract, plain and with the first mask of each form."""
-    return [_dtype(box, uses, point, judge.in_dtype(box.kind, dtype)) for dtype in DTYPES]
+    return [_dtype(caller, uses, point, judge.in_dtype(caller.kind, dtype)) for dtype in DTYPES]
 
 
 def _dtype(
-    box: Box, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
-) -> DtypeFound:
+    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
+) -> DtypeResult:
     dtype = judge.oracle.dtype
     first = {use.form: use for use in reversed(uses)}
     for use in (None, *first.values()):
         try:
-            inputs = box.draw(seed=11, dtype=dtype)
+            inputs = caller.draw(seed=11, dtype=dtype)
         except (RuntimeError, TypeError) as error:
-            return DtypeFound(dtype, right=False, why=f"{type(error).__name__} while building")
-        called = box
+            return DtypeResult(dtype, right=False, why=f"{type(error).__name__} while building")
+        called = caller
         what = ""
         if use is not None:
-            make = prefix_keep if use.form == "lengths" else random_keep
-            inputs = masked(inputs, use.form, use.shape, make(use.shape, inputs.geometry))
-            called, what = box.under(masks=(use,)), f" with a mask ({use.form})"
-        answer = called.ask(inputs)
+            inputs = masked(inputs, use.form, use.shape)
+            called, what = caller.under(masks=(use,)), f" with a mask ({use.form})"
+        answer = called.call(inputs)
         if isinstance(answer, Refusal):
-            return DtypeFound(dtype, right=False, why=f"{answer.why}{what}")
+            return DtypeResult(dtype, right=False, why=f"{answer.why}{what}")
         if answer.dtype != TORCH_DTYPES[dtype]:
             name = str(answer.dtype).removeprefix("torch.")
-            return DtypeFound(dtype, right=False, why=f"answers in {name}{what}")
-        if not judge.fits(point, [Seen(inputs, answer.output)]):
-            return DtypeFound(dtype, right=False, why=f"beyond the rounding of {dtype}{what}")
-    return DtypeFound(dtype, right=True)
+            return DtypeResult(dtype, right=False, why=f"answers in {name}{what}")
+        if not judge.fits(point, [Sample(inputs, answer.output)]):
+            return DtypeResult(dtype, right=False, why=f"beyond the rounding of {dtype}{what}")
+    return DtypeResult(dtype, right=True)
 
 
 @dataclass(frozen=True)
-class WeightsFound:
+class ReturnedWeights:
     """How returned weights are asked for; ``averaged`` where they are a mean over the heads."""
 
     options: tuple[tuple[str, str], ...]
@@ -78,8 +77,8 @@ class WeightsFound:
 
 
 def find_weights(
-    box: Box, parameters: Parameters, point: golden.Semantics, judge: Judge
-) -> WeightsFound | None:
+    caller: Caller, parameters: Parameters, point: golden.Semantics, judge: Judge
+) -> ReturnedWeights | None:
     """Attention weights returned beside the output, by default or when asked."""
     ask = [
         (entry.name, "True")
@@ -88,54 +87,54 @@ def find_weights(
     ]
     guessed = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.guessed]
     average = [(entry.name, "False") for entry in parameters.meaning("average")]
-    inputs = box.draw(seed=12).replace(return_weights=True)
+    inputs = caller.draw(seed=12).replace(return_weights=True)
     for options in (tuple(ask[:1] + average), tuple(average), (), tuple(guessed[:1])):
-        answer = box.under(weights=options).ask(inputs)
+        answer = caller.under(weights=options).call(inputs)
         returned = answer.returned if isinstance(answer, Observation) else None
         if not isinstance(returned, tuple) or len(returned) < 2:  # noqa: PLR2004 (a pair)
             continue
         if not isinstance(returned[1], Tensor) or not isinstance(returned[0], Tensor):
             continue
         words = ", ".join(f"{name}={value}" for name, value in options) or "always returned"
-        found = _weights_kind(box, judge.read(inputs), returned[1], point)
+        found = _weights_kind(caller, judge.read(inputs), returned[1], point)
         if found:
-            return WeightsFound(options, found == "averaged", words)
+            return ReturnedWeights(options, found == "averaged", words)
     return None
 
 
-def _weights_kind(box: Box, inputs: Any, weights: Tensor, point: golden.Semantics) -> str:
-    oracle = Oracle(declare(box.kind, semantics=point), "float32")
+def _weights_kind(caller: Caller, inputs: Any, weights: Tensor, point: golden.Semantics) -> str:
+    oracle = Oracle(declare(caller.kind, semantics=point), "float32")
     known, bound = oracle.answer(inputs).weights, oracle.weights_bound(inputs)
-    given = weights.detach().double()
+    returned = weights.detach().double()
     if not inputs.batched:
-        given = given.unsqueeze(0)
-    if given.shape == known.shape and bool(((given - known).abs() <= bound).all()):
+        returned = returned.unsqueeze(0)
+    if returned.shape == known.shape and bool(((returned - known).abs() <= bound).all()):
         return "heads"
     mean, wide = known.mean(dim=1), bound.amax(dim=1) * known.shape[1]
-    same = given.shape == mean.shape and known.dim() == _FOUR
-    return "averaged" if same and bool(((given - mean).abs() <= wide).all()) else ""
+    same = returned.shape == mean.shape and known.dim() == _FOUR
+    return "averaged" if same and bool(((returned - mean).abs() <= wide).all()) else ""
 
 
-def repeats(box: Box) -> bool | None:
+def repeats(caller: Caller) -> bool | None:
     """Whether two calls with the same inputs agree bit for bit; None when one of them fails."""
-    inputs = box.draw(seed=13)
-    one, two = box.ask(inputs), box.ask(inputs)
+    inputs = caller.draw(seed=13)
+    one, two = caller.call(inputs), caller.call(inputs)
     if isinstance(one, Refusal) or isinstance(two, Refusal):
         return None
     return torch.equal(one.output.nan_to_num(), two.output.nan_to_num())
 
 
-def changed_inputs(box: Box) -> list[str]:
+def changed_inputs(caller: Caller) -> list[str]:
     """The names of the inputs that a call changes in place."""
-    inputs = box.draw(seed=13)
+    inputs = caller.draw(seed=13)
     tensors, keywords = arguments(inputs)
     before = [tensor.clone() for tensor in tensors]
     try:
-        forward = compiled(box.convention)
-        guarded(forward, (box.prepare(inputs), *tensors), keywords)
+        forward = compiled(caller.convention)
+        guarded(forward, (caller.prepare(inputs), *tensors), keywords)
     except CandidateFailure:
         return []
-    names = box.convention.inputs_names
+    names = caller.convention.inputs_names
     return [
         name
         for name, old, new in zip(names, before, tensors, strict=True)
@@ -143,14 +142,14 @@ def changed_inputs(box: Box) -> list[str]:
     ]
 
 
-def accepted_mismatches(box: Box) -> list[str]:
+def accepted_mismatches(caller: Caller) -> list[str]:
     """What a call takes though it does not fit: see the clause ``shape.rejects-mismatch``.
 
     Kernels differ with the sizes: values as wide as keys and of their own width are both tried.
     """
     accepted: dict[str, None] = {}
     for sizes in ({}, {"value_head_size": FREE.head_size}, {"value_head_size": 8, "head_size": 8}):
-        inputs = box.draw(sizes, seed=16)
+        inputs = caller.draw(sizes, seed=16)
         changes: dict[str, Inputs] = {}
         if inputs.mode == "separate":
             changes["fewer values than keys"] = inputs.replace(value=inputs.value[..., :-1, :])
@@ -159,10 +158,10 @@ def accepted_mismatches(box: Box) -> list[str]:
                     key=inputs.key[..., :-1]
                 )
         for what, changed in changes.items():
-            if not isinstance(box.ask(changed), Refusal):
+            if not isinstance(caller.call(changed), Refusal):
                 accepted[what] = None
-        use = next((one for one in box.convention.masks if one.shape in _WITH_KEYS), None)
-        if use is not None and not isinstance(_with_short_mask(box, use, inputs), Refusal):
+        use = next((one for one in caller.convention.masks if one.shape in _WITH_KEYS), None)
+        if use is not None and not isinstance(_with_short_mask(caller, use, inputs), Refusal):
             accepted["a mask for fewer keys than there are"] = None
     return list(accepted)
 
@@ -170,39 +169,41 @@ def accepted_mismatches(box: Box) -> list[str]:
 _WITH_KEYS: Final = ("BHQK", "B1QK", "HQK", "BQK", "QK", "BK", "B11K")
 
 
-def _with_short_mask(box: Box, use: MaskUse, inputs: Inputs) -> Observation | Refusal:
+def _with_short_mask(caller: Caller, use: MaskUse, inputs: Inputs) -> Observation | Refusal:
     """The call with a mask that is made for one key fewer."""
     fewer = inputs.geometry.replace(key_length=inputs.geometry.key_length - 1)
     keep = random_keep(use.shape, fewer)
     short = inputs.replace(geometry=fewer, keep=keep, mask_form=use.form, mask_shape=use.shape)
-    return box.under(masks=(use,)).ask(short)
+    return caller.under(masks=(use,)).call(short)
 
 
-def empty_batch(box: Box) -> str | None:
+def empty_batch(caller: Caller) -> str | None:
     """What happens with a batch of none: ``answers`` or why not; None without a batch."""
-    if not box.convention.layout.batched:
+    if not caller.convention.layout.batched:
         return None
-    inputs = box.draw({"batch": 0}, seed=14)
-    answer = box.ask(inputs)
+    inputs = caller.draw({"batch": 0}, seed=14)
+    answer = caller.call(inputs)
     if isinstance(answer, Refusal):
         return answer.why
     shape = tuple(answer.output.shape)
     return "answers" if shape == inputs.output_shape else f"returns the shape {list(shape)}"
 
 
-def order_matters(box: Box, bound_of: Callable[[Inputs], Tensor] | None = None) -> bool | None:
+def order_matters(
+    caller: Caller, bound_of: Callable[[Inputs], Tensor] | None = None
+) -> bool | None:
     """Whether the order of the keys changes the answer beyond rounding; None when unknown.
 
     In self-attention all tokens change places, and rows of the answer with them. ``bound_of`` gives
     the bound of an answer in float32; without one, what half of the digits say is rounding.
     """
-    inputs = box.draw(seed=15)
-    answer = box.answers(inputs)
+    inputs = caller.draw(seed=15)
+    answer = caller.answer(inputs)
     if answer is None:
         return None
     order = torch.arange(inputs.geometry.key_length - 1, -1, -1)
     moved = inputs.with_tokens(key=inputs.key[..., order, :], value=inputs.value[..., order, :])
-    other = box.answers(moved)
+    other = caller.answer(moved)
     if other is None:
         return None
     apart = _in_order(answer.output, order, inputs) - other.output

@@ -1,6 +1,6 @@
-"""Where what was found differs from the standard: what others choose, and what only mistakes do.
+"""Deviations from the standard: choices that people make, and what only mistakes do.
 
-The declaration promises the standard in place of a probable mistake, and keeps what was observed in
+The declaration promises the standard in place of a probable mistake, and keeps the observation in
 comments: a promise of it would turn the mistake into something that conforms.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, Final
 from ..._golden import golden
 from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
 from .agreement import Judge
-from .box import Box
+from .caller import Caller
 from .record import Findings
-from .signature import Parameter, Parameters
+from .signature import CallParameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
 # Choices that every implementation has to make: no deviation.
@@ -26,8 +26,8 @@ class Deviation:
     """One difference from the standard.
 
     ``observed`` is what a declaration of it would say, ``text`` what it means and ``fix`` what to
-    do. ``mistaken`` says that nobody chooses it on purpose. ``clause`` is the clause that fails for
-    it where no field of a declaration can say it, else "".
+    do. ``mistaken`` says that nobody chooses it on purpose. ``clause`` is the clause that fails
+    for it where no field of a declaration can say it, else "".
     """
 
     observed: str
@@ -37,49 +37,40 @@ class Deviation:
     clause: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for the record."""
+        """PlainReading data for the record."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Causality:
-    """What the flag does.
+    """What a causal flag does.
 
-    ``gives`` is its value that is causal, as source. ``readings`` are the points that fit, several
-    where no lengths tell them apart. ``idle`` says that answers are those without the flag.
+    ``gives`` is its value that is causal, as source. ``readings`` are the points that fit: several
+    where lengths are always equal, none where ``why`` says what happens instead. ``idle`` says that
+    answers are those without the flag.
     """
 
-    parameter: Parameter
+    parameter: CallParameter
     gives: str
     readings: tuple[golden.Semantics, ...]
     why: str = ""
     evidence: str = ""
     idle: bool = False
 
-    @property
-    def works(self) -> bool:
-        """Whether the flag makes attention causal in a known way."""
-        return bool(self.readings)
-
-    @property
-    def alignment(self) -> str:
-        """The alignment of the first reading."""
-        return self.readings[0].causal_alignment
-
 
 @dataclass(kw_only=True)
-class Case:
-    """What is known of a thing while it is probed: its box grows with every keyword understood.
+class Investigation:
+    """The results of probing an implementation so far.
 
-    ``promises`` are the arguments of the declaration, ``expected`` the failures to be expected
-    under it, ``beyond`` what no declaration can say, ``other_readings`` what masks that are
-    left out of the declaration do to a hidden key. ``observed`` are deviations that no field of
-    ``point`` holds; ``unchecked`` are masks that are understood and in no promise, ``idle`` is one
-    that hides nothing where none does, ``idle_flag`` such a causal flag; ``as_observed`` asks for
-    a declaration that promises probable mistakes, too.
+    ``caller`` has every keyword that is understood, ``promises`` the arguments of the declaration,
+    ``expected`` the failures to expect under it, ``beyond`` what no declaration can say.
+    ``other_readings`` are what masks that are left out of the declaration do to a hidden key,
+    ``observed`` deviations that no field of ``point`` holds, ``unchecked`` masks that are
+    understood and in no promise. ``idle`` is a mask that hides nothing where none does,
+    ``idle_flag`` such a causal flag. With ``as_observed`` probable mistakes are promised, too.
     """
 
-    box: Box
+    caller: Caller
     parameters: Parameters
     judge: Judge
     point: golden.Semantics
@@ -96,7 +87,12 @@ class Case:
     as_observed: bool = False
 
 
-def deviations(case: Case) -> list[Deviation]:
+def without_effect(name: str, text: str, fix: str) -> Deviation:
+    """A parameter that looks like it hides keys and hides none."""
+    return Deviation(observed=f"{name} changes nothing", text=text, fix=fix, mistaken=True)
+
+
+def deviations(case: Investigation) -> list[Deviation]:
     """Every difference, the probable mistakes first."""
     changed = golden.STANDARD.differences(case.point)
     mistakes = _mistakes(case)
@@ -116,7 +112,7 @@ def deviations(case: Case) -> list[Deviation]:
     return found
 
 
-def promised(case: Case) -> golden.Semantics:
+def promised(case: Investigation) -> golden.Semantics:
     """The point that is declared: the standard in place of what only mistakes do."""
     if case.as_observed:
         return case.point
@@ -124,18 +120,18 @@ def promised(case: Case) -> golden.Semantics:
     return case.point.replace(**{name: getattr(golden.STANDARD, name) for name in fields})
 
 
-def expected(case: Case) -> list[tuple[str, str]]:
+def expected(case: Investigation) -> list[tuple[str, str]]:
     """The failures that the declaration expects: those of mistakes only where they are promised."""
-    told = [(one.clause, one.text) for one in case.observed if one.clause and case.as_observed]
-    return [*case.expected, *told]
+    observed = [one for one in case.observed if one.clause and case.as_observed]
+    return [*case.expected, *((one.clause, one.text) for one in observed)]
 
 
-def _mistakes(case: Case) -> list[NamedMistake]:
-    """What only mistakes do, at the point that was found."""
+def _mistakes(case: Investigation) -> list[NamedMistake]:
+    """The mistakes of the catalogue at the point that fits."""
     unused = {
         name
         for role, name in _BIASES.items()
-        if role in case.box.biases and not getattr(case.point, name)
+        if role in case.caller.biases and not getattr(case.point, name)
     }
     lost = [one for one in MISTAKES if one.only_a_point and set(one.changes) <= unused]
     return [*mistaken_conventions(case.point), *(one for one in lost if one.changes)]

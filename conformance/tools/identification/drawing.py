@@ -1,4 +1,4 @@
-"""The tensors of probes: lively numbers, sizes that all differ, telling masks."""
+"""The tensors of probes: normal numbers, sizes that all differ, masks."""
 
 from __future__ import annotations
 
@@ -98,13 +98,17 @@ def random_keep(letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
     return ranks < kept
 
 
-def prefix_keep(letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
-    """The first keys of each row, by lengths from 1 on that differ from row to row."""
+def draw_keep(form: str, letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
+    """A mask for a form: for lengths the first keys of each row, by lengths that differ."""
+    if form != "lengths":
+        return random_keep(letters, geometry, seed=seed)
     sizes = letter_sizes(letters, geometry)
     rows = torch.arange(sizes[0] * sizes[2]).reshape(sizes[0], 1, sizes[2], 1) + seed
     return torch.arange(sizes[-1]) < 1 + rows % max(1, sizes[-1] - 1)
 
 
-def masked(inputs: Inputs, form: str, shape: str, keep: Tensor) -> Inputs:
-    """The same problem with a mask handed over in a form and shape."""
+def masked(inputs: Inputs, form: str, shape: str, keep: Tensor | int = 0) -> Inputs:
+    """Inputs with a mask in a form and shape; ``keep`` may be the seed of a drawn one."""
+    if isinstance(keep, int):
+        keep = draw_keep(form, shape, inputs.geometry, seed=keep)
     return inputs.replace(keep=keep, mask_form=form, mask_shape=shape)

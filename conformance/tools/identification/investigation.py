@@ -1,15 +1,15 @@
-"""Asks one opened thing everything, in order, and keeps facts and promises together."""
+"""Probes every fact of an implementation, in order, and keeps facts and promises together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from . import asking_masks, causality, switches
+from . import causality, mask_facts, switches
 from .behaviour import (
     accepted_mismatches,
     changed_inputs,
@@ -19,10 +19,10 @@ from .behaviour import (
     order_matters,
     repeats,
 )
-from .box import Box
-from .deviations import Case
-from .keywords import find_groups, find_scale, find_softcap, find_window
-from .plain import Plain
+from .caller import Caller
+from .deviations import Investigation
+from .keywords import NumberKeyword, find_groups, find_scale, find_softcap, find_window
+from .plain_reading import PlainReading
 from .record import (
     LIKELY,
     SCALE_WORDS,
@@ -36,32 +36,42 @@ from .record import (
     rivals,
     scale_number,
 )
-from .signature import Parameter
+from .signature import CallParameter
 from .switches import is_flag
 
 Tell = Callable[[str], None]
 
 
-def investigate(case: Case, plain: Plain, tell: Tell) -> None:
-    """Every fact of a thing whose plain answers are understood."""
+def investigate(case: Investigation, plain: PlainReading, tell: Tell) -> None:
+    """Every fact of an implementation whose plain answers are understood."""
     tell("computation")
     _computation(case, plain)
     for what, step in _STEPS:
         tell(what)
         step(case)
     tell("flags")
-    switches.ask(case, plain)
+    switches.add_facts(case, plain)
     _always(case, plain)
-    asking_masks.promise_idle(case)
-    causality.promise_idle(case)
+    mask_facts.promise_idle_mask(case)
+    causality.promise_idle_flag(case)
 
 
-def _always(case: Case, plain: Plain) -> None:
+def _always(case: Investigation, plain: PlainReading) -> None:
     """What nothing turns off; no declaration can say a cap."""
     if plain.cap is not None:
-        _always_capped(case, plain, plain.cap)
+        keyword, cap = "softcap" in case.features, f"{plain.cap:.6g}"
+        other = "unless its keyword gives another cap" if keyword else "no keyword turns it off"
+        case.found.add(
+            "softcap",
+            f"always: logits become {cap} * tanh(logits / {cap}); {other}",
+            rivals(plain),
+            {"parameter": None, "works": keyword, "always": True, "cap": plain.cap},
+        )
+        case.beyond.append(
+            f"its logits are capped at {cap} in every call, which no declaration can say"
+        )
     if plain.always is not None:
-        square = case.box.convention.inputs == "self"
+        square = case.caller.convention.inputs == "self"
         where = "" if square else f", aligned {plain.always}"
         case.found.add(
             "causal",
@@ -72,31 +82,17 @@ def _always(case: Case, plain: Plain) -> None:
         case.promises |= {"causal": plain.always, "always_causal": True}
 
 
-def _always_capped(case: Case, plain: Plain, cap: float) -> None:
-    keyword = "softcap" in case.features
-    other = "unless its keyword gives another cap" if keyword else "no keyword turns it off"
-    case.found.add(
-        "softcap",
-        f"always: logits become {cap:.6g} * tanh(logits / {cap:.6g}); {other}",
-        rivals(plain),
-        {"parameter": None, "works": keyword, "always": True, "cap": cap},
-    )
-    case.beyond.append(
-        f"its logits are capped at {cap:.6g} without being asked, which no declaration can say"
-    )
-
-
-def _computation(case: Case, plain: Plain) -> None:
-    box, point = case.box, plain.point
+def _computation(case: Investigation, plain: PlainReading) -> None:
+    caller, point = case.caller, plain.point
     parameters, found = case.parameters, case.found
-    shape = box.convention
-    first = box.draw()
+    shape = caller.convention
+    first = caller.draw()
     sizes = first.geometry
     found.add(
         "kind",
         kind_words(shape),
         f"an answer of shape {list(first.output_shape)} to sizes that all differ",
-        {"kind": box.kind, "inputs": shape.inputs, "batched": shape.layout.batched},
+        {"kind": caller.kind, "inputs": shape.inputs, "batched": shape.layout.batched},
     )
     found.add("inputs", inputs_words(shape, parameters), parameters_words(parameters), shape.inputs)
     found.add(
@@ -117,25 +113,24 @@ def _computation(case: Case, plain: Plain) -> None:
         {"rule": point.scale, "factor": point.scale_factor, "number": number},
     )
     found.add("softmax", f"over the {point.softmax_axis} axis", evidence, point.softmax_axis)
-    if box.kind == "layer":
+    if caller.kind == "layer":
         found.add(
             "heads",
             head_order_words(point, sizes),
             evidence,
             {"split": point.head_split, "merge": point.head_merge, "count": sizes.num_heads},
         )
-        found.add("biases", biases_words(box, point), evidence, _biases(box, point))
+        found.add("biases", biases_words(caller, point), evidence, _biases(caller, point))
     for other in plain.others:
         changed = ", ".join(f"{k}={v[1]!r}" for k, v in point.differences(other).items())
-        found.facts["scale"] = found.facts["scale"]
         found.add(
             "alternatives",
-            f"these sizes cannot tell it from {changed}",
+            f"with these sizes {changed} gives the same answers",
             "both are within bound of every probe",
             changed,
             LIKELY,
         )
-    ties = dict(box.sizes.changes)
+    ties = dict(caller.sizes.changes)
     if ties and not all(value.isdigit() for value in ties.values()):
         found.add(
             "sizes",
@@ -145,72 +140,65 @@ def _computation(case: Case, plain: Plain) -> None:
         )
 
 
-def _biases(box: Box, point: golden.Semantics) -> dict[str, bool]:
+def _biases(caller: Caller, point: golden.Semantics) -> dict[str, bool]:
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
     return {
-        word: role in box.biases and bool(getattr(point, f"{word}_bias"))
+        word: role in caller.biases and bool(getattr(point, f"{word}_bias"))
         for role, word in words.items()
     }
 
 
-def _masks(case: Case) -> None:
-    asking_masks.ask(case)
-
-
-def _causality(case: Case) -> None:
-    causality.ask(case)
-
-
-def _numbers(case: Case) -> None:
+def _numbers(case: Investigation) -> None:
+    """Scale, softcap and window."""
     for parameter in _by_keyword(case, "scale"):
-        number = find_scale(case.box, parameter, case.point, case.judge)
-        if number.give:
-            case.box = case.box.under(scale=(parameter.name, number.give))
+        number = find_scale(case.caller, parameter, case.point, case.judge)
+        evidence = "scale=0.37 against the golden with that scale"
+        value = {"gives": number.give}
+        if _add_number(case, "scale keyword", parameter, number, (evidence, value)):
+            case.caller = case.caller.under(scale=(parameter.name, number.give))
             case.features.append("scale")
-        if parameter.guessed and not number.give:
-            continue
-        case.found.add(
-            "scale keyword",
-            f"{placed(parameter)}: {number.words}",
-            "scale=0.37 against the golden with that scale",
-            {"parameter": parameter.name, "gives": number.give},
-        )
     for parameter in _by_keyword(case, "softcap"):
-        number = find_softcap(case.box, parameter, case.point, case.judge)
-        if number.give:
-            case.box = case.box.under(softcap=parameter.name)
+        number = find_softcap(case.caller, parameter, case.point, case.judge)
+        evidence = "a cap of 1.5 against the golden with that cap"
+        if _add_number(case, "softcap", parameter, number, (evidence, None)):
+            case.caller = case.caller.under(softcap=parameter.name)
             case.features.append("softcap")
-        if parameter.guessed and not number.give:
-            continue
-        case.found.add(
-            "softcap",
-            f"{placed(parameter)}: {number.words}",
-            "a cap of 1.5 against the golden with that cap",
-            {"parameter": parameter.name, "works": bool(number.give)},
-        )
     for parameter in _by_keyword(case, "window"):
-        number, reading = find_window(case.box, parameter, case.point, case.judge)
-        if number.give:
-            case.box = case.box.under(window=parameter.name)
+        number, reading = find_window(case.caller, parameter, case.point, case.judge)
+        evidence = "four queries on six keys against the golden with that window"
+        if _add_number(case, "window", parameter, number, (evidence, None)):
+            case.caller = case.caller.under(window=parameter.name)
             case.point = reading
             case.features.append("window")
-        if parameter.guessed and not number.give and number.words.startswith("acts"):
-            continue
-        case.found.add(
-            "window",
-            f"{placed(parameter)}: {number.words}",
-            "four queries on six keys against the golden with that window",
-            {"parameter": parameter.name, "works": bool(number.give)},
-        )
 
 
-def _by_keyword(case: Case, meaning: str) -> list[Parameter]:
+def _add_number(
+    case: Investigation,
+    name: str,
+    parameter: CallParameter,
+    number: NumberKeyword,
+    shown: tuple[str, dict[str, Any] | None],
+) -> bool:
+    """Add the fact of a keyword and return whether it works.
+
+    A guessed keyword without a known effect is no fact: the function may just swallow it.
+    """
+    evidence, value = shown
+    works = bool(number.give)
+    if works or not parameter.guessed or number.understood:
+        words = f"{placed(parameter)}: {number.words}"
+        value = {"works": works} if value is None else value
+        case.found.add(name, words, evidence, {"parameter": parameter.name, **value})
+    return works
+
+
+def _by_keyword(case: Investigation, meaning: str) -> list[CallParameter]:
     named = case.parameters.meaning(meaning)
     return [one for one in named if one.by_keyword and not is_flag(one)]
 
 
-def _groups(case: Case) -> None:
-    groups = find_groups(case.box, case.parameters.meaning("gqa"), case.point, case.judge)
+def _groups(case: Investigation) -> None:
+    groups = find_groups(case.caller, case.parameters.meaning("gqa"), case.point, case.judge)
     words = {
         "repeat": "yes: query head h reads key/value head h // group (repeated)",
         "tile": "yes: query head h reads key/value head h modulo their number (tiled)",
@@ -224,14 +212,14 @@ def _groups(case: Case) -> None:
     case.found.add(
         "groups", words[groups.order] + option, "6 heads on 2 key/value heads", groups.order
     )
-    options = (*case.box.convention.options, *groups.option)
-    case.box = case.box.under(options=options)
+    options = (*case.caller.convention.options, *groups.option)
+    case.caller = case.caller.under(options=options)
     case.point = case.point.replace(group_order=groups.order)
     case.features.append("gqa")
 
 
-def _weights(case: Case) -> None:
-    weights = find_weights(case.box, case.parameters, case.point, case.judge)
+def _weights(case: Investigation) -> None:
+    weights = find_weights(case.caller, case.parameters, case.point, case.judge)
     if weights is None:
         named = case.parameters.meaning("weights")
         asked = [entry.name for entry in named if not entry.guessed]
@@ -242,16 +230,16 @@ def _weights(case: Case) -> None:
     case.found.add(
         "weights",
         f"{how} ({weights.words})",
-        "the second thing returned against the golden weights",
+        "the second value returned against the golden weights",
         {"averaged": weights.averaged},
     )
     if not weights.averaged:
-        case.box = case.box.under(weights=weights.options)
+        case.caller = case.caller.under(weights=weights.options)
         case.features.append("weights")
 
 
-def _dtypes(case: Case) -> None:
-    found = find_dtypes(case.box, case.box.convention.masks, case.point, case.judge)
+def _dtypes(case: Investigation) -> None:
+    found = find_dtypes(case.caller, case.caller.convention.masks, case.point, case.judge)
     right = [one.dtype for one in found if one.right]
     wrong = [f"{one.dtype}: {one.why}" for one in found if not one.right]
     case.found.add(
@@ -263,28 +251,30 @@ def _dtypes(case: Case) -> None:
     case.promises["dtypes"] = right or ["float32"]
 
 
-def _behaviour(case: Case) -> None:
-    box, found = case.box, case.found
-    behave(box, found, lambda inputs: case.judge.bound(case.point, inputs))
+def _behaviour(case: Investigation) -> None:
+    caller, found = case.caller, case.found
+    behave(caller, found, lambda inputs: case.judge.bound(case.point, inputs))
     _dropout(case, same=bool(found.value("deterministic")))
-    changed = changed_inputs(box)
+    changed = changed_inputs(caller)
     words = f"changes {', '.join(changed)} in place" if changed else "left as they are"
     found.add("inputs after a call", words, "compared with copies", changed)
     _mismatches(case)
-    batch = empty_batch(box)
+    batch = empty_batch(caller)
     if batch is not None:
         found.add("empty batch", batch, "a batch of 0", batch == "answers")
 
 
-def behave(box: Box, found: Findings, bound_of: Callable[[Inputs], Tensor] | None = None) -> None:
+def behave(
+    caller: Caller, found: Findings, bound_of: Callable[[Inputs], Tensor] | None = None
+) -> None:
     """Whether the order of tokens matters, and whether a call repeats: both need no golden."""
-    order = order_matters(box, bound_of)
+    order = order_matters(caller, bound_of)
     if order is None:
         found.undetermined("position", "a call with the tokens in another order failed")
     else:
         words = "the order of the tokens matters" if order else "none: the order does not matter"
         found.add("position", words, "keys and values reversed", order)
-    same = repeats(box)
+    same = repeats(caller)
     again = {True: "yes: two calls agree bit for bit", False: "no: two calls differ"}
     if same is None:
         found.undetermined("deterministic", "a call failed")
@@ -292,8 +282,8 @@ def behave(box: Box, found: Findings, bound_of: Callable[[Inputs], Tensor] | Non
         found.add("deterministic", again[same], "the same inputs twice", same)
 
 
-def _mismatches(case: Case) -> None:
-    accepted = accepted_mismatches(case.box)
+def _mismatches(case: Investigation) -> None:
+    accepted = accepted_mismatches(case.caller)
     case.found.add(
         "shapes that do not fit",
         f"accepted: {', '.join(accepted)}" if accepted else "refused",
@@ -305,9 +295,9 @@ def _mismatches(case: Case) -> None:
         case.expected.append(("shape.rejects-mismatch", reason))
 
 
-def _dropout(case: Case, *, same: bool) -> None:
+def _dropout(case: Investigation, *, same: bool) -> None:
     parameters = case.parameters.meaning("dropout")
-    if case.box.kind == "layer" and all(one.guessed for one in parameters):
+    if case.caller.kind == "layer" and all(one.guessed for one in parameters):
         words = "none in eval" if same else "answers vary in eval mode"
         case.found.add("dropout", words, "two calls in eval mode", not same)
         return
@@ -322,15 +312,15 @@ def _dropout(case: Case, *, same: bool) -> None:
             )
 
 
-def _drops(case: Case, parameter: Parameter) -> bool:
-    options = (*case.box.convention.options, (parameter.name, "0.5"))
-    return repeats(case.box.under(options=options)) is False
+def _drops(case: Investigation, parameter: CallParameter) -> bool:
+    options = (*case.caller.convention.options, (parameter.name, "0.5"))
+    return repeats(case.caller.under(options=options)) is False
 
 
 _STEPS: Final = (
     ("heads that share keys", _groups),
-    ("masks", _masks),
-    ("causality", _causality),
+    ("masks", mask_facts.add_facts),
+    ("causality", causality.add_facts),
     ("scale, softcap and window", _numbers),
     ("returned weights", _weights),
     ("dtypes", _dtypes),

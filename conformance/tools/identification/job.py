@@ -1,4 +1,4 @@
-"""What the worker does for ``conformance identify``: opens the thing, asks it, writes it down."""
+"""The job of ``conformance identify`` in the worker: from an implementation to its record."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...base.results import plain as as_data
+from ...base.results import plain
 from ...calls.calling import CandidateFailure, guarded
 from ...errors import UsageError
 from ...tolerance.positions import position_bound
-from . import opening
-from .agreement import Judge, Seen
-from .box import Box, Observation, Refusal
+from . import callers
+from .agreement import Judge, Sample
+from .caller import Caller, Observation, Refusal
 from .contradictions import contradictions
-from .deviations import Case, deviations
+from .deviations import Investigation, deviations
+from .implementation import Implementation
 from .investigation import behave, investigate
-from .plain import (
+from .plain_reading import (
     SCALES,
-    Plain,
+    PlainReading,
     nearest_number,
     observe,
-    plain,
     read_as,
+    read_plain,
     round_numbers,
     with_alignment,
 )
 from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
 from .switches import without_causality
-from .thing import Thing
 from .writing import declaration_text, positions_text
 
 # Caps in use are 20, 30 and 50; beyond the last one ordinary logits show none.
@@ -42,30 +42,30 @@ _ALIGNMENTS: Final = ("bottom-right", "top-left")
 _GRID: Final = tuple(10.0 ** (step / 4.0) for step in range(-4, 13))
 
 
-def capped(observed: Sequence[Observation], judge: Judge) -> Plain | None:
+def capped(observed: Sequence[Observation], judge: Judge) -> PlainReading | None:
     """The reading with a cap that holds on every probe, fitted on the first; None without one."""
     readings = (_fitted(observed, judge, always) for always in (None, *_ALIGNMENTS))
     return next((one for one in readings if one is not None), None)
 
 
-def _fitted(observed: Sequence[Observation], judge: Judge, always: str | None) -> Plain | None:
+def _fitted(
+    observed: Sequence[Observation], judge: Judge, always: str | None
+) -> PlainReading | None:
     """The scale that comes nearest with any cap, then its cap, as a number that people write."""
-    seen = [read_as(one, always) for one in observed]
+    samples = [read_as(one, always) for one in observed]
     points = [with_alignment(golden.STANDARD.replace(scale=rule), always) for rule in SCALES]
 
-    def apart(point: golden.Semantics, cap: float) -> float:
-        return judge.distance(point, [_with_cap(seen[0], cap)])
+    def distance(point: golden.Semantics, cap: float) -> float:
+        return judge.distance(point, [_with_cap(samples[0], cap)])
 
-    nearest = min(points, key=lambda point: min(apart(point, cap) for cap in _GRID))
-    for cap in round_numbers(nearest_number(_GRID, partial(apart, nearest))):
-        read = [_with_cap(one, cap) for one in seen]
-        if judge.fits(nearest, read):
-            margin = max(judge.margin(nearest, one) for one in read)
-            return Plain(
+    nearest = min(points, key=lambda point: min(distance(point, cap) for cap in _GRID))
+    for cap in round_numbers(nearest_number(_GRID, partial(distance, nearest))):
+        capped_samples = [_with_cap(one, cap) for one in samples]
+        if judge.fits(nearest, capped_samples):
+            return PlainReading(
                 point=nearest,
                 always=always,
-                others=(),
-                margin=margin,
+                margin=max(judge.margin(nearest, one) for one in capped_samples),
                 tried=len(points),
                 fitted=True,
                 cap=cap,
@@ -73,8 +73,8 @@ def _fitted(observed: Sequence[Observation], judge: Judge, always: str | None) -
     return None
 
 
-def _with_cap(one: Seen, cap: float) -> Seen:
-    return Seen(one.inputs.replace(softcap=cap), one.output, one.rows)
+def _with_cap(one: Sample, cap: float) -> Sample:
+    return Sample(one.inputs.replace(softcap=cap), one.output, one.rows)
 
 
 _WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
@@ -170,17 +170,17 @@ _MOST_CAPPED: Final = 3
 Tell = Callable[[str, str], None]
 
 
-def identify(thing: Thing, as_observed: Any, tell: Tell) -> dict[str, Any]:
-    """The record of one thing; each stage is told, so that it has a time limit of its own.
+def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> dict[str, Any]:
+    """The record of one implementation; ``tell`` begins a stage with a time limit of its own.
 
-    ``as_observed`` is true where the declaration is to promise probable mistakes, too.
+    With ``as_observed`` the declaration promises probable mistakes, too.
     """
     started = time.perf_counter()
     tell("probing", "how it is called")
     record: dict[str, Any] = {
-        "target": thing.target,
-        "name": thing.name,
-        "form": thing.form,
+        "target": implementation.target,
+        "name": implementation.name,
+        "form": implementation.form,
         "identified": False,
         "reason": "",
         "facts": [],
@@ -188,34 +188,41 @@ def identify(thing: Thing, as_observed: Any, tell: Tell) -> dict[str, Any]:
     }
     found = Findings()
     try:
-        reason = _identify(thing, found, record, tell, as_observed=bool(as_observed))
+        reason = _identify(implementation, found, record, tell, as_observed=bool(as_observed))
     except UsageError as error:
         reason = str(error)
-    record["facts"] = found.as_json()
-    record["reason"] = reason
-    record["identified"] = not reason
-    record["seconds"] = round(time.perf_counter() - started, 3)
-    result: dict[str, Any] = as_data(record)
+    record |= {
+        "facts": found.as_json(),
+        "reason": reason,
+        "identified": not reason,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    result: dict[str, Any] = plain(record)
     return result
 
 
 def _identify(
-    thing: Thing, found: Findings, record: dict[str, Any], tell: Tell, *, as_observed: bool
+    implementation: Implementation,
+    found: Findings,
+    record: dict[str, Any],
+    tell: Tell,
+    *,
+    as_observed: bool,
 ) -> str:
     """Fill findings and record; returns why nothing could be identified, or ""."""
-    if _takes_one(thing):
-        return _positions(thing, found, record)
-    boxes = _opened(thing)
-    if thing.declared is not None and not thing.declared.weights_known:
-        return _without_weights(boxes, found)
-    opened = _first_golden(boxes, thing.parameters)
+    if _takes_one(implementation):
+        return _positions(implementation, found, record)
+    callers = _opened(implementation)
+    if implementation.declared is not None and not implementation.declared.weights_known:
+        return _without_weights(callers, found)
+    opened = _first_golden(callers, implementation.parameters)
     if isinstance(opened, str):
         return opened
-    box, read = opened
-    judge = Judge(box.kind, "float32", always_causal=read.always is not None, cap=read.cap)
-    case = Case(
-        box=box,
-        parameters=_parameters(box),
+    caller, read = opened
+    judge = Judge(caller.kind, "float32", always_causal=read.always is not None, cap=read.cap)
+    case = Investigation(
+        caller=caller,
+        parameters=_parameters(caller),
         judge=judge,
         point=read.point,
         found=found,
@@ -223,94 +230,90 @@ def _identify(
     )
     investigate(case, read, lambda what: tell("probing", what))
     tell("probing", "the declaration")
-    record["semantics"] = {name: pair[1] for name, pair in opening_differences(case).items()}
+    changed = golden.STANDARD.differences(case.point)
+    record["semantics"] = {name: pair[1] for name, pair in changed.items()}
     differing = deviations(case)
     record["deviations"] = [one.as_json() for one in differing]
     record["mistaken"] = deviations_words(sum(one.mistaken for one in differing))
     if not case.beyond:
-        record["declaration"] = declaration_text(thing, case)
+        record["declaration"] = declaration_text(implementation, case)
     record["beyond"] = case.beyond
-    if thing.declared is not None:
+    if implementation.declared is not None:
         tell("probing", "what is declared")
-        record["contradictions"] = contradictions(thing.declared)
+        record["contradictions"] = contradictions(implementation.declared)
     return ""
 
 
-def opening_differences(case: Case) -> dict[str, Any]:
-    """Where the point found differs from the specification."""
-    from ..._golden import golden  # noqa: PLC0415 (one use)
-
-    return golden.STANDARD.differences(case.point)
-
-
-def _takes_one(thing: Thing) -> bool:
+def _takes_one(implementation: Implementation) -> bool:
     """Whether it is a function of one input: no projections are in sight."""
-    if thing.form != "function" or not thing.parameters.entries:
+    if implementation.form != "function" or not implementation.parameters.entries:
         return False
-    return opening.read_inputs(thing.parameters, thing.name)[0] == "self"
+    return callers.read_inputs(implementation.parameters, implementation.name)[0] == "self"
 
 
-def _positions(thing: Thing, found: Findings, record: dict[str, Any]) -> str:
+def _positions(implementation: Implementation, found: Findings, record: dict[str, Any]) -> str:
     """A function of one input can be a position encoding."""
-    encoding = find_positions(thing.value, found)
+    encoding = find_positions(implementation.value, found)
     if isinstance(encoding, str):
         return encoding
     longest, widths = encoding
     record["semantics"], record["beyond"] = {}, []
     if len(widths) > 1:
-        record["declaration"] = positions_text(thing, longest)
+        record["declaration"] = positions_text(implementation, longest)
     else:
         one = f"it takes the width {widths[0]} alone, and a declared encoding takes any even width"
         record["beyond"] = [one]
     return ""
 
 
-def _opened(thing: Thing) -> Iterator[Box]:
-    """The boxes of a thing."""
-    if thing.form == "module":
-        reading = opening.understood(thing.value, thing.name)
-        if not isinstance(reading, opening.Understood):
+def _opened(implementation: Implementation) -> Iterator[Caller]:
+    """The callers of an implementation."""
+    if implementation.form == "module":
+        reading = callers.understood(implementation.value, implementation.name)
+        if not isinstance(reading, callers.Understood):
             raise reading
-        return opening.module_boxes(reading)
-    if thing.form == "builder":
-        return opening.builder_boxes(thing)
-    return opening.function_boxes(thing)
+        return callers.module_callers(reading)
+    if implementation.form == "builder":
+        return callers.builder_callers(implementation)
+    return callers.function_callers(implementation)
 
 
-def _without_weights(boxes: Iterator[Box], found: Findings) -> str:
+def _without_weights(callers: Iterator[Caller], found: Findings) -> str:
     """What calls alone tell of a layer whose projections nobody can see."""
-    for box in boxes:
-        if box.answers(box.draw()) is None:
+    for caller in callers:
+        if caller.answer(caller.draw()) is None:
             continue
         found.add(
             "kind",
-            kind_words(box.convention),
+            kind_words(caller.convention),
             "an answer of the declared shape",
-            {"kind": "layer", "inputs": box.convention.inputs},
+            {"kind": "layer", "inputs": caller.convention.inputs},
         )
-        behave(box, found)
+        behave(caller, found)
         break
     return "its weights are told to nobody, so no golden answer exists to compare with"
 
 
-def _first_golden(boxes: Iterator[Box], parameters: Parameters) -> tuple[Box, Plain] | str:
+def _first_golden(
+    callers: Iterator[Caller], parameters: Parameters
+) -> tuple[Caller, PlainReading] | str:
     """The first way of calling whose answers a reading explains, or why there is none."""
     refusals: list[Refusal] = []
-    unread: list[tuple[Box, list[Observation]]] = []
-    for box in boxes:
-        observed = observe(box)
+    unread: list[tuple[Caller, list[Observation]]] = []
+    for caller in callers:
+        observed = observe(caller)
         if isinstance(observed, Refusal):
-            if box.convention.output == "answer":
+            if caller.convention.output == "answer":
                 refusals.append(observed)
             continue
         if not _shaped(observed):
             shown = list(observed[0].output.shape)
             refusals.append(Refusal("type", f"returned a tensor of shape {shown}"))
-        read = plain(box, observed, Judge(box.kind, "float32"))
+        read = read_plain(caller, observed, Judge(caller.kind, "float32"))
         if read is not None:
-            return without_causality(box, read, _parameters(box))
+            return without_causality(caller, read, _parameters(caller))
         if _shaped(observed):
-            unread.append((box, observed))
+            unread.append((caller, observed))
             if len(unread) >= _MOST_UNREAD:
                 break
     if unread:
@@ -326,32 +329,34 @@ def _first_golden(boxes: Iterator[Box], parameters: Parameters) -> tuple[Box, Pl
     return said + (needs if tables else "")
 
 
-def _first_capped(unread: list[tuple[Box, list[Observation]]]) -> tuple[Box, Plain] | None:
+def _first_capped(
+    unread: list[tuple[Caller, list[Observation]]],
+) -> tuple[Caller, PlainReading] | None:
     """The first way of calling whose answers a cap on the logits explains."""
-    for box, observed in unread[:_MOST_CAPPED]:
-        read = capped(observed, Judge(box.kind, "float32"))
+    for caller, observed in unread[:_MOST_CAPPED]:
+        read = capped(observed, Judge(caller.kind, "float32"))
         if read is not None:
-            return box, read
+            return caller, read
     return None
 
 
-def _parameters(box: Box) -> Parameters:
+def _parameters(caller: Caller) -> Parameters:
     """The parameters of what is called."""
-    return read_parameters(box.prepare(box.draw()))
+    return read_parameters(caller.prepare(caller.draw()))
 
 
 def _shaped(observed: list[Observation]) -> bool:
     return all(tuple(one.output.shape) == one.inputs.output_shape for one in observed)
 
 
-def _unread(box: Box, observed: list[Observation]) -> str:
+def _unread(caller: Caller, observed: list[Observation]) -> str:
     nan = all(bool(one.output.isnan().any()) for one in observed)
     what = "holds NaN" if nan else "is that of no reading of attention that is known"
-    return f"its answer {what} (called with {box.convention.layout.words})"
+    return f"its answer {what} (called with {caller.convention.layout.words})"
 
 
 def _commonest(refusals: list[Refusal]) -> str:
-    """What is said most often; what came back says more than what was raised."""
+    """The most frequent refusal; a returned value says more than an exception."""
     answered = [refusal.why for refusal in refusals if refusal.kind == "type"]
-    said = answered or [refusal.why for refusal in refusals]
-    return max(dict.fromkeys(said), key=said.count)
+    reasons = answered or [refusal.why for refusal in refusals]
+    return max(dict.fromkeys(reasons), key=reasons.count)

@@ -11,8 +11,8 @@ from ..._golden import golden
 from ...oracle.oracle import evaluate
 from ...oracle.stretching import single_key_inputs
 from ...problems.inputs import Inputs
-from .agreement import Judge, Seen
-from .box import Box, Refusal
+from .agreement import Judge, Sample
+from .caller import Caller, Refusal
 from .convention import MaskUse
 from .drawing import masked, random_keep
 
@@ -39,28 +39,28 @@ class Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class Tight:
-    """No hidden key won up to this magnitude; 1 where nothing could be asked."""
+    """No hidden key won up to this magnitude; 1 where nothing could be probed."""
 
     up_to: float
 
 
-def find_leak(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | Tight:
+def find_leak(caller: Caller, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | Tight:
     """The smallest magnitude at which a hidden key shows; how far it does not, where none does."""
-    called = box.under(masks=(use,))
+    called = caller.under(masks=(use,))
     if _mixes_rows(point):
         return _usual_fill(called, use, point, judge)
-    asked = []
+    reached = []
     for operation, low in (("replace", True), ("add", False)):
         held = 1.0
         for target in _DECADES:
-            seen = _observe(called, use, point, target, low=low)
-            if seen is None:
+            sample = _observe(called, use, point, target, low=low)
+            if sample is None:
                 break
-            if not judge.fits(point, [seen]):
+            if not judge.fits(point, [sample]):
                 return _refined(called, use, point, judge, (operation, low, held, target))
             held = target
-        asked.append(held)
-    return Tight(up_to=min(asked))
+        reached.append(held)
+    return Tight(up_to=min(reached))
 
 
 def _mixes_rows(point: golden.Semantics) -> bool:
@@ -69,34 +69,35 @@ def _mixes_rows(point: golden.Semantics) -> bool:
     return moved or point.softmax_axis != "key"
 
 
-def _usual_fill(box: Box, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | Tight:
+def _usual_fill(
+    caller: Caller, use: MaskUse, point: golden.Semantics, judge: Judge
+) -> Leak | Tight:
     """The fill that explains whole answers where nothing else does; 1 where none of the usual."""
     for fill in _USUAL:
-        seen = _observe(box, use, point, 10.0 * fill, low=True)
-        if seen is None:
+        sample = _observe(caller, use, point, 10.0 * fill, low=True)
+        if sample is None:
             continue
-        whole = Seen(seen.inputs, seen.output)
+        whole = Sample(sample.inputs, sample.output)
         if judge.fits(point.replace(mask_fill=-fill), [whole]) and not judge.fits(point, [whole]):
             return Leak(operation="replace", threshold=fill, fill=-fill)
     return Tight(up_to=1.0)
 
 
 def _observe(
-    box: Box, use: MaskUse, point: golden.Semantics, target: float, *, low: bool
-) -> Seen | None:
-    drawn = box.draw(seed=6)
-    keep = random_keep(use.shape, drawn.geometry)
-    inputs = masked(drawn, use.form, use.shape, keep)
+    caller: Caller, use: MaskUse, point: golden.Semantics, target: float, *, low: bool
+) -> Sample | None:
+    inputs = caller.draw(seed=6)
+    inputs = masked(inputs, use.form, use.shape, random_keep(use.shape, inputs.geometry))
     first, _ = single_key_inputs(inputs, live=0, target=target, low=low)
     reached = _extreme(first, point, low=low)
     if reached <= 0.0:
         return None
     # Heads see a key with signs of their own: what counts is the one that sees it lowest (highest).
     stretched, rows = single_key_inputs(inputs, live=0, target=target * target / reached, low=low)
-    answer = box.ask(stretched)
-    if isinstance(answer, Refusal) or not _finite(stretched):
+    answer = caller.call(stretched)
+    if isinstance(answer, Refusal) or not bool(torch.isfinite(stretched.key).all()):
         return None
-    return Seen(stretched, answer.output, rows)
+    return Sample(stretched, answer.output, rows)
 
 
 def _extreme(inputs: Inputs, point: golden.Semantics, *, low: bool) -> float:
@@ -111,12 +112,8 @@ def _extreme(inputs: Inputs, point: golden.Semantics, *, low: bool) -> float:
     return float(-scores[..., 0].min() if low else scores[..., 1:].max())
 
 
-def _finite(inputs: Inputs) -> bool:
-    return bool(torch.isfinite(inputs.key).all())
-
-
 def _refined(
-    box: Box,
+    caller: Caller,
     use: MaskUse,
     point: golden.Semantics,
     judge: Judge,
@@ -126,15 +123,15 @@ def _refined(
     witnesses = []
     for _ in range(_BISECTIONS):
         middle = (held * failed) ** 0.5
-        seen = _observe(box, use, point, middle, low=low)
-        if seen is None:
+        sample = _observe(caller, use, point, middle, low=low)
+        if sample is None:
             break
-        if judge.fits(point, [seen]):
+        if judge.fits(point, [sample]):
             held = middle
         else:
             failed = middle
-            witnesses.append(seen)
-    at_ten = _observe(box, use, point, min(10.0 * failed, _DECADES[-1]), low=low)
+            witnesses.append(sample)
+    at_ten = _observe(caller, use, point, min(10.0 * failed, _DECADES[-1]), low=low)
     witnesses += [at_ten] if at_ten is not None else []
     for explained in (operation, "add"):
         fill = _explaining(judge, point, explained, failed, witnesses)
@@ -148,9 +145,9 @@ def _explaining(
     point: golden.Semantics,
     operation: str,
     threshold: float,
-    witnesses: list[Seen],
+    witnesses: list[Sample],
 ) -> float | None:
-    """The round number near the threshold that explains what was seen from there on."""
+    """The round number near the threshold that explains the answers from there on."""
     decade = 10.0 ** int(torch.tensor(threshold).log10().floor())
     round_numbers = [digit * decade for digit in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]
     binary = [2.0**power for power in (15, 16, 31)] + [2.0**15 - 1, 65504.0]

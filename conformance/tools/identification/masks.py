@@ -11,11 +11,11 @@ import torch
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .agreement import Judge, Seen
-from .box import Box, Observation
+from .agreement import Judge, Sample
+from .caller import Caller, Observation
 from .convention import MaskUse
-from .drawing import masked, prefix_keep, random_keep
-from .signature import Parameter
+from .drawing import masked
+from .signature import CallParameter
 
 # (declared shape, expression that makes it theirs, theirs in words)
 _SHAPES: Final = (
@@ -35,7 +35,7 @@ _TURNED: Final = (
     ("BQK", "{}.permute(1, 2, 0)", "[Lq, Lk, B]"),
     ("BK", "{}.T", "[Lk, B]"),
 )
-# The same masks in four dimensions, for two parameters that must be told apart by shape alone.
+# The same masks in four dimensions, for two parameters that differ by shape alone.
 _AS_FOUR: Final = {
     "BK": ("B11K", "{0}[:, 0, 0]"),
     "QK": ("11QK", "{0}[0, 0]"),
@@ -53,19 +53,18 @@ LENGTHS: Final = "lengths"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskFound:
+class MaskReading:
     """A parameter in one form: how it is handed over, and what it does to the logits.
 
-    ``kind`` is what is handed over: bool, int, 0/1 float, additive float, lengths. ``ambiguous``
-    are shapes that are taken for others where sizes are equal, and so are no part of ``uses``.
+    ``kind`` is bool, int, 0/1 float, additive float or lengths. ``ambiguous`` are shapes that are
+    taken for others where sizes are equal, and so are no part of ``uses``.
     """
 
-    parameter: Parameter
+    parameter: CallParameter
     kind: str
     form: str
     uses: tuple[MaskUse, ...]
     point: golden.Semantics
-    margin: float
     ambiguous: tuple[str, ...] = ()
 
     @property
@@ -75,74 +74,72 @@ class MaskFound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskUnread:
+class UnreadMask:
     """A parameter that is taken but not understood; ``why`` says how it behaves.
 
     ``idle`` says that no answer depends on it.
     """
 
-    parameter: Parameter
+    parameter: CallParameter
     kind: str
     why: str
     idle: bool = False
 
 
-Found = MaskFound | MaskUnread
+MaskResult = MaskReading | UnreadMask
 
 
 def find_masks(
-    box: Box, parameters: Sequence[Parameter], point: golden.Semantics, judge: Judge
-) -> list[Found]:
+    caller: Caller, parameters: Sequence[CallParameter], point: golden.Semantics, judge: Judge
+) -> list[MaskResult]:
     """Every parameter that is a mask, in every form that it is taken in."""
-    found: list[Found] = []
+    found: list[MaskResult] = []
     for parameter in parameters:
         if parameter.by_keyword:
-            every = _of_parameter(box, parameter, point, judge)
             found.extend(
-                _told_by_size(box, one, judge) if isinstance(one, MaskFound) else one
-                for one in every
+                _unambiguous(caller, one, judge) if isinstance(one, MaskReading) else one
+                for one in _of_parameter(caller, parameter, point, judge)
             )
     return found
 
 
-def _told_by_size(box: Box, found: MaskFound, judge: Judge) -> Found:
-    """Without the shapes that are another one's where sizes are equal: ``[B, Lk]`` of B = Lq."""
+def _unambiguous(caller: Caller, found: MaskReading, judge: Judge) -> MaskResult:
+    """A mask without the shapes that mean another where sizes are equal: ``[B, Lk]`` of B = Lq."""
     ambiguous = [
-        use for use in found.uses if not all(_holds(box, use, found, judge, n) for n in (0, 1))
+        use for use in found.uses if not all(_holds(caller, use, found, judge, n) for n in (0, 1))
     ]
     kept = tuple(use for use in found.uses if use not in ambiguous)
     natives = tuple(use.native for use in ambiguous)
     if not kept:
         why = f"{', '.join(natives)} is taken for another shape where sizes are equal"
-        return MaskUnread(parameter=found.parameter, kind=found.kind, why=why)
+        return UnreadMask(parameter=found.parameter, kind=found.kind, why=why)
     return dataclasses.replace(found, uses=kept, ambiguous=natives) if ambiguous else found
 
 
-def _holds(box: Box, use: MaskUse, found: MaskFound, judge: Judge, more_keys: int) -> bool:
+def _holds(caller: Caller, use: MaskUse, found: MaskReading, judge: Judge, more_keys: int) -> bool:
     """Whether a mask is read the same where batch, heads and queries are as many."""
-    count = box.draw().geometry.num_heads
+    count = caller.draw().geometry.num_heads
     sizes = {"batch": count, "query_length": count, "key_length": count + more_keys}
-    if box.convention.inputs == "self":
+    if caller.convention.inputs == "self":
         sizes["query_length"] = sizes["key_length"]
         sizes["batch"] = sizes["key_length"]
-    inputs = box.draw(sizes, seed=4)
-    make = prefix_keep if found.form == LENGTHS else random_keep
-    inputs = masked(inputs, found.form, use.shape, make(use.shape, inputs.geometry, seed=4))
-    answer = _ask(box, use, inputs)
-    return answer is not None and judge.fits(found.point, [Seen(inputs, answer.output)])
+    inputs = caller.draw(sizes, seed=4)
+    inputs = masked(inputs, found.form, use.shape, 4)
+    answer = _answer(caller, use, inputs)
+    return answer is not None and judge.fits(found.point, [_sample(answer)])
 
 
 def _of_parameter(
-    box: Box, parameter: Parameter, point: golden.Semantics, judge: Judge
-) -> Iterator[Found]:
-    additive = _additive(box, parameter, point, judge)
-    lengths = _lengths(box, parameter, point, judge)
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+) -> Iterator[MaskResult]:
+    additive = _additive(caller, parameter, point, judge)
+    lengths = _lengths(caller, parameter, point, judge)
     understood = False
     for kind in _KINDS:
         if kind is _KINDS[-1] and (understood or additive is not None):
-            continue  # numbers are told from a mask of two values only where that is not taken
-        one = _boolean(box, parameter, point, judge, kind)
-        if isinstance(one, MaskFound):
+            continue  # tried only where neither a bias nor a mask of two values is taken
+        one = _boolean(caller, parameter, point, judge, kind)
+        if isinstance(one, MaskReading):
             added = additive is not None and one.point.mask_operation == "add-to-kept"
             if added and kind is not _KINDS[0]:
                 continue  # a bias of 0 and 1
@@ -154,119 +151,90 @@ def _of_parameter(
     yield from (one for one in (additive, lengths) if one is not None)
 
 
-def _shapes_of(box: Box) -> list[tuple[str, str, str]]:
+def _shapes_of(caller: Caller) -> list[tuple[str, str, str]]:
     shapes = [*_SHAPES, *_TURNED]
-    if not box.convention.layout.batched:
+    if not caller.convention.layout.batched:
         shapes = [entry for entry in shapes if "B" not in entry[0]]
         shapes = [entry for entry in shapes if "1" not in entry[0]]
     return shapes
 
 
-def _use(parameter: Parameter, form: str, shape: tuple[str, str, str], give: str) -> MaskUse:
+def _use(parameter: CallParameter, form: str, shape: tuple[str, str, str], give: str) -> MaskUse:
     declared, turn, native = shape
-    inner = give if turn == "{}" else turn.replace("{}", give)
-    return MaskUse(form=form, parameter=parameter.name, shape=declared, native=native, give=inner)
+    give = turn.replace("{}", give)
+    return MaskUse(form=form, parameter=parameter.name, shape=declared, native=native, give=give)
 
 
-def _ask(box: Box, use: MaskUse, inputs: Inputs) -> Observation | None:
-    return box.under(masks=(use,)).answers(inputs)
+def _answer(caller: Caller, use: MaskUse, inputs: Inputs) -> Observation | None:
+    return caller.under(masks=(use,)).answer(inputs)
 
 
-def _probe(box: Box, form: str, shape: str, seed: int) -> Inputs:
-    inputs = box.draw(seed=seed)
-    keep = random_keep(shape, inputs.geometry, seed=seed)
-    if form == "lengths":
-        keep = prefix_keep(shape, inputs.geometry, seed=seed)
-    return masked(inputs, form, shape, keep)
+def _probe(caller: Caller, form: str, shape: str, seed: int) -> Inputs:
+    return masked(caller.draw(seed=seed), form, shape, seed)
 
 
 def _boolean(
-    box: Box,
-    parameter: Parameter,
+    caller: Caller,
+    parameter: CallParameter,
     point: golden.Semantics,
     judge: Judge,
     kind: tuple[str, str, str, str],
-) -> Found | None:
+) -> MaskResult | None:
     """A mask of two values: its polarity, and what it does."""
     word, keep_form, drop_form, give = kind
-    give = give.replace("{query}", box.convention.inputs_names[0])
+    give = give.replace("{query}", caller.convention.inputs_names[0])
     taken: list[tuple[MaskUse, Observation]] = []
-    for shape in _shapes_of(box):
-        if taken and shape in _TURNED and shape[0] in [use.shape for use, _ in taken]:
+    for shape in _shapes_of(caller):
+        if shape in _TURNED and shape[0] in [use.shape for use, _ in taken]:
             continue
         use = _use(parameter, "keep", shape, give)
-        answer = _ask(box, use, _probe(box, "keep", shape[0], 0))
+        answer = _answer(caller, use, _probe(caller, "keep", shape[0], 0))
         if answer is not None:
             taken.append((use, answer))
-    taken = [
-        (use, answer)
-        for use, answer in taken
-        if not _means_additive(use, answer, point, judge, word)
-    ]
+    if word != "bool":
+        taken = [pair for pair in taken if not _means_additive(pair[1], point, judge)]
     if not taken:
         return None
-    readings = _readings(point)
-    best: tuple[float, golden.Semantics] | None = None
-    fitting: list[MaskUse] = []
-    for reading in readings:
-        fitting = [
-            use
-            for use, answer in taken
-            if judge.fits(reading, [Seen(answer.inputs, answer.output)])
-        ]
+    for reading in _readings(point):
+        fitting = [use for use, answer in taken if judge.fits(reading, [_sample(answer)])]
         if fitting:
-            seen = [Seen(a.inputs, a.output) for u, a in taken if u in fitting]
-            best = (max(judge.margin(reading, one) for one in seen), reading)
             break
-    if best is None:
-        unmoved = _unmoved(box, taken)
+    else:
+        unmoved = _unmoved(caller, taken)
         why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
-        return MaskUnread(parameter=parameter, kind=word, why=why, idle=unmoved)
-    margin, reading = best
-    drops = reading.mask_polarity == "drop"
+        return UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)
     if reading.mask_operation == "ignore":
-        return MaskUnread(parameter=parameter, kind=word, why="it changes nothing", idle=True)
+        return UnreadMask(parameter=parameter, kind=word, why="it changes nothing", idle=True)
+    drops = reading.mask_polarity == "drop"
     form = drop_form if drops else keep_form
-    if word == "int" and not drops:
-        give = "{}"
-    uses = tuple(
-        MaskUse(
-            form=form,
-            parameter=use.parameter,
-            shape=use.shape,
-            native=use.native,
-            give=_regive(use, give),
-        )
+    # A mask of 0 and 1 that keeps arrives as integers already.
+    cast = ".to(torch.int64)" if word == "int" and not drops else ""
+    uses = [
+        dataclasses.replace(use, form=form, give=use.give.replace(cast, "") if cast else use.give)
         for use in fitting
-    )
-    found = reading.replace(mask_polarity="keep")
-    return MaskFound(
-        parameter=parameter, kind=word, form=form, uses=uses, point=found, margin=margin
-    )
+    ]
+    return _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
 
 
-def _regive(use: MaskUse, give: str) -> str:
-    return use.give if give != "{}" else use.give.replace(".to(torch.int64)", "")
+def _sample(answer: Observation) -> Sample:
+    return Sample(answer.inputs, answer.output)
 
 
-def _means_additive(
-    use: MaskUse, answer: Observation, point: golden.Semantics, judge: Judge, word: str
-) -> bool:
+def _means_additive(answer: Observation, point: golden.Semantics, judge: Judge) -> bool:
     """Whether a mask of 0 and 1 was simply added to the logits: that is a bias."""
-    if word == "bool":
-        return False
-    del use
     keep = answer.inputs.keep
     if keep is None:
         return False
     bias = keep.to(answer.inputs.query.dtype)
-    return judge.fits(point, [Seen(answer.inputs.without_mask().replace(bias=bias), answer.output)])
+    return judge.fits(
+        point, [Sample(answer.inputs.without_mask().replace(bias=bias), answer.output)]
+    )
 
 
-def _unmoved(box: Box, taken: Sequence[tuple[MaskUse, Observation]]) -> bool:
+def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, Observation]]) -> bool:
     """Whether the answers are those of a call without any mask."""
     for _, answer in taken:
-        free = box.answers(answer.inputs.without_mask())
+        free = caller.answer(answer.inputs.without_mask())
         if free is None or not torch.equal(free.output, answer.output):
             return False
     return True
@@ -292,83 +260,61 @@ def _readings(point: golden.Semantics) -> list[golden.Semantics]:
 
 
 def _additive(
-    box: Box, parameter: Parameter, point: golden.Semantics, judge: Judge
-) -> Found | None:
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+) -> MaskResult | None:
     """A mask that is added to the logits: finite numbers and minus infinity."""
-    fits = False
     uses: list[MaskUse] = []
-    margin, reading_found = 0.0, point
-    for shape in _shapes_of(box):
+    last = point
+    for shape in _shapes_of(caller):
         if shape in _TURNED and shape[0] in [use.shape for use in uses]:
             continue
         use = _use(parameter, "bias", shape, "{}")
-        inputs = _probe(box, "bias", shape[0], 2)
+        inputs = _probe(caller, "bias", shape[0], 2)
         bias = torch.randn(inputs.keep.shape, generator=torch.Generator().manual_seed(3))  # type: ignore[union-attr]
         inputs = inputs.replace(bias=bias.to(inputs.query.dtype))
         finite = inputs.replace(keep=torch.ones_like(inputs.keep))  # type: ignore[arg-type]
-        plain, hidden = _ask(box, use, finite), _ask(box, use, inputs)
+        plain, hidden = _answer(caller, use, finite), _answer(caller, use, inputs)
         if plain is None:
             continue
-        for order in ("after-scale", "before-scale"):
-            reading = point.replace(bias_order=order)
-            one = Seen(_no_keep(plain.inputs), plain.output)
-            fits = judge.fits(reading, [one])
-            if fits and hidden is not None:
-                fits = judge.fits(reading, [Seen(hidden.inputs, hidden.output)])
-            if fits:
-                uses.append(use)
-                margin = max(margin, judge.margin(reading, one))
-                reading_found = reading
-                break
-    if uses:
-        return MaskFound(
-            parameter=parameter,
-            kind=BIAS,
-            form="bias",
-            uses=tuple(uses),
-            point=reading_found,
-            margin=margin,
-        )
-    return None
+        samples = [Sample(plain.inputs.replace(keep=None), plain.output)]
+        samples += [_sample(hidden)] if hidden is not None else []
+        orders = (point.replace(bias_order=order) for order in ("after-scale", "before-scale"))
+        reading = next((one for one in orders if judge.fits(one, samples)), None)
+        if reading is not None:
+            uses.append(use)
+            last = reading
+    return _reading(parameter, BIAS, "bias", uses, last)
 
 
-def _no_keep(inputs: Inputs) -> Inputs:
-    return inputs.replace(keep=None)
-
-
-def _lengths(box: Box, parameter: Parameter, point: golden.Semantics, judge: Judge) -> Found | None:
-    """Numbers of valid keys, an item or a query each."""
+def _lengths(
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+) -> MaskResult | None:
+    """Numbers of valid keys, one for each item or for each query."""
     uses: list[MaskUse] = []
-    margin = 0.0
     for shape, native in _LENGTHS:
-        if box.convention.layout.batched != ("B" in shape):
+        if caller.convention.layout.batched != ("B" in shape):
             continue
         use = MaskUse(form=LENGTHS, parameter=parameter.name, shape=shape, native=native)
-        answer = _ask(box, use, _probe(box, LENGTHS, shape, 0))
-        if answer is None:
-            continue
-        one = Seen(answer.inputs, answer.output)
-        if judge.fits(point, [one]):
+        answer = _answer(caller, use, _probe(caller, LENGTHS, shape, 0))
+        if answer is not None and judge.fits(point, [_sample(answer)]):
             uses.append(use)
-            margin = max(margin, judge.margin(point, one))
+    return _reading(parameter, LENGTHS, LENGTHS, uses, point)
+
+
+def _reading(
+    parameter: CallParameter, kind: str, form: str, uses: list[MaskUse], point: golden.Semantics
+) -> MaskReading | None:
     if not uses:
         return None
-    return MaskFound(
-        parameter=parameter,
-        kind=LENGTHS,
-        form=LENGTHS,
-        uses=tuple(uses),
-        point=point,
-        margin=margin,
-    )
+    return MaskReading(parameter=parameter, kind=kind, form=form, uses=tuple(uses), point=point)
 
 
-def chosen_uses(found: Sequence[Found]) -> tuple[MaskUse, ...]:
-    """How each form is handed over: one parameter, or several told apart by the shape.
+def chosen_uses(found: Sequence[MaskResult]) -> tuple[MaskUse, ...]:
+    """How each form is handed over: one parameter, or several chosen by the shape.
 
     A form that a bool mask offers is not taken from an int or float one too.
     """
-    understood = [one for one in found if isinstance(one, MaskFound)]
+    understood = [one for one in found if isinstance(one, MaskReading)]
     forms = dict.fromkeys(one.form for one in understood)
     uses: list[MaskUse] = []
     for form in forms:
@@ -379,16 +325,16 @@ def chosen_uses(found: Sequence[Found]) -> tuple[MaskUse, ...]:
         if alone is not None:
             uses.extend(alone.uses)
         else:
-            uses.extend(_told_apart([use for one in own for use in one.uses]))
+            uses.extend(_by_shape([use for one in own for use in one.uses]))
     return tuple(uses)
 
 
-def _covers(one: MaskFound, other: MaskFound) -> bool:
+def _covers(one: MaskReading, other: MaskReading) -> bool:
     """Whether a parameter takes every shape that another takes."""
     return {use.shape for use in other.uses} <= {use.shape for use in one.uses}
 
 
-def _told_apart(uses: Sequence[MaskUse]) -> Iterator[MaskUse]:
+def _by_shape(uses: Sequence[MaskUse]) -> Iterator[MaskUse]:
     """Each four-dimensional shape by the first parameter that takes it."""
     taken: set[str] = set()
     for use in uses:
@@ -397,6 +343,4 @@ def _told_apart(uses: Sequence[MaskUse]) -> Iterator[MaskUse]:
             continue
         taken.add(shape)
         give = use.give.replace("{}", turn.replace("{0}", "{}"))
-        yield MaskUse(
-            form=use.form, parameter=use.parameter, shape=shape, native=use.native, give=give
-        )
+        yield dataclasses.replace(use, shape=shape, give=give)

@@ -10,10 +10,10 @@ from ..._golden import golden
 from ...base.geometry import Geometry
 from ...base.record import GREEN
 from ...base.results import plain
-from .box import Box
+from .caller import Caller
 from .convention import Convention
-from .plain import Plain
-from .signature import Parameter, Parameters
+from .plain_reading import PlainReading
+from .signature import CallParameter, Parameters
 
 # What a written declaration is checked with.
 CHECK_PROFILE: Final = "quick"
@@ -26,11 +26,11 @@ UNDETERMINED: Final = "undetermined"
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One thing that was asked, the answer in words and as a value, and what speaks for it.
+    """One property of an implementation, in words and as a value, with its evidence.
 
-    ``confidence`` is ``certain`` where an answer of the thing is within the bound of one reading
-    and of no other, ``likely`` where probes support it without such a bound, ``undetermined`` where
-    ``found`` says why nothing is known.
+    ``confidence`` is ``certain`` where an answer is within the bound of one reading and of no
+    other, ``likely`` where probes support it without such a bound, ``undetermined`` where ``found``
+    says why nothing is known.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Fact:
     confidence: str = CERTAIN
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for the record."""
+        """PlainReading data for the record."""
         record: dict[str, Any] = plain(
             {
                 "fact": self.name,
@@ -68,7 +68,7 @@ class Findings:
         )
 
     def undetermined(self, name: str, why: str) -> None:
-        """Take down that, and why, a thing is not known."""
+        """Take down that, and why, an implementation is not known."""
         self.add(name, f"undetermined ({why})", "", None, UNDETERMINED)
 
     def value(self, name: str) -> Any:
@@ -149,7 +149,7 @@ _MERGES: Final = {
 
 
 def kind_words(convention: Convention) -> str:
-    """What kind of thing it is, and whether it takes a batch."""
+    """What kind of implementation it is, and whether it takes a batch."""
     kind = {
         "core": "core (attention proper, no projections)",
         "layer": "layer (with projections)",
@@ -177,14 +177,14 @@ def parameters_words(parameters: Parameters) -> str:
     return listed + (", and any keyword" if parameters.open_ended else "")
 
 
-def placed(parameter: Parameter) -> str:
+def placed(parameter: CallParameter) -> str:
     """A parameter with its place in a call, counted from 1 as people do."""
     if parameter.position < 0:
         return f"{parameter.name} (keyword only)"
     return f"{parameter.name} (argument {parameter.position + 1})"
 
 
-def rivals(plain: Plain) -> str:
+def rivals(plain: PlainReading) -> str:
     """What speaks for the reading of plain calls."""
     if plain.fitted:
         return (
@@ -212,18 +212,18 @@ def head_order_words(point: golden.Semantics, sizes: Geometry) -> str:
     return f"{sizes.num_heads} heads: {_SPLITS[point.head_split]}; {_MERGES[point.head_merge]}"
 
 
-def biases_words(box: Box, point: golden.Semantics) -> str:
+def biases_words(caller: Caller, point: golden.Semantics) -> str:
     """Which projections have a bias."""
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
     there = [
         word
         for role, word in words.items()
-        if role in box.biases and getattr(point, f"{word}_bias")
+        if role in caller.biases and getattr(point, f"{word}_bias")
     ]
     unused = [
         word
         for role, word in words.items()
-        if role in box.biases and not getattr(point, f"{word}_bias")
+        if role in caller.biases and not getattr(point, f"{word}_bias")
     ]
     text = ", ".join(there) or "none"
     return text + (f" (that of {', '.join(unused)} is not used)" if unused else "")

@@ -18,7 +18,7 @@ from .record import CHECK_PROFILE, check_lines
 SCHEMA: Final = 1
 # What is asked in all dtypes but one.
 _NUMBERS: Final = ("*.golden", "shape.output", "shape.dtype", "mask.forms-agree")
-_LOADER: Final = "conformance.tools.identification.thing:things_of"
+_LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
 _JOB: Final = "conformance.tools.identification.job:identify"
 Progress = Callable[[str, int, int], None]
 
@@ -35,8 +35,8 @@ def identify(
     ``as_observed`` makes the declaration promise what was found even where it is probably a
     mistake, in place of the standard.
 
-    A thing that hangs or dies is said in the record's ``reason``. Raises UsageError for a target
-    that cannot be loaded, HarnessError when no worker can run.
+    The record's ``reason`` says when an implementation hangs or dies. Raises UsageError for a
+    target that cannot be loaded, HarnessError when no worker can run.
     """
     options = RunOptions(targets=(target,), loader=_LOADER)
     doing = "how it is called"

@@ -60,7 +60,7 @@ GUESSED: Final = (
 
 
 @dataclass(frozen=True)
-class Parameter:
+class CallParameter:
     """One parameter: its name, place, whether it must be given, and what its name speaks of.
 
     ``guessed`` is one that further keywords may hold, or swallow: only what it does shows that it
@@ -80,7 +80,7 @@ class Parameter:
 class Parameters:
     """Every parameter in order. ``open_ended`` takes further keywords without naming them."""
 
-    entries: tuple[Parameter, ...]
+    entries: tuple[CallParameter, ...]
     open_ended: bool = False
     text: str = ""
 
@@ -89,12 +89,12 @@ class Parameters:
         """All names, in order."""
         return [entry.name for entry in self.entries]
 
-    def meaning(self, *words: str) -> list[Parameter]:
+    def meaning(self, *words: str) -> list[CallParameter]:
         """The parameters whose names speak of one of these things."""
         return [entry for entry in self.entries if entry.meaning in words]
 
     @property
-    def inputs(self) -> list[Parameter]:
+    def inputs(self) -> list[CallParameter]:
         """The parameters that may be tokens: by position, and nothing that is known as else."""
         return [entry for entry in self.entries if entry.meaning in ("q", "k", "v", "")]
 
@@ -118,7 +118,7 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
         elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
             empty = parameter.default is inspect.Parameter.empty
             entries.append(
-                Parameter(
+                CallParameter(
                     name=parameter.name,
                     position=position if parameter.kind in _POSITIONAL else -1,
                     required=empty,
@@ -130,7 +130,7 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
     if open_ended:
         known = {entry.name for entry in entries}
         entries += [
-            Parameter(
+            CallParameter(
                 name=name,
                 position=-1,
                 required=False,
@@ -159,7 +159,7 @@ def _from_docstring(function: Callable[..., Any]) -> Parameters:
     names = [entry.arg for entry in arguments.args]
     defaults = [None] * (len(names) - len(arguments.defaults)) + list(arguments.defaults)
     entries = [
-        Parameter(
+        CallParameter(
             entry,
             position,
             default is None,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from .agreement import Judge, Seen
+from .agreement import Judge, Sample
 from .behaviour import repeats
-from .box import Box, Refusal
-from .plain import Plain, observe, plain
+from .caller import Caller, Refusal
+from .plain_reading import PlainReading, observe, read_plain
 from .record import placed
-from .signature import Parameter, Parameters
+from .signature import CallParameter, Parameters
 
 if TYPE_CHECKING:
-    from .deviations import Case
+    from .deviations import Investigation
 
 
 Options = tuple[tuple[str, str], ...]
@@ -45,36 +45,38 @@ def plain_options(parameters: Parameters, needed: Options) -> list[Options]:
     return list(dict.fromkeys(ways))
 
 
-def is_flag(parameter: Parameter) -> bool:
+def is_flag(parameter: CallParameter) -> bool:
     """Whether it is a boolean whose effect on the output is to be found."""
     return parameter.default in _FLIPPED and parameter.meaning not in _ASKED_ELSEWHERE
 
 
-def flipped(parameter: Parameter, options: Options) -> str:
+def flipped(parameter: CallParameter, options: Options) -> str:
     """The other value of a flag than the one of a plain call."""
     return _FLIPPED[dict(options).get(parameter.name, parameter.default)]
 
 
-def without_causality(box: Box, read: Plain, parameters: Parameters) -> tuple[Box, Plain]:
+def without_causality(
+    caller: Caller, read: PlainReading, parameters: Parameters
+) -> tuple[Caller, PlainReading]:
     """The way of calling in which nothing is causal, where one keyword alone makes it so.
 
-    Returns the same box and reading where nothing turns causality off.
+    Returns the same caller and reading where nothing turns causality off.
     """
     for parameter in parameters.entries if read.always is not None else ():
-        value = _off_value(parameter, box.convention.options)
+        value = _off_value(parameter, caller.convention.options)
         if value is None:
             continue
-        called = box.under(options=(*_without(box, parameter), (parameter.name, value)))
+        called = caller.under(options=(*_without(caller, parameter), (parameter.name, value)))
         observed = observe(called)
         if isinstance(observed, Refusal):
             continue
-        other = plain(called, observed, Judge(box.kind, "float32"))
+        other = read_plain(called, observed, Judge(caller.kind, "float32"))
         if other is not None and other.always is None:
             return called, other
-    return box, read
+    return caller, read
 
 
-def _off_value(parameter: Parameter, options: Options) -> str | None:
+def _off_value(parameter: CallParameter, options: Options) -> str | None:
     if not parameter.by_keyword:
         return None
     if is_flag(parameter):
@@ -82,17 +84,17 @@ def _off_value(parameter: Parameter, options: Options) -> str | None:
     return "False" if parameter.meaning == "causal" and not dict(options) else None
 
 
-def _without(box: Box, parameter: Parameter) -> Options:
-    return tuple(one for one in box.convention.options if one[0] != parameter.name)
+def _without(caller: Caller, parameter: CallParameter) -> Options:
+    return tuple(one for one in caller.convention.options if one[0] != parameter.name)
 
 
-def _surely_off(entries: list[Parameter]) -> list[tuple[str, str]]:
+def _surely_off(entries: list[CallParameter]) -> list[tuple[str, str]]:
     causal = [(one.name, "False") for one in entries if _says(one, "causal", "True")]
     rates = [one for one in entries if one.meaning == "dropout" and _is_number(one.default)]
     return [*causal, *((one.name, "0.0") for one in rates)]
 
 
-def _says(parameter: Parameter, meaning: str, default: str) -> bool:
+def _says(parameter: CallParameter, meaning: str, default: str) -> bool:
     return parameter.meaning == meaning and parameter.default == default
 
 
@@ -104,15 +106,15 @@ def _is_number(source: str) -> bool:
         return False
 
 
-def ask(case: Case, read: Plain) -> None:
+def add_facts(case: Investigation, read: PlainReading) -> None:
     """Flip each flag alone, against the options of a plain call."""
     for parameter in case.parameters.entries:
-        asked = parameter.meaning == "causal" or parameter.name == case.box.convention.causal
+        asked = parameter.meaning == "causal" or parameter.name == case.caller.convention.causal
         if asked or not parameter.by_keyword or not is_flag(parameter):
             continue
-        options = case.box.convention.options
+        options = case.caller.convention.options
         value = flipped(parameter, options)
-        called = case.box.under(options=_with(options, (parameter.name, value)))
+        called = case.caller.under(options=_with(options, (parameter.name, value)))
         words = _effect(called, case, read)
         given = dict(options).get(parameter.name)
         plain_call = f"; everything else holds with {parameter.name}={given}" if given else ""
@@ -130,16 +132,16 @@ def _with(
     return (*(pair for pair in options if pair[0] != one[0]), one)
 
 
-def _effect(called: Box, case: Case, read: Plain) -> str:
+def _effect(called: Caller, case: Investigation, read: PlainReading) -> str:
     """What the answers are then, in words."""
     observed = observe(called)
     if isinstance(observed, Refusal):
         return f"it {observed.why}"
-    if case.judge.fits(read.point, [Seen(one.inputs, one.output) for one in observed]):
+    if case.judge.fits(read.point, [Sample(one.inputs, one.output) for one in observed]):
         return "plain answers stay as they are"
     if repeats(called) is False:
         return "answers vary from call to call"
-    other = plain(called, observed, Judge(called.kind, "float32"))
+    other = read_plain(called, observed, Judge(called.kind, "float32"))
     if other is None:
         return "the answers are those of no reading of attention that is known"
     changes = read.point.differences(other.point)

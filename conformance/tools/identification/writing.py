@@ -9,11 +9,11 @@ import torch
 
 from ..._golden import golden
 from ...declare.declaration import DEFAULT_FEATURES
+from .callers import is_torch_multihead
 from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
-from .deviations import Case, deviations, expected, promised
-from .opening import is_torch_multihead
+from .deviations import Investigation, deviations, expected, promised
+from .implementation import Implementation
 from .record import deviations_words
-from .thing import Thing
 
 Ties = tuple[tuple[str, str], ...]
 
@@ -21,57 +21,57 @@ Ties = tuple[tuple[str, str], ...]
 _OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
 
 
-def declaration_text(thing: Thing, case: Case) -> str:
-    """A file that declares the thing as it was found; it imports the thing and adapts the call."""
-    convention = case.box.convention
-    name = f"declared_{thing.name}"
+def declaration_text(implementation: Implementation, case: Investigation) -> str:
+    """A file that imports the implementation, adapts the call and declares the observation."""
+    convention = case.caller.convention
+    name = f"declared_{implementation.name}"
     promises = promises_of(case)
-    if thing.form == "module":
+    if implementation.form == "module":
         promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
-        lines = _module(thing, convention, name, promises)
-    elif thing.form == "builder":
-        lines = _builder(thing, convention, name, promises, case.box.sizes.changes)
+        lines = _module(implementation, convention, name, promises)
+    elif implementation.form == "builder":
+        lines = _builder(implementation, convention, name, promises, case.caller.sizes.changes)
     else:
-        lines = _core(thing, convention, name, promises, case.box.sizes.changes)
+        lines = _core(implementation, convention, name, promises, case.caller.sizes.changes)
     # An imported candidate would be checked beside this one.
-    only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
-    return "\n".join([*_top(thing, case, lines), "", "", *lines, *only, ""])
+    only = ["", "", f'__conformance__ = ["{name}"]'] if implementation.declared is not None else []
+    return "\n".join([*_top(implementation, case, lines), "", "", *lines, *only, ""])
 
 
-def positions_text(thing: Thing, longest: int) -> str:
+def positions_text(implementation: Implementation, longest: int) -> str:
     """A file that declares a position encoding."""
-    name = f"declared_{thing.name}"
-    only = ["", "", f'__conformance__ = ["{name}"]'] if thing.declared is not None else []
+    name = f"declared_{implementation.name}"
+    only = ["", "", f'__conformance__ = ["{name}"]'] if implementation.declared is not None else []
     lines = [
-        f'"""Found by: conformance identify {thing.target}"""',
+        f'"""Found by: conformance identify {implementation.target}"""',
         "",
-        *thing.imports,
+        *implementation.imports,
         "",
         "import conformance",
         "",
         "",
-        f"@conformance.positions(name={thing.name!r}, max_length={longest})",
+        f"@conformance.positions(name={implementation.name!r}, max_length={longest})",
         f"def {name}(x):",
-        f"    return {thing.expression}(x)",
+        f"    return {implementation.expression}(x)",
         *only,
         "",
     ]
     return "\n".join(lines)
 
 
-def _top(thing: Thing, case: Case, lines: list[str]) -> list[str]:
+def _top(implementation: Implementation, case: Investigation, lines: list[str]) -> list[str]:
     uses_torch = any("torch." in line for line in lines)
-    top = [f'"""Found by: conformance identify {thing.target}"""'.replace("\\", "/"), ""]
+    top = [f'"""Found by: conformance identify {implementation.target}"""'.replace("\\", "/"), ""]
     top += _noted(case)
     if case.beyond:
         top += [f"# Beyond a declaration: {sentence}." for sentence in case.beyond] + [""]
-    imports = list(thing.imports)
+    imports = list(implementation.imports)
     if uses_torch:
         imports.append("import torch")
     return [*top, *imports, "", "import conformance"]
 
 
-def _noted(case: Case) -> list[str]:
+def _noted(case: Investigation) -> list[str]:
     """What deviates, as comments: a mistake that is not promised is not lost, either."""
     mistaken = [one for one in deviations(case) if one.mistaken]
     if not mistaken:
@@ -83,9 +83,9 @@ def _noted(case: Case) -> list[str]:
     return [*lines, ""]
 
 
-def promises_of(case: Case) -> dict[str, str]:
+def promises_of(case: Investigation) -> dict[str, str]:
     """The arguments of the declaration, as source."""
-    convention, promises = case.box.convention, case.promises
+    convention, promises = case.caller.convention, case.promises
     found: dict[str, str] = {}
     if convention.inputs != "separate":
         found["inputs"] = repr(convention.inputs)
@@ -100,7 +100,7 @@ def promises_of(case: Case) -> dict[str, str]:
     rule = promises.get("empty_rows", "any")
     if rule != "any":
         found["empty_rows"] = repr(rule)
-    features = [word for word in case.features if word not in DEFAULT_FEATURES[case.box.kind]]
+    features = [word for word in case.features if word not in DEFAULT_FEATURES[case.caller.kind]]
     if features:
         found["features"] = repr(features)
     if promises.get("dtypes", ["float32"]) != ["float32"]:
@@ -144,13 +144,17 @@ def _decorated(kind: str, shown: str, promises: Mapping[str, str]) -> list[str]:
 
 
 def _core(
-    thing: Thing, convention: Convention, name: str, promises: dict[str, str], ties: Ties
+    implementation: Implementation,
+    convention: Convention,
+    name: str,
+    promises: dict[str, str],
+    ties: Ties,
 ) -> list[str]:
     return [
         *_sizes(promises, ties),
-        *_decorated("core", thing.name, promises),
+        *_decorated("core", implementation.name, promises),
         header(name, convention),
-        *adapter_body(convention, thing.expression),
+        *adapter_body(convention, implementation.expression),
     ]
 
 
@@ -171,15 +175,19 @@ def _sizes(promises: dict[str, str], ties: Ties) -> list[str]:
 
 
 def _builder(
-    thing: Thing, convention: Convention, name: str, promises: dict[str, str], ties: Ties
+    implementation: Implementation,
+    convention: Convention,
+    name: str,
+    promises: dict[str, str],
+    ties: Ties,
 ) -> list[str]:
     lines = (header("forward", convention), *adapter_body(convention, "theirs"))
     inner = [f"    {line}" for line in lines]
     return [
         *_sizes(promises, ties),
-        *_decorated("layer", thing.name, promises),
+        *_decorated("layer", implementation.name, promises),
         f"def {name}(geometry, weights):",
-        f"    theirs = {thing.expression}(geometry, weights)",
+        f"    theirs = {implementation.expression}(geometry, weights)",
         '    if hasattr(theirs, "eval"):',
         "        theirs.eval()",
         "",
@@ -190,21 +198,21 @@ def _builder(
 
 
 def _module(
-    thing: Thing,
+    implementation: Implementation,
     convention: Convention,
     name: str,
     promises: dict[str, str],
 ) -> list[str]:
-    if _turned_by_us(thing.value):
+    if _turned_by_us(implementation.value):
         convention = convention.replace(layout=LAYER_LAYOUTS[0])
-    call = {"name": repr(thing.name), "call": "call", "inputs": repr(convention.inputs)}
+    call = {"name": repr(implementation.name), "call": "call", "inputs": repr(convention.inputs)}
     return [
         header("call", convention, "module"),
         *adapter_body(convention, "module"),
         "",
         "",
         f"{name} = conformance.module(",
-        f"    {thing.expression},",
+        f"    {implementation.expression},",
         *_arguments({**call, **promises}, 4),
         ")",
     ]

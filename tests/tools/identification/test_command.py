@@ -15,7 +15,7 @@ from conformance.views.tool_texts import show_identification
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-TARGET = f"{CHECKOUT / 'tests' / 'undeclared_attention.py'}:one_head"
+TARGET = f"{CHECKOUT / 'tests' / 'support' / 'undeclared_attention.py'}:one_head"
 
 
 def test_facts_and_declaration_are_written(

@@ -7,7 +7,7 @@ from _paths import CHECKOUT
 
 from conformance.__main__ import run
 
-HOSTILE = CHECKOUT / "tests" / "hostile_functions.py"
+HOSTILE = CHECKOUT / "tests" / "support" / "hostile_functions.py"
 
 
 def identified(name: str, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from identified import record
 
-from conformance.tools.identification.signature import Parameter, Parameters
+from conformance.tools.identification.signature import CallParameter, Parameters
 from conformance.tools.identification.switches import plain_options
 
 
@@ -17,9 +17,9 @@ def fact(name: str, wanted: str) -> dict[str, Any]:
     return found
 
 
-def flag(name: str, default: str, meaning: str = "other") -> Parameter:
+def flag(name: str, default: str, meaning: str = "other") -> CallParameter:
     """A parameter with a default."""
-    return Parameter(name, 3, required=False, by_keyword=True, meaning=meaning, default=default)
+    return CallParameter(name, 3, required=False, by_keyword=True, meaning=meaning, default=default)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A black box under one convention: what it answers to a probe, or why it does not."""
+"""An implementation called under one convention: its answer to a probe, or why it has none."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeRule:
-    """The sizes that a thing can have, as a function of drawn ones and as changes in Python."""
+    """Ties between sizes: fields of a geometry, each with the source of its value from ``g``."""
 
     changes: tuple[tuple[str, str], ...] = ()
 
     def apply(self, geometry: Geometry) -> Geometry:
-        """The drawn geometry with what cannot be otherwise."""
+        """The drawn geometry with all ties obeyed."""
         for name, source in self.changes:
             value = eval(source, {"g": geometry})  # noqa: S307 (our own text)
             geometry = geometry.replace(**{name: int(value)})
@@ -55,15 +55,15 @@ class SizeRule:
 
 
 @dataclass(kw_only=True)
-class Box:
-    """What is called.
+class Caller:
+    """One way of calling an implementation.
 
     prepare
-        Makes ``theirs``, the thing itself (or the layer with a probe's weights), of a probe.
+        Makes ``theirs``, the implementation (or the layer with a probe's weights), of a probe.
     convention
         How it is called.
     sizes
-        What of its sizes it cannot change.
+        Which of its sizes are tied.
     weigh
         The projections of a probe: by geometry, dtype and seed. None for a core.
     """
@@ -76,11 +76,11 @@ class Box:
     biases: str = "qkvo"
     dtype: str = "float32"
 
-    def under(self, **changes: Any) -> Box:
-        """The same thing called in a way that differs in some fields of the convention."""
-        box = copy.copy(self)
-        box.convention = self.convention.replace(**changes)
-        return box
+    def under(self, **changes: Any) -> Caller:
+        """A copy that differs in some fields of the convention."""
+        other = copy.copy(self)
+        other.convention = self.convention.replace(**changes)
+        return other
 
     @property
     def kind(self) -> str:
@@ -90,7 +90,7 @@ class Box:
     def draw(
         self, sizes: Mapping[str, int] | None = None, *, seed: int = 0, dtype: str | None = None
     ) -> Inputs:
-        """A probe of sizes that it can have, nearest to the ones asked for."""
+        """A probe of possible sizes, nearest to the requested ones."""
         geometry = self.sizes.apply(FREE.replace(**(sizes or {})))
         batched = self.convention.layout.batched
         if not batched:
@@ -109,7 +109,7 @@ class Box:
             weights=self.weigh(geometry, dtype or self.dtype, seed),
         )
 
-    def ask(self, inputs: Inputs) -> Observation | Refusal:
+    def call(self, inputs: Inputs) -> Observation | Refusal:
         """Call with copies of a probe."""
         try:
             theirs = guarded(self.prepare, (inputs,), {}, "building it")
@@ -118,29 +118,28 @@ class Box:
             return Refusal("raised", failure.violation.message)
         return read(returned, inputs)
 
-    def answers(self, inputs: Inputs) -> Observation | None:
-        """The same, None for a refusal or for an answer of another shape than attention's."""
-        seen = self.ask(inputs)
-        if isinstance(seen, Refusal) or tuple(seen.output.shape) != inputs.output_shape:
+    def answer(self, inputs: Inputs) -> Observation | None:
+        """Call; None for a refusal or for an answer of another shape than attention's."""
+        result = self.call(inputs)
+        if isinstance(result, Refusal) or tuple(result.output.shape) != inputs.output_shape:
             return None
-        return seen
+        return result
 
 
 def read(returned: Any, inputs: Inputs) -> Observation | Refusal:
     """What was returned, as an observation of the output; a pair's weights stay in ``returned``."""
     output = returned[0] if inputs.return_weights and isinstance(returned, tuple) else returned
     if not isinstance(output, Tensor):
-        return Refusal("type", f"returned {kind_of(output)}, not a tensor")
+        return Refusal("type", f"returned {_kind_of(output)}, not a tensor")
     if output.layout != torch.strided or output.is_nested or not output.is_floating_point():
         return Refusal("type", f"returned a tensor of {output.dtype}, {output.layout}")
     batched = output if inputs.batched else output.unsqueeze(0)
     return Observation(inputs, batched.detach().clone().double(), output.dtype, returned)
 
 
-def kind_of(value: Any) -> str:
-    """``None``, ``a str``, ``a tuple of 2``: what a value is, for a sentence."""
+def _kind_of(value: Any) -> str:
+    """``None``, ``a str``, ``a tuple of 2``: the kind of a value, for a sentence."""
     if value is None:
         return "None"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"a {type(value).__name__}{size}"

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ...diagnosis.mistakes.points import filled_mistake
-from . import causality
+from .causality import empty_row_rules
 from .convention import MaskUse
-from .deviations import Deviation
+from .deviations import Deviation, without_effect
 from .leaks import MUST_UP_TO, Leak, Tight, find_leak
-from .masks import MaskFound, MaskUnread, chosen_uses, find_masks
+from .masks import MaskReading, MaskResult, UnreadMask, chosen_uses, find_masks
 from .record import empty_words, placed
 
 if TYPE_CHECKING:
-    from .deviations import Case
+    from .deviations import Investigation
 
 _POLARITY: Final = {
     "keep": "True attends",
@@ -29,9 +29,9 @@ _OPERATIONS: Final = {
     "multiply-logits": "the logits are multiplied by it: a hidden key keeps a logit of 0",
     "add-to-kept": "where a mask is meant, hand over an additive float",
 }
-# Masks of something else than the keys of a self-attention, by name.
+# Names of masks that are not for the keys of a self-attention.
 _OF_OTHERS: Final = re.compile(r"head|encoder|context|cross|mem|additional", re.IGNORECASE)
-# What is promised of a mask that does nothing, by its name: nothing else tells.
+# Form and shape that are promised of a mask that does nothing: only its name suggests them.
 _BY_NAME: Final = (
     ("len", "lengths", "B"),
     ("padding", "drop", "BK"),
@@ -43,37 +43,25 @@ _BY_NAME: Final = (
 _ORDINARY: Final = 1e5
 
 
-def ask(case: Case) -> None:
+def add_facts(case: Investigation) -> None:
     """Find the masks, then what empty rows return and how far hidden keys leak."""
     parameters = case.parameters.meaning("mask")
-    found = find_masks(case.box, parameters, case.point, case.judge)
-    if case.judge.always_causal and not any(isinstance(one, MaskFound) for one in found):
+    results = find_masks(case.caller, parameters, case.point, case.judge)
+    if case.judge.always_causal and not any(isinstance(one, MaskReading) for one in results):
         replaced = case.point.replace(causal_combination="mask-only")
-        again = find_masks(case.box, parameters, replaced, case.judge)
-        if any(isinstance(one, MaskFound) for one in again):
-            found, case.point = again, replaced
+        again = find_masks(case.caller, parameters, replaced, case.judge)
+        if any(isinstance(one, MaskReading) for one in again):
+            results, case.point = again, replaced
             case.found.add(
                 "causal and mask",
                 "causality is dropped when a mask is given",
                 "masked calls are golden without the triangle",
                 "mask-only",
             )
-    for one in found:
+    for one in results:
         name = f"mask {one.parameter.name} ({one.kind})"
-        if isinstance(one, MaskFound):
-            shapes = ", ".join(dict.fromkeys(use.native for use in one.uses))
-            case.found.add(
-                name,
-                f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}"
-                + _ambiguous(one),
-                f"golden within bound in {_counted(len(one.uses), 'shape')}{_unlike(one)}",
-                {
-                    "parameter": one.parameter.name,
-                    "form": one.form,
-                    "shapes": [use.shape for use in one.uses],
-                    "operation": one.point.mask_operation,
-                },
-            )
+        if isinstance(one, MaskReading):
+            _add_mask(case, name, one)
         elif not one.parameter.guessed:
             case.found.add(
                 name,
@@ -81,32 +69,38 @@ def ask(case: Case) -> None:
                 "calls with and without it",
                 {"parameter": one.parameter.name, "form": None},
             )
-    _declare(case, found)
-    case.idle = _idle(found)
-    case.unchecked += _others(found)
+    readings = [one for one in results if isinstance(one, MaskReading)]
+    _declare(case, readings)
+    idle = _without_effect(results)
+    if not readings:
+        case.idle = next((name for name in idle if not _OF_OTHERS.search(name)), "")
+    # Masks of what plain calls do not have change nothing.
+    case.unchecked += [name for name in idle if _OF_OTHERS.search(name)]
     if not parameters:
         case.found.add("mask", "none", "no parameter sounds like one", None)
-    elif not case.box.convention.masks:
+    elif not case.caller.convention.masks:
         case.found.add("mask", "none that works", "calls with each mask-like parameter", None)
 
 
-def _ambiguous(one: MaskFound) -> str:
-    if not one.ambiguous:
-        return ""
-    return f"; not {', '.join(one.ambiguous)}, taken for another shape where sizes are equal"
+def _add_mask(case: Investigation, name: str, one: MaskReading) -> None:
+    shapes = ", ".join(dict.fromkeys(use.native for use in one.uses))
+    words = f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}"
+    if one.ambiguous:
+        words += f"; not {', '.join(one.ambiguous)}, taken for another shape where sizes are equal"
+    evidence = f"golden within bound in {len(one.uses)} shape{'s' * (len(one.uses) != 1)}"
+    # Only a mask of two values could be read the other way.
+    if one.form not in ("bias", "lengths") and one.point.mask_operation != "add-to-kept":
+        evidence += ", and not with the other polarity"
+    value = {
+        "parameter": one.parameter.name,
+        "form": one.form,
+        "shapes": [use.shape for use in one.uses],
+        "operation": one.point.mask_operation,
+    }
+    case.found.add(name, words, evidence, value)
 
 
-def _unlike(one: MaskFound) -> str:
-    """What was ruled out: only a mask of two values could be read the other way."""
-    has_polarity = one.form not in ("bias", "lengths") and one.point.mask_operation != "add-to-kept"
-    return ", and not with the other polarity" if has_polarity else ""
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
-def _polarity(one: MaskFound) -> str:
+def _polarity(one: MaskReading) -> str:
     """Which value ignores a key."""
     if one.point.mask_operation == "add-to-kept":
         return "True is added as 1, and nothing is hidden"
@@ -115,7 +109,7 @@ def _polarity(one: MaskFound) -> str:
     return _POLARITY[one.form]
 
 
-def _operation(one: MaskFound) -> str:
+def _operation(one: MaskReading) -> str:
     operation = one.point.mask_operation
     if operation in _OPERATIONS:
         return f"; {_OPERATIONS[operation]}"
@@ -128,8 +122,8 @@ def _operation(one: MaskFound) -> str:
     return ""
 
 
-def _declare(case: Case, found: Sequence[object]) -> None:
-    understood = [one for one in found if isinstance(one, MaskFound)]
+def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
+    """Promise the masks that a declaration can say together, and probe their empty rows."""
     exact = [one for one in understood if one.exact and one.point.mask_fill < -MUST_UP_TO]
     alike = exact or [one for one in understood if one.point == understood[0].point]
     uses = chosen_uses(alike)
@@ -145,16 +139,15 @@ def _declare(case: Case, found: Sequence[object]) -> None:
             [one.parameter.name for one in left],
         )
     used = {use.parameter for use in uses}
-    doubled = dict.fromkeys(one.parameter.name for one in understood)
-    case.unchecked = [name for name in doubled if name not in used]
+    names = dict.fromkeys(one.parameter.name for one in understood)
+    case.unchecked = [name for name in names if name not in used]
     for one in alike:
         case.point = case.point.replace(
-            mask_operation=one.point.mask_operation,
-            mask_fill=one.point.mask_fill,
+            mask_operation=one.point.mask_operation, mask_fill=one.point.mask_fill
         )
         if one.form == "bias":
             case.point = case.point.replace(bias_order=one.point.bias_order)
-    case.box = case.box.under(masks=_in_common(uses))
+    case.caller = case.caller.under(masks=_in_common(uses))
     if not exact:
         case.found.add(
             "empty rows",
@@ -163,49 +156,40 @@ def _declare(case: Case, found: Sequence[object]) -> None:
             "any",
         )
         return
-    _empty_rows(case, _firsts(case.box.convention.masks))
-    _leaks(case, _firsts(case.box.convention.masks))
+    # The widest shape of each form and parameter comes first.
+    firsts: dict[tuple[str, str], MaskUse] = {}
+    for use in case.caller.convention.masks:
+        firsts.setdefault((use.form, use.parameter), use)
+    _empty_rows(case, list(firsts.values()))
+    _leaks(case, list(firsts.values()))
 
 
-def _idle(found: Sequence[object]) -> str:
-    """The parameter that looks like a mask of this attention where none hides anything, or ""."""
-    if any(isinstance(one, MaskFound) for one in found):
-        return ""
-    return next((name for name in _without_effect(found) if not _OF_OTHERS.search(name)), "")
-
-
-def _others(found: Sequence[object]) -> list[str]:
-    """The masks of something that plain calls do not have: they change nothing."""
-    return [name for name in _without_effect(found) if _OF_OTHERS.search(name)]
-
-
-def _without_effect(found: Sequence[object]) -> list[str]:
+def _without_effect(results: Sequence[MaskResult]) -> list[str]:
     """The parameters on which no answer depends, in any form."""
-    unread = [one for one in found if isinstance(one, MaskUnread) and not one.parameter.guessed]
+    unread = [one for one in results if isinstance(one, UnreadMask) and not one.parameter.guessed]
     names = dict.fromkeys(one.parameter.name for one in unread)
     return [name for name in names if all(one.idle for one in unread if one.parameter.name == name)]
 
 
-def promise_idle(case: Case) -> None:
+def promise_idle_mask(case: Investigation) -> None:
     """Promise the mask that hides nothing: a declaration without it would conform.
 
-    Called last, since nothing else could be asked under it.
+    The last step, since nothing else can be probed with it.
     """
     name = case.idle
     if not name:
         return
     case.observed.append(
-        Deviation(
-            observed=f"{name} changes nothing",
-            text=f"`{name}` looks like a mask and hides no key",
-            fix="give hidden keys minus infinity before the softmax",
-            mistaken=True,
+        without_effect(
+            name,
+            f"`{name}` looks like a mask and hides no key",
+            "give hidden keys minus infinity before the softmax",
         )
     )
     if not case.as_observed:
         form, shape = next(use for word, *use in _BY_NAME if word in name.lower())
         one = MaskUse(form=form, parameter=name, shape=shape, native=shape)
-        case.box = case.box.under(masks=(one,))
+        case.caller = case.caller.under(masks=(one,))
 
 
 def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
@@ -223,17 +207,9 @@ def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
     )
 
 
-def _firsts(uses: Sequence[MaskUse]) -> list[MaskUse]:
-    """One use of each form and parameter: the widest shape comes first."""
-    firsts: dict[tuple[str, str], MaskUse] = {}
-    for use in uses:
-        firsts.setdefault((use.form, use.parameter), use)
-    return list(firsts.values())
-
-
-def _empty_rows(case: Case, uses: Sequence[MaskUse]) -> None:
+def _empty_rows(case: Investigation, uses: Sequence[MaskUse]) -> None:
     rules = {
-        (use.form, use.parameter): causality.by_mask(case.box, use, case.point, case.judge)
+        (use.form, use.parameter): empty_row_rules(case.caller, case.point, case.judge, use)
         for use in uses
     }
     case.promises["empty_by_mask"] = [[form, *rule] for (form, _), rule in rules.items()]
@@ -254,26 +230,27 @@ def _empty_rows(case: Case, uses: Sequence[MaskUse]) -> None:
     )
 
 
-def _leaks(case: Case, uses: Sequence[MaskUse]) -> None:
+def _leaks(case: Investigation, uses: Sequence[MaskUse]) -> None:
     leaks = {
-        (use.form, use.parameter): find_leak(case.box, use, case.point, case.judge)
+        (use.form, use.parameter): find_leak(case.caller, use, case.point, case.judge)
         for use in uses
         if use.form != "bias"
     }
-    found = [leak for leak in leaks.values() if isinstance(leak, Leak)]
     if not leaks:
         return
-    if not found:
+    leaking = [leak for leak in leaks.values() if isinstance(leak, Leak)]
+    if not leaking:
         largest = min(leak.up_to for leak in leaks.values() if isinstance(leak, Tight))
-        told = f"{largest:g}".replace("e+0", "e").replace("e+", "e")
         case.found.add(
             "hidden keys",
-            f"never win, up to logits of {told}" if largest > 1.0 else "could not be asked",
+            f"never win, up to logits of {_short(f'{largest:g}')}"
+            if largest > 1.0
+            else "could not be probed",
             "the only live logit driven down, and hidden ones up, decade by decade",
             None,
         )
         return
-    worst = min(found, key=lambda leak: leak.threshold)
+    worst = min(leaking, key=lambda leak: leak.threshold)
     case.found.add(
         "hidden keys",
         _leak_words(worst),
@@ -286,17 +263,22 @@ def _leaks(case: Case, uses: Sequence[MaskUse]) -> None:
 def _leak_words(leak: Leak) -> str:
     side = "live logits below" if leak.operation == "replace" else "live ones from logits of"
     sign = "-" if leak.operation == "replace" else ""
-    number = f"{leak.threshold:.3g}".replace("e+0", "e").replace("e+", "e")
-    words = f"win over {side} about {sign}{number}"
+    words = f"win over {side} about {sign}{leak.threshold:.3g}"
     if leak.fill is not None:
         what = "hidden logits become" if leak.operation == "replace" else "hidden logits get"
-        words += f": {what} {leak.fill:g}".replace("e+0", "e").replace("e+", "e")
+        words += f": {what} {leak.fill:g}"
+    words = _short(words)
     if leak.threshold > MUST_UP_TO:
         words += " (beyond the 1e8 that clauses ask for)"
     return words
 
 
-def _expect(case: Case, leak: Leak) -> None:
+def _short(words: str) -> str:
+    """``1e8`` instead of ``1e+08``."""
+    return words.replace("e+0", "e").replace("e+", "e")
+
+
+def _expect(case: Investigation, leak: Leak) -> None:
     """What the declaration must say of a leak that clauses see."""
     if leak.threshold > MUST_UP_TO:
         return

@@ -1,4 +1,4 @@
-"""What a target names, taken without a declaration: a function, a module, a builder of layers."""
+"""The implementation that a target names: a function, a module, a builder of layers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ...targets.loading import attribute, guarded, import_dotted, import_path, p
 from ...targets.resolving import ENTRY_POINTS, how_to_make, is_path, split_target
 from .signature import Parameters, read_parameters
 
-LOADER: Final = "conformance.tools.identification.thing:things_of"
+LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
 _BUILDER: Final = ("geometry", "weights")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thing:
+class Implementation:
     """One object to identify.
 
     form
         ``function``, ``module`` (a class or an instance) or ``builder`` of layers.
     declared
-        The candidate that it is, when it is declared: probing does not look at what it promises.
+        The candidate, if it is declared: probing ignores what it promises.
     imports, expression
         The lines that import it, and the expression that then is the object itself.
     """
@@ -45,7 +45,7 @@ class Thing:
     declared: Candidate | None = None
 
     def loaded(self) -> Loaded:
-        """The same as plain data, with no clause to run."""
+        """Plain data for the supervisor, with no clause to run."""
         return Loaded(
             name=self.name,
             target=self.target,
@@ -63,9 +63,9 @@ class Thing:
         return read_parameters(self.value)
 
 
-def things_of(
+def implementations_of(
     options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
-) -> list[Thing]:
+) -> list[Implementation]:
     """The object that each target names; raises UsageError with one sentence."""
     found = []
     for target in options.targets:
@@ -74,16 +74,18 @@ def things_of(
     return found
 
 
-def _thing(target: str) -> Thing:
+def _thing(target: str) -> Implementation:
     value, imports, expression = _located(target)
     name = expression.rpartition(".")[2]
-    return taken(value, target=target, name=name, imports=imports, expression=expression)
+    return implementation_of(
+        value, target=target, name=name, imports=imports, expression=expression
+    )
 
 
-def taken(
+def implementation_of(
     value: Any, *, target: str, name: str, imports: tuple[str, ...], expression: str
-) -> Thing:
-    """An object as the thing it is; a factory is called. Raises UsageError."""
+) -> Implementation:
+    """The implementation in an object; a factory is called. Raises UsageError."""
     value, expression = _only(value, target, expression)
     form, declared = _form(value, target), None
     if form == "factory":
@@ -98,12 +100,13 @@ def taken(
             raise UsageError(msg)
     if isinstance(value, Candidate):
         declared, name = value, value.name
-        form = _declared_form(value)
+        form = "builder" if value.kind == "layer" else "function"
         value, expression = value.function, f"{expression}.function"
     if form == "module":
         value, expression = _built(value, expression)
-        form = "module" if _has_matrices(value) else "function"
-    return Thing(
+        # A module without matrices has no projections.
+        form = "module" if any(one.dim() > 1 for one in value.parameters()) else "function"
+    return Implementation(
         target=target,
         name=name,
         form=form,
@@ -112,10 +115,6 @@ def taken(
         expression=expression,
         declared=declared,
     )
-
-
-def _declared_form(candidate: Candidate) -> str:
-    return "builder" if candidate.kind == "layer" else "function"
 
 
 def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
@@ -138,11 +137,6 @@ def _built(value: Any, expression: str) -> tuple[torch.nn.Module, str]:
         expression += how[how.index("(") :]
     built: torch.nn.Module = value
     return built.eval(), expression
-
-
-def _has_matrices(module: torch.nn.Module) -> bool:
-    """Whether there is anything that could be a projection."""
-    return any(parameter.dim() > 1 for parameter in module.parameters())
 
 
 def _form(value: Any, target: str) -> str:
@@ -218,7 +212,7 @@ def _import_lines(
 def _sole(
     module: ModuleType, where: str, imports: tuple[str, ...]
 ) -> tuple[Any, tuple[str, ...], str]:
-    """The one thing that a module alone can mean; raises UsageError when there are several."""
+    """The only object of a module; raises UsageError when there are several."""
     own = {
         name: value
         for name, value in vars(module).items()
@@ -228,16 +222,14 @@ def _sole(
         name, value = next(iter(own.items()))
         return value, _import_lines(module, name, where, imports), name
     listed = ", ".join(list(own)[:8])
-    beside = f" (it has {listed})" if own else ""
-    msg = f"{where} is a module: name one object in it, as {where}:object{beside}"
+    has = f" (it has {listed})" if own else ""
+    msg = f"{where} is a module: name one object in it, as {where}:object{has}"
     raise UsageError(msg)
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:
     if isinstance(value, (Candidate, torch.nn.Module)):
         return True
-    if isinstance(value, type) and not issubclass(value, torch.nn.Module):
-        return False
-    return (inspect.isroutine(value) and getattr(value, "__module__", None) == module.__name__) or (
-        isinstance(value, type) and value.__module__ == module.__name__
-    )
+    is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
+    own = getattr(value, "__module__", None) == module.__name__
+    return own and (is_class or inspect.isroutine(value))

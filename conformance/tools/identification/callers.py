@@ -1,4 +1,4 @@
-"""The ways in which a thing, or a torch module, may be called, each as a box."""
+"""The ways in which an implementation, or a torch module, may be called, each as a caller."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ...calls.calling import CandidateFailure, guarded
 from ...errors import DeclarationError, UsageError
 from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES, in_dtype
-from .box import Box, SizeRule
+from .caller import Caller, SizeRule
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
 from .drawing import draw_weights
+from .implementation import Implementation
 from .signature import Parameters, read_parameters
 from .switches import Options, plain_options
-from .thing import Thing
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 # What the output is of what comes back: itself, a part of a tuple, the first entry of a dict.
@@ -43,10 +43,10 @@ _CORE_RULES: Final = (
 )
 
 
-def function_boxes(thing: Thing) -> Iterator[Box]:
+def function_callers(implementation: Implementation) -> Iterator[Caller]:
     """A plain function of query, key and value, in every order of axes."""
-    parameters = thing.parameters
-    mode, names = read_inputs(parameters, thing.name)
+    parameters = implementation.parameters
+    mode, names = read_inputs(parameters, implementation.name)
     if mode != "separate":
         return
     heads = parameters.meaning("heads")
@@ -61,8 +61,8 @@ def function_boxes(thing: Thing) -> Iterator[Box]:
             continue
         ways = plain_options(parameters, options)
         for output, way in itertools.product(OUTPUTS, ways):
-            yield Box(
-                prepare=lambda _inputs: thing.value,
+            yield Caller(
+                prepare=lambda _inputs: implementation.value,
                 convention=Convention(
                     kind="core",
                     inputs="separate",
@@ -170,32 +170,36 @@ def size_rules(mode: str) -> list[SizeRule]:
     return [SizeRule(changes=changes) for _, _, changes in sorted(rules, key=lambda rule: rule[:2])]
 
 
-def builder_boxes(thing: Thing) -> Iterator[Box]:
+def builder_callers(implementation: Implementation) -> Iterator[Caller]:
     """A function ``(geometry, weights) -> forward``, its sizes bound as little as it allows."""
-    declared = thing.declared
+    declared = implementation.declared
     if declared is not None and not declared.draws_weights:
-        yield from _fixed_boxes(thing)
+        yield from _fixed_callers(implementation)
         return
     for mode in ("separate", "self", "memory"):
-        rules = [*_pinned(thing), *size_rules(mode)]
+        rules = [*_pinned(implementation), *size_rules(mode)]
         for rule, biases in itertools.product(rules, ("qkvo", "", "qkv", "o")):
             for layout in LAYER_LAYOUTS:
-                yield from _layer_boxes(thing, mode, rule, layout, biases)
+                yield from _layer_callers(implementation, mode, rule, layout, biases)
 
 
-def _pinned(thing: Thing) -> list[SizeRule]:
+def _pinned(implementation: Implementation) -> list[SizeRule]:
     """The sizes of a declared layer that was built before: no others can be had."""
-    sizes = thing.declared.declaration.pins.sizes if thing.declared is not None else {}
+    sizes = (
+        implementation.declared.declaration.pins.sizes
+        if implementation.declared is not None
+        else {}
+    )
     fixed = tuple((name, str(one[0])) for name, one in sizes.items() if len(one) == 1)
     return [SizeRule(changes=fixed)] if fixed else []
 
 
-def _layer_boxes(
-    thing: Thing, mode: str, rule: SizeRule, layout: Layout, biases: str
-) -> Iterator[Box]:
+def _layer_callers(
+    implementation: Implementation, mode: str, rule: SizeRule, layout: Layout, biases: str
+) -> Iterator[Caller]:
     for output in OUTPUTS[:2]:
-        box = Box(
-            prepare=lambda inputs: _built(thing.value, inputs.geometry, inputs.weights),
+        caller = Caller(
+            prepare=lambda inputs: _built(implementation.value, inputs.geometry, inputs.weights),
             convention=Convention(kind="layer", inputs=mode, layout=layout, output=output),
             sizes=rule,
             weigh=lambda geometry, dtype, seed: draw_weights(
@@ -203,23 +207,23 @@ def _layer_boxes(
             ),
             biases=biases,
         )
-        forward = _try_building(box)
+        forward = _try_building(caller)
         if forward is None:
             return
         parameters = read_parameters(forward)
         try:
-            taken, names = read_inputs(parameters, thing.name)
+            taken, names = read_inputs(parameters, implementation.name)
         except UsageError:
             return
         if taken != mode and says_inputs(parameters):
             return
         for way in plain_options(parameters, absent(parameters)):
-            yield box.under(names=names, options=way)
+            yield caller.under(names=names, options=way)
 
 
-def _try_building(box: Box) -> Any:
+def _try_building(caller: Caller) -> Any:
     try:
-        return guarded(box.prepare, (box.draw(),), {})
+        return guarded(caller.prepare, (caller.draw(),), {})
     except CandidateFailure:
         return None
 
@@ -231,18 +235,18 @@ def _built(builder: Any, geometry: Any, weights: Any) -> Any:
     return forward
 
 
-def _fixed_boxes(thing: Thing) -> Iterator[Box]:
+def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
     """A declared layer that brings its own weights: widths and heads are theirs."""
-    declared = thing.declared
+    declared = implementation.declared
     if declared is None:
         return
     pins = declared.declaration.pins
     fixed = declared.fixed_weights
     forward = declared.function(None, None)
-    mode, names = read_inputs(read_parameters(forward), thing.name)
+    mode, names = read_inputs(read_parameters(forward), implementation.name)
     rule = SizeRule(changes=tuple((name, str(sizes[0])) for name, sizes in pins.sizes.items()))
     for layout, output in itertools.product(LAYER_LAYOUTS, OUTPUTS[:2]):
-        yield Box(
+        yield Caller(
             prepare=lambda _inputs: _built(declared.function, None, None),
             convention=Convention(
                 kind="layer", inputs=mode, layout=layout, names=names, output=output
@@ -299,7 +303,7 @@ def understood(built: nn.Module, shown: str) -> Understood | DeclarationError:
     return why or DeclarationError(f"{shown} cannot be read")
 
 
-def module_boxes(reading: Understood) -> Iterator[Box]:
+def module_callers(reading: Understood) -> Iterator[Caller]:
     """The module called with batch or sequence first, or without a batch."""
     recipe, sizes = reading.finding.recipe, reading.finding.sizes
     own = recipe.read(reading.built, sizes)
@@ -347,7 +351,7 @@ def module_boxes(reading: Understood) -> Iterator[Box]:
     called += [("memory", crossed)] if crossed and called[0][0] == "self" else []
     for (mode, names), layout in itertools.product(called, _layouts(reading)):
         for output, way in itertools.product(OUTPUTS, ways):
-            yield Box(
+            yield Caller(
                 prepare=prepare,
                 convention=Convention(
                     kind="layer",
@@ -378,7 +382,7 @@ __all__ = [
     "Understood",
     "calling_of",
     "is_torch_multihead",
-    "module_boxes",
+    "module_callers",
     "read_inputs",
     "understood",
 ]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..._golden import golden
-from .agreement import Judge, Seen, fitting
-from .box import Box, Observation, Refusal
+from .agreement import Judge, Sample, fitting
+from .caller import Caller, Observation, Refusal
 
 SCALES: Final = (
     "inverse-sqrt-head-size",
@@ -42,7 +42,7 @@ OTHER_SIZES: Final[dict[str, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
+class PlainReading:
     """The reading that fits every plain probe.
 
     ``always`` is the alignment of a causality that no flag turns on. ``others`` are the points that
@@ -52,42 +52,49 @@ class Plain:
 
     point: golden.Semantics
     always: str | None
-    others: tuple[golden.Semantics, ...]
     margin: float
     tried: int
+    others: tuple[golden.Semantics, ...] = ()
     fitted: bool = False
     cap: float | None = None
 
 
-def observe(box: Box, dtype: str = "float32") -> list[Observation] | Refusal:
+def observe(caller: Caller, dtype: str = "float32") -> list[Observation] | Refusal:
     """Two probes of different sizes where it allows them."""
     observed = []
     for seed in SEEDS:
         sizes = OTHER_SIZES if seed else {}
-        answer = box.ask(box.draw(sizes, seed=seed, dtype=dtype))
+        answer = caller.call(caller.draw(sizes, seed=seed, dtype=dtype))
         if isinstance(answer, Refusal):
             return answer
         observed.append(answer)
     return observed
 
 
-def plain(box: Box, observed: Sequence[Observation], judge: Judge) -> Plain | None:
+def read_plain(
+    caller: Caller, observed: Sequence[Observation], judge: Judge
+) -> PlainReading | None:
     """The simplest point within bound of every probe; None when there is none."""
     tried = 0
     for always in (None, "bottom-right", "top-left"):
-        seen = [read_as(one, always) for one in observed]
-        for simple in _by_deviations(box):
+        samples = [read_as(one, always) for one in observed]
+        for simple in _by_deviations(caller):
             points = [with_alignment(point, always) for point in simple]
             tried += len(points)
-            found = fitting(judge, points, seen)
-            if found:
-                return _chosen(found, always, seen, judge, tried)
-    return _with_fitted_scale(box, [read_as(one, None) for one in observed], judge, tried)
+            if fits := fitting(judge, points, samples):
+                return PlainReading(
+                    point=fits[0],
+                    always=always,
+                    margin=max(judge.margin(fits[0], one) for one in samples),
+                    tried=tried,
+                    others=tuple(fits[1:]),
+                )
+    return _with_fitted_scale([read_as(one, None) for one in observed], judge, tried)
 
 
-def read_as(one: Observation, always: str | None) -> Seen:
+def read_as(one: Observation, always: str | None) -> Sample:
     """An answer, read as a causal one where something is always causal."""
-    return Seen(one.inputs.replace(causal=always is not None), one.output)
+    return Sample(one.inputs.replace(causal=always is not None), one.output)
 
 
 def with_alignment(point: golden.Semantics, always: str | None) -> golden.Semantics:
@@ -95,21 +102,9 @@ def with_alignment(point: golden.Semantics, always: str | None) -> golden.Semant
     return point if always is None else point.replace(causal_alignment=always)
 
 
-def _chosen(
-    found: Sequence[golden.Semantics],
-    always: str | None,
-    seen: Sequence[Seen],
-    judge: Judge,
-    tried: int,
-) -> Plain:
-    first = found[0]
-    margin = max(judge.margin(first, one) for one in seen)
-    return Plain(point=first, always=always, others=tuple(found[1:]), margin=margin, tried=tried)
-
-
-def _by_deviations(box: Box) -> Iterator[list[golden.Semantics]]:
+def _by_deviations(caller: Caller) -> Iterator[list[golden.Semantics]]:
     """The points by how many fields they change: none, one, two, three."""
-    fields = _fields(box)
+    fields = _fields(caller)
     for count in range(_MOST_DEVIATIONS + 1):
         yield [
             golden.STANDARD.replace(**dict(zip(names, values, strict=True)))
@@ -118,36 +113,42 @@ def _by_deviations(box: Box) -> Iterator[list[golden.Semantics]]:
         ]
 
 
-def _fields(box: Box) -> dict[str, Sequence[Any]]:
+def _fields(caller: Caller) -> dict[str, Sequence[Any]]:
     """What may deviate, without the specification's own values."""
     fields: dict[str, Sequence[Any]] = {"scale": SCALES[1:], "softmax_axis": _AXES[1:]}
-    sizes = box.draw().geometry
+    sizes = caller.draw().geometry
     if sizes.num_kv_heads != sizes.num_heads:
         fields["group_order"] = ("tile",)
-    if box.kind == "layer":
+    if caller.kind == "layer":
         fields["head_split"] = _SPLITS[1:]
         fields["head_merge"] = _MERGES[1:]
         for role, name in _BIASES.items():
-            if role in box.biases:
+            if role in caller.biases:
                 fields[name] = (False,)
     return fields
 
 
-def _with_fitted_scale(box: Box, seen: Sequence[Seen], judge: Judge, tried: int) -> Plain | None:
+def _with_fitted_scale(samples: Sequence[Sample], judge: Judge, tried: int) -> PlainReading | None:
     """A number, or a factor on the rule, that was fitted on one probe and holds on the others."""
-    del box
-    best = _best_scale(seen[0], judge)
-    first: float = golden.scale_value(golden.STANDARD, **_head_sizes(seen[0]))
-    numbers = [golden.STANDARD.replace(scale=number) for number in round_numbers(best)]
-    factors = [
-        golden.STANDARD.replace(scale_factor=number) for number in round_numbers(best / first)
-    ]
-    for point in (*numbers, *factors):
-        if judge.fits(point, seen):
-            margin = max(judge.margin(point, one) for one in seen)
-            return Plain(
-                point=point, always=None, others=(), margin=margin, tried=tried, fitted=True
-            )
+
+    def distance(scale: float) -> float:
+        return judge.distance(golden.STANDARD.replace(scale=scale), samples[:1])
+
+    best = nearest_number(_GRID, distance)
+    sizes = samples[0].inputs.geometry
+    first: float = golden.scale_value(
+        golden.STANDARD,
+        head_size=sizes.head_size,
+        value_head_size=sizes.value_head_size,
+        num_heads=sizes.num_heads,
+    )
+    points = [golden.STANDARD.replace(scale=number) for number in round_numbers(best)]
+    factors = round_numbers(best / first)
+    points += [golden.STANDARD.replace(scale_factor=number) for number in factors]
+    for point in points:
+        if judge.fits(point, samples):
+            margin = max(judge.margin(point, one) for one in samples)
+            return PlainReading(point=point, always=None, margin=margin, tried=tried, fitted=True)
     return None
 
 
@@ -161,29 +162,11 @@ def round_numbers(fitted: float) -> list[float]:
     return [*meant, *nearest, fitted]
 
 
-def _best_scale(one: Seen, judge: Judge) -> float:
-    """The scale whose answer comes nearest."""
-
-    def apart(scale: float) -> float:
-        return judge.distance(golden.STANDARD.replace(scale=scale), [one])
-
-    return nearest_number(_GRID, apart)
-
-
-def nearest_number(grid: Sequence[float], apart: Callable[[float], float]) -> float:
-    """The number of a logarithmic grid, then between its points, that is least apart."""
-    best = min(grid, key=apart)
+def nearest_number(grid: Sequence[float], distance: Callable[[float], float]) -> float:
+    """The number of a logarithmic grid, then between its points, with the least distance."""
+    best = min(grid, key=distance)
     width = grid[1] / grid[0]
     for _ in range(_REFINEMENTS):
         width = math.sqrt(width)
-        best = min((best, best * width, best / width), key=apart)
+        best = min((best, best * width, best / width), key=distance)
     return best
-
-
-def _head_sizes(one: Seen) -> dict[str, int]:
-    sizes = one.inputs.geometry
-    return {
-        "head_size": sizes.head_size,
-        "value_head_size": sizes.value_head_size,
-        "num_heads": sizes.num_heads,
-    }
