@@ -18,7 +18,7 @@ from conformance.views.tool_texts import show_identification
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-UNDECLARED = CHECKOUT / "tests" / "undeclared_attention.py"
+UNDECLARED = CHECKOUT / "tests" / "support" / "undeclared_attention.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
