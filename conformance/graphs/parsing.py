@@ -20,17 +20,12 @@ _SIDECARS: Final = (".data", "_data")
 
 
 def external_files(tensors: Iterable[TensorProto], path: Path) -> list[str]:
-    """The files beside the graph that hold tensors of it, relative to its folder.
+    """The files that hold tensors of a graph, relative to its folder.
 
     Raises GraphRefused for a file outside that folder, missing, or too short. A hard link is a file
-    like any other: nobody can tell which of its names came first.
+    like any other: nobody can say which of its names came first.
     """
-    found: dict[str, None] = {}
-    for tensor in tensors:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            name = tensor.name[:_LONGEST_NAME]
-            found[_checked_location(tensor, f"keeps its tensor {name!r}", path)] = None
-    return sorted(found)
+    return sorted({_checked_location(tensor, path) for tensor in _outside(tensors)})
 
 
 def relocate(tensors: Iterable[TensorProto], path: Path) -> None:
@@ -43,26 +38,28 @@ def relocate(tensors: Iterable[TensorProto], path: Path) -> None:
 
 
 def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
-    """A tensor with its bytes in it, wherever they lay; for a file that has a header.
+    """A tensor with its bytes in it, wherever they lay in a file that has a header.
 
     onnx itself would follow no link, and in a download cache all is behind links.
     """
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor
-    told = {entry.key: entry.value for entry in tensor.external_data}
     start, size = _extent(tensor, "")
-    with (folder / told["location"]).open("rb") as file:
+    with (folder / _external_entries(tensor)["location"]).open("rb") as file:
         file.seek(start)
-        held = file.read(size)
+        data = file.read(size)
     return TensorProto(
-        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=held
+        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data
     )
 
 
 def external_size(tensors: Iterable[TensorProto]) -> int:
     """The bytes of all tensors that lie outside, after they were checked."""
-    outside = [tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
-    return sum(_extent(tensor, "")[1] for tensor in outside)
+    return sum(_extent(tensor, "")[1] for tensor in _outside(tensors))
+
+
+def _outside(tensors: Iterable[TensorProto]) -> list[TensorProto]:
+    return [tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
 
 
 def stray_files(external: Iterable[str], path: Path) -> list[str]:
@@ -82,9 +79,9 @@ def stray_files(external: Iterable[str], path: Path) -> list[str]:
     return found
 
 
-def _checked_location(tensor: TensorProto, keeps: str, path: Path) -> str:
-    told = {entry.key: entry.value for entry in tensor.external_data}
-    location = told.get("location", "")
+def _checked_location(tensor: TensorProto, path: Path) -> str:
+    location = _external_entries(tensor).get("location", "")
+    keeps = f"keeps its tensor {tensor.name[:_LONGEST_NAME]!r}"
     where = f"{keeps} in {location[:_LONGEST_NAME]!r}"
     if not location:
         msg = f"{keeps} outside its own file, but does not say where: export it again"
@@ -98,11 +95,15 @@ def _checked_location(tensor: TensorProto, keeps: str, path: Path) -> str:
         msg = f"{where}, {what}: copy that file beside the graph, too"
         raise GraphRefused(msg)
     start, size = _extent(tensor, where)
-    held = file.stat().st_size
-    if start + size > held:
-        msg = f"{where}, which ends at byte {held} where {start + size} are needed: copy it again"
+    end = file.stat().st_size
+    if start + size > end:
+        msg = f"{where}, which ends at byte {end} where {start + size} are needed: copy it again"
         raise GraphRefused(msg)
-    return str(location)
+    return location
+
+
+def _external_entries(tensor: TensorProto) -> dict[str, str]:
+    return {entry.key: str(entry.value) for entry in tensor.external_data}
 
 
 def _escapes(location: str, path: Path) -> bool:
@@ -159,7 +160,6 @@ _DRAW: Final = {
     "RandomUniform",
     "RandomUniformLike",
 }
-_STRING: Final = onnx.TensorProto.STRING
 _RATIO: Final = 1
 _TRAINING: Final = 2
 
@@ -182,14 +182,9 @@ def random_nodes(model: ModelProto) -> list[str]:
 
 def _trains(node: Any, constants: Mapping[str, Any]) -> bool:
     """Whether a dropout drops: its mode is on and its ratio not zero."""
-    mode = _given(node, _TRAINING, constants)
-    ratio = _given(node, _RATIO, constants)
+    values = dict(enumerate(constants.get(name) for name in node.input))
+    mode, ratio = values.get(_TRAINING), values.get(_RATIO)
     return mode is not None and bool(mode.any()) and (ratio is None or bool(ratio.any()))
-
-
-def _given(node: Any, place: int, constants: Mapping[str, Any]) -> Any:
-    """An input's constant value, None where it has none."""
-    return constants.get(node.input[place]) if len(node.input) > place else None
 
 
 def _constants(model: ModelProto) -> dict[str, Any]:
@@ -200,16 +195,15 @@ def _constants(model: ModelProto) -> dict[str, Any]:
             for attribute in node.attribute:
                 if attribute.name == "value" and node.output:
                     tensors[node.output[0]] = attribute.t
-    small = {name: tensor for name, tensor in tensors.items() if _is_small(tensor)}
-    return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in small.items()}
+    return {
+        name: onnx.numpy_helper.to_array(tensor)
+        for name, tensor in tensors.items()
+        if tensor.data_location != TensorProto.EXTERNAL
+        and math.prod(tensor.dims) <= 1
+        and tensor.data_type != TensorProto.STRING
+    }
 
 
-def _is_small(tensor: Any) -> bool:
-    inside = tensor.data_location != onnx.TensorProto.EXTERNAL
-    return bool(inside and math.prod(tensor.dims) <= 1 and tensor.data_type != _STRING)
-
-
-_STRINGS: Final[dict[int, str]] = {int(TensorProto.STRING): "string"}
 _AT_MOST_SHOWN: Final = 3
 
 
@@ -233,13 +227,12 @@ def header(path: Path) -> dict[str, Any]:
     """The fields of a Header as plain data; raises GraphRefused for what cannot be judged."""
     model = read_model(path)
     graph = model.graph
-    given = {tensor.name for tensor in graph.initializer}
-    given |= {tensor.values.name for tensor in graph.sparse_initializer}
-    inputs = [_port(value) for value in graph.input if value.name not in given]
+    stored = {tensor.name for tensor in graph.initializer}
+    stored |= {tensor.values.name for tensor in graph.sparse_initializer}
+    inputs = [_port(value) for value in graph.input if value.name not in stored]
     outputs = [_port(value) for value in graph.output]
     opsets = {_domain(opset.domain): int(opset.version) for opset in model.opset_import}
     _check_opsets(opsets)
-    operators = sorted({f"{domain}::{name}" for domain, name in _operators(model)})
     _check_operators(model)
     if not inputs:
         msg = "has no inputs, so it computes the same whatever it is asked: export it with inputs"
@@ -256,7 +249,7 @@ def header(path: Path) -> dict[str, Any]:
         "producer": f"{model.producer_name} {model.producer_version}".strip(),
         "inputs": inputs,
         "outputs": outputs,
-        "operators": operators,
+        "operators": sorted({f"{domain}::{name}" for domain, name in _operators(model)}),
         "external": files,
         "external_size": external_size(tensors),
         "stray": stray_files(files, path),
@@ -283,8 +276,8 @@ def _axis(axis: Any) -> int | str | None:
 
 def _dtype(code: int) -> str:
     """Numpy's name of an element type, "" for a code that onnx does not know."""
-    if code in _STRINGS:
-        return _STRINGS[code]
+    if code == TensorProto.STRING:
+        return "string"
     try:
         return str(onnx.helper.tensor_dtype_to_np_dtype(code).name)
     except (KeyError, TypeError, ValueError):
@@ -311,7 +304,8 @@ def _check_opsets(opsets: dict[str, int]) -> None:
 def _check_operators(model: ModelProto) -> None:
     """Refuse operators of domains that no installed library defines."""
     own = {(_domain(function.domain), function.name) for function in model.functions}
-    strange = {pair for pair in _operators(model) - own if pair[0] not in _standard_domains()}
+    standard = {_domain(schema.domain) for schema in onnx.defs.get_all_schemas()}
+    strange = {pair for pair in _operators(model) - own if pair[0] not in standard}
     if not strange:
         return
     known = _runtime_operators()
@@ -323,10 +317,6 @@ def _check_operators(model: ModelProto) -> None:
             "defines: no library of custom operators is loaded, so export it without them"
         )
         raise GraphRefused(msg)
-
-
-def _standard_domains() -> set[str]:
-    return {_domain(schema.domain) for schema in onnx.defs.get_all_schemas()}
 
 
 def _runtime_operators() -> set[tuple[str, str]]:
@@ -343,16 +333,12 @@ def _operators(model: ModelProto) -> set[tuple[str, str]]:
 
 def all_nodes(model: ModelProto) -> Iterator[Any]:
     """The nodes of the graph, of its functions and of every graph inside them."""
-    for message in _messages(model):
-        if isinstance(message, onnx.NodeProto):
-            yield message
+    return (message for message in _messages(model) if isinstance(message, onnx.NodeProto))
 
 
 def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """The tensors of the graph: initializers and attributes, of subgraphs and functions, too."""
-    for message in _messages(model):
-        if isinstance(message, TensorProto):
-            yield message
+    return (message for message in _messages(model) if isinstance(message, TensorProto))
 
 
 def _messages(message: Any) -> Iterator[Any]:
@@ -386,16 +372,12 @@ def _check_claims(tensors: list[TensorProto]) -> None:
 
 def held_elements(tensor: TensorProto) -> int | None:
     """How many elements the file itself holds; None where it does not say."""
-    if tensor.data_location == TensorProto.EXTERNAL or not tensor.HasField("raw_data"):
-        return _held_apart(tensor)
-    size = bytes_of(tensor, 1 << 20) / (1 << 20)
-    return None if not size else int(len(tensor.raw_data) / size)
-
-
-def _held_apart(tensor: TensorProto) -> int | None:
-    """The same where elements are written one by one; packed and complex ones are not counted."""
     if tensor.data_location == TensorProto.EXTERNAL:
         return None
+    if tensor.HasField("raw_data"):
+        size = bytes_of(tensor, 1 << 20) / (1 << 20)
+        return None if not size else int(len(tensor.raw_data) / size)
+    # Elements that are written one by one; packed and complex ones are not counted.
     fields = ("float_data", "int64_data", "double_data", "string_data", "uint64_data")
     held = [len(getattr(tensor, field)) for field in fields if len(getattr(tensor, field))]
     if held and tensor.data_type not in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
@@ -410,7 +392,7 @@ _LINKS: Final = ("symbolic link", "multiple hard links")
 
 
 def defects(path: Path) -> list[str]:
-    """One sentence for each thing that onnx or the file's own header contradicts."""
+    """One sentence for each contradiction to onnx or to the file's own header."""
     model = read_model(path)
     found = [*_checked(path), *_inferred(model), *_imported_twice(model), *_too_old(model)]
     return list(dict.fromkeys(found))
@@ -425,8 +407,8 @@ def _checked(path: Path) -> list[str]:
     try:
         onnx.checker.check_model(str(path))
     except Exception as error:  # noqa: BLE001 (the checker raises whatever its parts do)
-        told = sentence(error)
-        return [] if any(word in told for word in _LINKS) else [f"onnx.checker: {told}"]
+        text = sentence(error)
+        return [] if any(word in text for word in _LINKS) else [f"onnx.checker: {text}"]
     return []
 
 
@@ -435,25 +417,20 @@ def _inferred(model: ModelProto) -> list[str]:
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except Exception as error:  # noqa: BLE001 (as above)
-        return [f"the declared shapes and types do not follow from the operators: {_told(error)}"]
+        text = sentence(error)
+        first = text.partition("Inference error(s): ")[2] or text
+        return [f"the declared shapes and types do not follow from the operators: {first}"]
     return []
-
-
-def _told(error: Exception) -> str:
-    """The first of the places that inference names."""
-    text = sentence(error)
-    return text.partition("Inference error(s): ")[2] or text
 
 
 def _imported_twice(model: ModelProto) -> list[str]:
     versions: dict[str, set[int]] = {}
     for opset in model.opset_import:
-        domain = "" if opset.domain == "ai.onnx" else opset.domain
-        versions.setdefault(domain, set()).add(int(opset.version))
+        versions.setdefault(_domain(opset.domain), set()).add(int(opset.version))
     return [
-        f"the header names two versions of the operator set {domain or 'ai.onnx'!r}: {sorted(told)}"
-        for domain, told in versions.items()
-        if len(told) > 1
+        f"the header names two versions of the operator set {domain or 'ai.onnx'!r}: {sorted(both)}"
+        for domain, both in versions.items()
+        if len(both) > 1
     ]
 
 

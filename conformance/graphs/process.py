@@ -46,19 +46,22 @@ _ONE_THREAD: Final = dict.fromkeys(
 class Child:
     """A process started for one model file; it lives until it is closed or lost.
 
-    ``imported`` are the libraries that it is known to have loaded.
+    ``imported`` names the libraries that it has loaded.
     """
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._limits = limits
         ours, theirs = socket.socketpair()
-        self._words, output = os.pipe()
+        self._output, output = os.pipe()
         # A child that prints more than a pipe holds must not wait for a reader.
         os.set_blocking(output, False)
-        os.set_blocking(self._words, False)
+        os.set_blocking(self._output, False)
         try:
             self._process = subprocess.Popen(  # noqa: S603 (our own program)
-                _command(path, limits),
+                [
+                    *(sys.executable, "-I", "-c", _PROGRAM, str(path.absolute())),
+                    *(str(limits.memory), str(limits.cpu_seconds), *_folders()),
+                ],
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=output,
@@ -67,7 +70,7 @@ class Child:
             )
         except BaseException:
             ours.close()
-            os.close(self._words)
+            os.close(self._output)
             raise
         finally:
             theirs.close()
@@ -78,7 +81,7 @@ class Child:
     def ask(self, head: Head, feeds: Mapping[str, Array], seconds: float) -> tuple[Head, Arrays]:
         """The answer to a message; raises GraphRefused, and GraphLost after which it is closed."""
         deadline = time.monotonic() + seconds
-        self._hear()
+        self._printed()
         try:
             self._end.settimeout(seconds)
             send(self._end, head, feeds)
@@ -123,43 +126,38 @@ class Child:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        words, self._words = self._words, -1
-        if words >= 0:
-            os.close(words)
+        output, self._output = self._output, -1
+        if output >= 0:
+            os.close(output)
 
     def _died(self) -> GraphLost:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_FAREWELL)
-        status, words = self._process.poll(), self._hear()
+        status, printed = self._process.poll(), self._printed()
         self.kill()
         if status == -getattr(signal, "SIGXCPU", 0):
-            told = f"used more than {self._limits.cpu_seconds:g} s of CPU and was stopped"
-            return GraphLost(told, kind="hung")
+            why = f"used more than {self._limits.cpu_seconds:g} s of CPU and was stopped"
+            return GraphLost(why, kind="hung")
         if status == OUT_OF_MEMORY:
-            told = f"ran out of the {size_text(self._limits.memory)} it may use"
-            return GraphLost(told, kind="crashed")
-        return GraphLost(f"{_cause(status)}{_quoted(words)}", kind="crashed")
+            why = f"ran out of the {size_text(self._limits.memory)} it may use"
+            return GraphLost(why, kind="crashed")
+        # The last line, such as the message of an abort.
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+        quoted = f", after printing {lines[-1][:300]!r}" if lines else ""
+        return GraphLost(f"{_cause(status)}{quoted}", kind="crashed")
 
-    def _hear(self) -> bytes:
+    def _printed(self) -> str:
         """What the process printed since the last time."""
         with contextlib.suppress(OSError):
-            return os.read(self._words, _LAST_WORDS)
-        return b""
-
-
-def _command(path: Path, limits: Limits) -> list[str]:
-    given = [str(path.absolute()), str(limits.memory), str(limits.cpu_seconds)]
-    return [sys.executable, "-I", "-c", _PROGRAM, *given, *_folders()]
+            return os.read(self._output, _LAST_WORDS).decode(errors="replace")
+        return ""
 
 
 def _folders() -> list[str]:
     """Where this process finds our package and the libraries: -I forgets PYTHONPATH."""
-    found = [str(Path(__file__).resolve().parents[2])]
-    for name in _LIBRARIES:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None:
-            found.append(str(Path(spec.origin).parents[1]))
-    return list(dict.fromkeys(found))
+    specs = [importlib.util.find_spec(name) for name in _LIBRARIES]
+    places = [Path(spec.origin).parents[1] for spec in specs if spec is not None and spec.origin]
+    return list(dict.fromkeys(map(str, (Path(__file__).resolve().parents[2], *places))))
 
 
 def _refusal(answer: Head) -> Exception:
@@ -180,12 +178,6 @@ def _cause(status: int | None) -> str:
         name = f"signal {-status}"
     hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-def _quoted(words: bytes) -> str:
-    """The last line that the process printed, such as the message of an abort."""
-    lines = [line.strip() for line in words.decode(errors="replace").splitlines() if line.strip()]
-    return f", after printing {lines[-1][:300]!r}" if lines else ""
 
 
 __all__ = ["DEFAULT", "Array", "Feeds", "GraphProcess", "Limits", "Setting"]
@@ -272,7 +264,7 @@ class GraphProcess:
         taps: Sequence[str] = (),
     ) -> tuple[Head, Arrays]:
         """The child's answer to a request; raises GraphRefused, GraphLost."""
-        asked = {
+        request = {
             "do": do,
             "level": setting.level,
             "provider": setting.provider,
@@ -286,22 +278,18 @@ class GraphProcess:
             seconds = self._seconds + opening
             started = time.monotonic()
             try:
-                answer = child.ask(asked, feeds or {}, seconds)
+                answer = child.ask(request, feeds or {}, seconds)
             except GraphRefused:
                 raise
             except BaseException as lost:  # Ctrl-C as well: the child is gone
                 self._children.pop(place, None)
-                if isinstance(lost, GraphLost) and lost.kind == "hung":
-                    self._hurry()
+                if isinstance(lost, GraphLost) and lost.kind == "hung":  # wait less the next time
+                    least = max(_LEAST_SECONDS, _TIMES_THE_SLOWEST * self._slowest)
+                    self._seconds = min(self._seconds, max(self._seconds / _SHRINK, least))
                 raise
             if not opening:  # reading and optimising a file says nothing about its runs
                 self._slowest = max(self._slowest, time.monotonic() - started)
             return answer
-
-    def _hurry(self) -> None:
-        """Wait less for the next run."""
-        least = max(_LEAST_SECONDS, _TIMES_THE_SLOWEST * self._slowest)
-        self._seconds = min(self._seconds, max(self._seconds / _SHRINK, least))
 
     def _child(self, place: tuple[bool, int], do: str) -> Child:
         """The child of a place, with the libraries imported that a request needs."""

@@ -51,8 +51,8 @@ class ProtocolError(Exception):
 def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
     """Send a message; raises OSError when the other end is gone, TimeoutError when it is stuck."""
     parts = [_bytes(array) for array in arrays.values()]
-    told = [[name, dtype_name(array.dtype), list(array.shape)] for name, array in arrays.items()]
-    text = json.dumps({"head": head, "arrays": told}).encode()
+    types = [[name, dtype_name(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    text = json.dumps({"head": head, "arrays": types}).encode()
     start = _SIZE.pack(len(text)) + text
     if sum(part.nbytes for part in parts) <= _JOINED:
         end.sendall(b"".join((start, *parts)))
@@ -74,17 +74,17 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
         raise ProtocolError(msg)
     try:
         message = json.loads(_exactly(end, size, deadline))
-        told = [
+        types = [
             (str(name), _dtype(str(kind)), tuple(shape)) for name, kind, shape in message["arrays"]
         ]
-        total = sum(kind.itemsize * math.prod(shape) for _, kind, shape in told)
-        if total > most or any(axis < 0 for _, _, shape in told for axis in shape):
+        total = sum(kind.itemsize * math.prod(shape) for _, kind, shape in types)
+        if total > most or any(axis < 0 for _, _, shape in types for axis in shape):
             msg = f"arrays of {total} bytes"
             raise ProtocolError(msg)
         head: Head = message["head"]
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(str(error)) from error
-    arrays = {name: np.empty(shape, kind) for name, kind, shape in told}
+    arrays = {name: np.empty(shape, kind) for name, kind, shape in types}
     for array in arrays.values():
         _fill(end, _bytes(array), deadline)
     return head, arrays
@@ -156,9 +156,9 @@ _CONTEXT: Final = "==> Context: "
 _LONGEST: Final = 400
 
 
-def _named(found: re.Match[str]) -> str:
+def _named(match: re.Match[str]) -> str:
     """The node that a message is about: ``Reshape 'flat': ``."""
-    operator, name = found.groups() if found.re is _NODE else found.groups()[::-1]
+    operator, name = match.groups() if match.re is _NODE else match.groups()[::-1]
     return f"{operator} {name!r}: " if name else f"{operator}: "
 
 
@@ -171,10 +171,10 @@ def sentence(error: BaseException) -> str:
         text = node.sub(_named, text)
     text = text.replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = lines[0] if lines else ""
-    if told.endswith(":") and len(lines) > 1:
-        told = f"{told} {lines[1]}"
+    first = lines[0] if lines else ""
+    if first.endswith(":") and len(lines) > 1:
+        first = f"{first} {lines[1]}"
     context = next((line for line in lines[1:] if line.startswith(_CONTEXT)), "")
     if context:
-        told += f" ({context.removeprefix(_CONTEXT)})"
-    return told[:_LONGEST]
+        first += f" ({context.removeprefix(_CONTEXT)})"
+    return first[:_LONGEST]

@@ -85,12 +85,22 @@ def sidecar_of(graph: Path) -> Path | None:
 
 def read_declaration(path: Path) -> GraphDeclaration:
     """Read a graph's declaration; raises UsageError that names the file, the key and its remedy."""
-    data = _load(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = f"there is no file {path} with a graph's declaration"
+        raise UsageError(msg) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path} cannot be read as TOML: {error}"
+        raise UsageError(msg) from None
     where = str(path)
     known = {**_OWN, **PROMISES}
     for key, value in data.items():
         _check_key(key, known, where)
-        _check_type(value, known[key], f"{where}: {key}")
+        wanted = known[key]
+        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+            msg = f"{where}: {key} is {value!r}: give {_SHOWN.get(wanted, 'a table')}"
+            raise UsageError(msg)
     for key in ("num_heads", "num_kv_heads"):
         if data.get(key, 1) < 1:
             msg = f"{where}: {key} is {data[key]}: give a positive whole number"
@@ -98,7 +108,12 @@ def read_declaration(path: Path) -> GraphDeclaration:
     if "precision" in data:
         _check_word(data["precision"], PRECISIONS, f"{where}: precision")
     return GraphDeclaration(
-        inputs=_read_inputs(data.get("inputs", {}), where),
+        inputs={
+            name: _read_port(
+                entry, INPUT_ROLES, ("role", "axes", "value"), f"{where}, input {name!r}"
+            )
+            for name, entry in data.get("inputs", {}).items()
+        },
         outputs=_read_outputs(data.get("outputs", {}), where),
         promises=_read_promises(data, where),
         num_heads=data.get("num_heads"),
@@ -130,26 +145,9 @@ def check_declaration(told: GraphDeclaration, header: Header) -> None:
                 raise UsageError(msg)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        msg = f"there is no file {path} with a graph's declaration"
-        raise UsageError(msg) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        msg = f"{path} cannot be read as TOML: {error}"
-        raise UsageError(msg) from None
-
-
 def _check_key(key: str, known: Collection[str], where: str) -> None:
     if key not in known:
         msg = f"{where} has an unknown key {key!r}{did_you_mean(key, known)}"
-        raise UsageError(msg)
-
-
-def _check_type(value: object, wanted: type | tuple[type, ...], where: str) -> None:
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        msg = f"{where} is {value!r}: give {_SHOWN.get(wanted, 'a table')}"
         raise UsageError(msg)
 
 
@@ -157,13 +155,6 @@ def _check_word(word: object, known: Collection[str], where: str) -> None:
     if word not in known:
         msg = f"{where} is {word!r}, which is unknown{did_you_mean(str(word), known)}"
         raise UsageError(msg)
-
-
-def _read_inputs(tables: Mapping[str, Any], where: str) -> dict[str, Mapping[str, Any]]:
-    return {
-        name: _read_port(entry, INPUT_ROLES, ("role", "axes", "value"), f"{where}, input {name!r}")
-        for name, entry in tables.items()
-    }
 
 
 def _read_outputs(tables: Mapping[str, Any], where: str) -> dict[str, Mapping[str, Any]]:

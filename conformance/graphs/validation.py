@@ -52,43 +52,32 @@ def read_header(path: Path) -> Header:
     _check_file(path)
     with GraphProcess(path) as process:
         try:
-            told = process.ask("header")[0]["result"]
+            data: dict[str, Any] = process.ask("header")[0]["result"]
         except GraphRefused as error:
             msg = printable(f"{path} {error}")
             raise UsageError(msg) from None
         except GraphLost as lost:
             msg = printable(f"{path} cannot be read: the process that read it {lost}")
             raise UsageError(msg) from None
-        _check_opens(process)
-    return _header(path, told)
+        try:
+            process.open(setting=_LOWEST)
+        except GraphRefused as error:
+            msg = printable(f"{path} {_why_closed(str(error))}")
+            raise UsageError(msg) from None
+        except GraphLost:
+            pass  # a verdict, by the first run
+    changed = {name: tuple(map(_port, data[name])) for name in ("inputs", "outputs")}
+    changed |= {name: tuple(data[name]) for name in ("external", "stray", "random")}
+    return Header(path=path, **{**data, **changed, "operators": frozenset(data["operators"])})
 
 
-def _header(path: Path, told: dict[str, Any]) -> Header:
-    return Header(
-        path=path,
-        ir_version=told["ir_version"],
-        opsets=told["opsets"],
-        producer=told["producer"],
-        inputs=tuple(_port(port) for port in told["inputs"]),
-        outputs=tuple(_port(port) for port in told["outputs"]),
-        operators=frozenset(told["operators"]),
-        external=tuple(told["external"]),
-        size=told["size"],
-        external_size=told["external_size"],
-        stray=tuple(told["stray"]),
-        random=tuple(told["random"]),
-    )
-
-
-def _port(told: dict[str, Any]) -> Port:
-    shape = told["shape"]
-    return Port(
-        name=told["name"], dtype=told["dtype"], shape=None if shape is None else tuple(shape)
-    )
+def _port(data: dict[str, Any]) -> Port:
+    shape = data["shape"]
+    return Port(**{**data, "shape": None if shape is None else tuple(shape)})
 
 
 def _check_file(path: Path) -> None:
-    """Refuse what needs no parser to be told from a graph."""
+    """Refuse files that are no graph, without a parser."""
     if path.is_dir():
         msg = f"{path} is a folder: name the .onnx file in it"
         raise UsageError(msg)
@@ -127,30 +116,19 @@ def _no_graph(start: bytes, size: int) -> str:
     return ""
 
 
-def _check_opens(process: GraphProcess) -> None:
-    try:
-        process.open(setting=_LOWEST)
-    except GraphRefused as error:
-        msg = printable(f"{process.path} {_why_closed(str(error))}")
-        raise UsageError(msg) from None
-    except GraphLost:
-        return  # a verdict, by the first run
-
-
-def _why_closed(told: str) -> str:
+def _why_closed(message: str) -> str:
     """Onnxruntime's reason for not opening a graph, with what to do about the common ones."""
     for pattern, sentence in _REASONS:
-        found = pattern.search(told)
-        if found:
-            return sentence.format(*found.groups())
-    return f"cannot be opened by onnxruntime: {told}"
+        if match := pattern.search(message):
+            return sentence.format(*match.groups())
+    return f"cannot be opened by onnxruntime: {message}"
 
 
 def defects(path: Path) -> tuple[str, ...]:
     """What is wrong with a file that opens: one sentence each, none for a valid graph."""
     with GraphProcess(path) as process:
         try:
-            return tuple(printable(found) for found in process.ask("defects")[0]["result"])
+            return tuple(map(printable, process.ask("defects")[0]["result"]))
         except GraphRefused as error:
             return (printable(str(error)),)
         except GraphLost as lost:

@@ -16,7 +16,7 @@ from . import names
 from .first_call import FirstCall
 from .interpreting import RoleAssignment
 from .plans import FLOATS, INTEGERS, USUAL_HEADS, mask_axes
-from .probe import BaseCall
+from .probe import BaseCall, separate_axis
 
 _PATTERNS: Final = 2
 
@@ -37,15 +37,11 @@ class AnswerAxes:
 def places(base: BaseCall, assignment: RoleAssignment, output_axes: str) -> AnswerAxes:
     """Read off a call what the letters stand for."""
     return AnswerAxes(
-        item=_find(output_axes, "B"),
-        head=_find(output_axes, "H"),
+        item=output_axes.index("B") if "B" in output_axes else None,
+        head=output_axes.index("H") if "H" in output_axes else None,
         length=output_axes.index("L"),
         sizes=known_sizes(base, assignment),
     )
-
-
-def _find(axes: str, letter: str) -> int | None:
-    return axes.index(letter) if letter in axes else None
 
 
 def letters(base: BaseCall, port: Port, planned: str, where: AnswerAxes) -> tuple[str, bool]:
@@ -105,11 +101,7 @@ def _reached(base: BaseCall, port: Port, at: int) -> int | str | None:
     first, last = (base.change({port.name: _pattern(base, port, at, i)}) for i in (0, size - 1))
     if not first.any() or not last.any() or first.shape != last.shape:
         return "unknown"
-    for axis in range(first.ndim):
-        others = tuple(other for other in range(first.ndim) if other != axis)
-        if not (first.any(axis=others) & last.any(axis=others)).any():
-            return axis
-    return None
+    return separate_axis(first, last)
 
 
 def _pattern(base: BaseCall, port: Port, at: int, index: int) -> Array:
@@ -247,10 +239,7 @@ class _MaskProbe:
         if "K" not in self.axes:
             return "lengths", self._lengths()
         suffix = "_int" if self.port.dtype in INTEGERS else ""
-        zero, one = (
-            self._influence(self._marked(0), self.key),
-            self._influence(self._marked(1), self.key),
-        )
+        zero, one = (self._influence(self._marked(mark), self.key) for mark in (0, 1))
         if (zero == 0.0) != (one == 0.0):
             taken = int(one == 0.0)
             role = ("keep", "drop")[taken] + suffix
@@ -264,7 +253,7 @@ class _MaskProbe:
     def _unclear(self, zero: float, one: float) -> tuple[str, str]:
         """The role of a mask that takes nothing out: how much a key matters under each mark."""
         suffix = "_int" if self.port.dtype in INTEGERS else ""
-        if not self._acts():
+        if not self._differ(self._marked(0), self._marked(1)):  # a mark at one key
             role = "bias" if self.port.dtype in FLOATS else self._by_name() + suffix
             return role, "by name and dtype: what it holds changes nothing"
         if self.port.dtype in FLOATS:
@@ -288,19 +277,15 @@ class _MaskProbe:
             return "by behaviour: keys from this number on do not matter"
         return "by dtype and shape: its behaviour is not that of numbers of keys"
 
-    def _acts(self) -> bool:
-        """Whether a mark at one key changes the answer at all."""
-        answers = [self.base.evaluate({self.port.name: self._marked(mark)}) for mark in (0, 1)]
+    def _differ(self, *masks: Array) -> bool:
+        """Whether the answers under two masks differ."""
+        answers = [self.base.evaluate({self.port.name: mask}) for mask in masks]
         return bool(self.base.probe.changed(*answers).any())
 
     def _shifts(self) -> bool:
-        """Whether one number everywhere in it answers otherwise than another."""
+        """Whether 0 everywhere in the mask gives another answer than 1 everywhere."""
         shape = self.base.feeds[self.port.name].shape
-        answers = [
-            self.base.evaluate({self.port.name: np.full(shape, value, self.port.dtype)})
-            for value in (0, 1)
-        ]
-        return bool(self.base.probe.changed(*answers).any())
+        return self._differ(*(np.full(shape, value, self.port.dtype) for value in (0, 1)))
 
     def _is_added(self) -> bool:
         """Whether the mask goes into the logits as a number."""

@@ -76,7 +76,7 @@ def traits(base: BaseCall, name: str) -> Traits:
     axes = range(values.ndim)
     return Traits(
         matters=bool(base.change({name: base.redrawn(name)}).any()),
-        affine=is_affine(base, [name]),
+        affine=bend(base, [name]) == 0.0,  # no second difference along a line through it
         local=tuple(local_axis(base, name, at) for at in axes),
         open=tuple(values.shape[at] == 1 for at in axes),
         shift=tuple(values.shape[at] > 1 and _is_shift(base, name, at) for at in axes),
@@ -100,11 +100,6 @@ def bend(base: BaseCall, inputs: list[str]) -> float:
     return 0.0 if bent <= 2 * base.probe.noise * largest else bent / largest
 
 
-def is_affine(base: BaseCall, inputs: list[str]) -> bool:
-    """Whether an answer has no second difference along a line through some inputs."""
-    return bend(base, inputs) == 0.0
-
-
 def affected(base: BaseCall, name: str, at: int, index: int) -> Change:
     """Where the answer changes when one slice of an input does."""
     return base.change({name: base.redrawn(name, at, index)})
@@ -121,6 +116,11 @@ def local_axis(base: BaseCall, name: str, at: int) -> int | None:
     first = next((change for change in earlier if change.any()), last)
     if first is last or not last.any() or first.shape != last.shape:
         return None
+    return separate_axis(first, last)
+
+
+def separate_axis(first: Change, last: Change) -> int | None:
+    """The axis of the answer along which two changes have no place in common, None without."""
     for axis in range(first.ndim):
         others = tuple(other for other in range(first.ndim) if other != axis)
         if not (first.any(axis=others) & last.any(axis=others)).any():
