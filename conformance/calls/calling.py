@@ -19,6 +19,7 @@ from ..graphs.protocol import GraphLost, GraphRefused
 from ..problems.arrangements import (
     arranged_tokens,
     canonical_output,
+    in_memory,
     presented_shape,
     sequence_keywords,
 )
@@ -209,8 +210,10 @@ def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
         return {}
     heads = dict(zip(("past_key", "past_value"), cached_heads(inputs), strict=True))
     layout = "contiguous" if inputs.layout == "mixed" else inputs.layout
+    order = inputs.head_layout
     placed = {
-        name: LAYOUTS[layout](inputs.head_layout.arranged(tensor)) for name, tensor in heads.items()
+        name: in_memory(order.arranged(tensor), layout, order.axes)
+        for name, tensor in heads.items()
     }
     if inputs.batched:
         return placed

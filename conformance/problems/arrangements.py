@@ -36,10 +36,9 @@ def arranged_tokens(inputs: Inputs) -> Tensors:
     """
     whole = present_tokens((inputs.query, inputs.key, inputs.value), inputs)
     names = MIXED[: len(whole)] if inputs.layout == "mixed" else (inputs.layout,) * len(whole)
-    heads = inputs.head_layout.axes.index("H")
     placed = [
-        _laid_out(tensor, name, heads + (len(parts) > 1))
-        for tensor, name, parts in zip(whole, names, token_names(inputs), strict=True)
+        in_memory(tensor, name, inputs.head_layout.axes)
+        for tensor, name in zip(whole, names, strict=True)
     ]
     separate = not inputs.head_layout.is_packed
     return _shared(placed, inputs) if inputs.shared and separate else tuple(placed)
@@ -66,11 +65,19 @@ def with_equal_sequences(inputs: Inputs) -> Inputs:
     return inputs.replace(keep=(keys[:, :, None] & keys[:, None, :]).unsqueeze(1), present=None)
 
 
-def _laid_out(tensor: Tensor, name: str, heads: int) -> Tensor:
-    """One tensor in a memory layout; heads that are equal are looked for along their own axis."""
-    if name != "expanded-heads" or heads == 1:
+# The memory layouts that hold an axis of equal entries once, and where they look for it.
+_EXPANDED_AXES: Final = {"expanded": ("B", 0), "expanded-heads": ("H", 1)}
+
+
+def in_memory(tensor: Tensor, name: str, axes: str) -> Tensor:
+    """One tensor in a memory layout; ``axes`` are those of its head layout, packed or not."""
+    letter, expected = _EXPANDED_AXES.get(name, ("", 0))
+    if not letter or letter not in axes:
         return LAYOUTS[name](tensor)
-    return LAYOUTS[name](tensor.transpose(1, heads)).transpose(1, heads)
+    # What lies packed in one tensor has an axis of its own in front of the heads.
+    packed = tensor.dim() > len(axes) and axes.index(letter) >= axes.index("H")
+    actual = axes.index(letter) + packed
+    return LAYOUTS[name](tensor.transpose(expected, actual)).transpose(expected, actual)
 
 
 def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
