@@ -113,11 +113,6 @@ class RoleAssignment:
         return tuple(n for n, role in self.roles.items() if role != "query")
 
     @property
-    def item_axis(self) -> int | None:
-        """Where the items are, None without."""
-        return self.layout.index("B") if "B" in self.layout else None
-
-    @property
     def length_axis(self) -> int:
         """Where the positions are."""
         return self.layout.index("L")
@@ -158,12 +153,17 @@ def _options(
         if any(said[name].get("role", role) != role for name, role in roles.items()):
             continue
         for layout in layouts:
-            if any(_other_order(str(one.get("axes", layout)), layout) for one in said.values()):
-                continue
+            orders = (str(one.get("axes", layout)).replace("F", "B") for one in said.values())
+            if any(axes.find(one) != layout.find(one) for axes in orders for one in "BL"):
+                continue  # items or positions are declared elsewhere
             checks = [
                 check for name in roles for check in _evidence(roles[name], seen[name], layout)
             ]
-            checks += list(_lengths(roles, layout, follows))
+            checks += [  # whether the answer is as long as the query, where something says so
+                (3, follow == (role == "query"))
+                for name, role in roles.items()
+                if role != "x" and (follow := follows.get((name, layout.index("L")))) is not None
+            ]
             yield RoleAssignment(
                 roles=roles,
                 layout=layout,
@@ -185,22 +185,6 @@ def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
     }
     fitting = tuple(layout for layout in LAYOUTS[rank] if {layout.find("B")} == named)
     return fitting or LAYOUTS[rank]
-
-
-def _lengths(
-    roles: Mapping[str, str], layout: str, follows: Followed
-) -> Iterator[tuple[int, bool]]:
-    """Whether the answer is as long as the query, where something tells."""
-    for name, role in roles.items():
-        follow = follows.get((name, layout.index("L")))
-        if follow is not None and role != "x":
-            yield 3, follow == (role == "query")
-
-
-def _other_order(axes: str, layout: str) -> bool:
-    """Whether declared axes put items or positions elsewhere than a layout."""
-    axes = axes.replace("F", "B")
-    return any(axes.find(letter) != layout.find(letter) for letter in "BL")
 
 
 def _evidence(role: str, seen: Traits, layout: str) -> Iterator[tuple[int, bool]]:
@@ -288,7 +272,7 @@ def interpret(header: Header, probe: GraphProbe, declared: GraphDeclaration) -> 
             some = starts(header, probe, declared, hints, frozen_too=frozen_too)
             best = _best_of(some, declared, best, enough=frozen_too)
     if best is None:
-        raise UsageError(_unheard(header, probe))
+        raise UsageError(_why_unreadable(header, probe))
     return best
 
 
@@ -338,10 +322,16 @@ def _keeps_positions(start: FirstCall) -> bool:
     return any(same_positions(shape, answer, start.plan.layout) for shape in shapes)
 
 
-def _unheard(header: Header, probe: GraphProbe) -> str:
+def _why_unreadable(header: Header, probe: GraphProbe) -> str:
     """Why there is no reading of a graph of which no call runs."""
     if not probe.refusals:
-        shapes = ", ".join(f"{port.name} {_shown(port.shape)}" for port in header.inputs)
+        axes = {
+            port.name: "of unknown rank"
+            if port.shape is None
+            else f"[{', '.join('?' if axis is None else str(axis) for axis in port.shape)}]"
+            for port in header.inputs
+        }
+        shapes = ", ".join(f"{name} {text}" for name, text in axes.items())
         return (
             f"{header.path}: its inputs ({shapes}) cannot be those of an attention: it takes one, "
             f"two or three tensors [B, L, E] or [L, E], or three [B, H, L, D]; {remedy(header)}"
@@ -351,12 +341,6 @@ def _unheard(header: Header, probe: GraphProbe) -> str:
         f"{header.path}: the runtime refused every one of {probe.runs} calls with inputs of an "
         f"attention, the last with: {last}; {remedy(header)}"
     )
-
-
-def _shown(shape: tuple[int | str | None, ...] | None) -> str:
-    if shape is None:
-        return "of unknown rank"
-    return "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"
 
 
 def remedy(header: Header) -> str:

@@ -72,11 +72,8 @@ def _output(base: BaseCall, axes: str) -> Role:
 
 def _output_axes(base: BaseCall, assignment: RoleAssignment, axes: str) -> str:
     """The order of the answer's axes: that of the query, unless items are seen elsewhere."""
-    at = assignment.item_axis
-    if at is None or base.answer.ndim != len(axes):
-        return axes
-    query = base.feeds[assignment.first]
-    if query.shape[at] == 1:
+    at = assignment.layout.find("B")
+    if at < 0 or base.answer.ndim != len(axes):
         return axes
     found = local_axis(base, assignment.first, at)
     if found is None or found == at or found > 1:

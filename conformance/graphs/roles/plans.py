@@ -235,7 +235,14 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
     ]
     needed = [port for port in floats if declared.inputs.get(port.name, {}).get("role") in TENSORS]
     choices = [one for one in choices if all(port in one for port in needed)]
-    return sorted(choices, key=_unlikely)
+
+    def unlikely(tensors: Sequence[Port]) -> int:
+        """How many are called otherwise; the sort keeps more tensors before fewer."""
+        return sum(
+            names.suggests(one.name, "mask") or names.suggests(one.name, "past") for one in tensors
+        )
+
+    return sorted(choices, key=unlikely)
 
 
 def _may_be_tensor(port: Port, declared: GraphDeclaration) -> bool:
@@ -249,13 +256,6 @@ def _together(tensors: Sequence[Port]) -> bool:
     """Whether tensors have one rank; with an axis of heads only a core's three come."""
     ranks = {port.rank for port in tensors} - {None}
     return len(ranks) <= 1 and (len(tensors) == len("qkv") or len("BHLD") not in ranks)
-
-
-def _unlikely(tensors: Sequence[Port]) -> int:
-    """How many of some tensors are called otherwise; the sort keeps more tensors before fewer."""
-    return sum(
-        names.suggests(port.name, "mask") or names.suggests(port.name, "past") for port in tensors
-    )
 
 
 def _with_tensors(

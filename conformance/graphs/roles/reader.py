@@ -41,7 +41,7 @@ def read_unasked(header: Header, declared: GraphDeclaration) -> GraphReading:
     known = {role: shapes[name] for name, role in roles.items()}
     inputs = [
         *(
-            Role(name=n, role=role, axes=plan.layout, dtype=_dtype(header, n))
+            Role(name=n, role=role, axes=plan.layout, dtype=header.input(n).dtype)
             for n, role in roles.items()
         ),
         *(_mask(port, axes) for port, axes in plan.masks),
@@ -90,10 +90,6 @@ def _mask(port: Port, axes: str) -> Role:
     return Role(name=port.name, role=role, axes=axes, dtype=port.dtype)
 
 
-def _dtype(header: Header, name: str) -> str:
-    return header.input(name).dtype
-
-
 def _pins(
     plan: CallPlan, mode: str, shapes: dict[str, tuple[int, ...]], output: Port
 ) -> dict[str, int | str]:
@@ -118,7 +114,7 @@ def _pins(
     return {**pins, "output_size": last if isinstance(last, int) else pins["query_size"]}
 
 
-_SAID: Final = (
+_POSITIONS_MIXED: Final = (
     "exchanging two keys changes the answer of a third token: positions are mixed in, or tokens "
     'are not kept apart; if positions are meant to be, declare them (such as position = "rotary")'
 )
@@ -135,17 +131,17 @@ def about_positions(base: BaseCall, assignment: RoleAssignment) -> list[str]:
     lengths = {base.feeds[name].shape[at] for name in assignment.roles}
     if min(lengths) < _LEAST:
         return []
-    exchanged = {name: _exchanged(base.feeds[name], at) for name in assignment.attended}
-    answer = base.evaluate(exchanged)
+    answer = base.evaluate(
+        {
+            name: np.take(tokens, [1, 0, *range(2, tokens.shape[at])], axis=at)
+            for name in assignment.attended
+            for tokens in [base.feeds[name]]
+        }
+    )
     if answer is None or answer.ndim <= at or answer.shape != base.answer.shape:
         return []
     before, after = (np.take(one, [-1], axis=at) for one in (base.answer, answer))
-    return [_SAID] if base.probe.changed(before, after).any() else []
-
-
-def _exchanged(tokens: Array, at: int) -> Array:
-    order = [1, 0, *range(2, tokens.shape[at])]
-    return np.take(tokens, order, axis=at)
+    return [_POSITIONS_MIXED] if base.probe.changed(before, after).any() else []
 
 
 _LONGER: Final = 2
@@ -160,7 +156,7 @@ def always_causal(
     Only calls with more keys than queries, or fewer, tell alignments apart: with equal lengths
     alone it is called bottom-right.
     """
-    seen = [one for one in _seen(base, assignment, sizes_probe) if one is not None]
+    seen = [one for one in _dependence(base, assignment, sizes_probe) if one is not None]
     if not seen or all(one.all() for one in seen):
         return None, []
     for alignment in ("bottom-right", "top-left"):
@@ -175,7 +171,7 @@ def _rule(seen: Allowed, alignment: str) -> Allowed:
     return np.tri(queries, keys, keys - queries if alignment == "bottom-right" else 0, dtype=bool)
 
 
-def _seen(
+def _dependence(
     base: BaseCall, assignment: RoleAssignment, sizes_probe: SizeProbe
 ) -> Iterator[Allowed | None]:
     """Which query depends on which key: in the first call, and in longer ones if it is a rule."""
@@ -232,20 +228,21 @@ _PRODUCTS: Final = frozenset(
 _SIZES: Final = frozenset({"Shape", "Size"})
 
 
-def is_attentive(header: Header) -> bool:
-    """Whether a graph holds what only attention and few others need: a softmax."""
+def _has_softmax(header: Header) -> bool:
+    """Whether a graph holds what only attention and few others need."""
     return bool(_operators(header) & (_SOFTMAXES | _WHOLE))
 
 
-def multiplies_itself(header: Header) -> bool:
-    """Whether two things computed from inputs are multiplied; True where that is hard to tell."""
+def _multiplies_itself(header: Header) -> bool:
+    """Whether two results of the inputs are multiplied; True where that is hard to say."""
     if _operators(header) & _WHOLE:
         return True
     try:
         model = onnx.load(header.path, load_external_data=False)
     except (OSError, ValueError):
         return True
-    if model.functions or any(_has_body(node) for node in model.graph.node):
+    attributes = (one for node in model.graph.node for one in node.attribute)
+    if model.functions or any(attribute.HasField("g") for attribute in attributes):
         return True
     sums = "ReduceSum" in _operators(header)
     live = {port.name for port in header.inputs}
@@ -265,10 +262,6 @@ def multiplies_itself(header: Header) -> bool:
 
 def _operators(header: Header) -> frozenset[str]:
     return frozenset(operator.rpartition("::")[2] for operator in header.operators)
-
-
-def _has_body(node: onnx.NodeProto) -> bool:
-    return any(attribute.HasField("g") for attribute in node.attribute)
 
 
 def read_roles(
@@ -291,10 +284,11 @@ def read_roles(
     causal, why_causal = always_causal(found.start.base, found.assignment, sizes_probe)
     answers = probe.call(found.start.base.feeds)
     outputs, about_outputs = read_outputs(header, declared, answers or {}, packing.output, probe)
+    roles = {role.name: role for role in (*packing.tensors, *masks.roles, *spans.others)}
     return GraphReading(
         kind=packing.kind,
         mode=MODES[len(found.start.plan.tensors)],  # type: ignore[arg-type]
-        inputs=_in_order(header, [*packing.tensors, *masks.roles, *spans.others]),
+        inputs=tuple(roles[port.name] for port in header.inputs if port.name in roles),
         outputs=outputs,
         pins={**packing.pins, **spans.pins},
         baked=spans.baked,
@@ -309,11 +303,6 @@ def read_roles(
             *about_outputs,
         ),
     )
-
-
-def _in_order(header: Header, roles: list[Role]) -> tuple[Role, ...]:
-    by_name = {role.name: role for role in roles}
-    return tuple(by_name[port.name] for port in header.inputs if port.name in by_name)
 
 
 def _check_ports(header: Header) -> None:
@@ -335,29 +324,21 @@ def _check_attention(header: Header, found: Interpretation) -> None:
     """Refuse a graph that does not attend; a broken attention is one."""
     if found.assignment.declared or (found.clean and len(found.seen) > 1):
         return
-    if not (_mixes(found) or _ignores(found, header)):
+    # An attention of several inputs that does not depend on all of them is a broken one.
+    all_matter = all(seen.matters for seen in found.seen.values())
+    ignores = not all_matter and len(found.seen) > 1 and _has_softmax(header)
+    resembles = len(found.seen) == len(ROLES) and all_matter and found.likely
+    if not (_mixes(found) or ignores):
         why = "each position of its answer depends on the same position of its inputs alone"
-    elif not multiplies_itself(header):
+    elif not _multiplies_itself(header):
         why = "it multiplies no two things that it computes from its inputs"
-    elif not is_attentive(header) and not _resembles(found):
+    elif not _has_softmax(header) and not resembles:
         why = "it holds no softmax, and its inputs do not behave as query, key and value"
     else:
         return
     runs = found.start.base.probe.runs
     msg = f"{header.path} is no attention: {why} (seen in {runs} calls); {remedy(header)}"
     raise UsageError(msg)
-
-
-def _resembles(found: Interpretation) -> bool:
-    """Whether three inputs behave nearly as query, key and value do."""
-    everything = all(seen.matters for seen in found.seen.values())
-    return len(found.seen) == len(ROLES) and everything and found.likely
-
-
-def _ignores(found: Interpretation, header: Header) -> bool:
-    """Whether an attention of several inputs does not depend on all of them: that is a mistake."""
-    some = any(not seen.matters for seen in found.seen.values())
-    return some and len(found.seen) > 1 and is_attentive(header)
 
 
 def _mixes(found: Interpretation) -> bool:

@@ -143,7 +143,11 @@ def read_spans(
 ) -> FixedSizes:
     """Find the sizes that a graph fixes."""
     axes = _axes(start.plan, assignment, masks)
-    pins = _fixed(axes)
+    pins: dict[str, Pin] = {
+        _FIELDS[letter]: sizes[0]
+        for letter in _FIELDS
+        if (sizes := [axis for axis in axes[letter] if isinstance(axis, int)])
+    }
     if "H" not in assignment.layout:
         pins.update(_heads(start, masks, sizes_probe.size("B")))
     open_letters = [letter for letter in _FIELDS if axes[letter] and _FIELDS[letter] not in pins]
@@ -151,7 +155,7 @@ def read_spans(
     equal = False
     if {"Q", "K"} <= set(open_letters):
         equal = _equal(axes, assignment)
-        if not equal and _refuses_unequal(sizes_probe):
+        if not (equal or sizes_probe.runs("Q") or sizes_probe.runs("K")) and sizes_probe.runs("QK"):
             equal = True
             sentences.append("query and key lengths must be equal: the runtime refuses others")
     if equal:
@@ -160,7 +164,7 @@ def read_spans(
     baked: dict[str, int] = {}
     for letter in open_letters:
         letters = "QK" if letter == "Q" and equal else letter
-        found, why = _asked(letters, sizes_probe)
+        found, why = _tried_sizes(letters, sizes_probe)
         if found is not None:
             pins[_FIELDS[letter]] = found
             sentences.append(why)
@@ -170,20 +174,7 @@ def read_spans(
     return FixedSizes(pins=pins, baked=baked, others=others, assumptions=sentences)
 
 
-def _fixed(axes: Mapping[str, Sequence[Axis]]) -> dict[str, Pin]:
-    """The sizes that the file fixes."""
-    sizes = {
-        field: [axis for axis in axes[letter] if isinstance(axis, int)]
-        for letter, field in _FIELDS.items()
-    }
-    return {field: found[0] for field, found in sizes.items() if found}
-
-
-def _refuses_unequal(sizes_probe: SizeProbe) -> bool:
-    return not sizes_probe.runs("Q") and not sizes_probe.runs("K") and sizes_probe.runs("QK")
-
-
-def _asked(letters: str, sizes_probe: SizeProbe) -> tuple[Pin | None, str]:
+def _tried_sizes(letters: str, sizes_probe: SizeProbe) -> tuple[Pin | None, str]:
     """The pin of an axis that the file leaves open, None when it is, and a sentence."""
     field = _FIELDS[letters[0]].replace("_", " ")
     if not sizes_probe.runs(letters):
