@@ -57,16 +57,19 @@ def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
         )
         raise UsageError(msg)
     _require_compiler()
-    return [form for candidate in every for form in (candidate, *_forms(candidate, can_compile))]
+    return [
+        form
+        for candidate in every
+        for form in (
+            candidate,
+            *(compiled(candidate, dynamic=key) for key in SUFFIXES if can_compile(candidate)),
+        )
+    ]
 
 
 def can_compile(candidate: Candidate) -> bool:
     """Whether a candidate is made of torch's functions."""
     return candidate.graph is None and candidate.declaration.arrays == "torch"
-
-
-def _forms(candidate: Candidate, possible: Callable[[Candidate], bool]) -> list[Candidate]:
-    return [compiled(candidate, dynamic=key) for key in SUFFIXES] if possible(candidate) else []
 
 
 def compiled(
@@ -196,7 +199,7 @@ def _unique_graphs() -> int:
 def _require_compiler() -> None:
     """Compile a sum once; raises UsageError with one sentence where that cannot be done."""
     try:
-        Compiled(_sum, dynamic=None)(torch.ones(2), torch.ones(2))
+        Compiled(lambda one, two: one + two, dynamic=None)(torch.ones(2), torch.ones(2))
     except Exception as error:  # noqa: BLE001 (whatever a compiler, or its absence, raises)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         msg = printable(
@@ -204,7 +207,3 @@ def _require_compiler() -> None:
             "needs a C++ compiler (install g++, or name one in the variable CXX)"
         )
         raise UsageError(msg) from None
-
-
-def _sum(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
-    return one + two

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +36,7 @@ _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRequest:
-    """What the user gives beside the graph: files, the module it was exported from, promises."""
+    """What the user says about a graph: files, the module it was exported from, promises."""
 
     declaration: Path | None = None
     state_dict: Path | None = None
@@ -58,8 +58,8 @@ def graph(
 
     The roles of its inputs and outputs are those that ``declaration`` (by default the file
     ``NAME.conformance.toml`` beside it) gives, else they are found by behaviour; its weights are
-    those of ``source`` or ``state_dict``, else they are recovered from the graph. What was found is
-    in the declaration's ``assumptions``.
+    those of ``source`` or ``state_dict``, else they are recovered from the graph. The declaration's
+    ``assumptions`` say what was found out.
 
     source
         The module that it was exported from, or a candidate that brings its weights.
@@ -86,10 +86,16 @@ def graph(
 def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
     """The candidate that an ONNX file is; raises UsageError, see :func:`graph`."""
     header = read_header(path)
-    told = _told(path, request)
+    file = request.declaration or sidecar_of(path)
+    declared = GraphDeclaration() if file is None else read_declaration(file)
+    declared = dataclasses.replace(
+        declared,
+        name=request.name or declared.name,
+        promises={**declared.promises, **request.promises},
+    )
     process = GraphProcess(path)
     try:
-        reading, found = _read(header, process, told, request)
+        reading, weights = _read(header, process, declared, request)
     except GraphRefused as error:
         process.close()
         msg = f"{path} cannot be run: {error}"
@@ -97,41 +103,41 @@ def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
     except BaseException:
         process.close()
         raise
-    return _candidate(header, told, process, reading, found, request.source)
+    return _candidate(header, declared, process, reading, weights, request.source)
 
 
 def _read(
-    header: Header, process: GraphProcess, told: GraphDeclaration, request: GraphRequest
+    header: Header, process: GraphProcess, declared: GraphDeclaration, request: GraphRequest
 ) -> tuple[GraphReading, GraphProjections]:
     """Roles and weights.
 
-    Of a graph that hangs or dies they are read with nothing optimised, and where it gives no answer
-    there either off what its file says: then its silence becomes a verdict.
+    A graph that hangs or dies is read with nothing optimised. Where it gives no answer there
+    either, its file alone is read: then its silence becomes a verdict.
     """
     notes: list[str] = []
     for setting in (DEFAULT, LOWEST):
-        asked = _Set(process, setting)
+        process_at = _ProcessAt(process, setting)
         try:
-            reading = read_roles(header, asked.run, told)
+            reading = read_roles(header, process_at.run, declared)
         except GraphLost as lost:
             at = "" if setting == DEFAULT else " with nothing optimised, too"
             notes.append(f"when its inputs were tried{at}, the graph {lost}")
             continue
-        reading = _causal_as(request.source, reading, header, told)
-        found = _weights(header, asked, reading, told, request)
-        return _noted(reading, notes), found
-    return _noted(read_unasked(header, told), notes), GraphProjections(gauge=UNKNOWN)
+        reading = _causal_as(request.source, reading, header, declared)
+        weights = _weights(header, process_at, reading, declared, request)
+        return _noted(reading, notes), weights
+    return _noted(read_unasked(header, declared), notes), GraphProjections(gauge=UNKNOWN)
 
 
 def _causal_as(
-    source: ExportSource | None, reading: GraphReading, header: Header, told: GraphDeclaration
+    source: ExportSource | None, reading: GraphReading, header: Header, declared: GraphDeclaration
 ) -> GraphReading:
     """The reading with the causal rule of the source: that of the graph may be the broken one."""
     if source is None or source.module is None or source.lacking(reading)[0]:
         return reading
     refusals: list[str] = []
     try:
-        causal = read_roles(header, source.runner(reading, refusals), told).causal
+        causal = read_roles(header, source.runner(reading, refusals), declared).causal
     except UsageError:
         if not refusals:
             return reading
@@ -147,15 +153,15 @@ def _noted(reading: GraphReading, notes: Sequence[str]) -> GraphReading:
     return dataclasses.replace(reading, assumptions=(*reading.assumptions, *notes))
 
 
-class _Set(GraphProcess):
-    """The same process, whose runs are at another setting unless they say one."""
+class _ProcessAt(GraphProcess):
+    """A process whose runs are at one setting unless they name another."""
 
     def __init__(self, process: GraphProcess, setting: Setting) -> None:
         self.path, self.limits = process.path, process.limits
         self._process, self._setting = process, setting
 
     def ask(self, do: str, feeds: Feeds | None = None, **how: Any) -> tuple[Any, Any]:
-        """Ask the process that this one stands for."""
+        """Pass a request on to the process that this one stands for."""
         if how.get("setting", DEFAULT) == DEFAULT:
             how["setting"] = self._setting
         return self._process.ask(do, feeds, **how)
@@ -165,74 +171,60 @@ def _weights(
     header: Header,
     process: GraphProcess,
     reading: GraphReading,
-    told: GraphDeclaration,
+    declared: GraphDeclaration,
     request: GraphRequest,
 ) -> GraphProjections:
+    """The weights by the state dict, the source or the graph itself."""
+    source = request.source
+    of_source = None if source is None else source.found
+
+    def find(state_dict: Any, source: GraphProjections | None = None) -> GraphProjections:
+        return find_weights(
+            header, process, reading, declared, state_dict=state_dict, source=source
+        )
+
     try:
-        return _found(header, process, reading, told, request)
-    except (GraphLost, GraphRefused) as error:
-        return _unprobed(error, request.source)
-
-
-def _unprobed(error: Exception, source: ExportSource | None) -> GraphProjections:
-    """The weights of a graph that gives no answer to the tokens that would show them."""
-    note = f"the weights could not be read from the graph, which gave no answer: {error}"
-    if source is None or source.found is None:
-        return GraphProjections(gauge=UNKNOWN, assumptions=(note,))
-    return dataclasses.replace(source.found, assumptions=(note, "its source's are taken"))
-
-
-def _told(path: Path, request: GraphRequest) -> GraphDeclaration:
-    file = request.declaration or sidecar_of(path)
-    told = GraphDeclaration() if file is None else read_declaration(file)
-    return dataclasses.replace(
-        told, name=request.name or told.name, promises={**told.promises, **request.promises}
-    )
-
-
-def _found(
-    header: Header,
-    process: GraphProcess,
-    reading: GraphReading,
-    told: GraphDeclaration,
-    request: GraphRequest,
-) -> GraphProjections:
-    source, given = request.source, request.state_dict
-    state = None if given is None else read_state_dict(given)
-    if state is not None or source is None or source.found is not None or source.module is None:
-        known = None if source is None else source.found
-        return find_weights(header, process, reading, told, state_dict=state, source=known)
-    # The module is not understood, but its tensors are there.
-    state = dict(source.module.state_dict())
-    try:
-        return find_weights(header, process, reading, told, state_dict=state, source=None)
-    except UsageError as error:  # the clauses will show that the two differ
-        found = find_weights(header, process, reading, told, state_dict=None, source=None)
-        return dataclasses.replace(found, assumptions=(*found.assumptions, str(error)))
+        if request.state_dict is not None:
+            return find(read_state_dict(request.state_dict), of_source)
+        if source is None or of_source is not None or source.module is None:
+            return find(None, of_source)
+        try:  # the module is not understood, but its tensors are there
+            return find(dict(source.module.state_dict()))
+        except UsageError as error:  # the clauses will show that the two differ
+            weights = find(None)
+            return dataclasses.replace(weights, assumptions=(*weights.assumptions, str(error)))
+    except (GraphLost, GraphRefused) as error:  # no answer to the tokens that would show them
+        note = f"the weights could not be read from the graph, which gave no answer: {error}"
+        if of_source is None:
+            return GraphProjections(gauge=UNKNOWN, assumptions=(note,))
+        return dataclasses.replace(of_source, assumptions=(note, "its source's are taken"))
 
 
 def _candidate(
     header: Header,
-    told: GraphDeclaration,
+    declared: GraphDeclaration,
     process: GraphProcess,
     reading: GraphReading,
-    found: GraphProjections,
+    weights: GraphProjections,
     source: ExportSource | None,
 ) -> Candidate:
-    heads = told.num_heads or found.num_heads or _pinned(reading, "num_heads")
-
+    pinned = reading.pins.get("num_heads")
+    heads = declared.num_heads or weights.num_heads or (pinned if isinstance(pinned, int) else None)
     shapes = {port.name: port.shape for port in header.inputs if port.shape is not None}
 
     def forward(setting: Setting) -> GraphForward:
-        return GraphForward(_running(process, setting), reading, heads, shapes)
+        def run(feeds: Feeds) -> dict[str, Array]:
+            return process.run(feeds, setting=setting)
+
+        return GraphForward(run, reading, heads, shapes)
 
     needed, offered = ([], []) if source is None else source.lacking(reading)
     opened = OpenedGraph(
         header=header,
-        declaration=told,
+        declaration=declared,
         process=process,
         reading=reading,
-        projections=found,
+        projections=weights,
         forward=forward,
         source=None if source is None else source.forward(reading, heads),
         exported=None if source is None else source.exported(reading, heads),
@@ -240,8 +232,8 @@ def _candidate(
         notes={"source": source.note} if source is not None and source.note else {},
     )
     candidate = _declared(forward(DEFAULT), opened, heads)
-    notes = [*reading.assumptions, *found.assumptions]
-    if _dtype(reading) == "float64" and "accumulate" not in told.promises:
+    notes = [*reading.assumptions, *weights.assumptions]
+    if _dtype(reading) == "float64" and "accumulate" not in declared.promises:
         notes.append(DOUBLES)
     if source is not None and source.note:
         notes.append(f"{source.shown} tells its tensors alone: its structure is not understood")
@@ -250,20 +242,11 @@ def _candidate(
     return assuming(dataclasses.replace(candidate, graph=opened), *notes)
 
 
-def _running(process: GraphProcess, setting: Setting) -> Callable[[Feeds], dict[str, Array]]:
-    return lambda feeds: process.run(feeds, setting=setting)
-
-
-def _pinned(reading: GraphReading, field: str) -> int | None:
-    pin = reading.pins.get(field)
-    return pin if isinstance(pin, int) else None
-
-
 def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> Candidate:
     """The declaration that roles and weights make, completed by what the user promises."""
-    reading, told = opened.reading, opened.declaration
-    promises = {**_promises(opened), **told.promises}
-    name = told.name or opened.header.path.stem
+    reading, declared = opened.reading, opened.declaration
+    promises = {**_promises(opened), **declared.promises}
+    name = declared.name or opened.header.path.stem
     try:
         if reading.kind == "core":
             made = core(name=name, **promises)(forward)
@@ -277,7 +260,7 @@ def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> 
                 **promises,
             )
     except DeclarationError as error:
-        where = f" ({told.where})" if told.where else ""
+        where = f" ({declared.where})" if declared.where else ""
         msg = f"{opened.header.path}{where}: {error}"
         raise UsageError(msg) from None
     pairs = mask_pairs(reading)
@@ -311,14 +294,10 @@ def _promises(opened: OpenedGraph) -> dict[str, Any]:
         promises["semantics"] = golden.STANDARD.replace(scale=found.scale)
     if _dtype(reading) == "float64":
         promises["accumulate"] = "float32"
-    if opened.declaration.precision or _is_quantised(opened.header):
+    operators = {operator.rpartition("::")[2] for operator in opened.header.operators}
+    if opened.declaration.precision or set(_QUANTISED) <= operators:
         promises["precision"] = opened.declaration.precision or "int8-dynamic"
     return promises
-
-
-def _is_quantised(header: Header) -> bool:
-    present = {operator.rpartition("::")[2] for operator in header.operators}
-    return all(operator in present for operator in _QUANTISED)
 
 
 def _dtype(reading: GraphReading) -> str:

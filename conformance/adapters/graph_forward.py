@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,11 +19,9 @@ _TOGETHER: Final = {"M": "HD", "F": "BH"}
 
 def arrange(tensor: Tensor, own: str, theirs: str) -> Tensor:
     """A tensor with axes ``own`` in the order, and with the axes put together, of ``theirs``."""
-    flat = _flat(theirs)
-    letters = [letter for letter in flat if letter != "1"]
+    letters = spelled(theirs).replace("1", "")
     tensor = tensor.permute([own.index(letter) for letter in letters])
-    sizes = dict(zip(letters, tensor.shape, strict=True))
-    return tensor.reshape([_size_of_letter(letter, sizes) for letter in theirs])
+    return tensor.reshape(_shape(theirs, dict(zip(letters, tensor.shape, strict=True))))
 
 
 def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> Tensor:
@@ -41,7 +40,7 @@ def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> 
             shape += [sizes[parts[0]], sizes[parts[1]]]
         else:
             return tensor
-    letters = _flat(theirs).replace("1", "")
+    letters = spelled(theirs).replace("1", "")
     if len(shape) != len(letters):
         return tensor
     order = [letters.index(letter) for letter in own]
@@ -49,21 +48,16 @@ def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> 
 
 
 def spelled(axes: str) -> str:
-    """The letters of a mask's axes with items and heads apart, as a declaration writes them."""
-    return _flat(axes)
-
-
-def _flat(axes: str) -> str:
+    """The letters of axes, each on its own: those of ``M`` and ``F`` one after the other."""
     return "".join(_TOGETHER.get(letter, letter) for letter in axes)
 
 
-def _size_of_letter(letter: str, sizes: Mapping[str, int]) -> int:
-    if letter == "1":
-        return 1
-    size = 1
-    for part in _TOGETHER.get(letter, letter):
-        size *= sizes[part]
-    return size
+def _shape(axes: str, sizes: Mapping[str, int]) -> list[int]:
+    """The size of each axis, of some that lie together the product."""
+    return [
+        1 if axis == "1" else math.prod(sizes[part] for part in _TOGETHER.get(axis, axis))
+        for axis in axes
+    ]
 
 
 Run = Callable[[Feeds], Mapping[str, Array]]
@@ -186,8 +180,9 @@ class GraphForward:
             if role.role in MASK_ROLES:
                 feeds[role.name] = self._mask(role, left, sizes)
             elif role.role in given:
-                own = self._own(given[role.role])
-                feeds[role.name] = _array(arrange(given[role.role], own, role.axes), role.dtype)
+                tensor = given[role.role]
+                own = self._heads if self.reading.kind == "core" else "BLE"[-tensor.dim() :]
+                feeds[role.name] = _array(arrange(tensor, own, role.axes), role.dtype)
             elif role.role in PASTS:
                 feeds[role.name] = self._past(role, sizes)
             else:
@@ -222,7 +217,7 @@ class GraphForward:
         if role.role == "weights":
             own = "BHQK" if self.reading.batched else "HQK"
         elif self.reading.kind == "core":
-            own = "BHLD" if self.reading.batched else "HLD"
+            own = self._heads
         else:
             own = "BLE" if self.reading.batched else "LE"
         if role.role != "weights" and "M" in role.axes and tensor.dim() == len(role.axes):
@@ -230,10 +225,9 @@ class GraphForward:
             sizes = {**sizes, "D": packed // sizes["H"] if sizes["H"] else 0}
         return restore(tensor, role.axes, own, sizes)
 
-    def _own(self, tensor: Tensor) -> str:
-        if self.reading.kind == "core":
-            return "BHLD" if self.reading.batched else "HLD"
-        return "BLE" if tensor.dim() == len("BLE") else "LE"
+    @property
+    def _heads(self) -> str:
+        return "BHLD" if self.reading.batched else "HLD"
 
     def _sizes(self, inputs: tuple[Tensor, ...]) -> dict[str, int]:
         query, key = inputs[0], inputs[min(1, len(inputs) - 1)]
@@ -255,12 +249,11 @@ class GraphForward:
             del left[form]
             mask = given
         else:
-            mask = _nothing_hidden(form, [1 if one == "1" else sizes[one] for one in letters])
+            mask = _nothing_hidden(form, _shape(letters, sizes))
             if form == "lengths":
                 mask = mask * sizes["K"]
         sizes = {**sizes, "K": mask.shape[-1]} if letters.endswith("K") else sizes
-        shape = [1 if one == "1" else _together(one, sizes) for one in role.axes]
-        return _array(mask.reshape(shape), role.dtype)
+        return _array(mask.reshape(_shape(role.axes, sizes)), role.dtype)
 
 
 def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
@@ -268,8 +261,7 @@ def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
     value = np.asarray(role.value)
     if value.ndim or not role.axes:
         return value
-    shape = [1 if one == "1" else _together(one, sizes) for one in role.axes]
-    return np.full(shape, value, role.dtype)
+    return np.full(_shape(role.axes, sizes), value, role.dtype)
 
 
 def _fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
@@ -287,10 +279,6 @@ def _nothing_hidden(form: str, shape: list[int]) -> Tensor:
     if form == "bias":
         return torch.zeros(shape)
     return torch.zeros(shape, dtype=torch.bool) if form == "drop" else torch.ones(shape).bool()
-
-
-def _together(letter: str, sizes: Mapping[str, int]) -> int:
-    return sizes["B"] * sizes["H"] if letter == "F" else sizes[letter]
 
 
 def _array(tensor: Tensor, dtype: str) -> Array:

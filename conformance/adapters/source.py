@@ -71,21 +71,22 @@ class ExportSource:
 
         What it raised is in ``refusals`` while it has not answered once.
         """
-        run, settled = self._run(reading), list[bool]()
+        run, answers = self._run(reading), 0
 
-        def asked(feeds: Feeds) -> Mapping[str, Array]:
+        def guarded(feeds: Feeds) -> Mapping[str, Array]:
+            nonlocal answers
             try:
-                answered = run(feeds)
+                answer = run(feeds)
             except Exception as error:
                 msg = f"{type(error).__name__}: {error}"
-                if not settled:
+                if not answers:
                     refusals.append(" ".join(msg.split()))
                 raise GraphRefused(msg) from error
-            settled.append(True)
+            answers += 1
             refusals.clear()
-            return answered
+            return answer
 
-        return asked
+        return guarded
 
     def forward(self, reading: GraphReading, num_heads: int | None) -> Callable[..., Any]:
         """The source under the harness' call, given what the graph is given."""
@@ -173,31 +174,25 @@ def _understood(module: nn.Module, shown: str) -> tuple[GraphProjections | None,
         weights = finding.recipe.read(module, finding.sizes)
     except DeclarationError as error:
         return None, str(error)
-    sizes = finding.sizes
-    return (
-        GraphProjections(
-            weights=weights,
-            num_heads=sizes.num_heads,
-            num_kv_heads=sizes.num_kv_heads,
-            how="source",
-        ),
-        "",
-    )
+    heads, kv_heads = finding.sizes.num_heads, finding.sizes.num_kv_heads
+    return GraphProjections(
+        weights=weights, num_heads=heads, num_kv_heads=kv_heads, how="source"
+    ), ""
 
 
 def arguments_of(module: nn.Module, feeds: Feeds) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """A graph's inputs as the module's arguments: by name where names agree, else in order."""
     dtype = next((entry.dtype for entry in module.parameters() if entry.is_floating_point()), None)
-    tensors = {name: _tensor(array, dtype) for name, array in feeds.items()}
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
+    if dtype is not None:
+        tensors = {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
     parameters = inspect.signature(module.forward).parameters
     if all(name in parameters for name in tensors):
         return (), tensors
     return tuple(tensors.values()), {}
-
-
-def _tensor(array: Array, dtype: torch.dtype | None) -> Tensor:
-    tensor = torch.from_numpy(np.array(array))
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def _named(answer: Any, reading: GraphReading) -> dict[str, Array]:
