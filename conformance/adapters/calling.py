@@ -66,11 +66,11 @@ class Calling:
             return tuple(parts[:2]) if len(parts) > 1 else parts[0]
         return parts[0] if parts else answer
 
-    def given(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
-        """The parameters of a module's ``forward`` that calls give.
+    def passed(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
+        """The parameters of a module's ``forward`` that calls pass.
 
-        A function of the user's shows it in its source. Where it does not, it gives what is
-        declared, and the masks where it takes a declared one or stands for one (always causal).
+        The source of a user's function shows them. Where it does not, it passes what is declared,
+        and the masks where it takes a declared one or stands for one (always causal).
         """
         theirs = {self.rename.get(word, word) for word in declaration.keywords}
         if self.function is None:
@@ -106,11 +106,11 @@ class AdaptedModule(nn.Module):
         self.calling = calling
         self.train(module.training)
 
-    def given(self, declaration: Declaration) -> set[str]:
-        """The names of the module's parameters that calls give."""
+    def passed(self, declaration: Declaration) -> set[str]:
+        """The names of the module's parameters that calls pass."""
         if not isinstance(self.calling, Calling):
             return set(declaration.keywords)
-        return self.calling.given(self.module.forward, declaration)
+        return self.calling.passed(self.module.forward, declaration)
 
     def forward(self, *inputs: Tensor, **keywords: Any) -> Any:
         """Call the module; the output is a tensor, or output and weights for ``return_weights``."""
@@ -342,7 +342,7 @@ def _input_names(parameters: list[inspect.Parameter], inputs: str) -> tuple[str,
     order = _by_name(parameters, inputs)
     if order is not None:
         return order
-    count = {"self": 1, "memory": 2, "separate": 3}[inputs]
+    count = {mode: number for number, mode in _COUNTS.items()}[inputs]
     return tuple(parameter.name for parameter in _positional(parameters)[:count])
 
 

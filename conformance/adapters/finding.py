@@ -27,7 +27,7 @@ from .packing import (
     possible_sizes,
     supports,
 )
-from .projections import Assignment, Options, options, recipes
+from .projections import Options, options, recipes
 from .trial import Trial
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -146,12 +146,13 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
     """Find projections and heads; raises DeclarationError with one sentence saying what to pass."""
     possible = options(request.shown, module, request.projections)
     heads, notes = _known_heads(module, request, possible)
+    attribute = known_number(module, KV_HEAD_NAMES)
     search = ProjectionSearch(
         module=module,
         request=request,
         possible=possible,
         heads=heads,
-        kv_heads=_known_kv_heads(module, request),
+        kv_heads=request.num_kv_heads or (attribute[1] if attribute else None),
         trial=_trial(module, request, calling, possible),
     )
     hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
@@ -199,11 +200,6 @@ def _known_heads(
     return None, []
 
 
-def _known_kv_heads(module: nn.Module, request: ModuleRequest) -> int | None:
-    found = known_number(module, KV_HEAD_NAMES)
-    return request.num_kv_heads or (found[1] if found else None)
-
-
 def _trial(module: nn.Module, request: ModuleRequest, calling: Calling, possible: Options) -> Trial:
     """A trial in which every matrix and bias that may be a projection's is drawn anew."""
     drawn: set[int] = set()
@@ -219,15 +215,14 @@ def _trial(module: nn.Module, request: ModuleRequest, calling: Calling, possible
 def _hypotheses(search: ProjectionSearch) -> Iterator[Hypothesis]:
     for choice, assignment in enumerate(search.possible.assignments):
         for recipe in recipes(assignment, search.possible.biases):
-            shapes = _shapes(assignment, recipe)
+            pairs = zip(recipe.matrices, assignment.values(), strict=True)
+            shapes = {
+                holder.roles: leaf.out_and_in(transposed=holder.transposed)
+                for holder, leaf in pairs
+            }
             for sizes in possible_sizes(shapes, search.heads, search.kv_heads):
                 if _fits(search.module, recipe, sizes):
                     yield Hypothesis(choice=choice, recipe=recipe, sizes=sizes)
-
-
-def _shapes(assignment: Assignment, recipe: StoredProjections) -> dict[str, tuple[int, int]]:
-    pairs = zip(recipe.matrices, assignment.values(), strict=True)
-    return {holder.roles: leaf.out_and_in(transposed=holder.transposed) for holder, leaf in pairs}
 
 
 def _fits(module: nn.Module, recipe: StoredProjections, sizes: HeadSizes) -> bool:
@@ -271,13 +266,14 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
     distances = [_distance(hypothesis, search) for hypothesis in hypotheses]
     nearest = sorted(range(len(hypotheses)), key=distances.__getitem__)
     for strictness in range(_STRICTNESSES):
-        near = itertools.takewhile(
-            lambda index: _holds(hypotheses[index], search, strictness),  # noqa: B023 (used at once)
-            nearest,
-        )
-        agreeing = [hypotheses[index] for index in sorted(near)]
-        if agreeing:
-            return agreeing
+        near = []
+        for index in nearest:
+            one = hypotheses[index]
+            if not holds(one.recipe, one.sizes, search.trial, search.request.semantics, strictness):
+                break
+            near.append(index)
+        if near:
+            return [hypotheses[index] for index in sorted(near)]
     return []
 
 
@@ -288,11 +284,6 @@ def _distance(hypothesis: Hypothesis, search: ProjectionSearch) -> float:
         return math.inf
     semantics = search.request.semantics
     return distance(answer.output, evaluate(answer.inputs, weights, hypothesis.sizes, semantics))
-
-
-def _holds(hypothesis: Hypothesis, search: ProjectionSearch, strictness: int) -> bool:
-    semantics = search.request.semantics
-    return holds(hypothesis.recipe, hypothesis.sizes, search.trial, semantics, strictness)
 
 
 def answers_golden(
@@ -309,7 +300,7 @@ def holds(
     semantics: golden.Semantics,
     strictness: int,
 ) -> bool:
-    """The same, judged by one of the answer's dtypes."""
+    """Whether the answer on trial is golden by the bound of one of its dtypes."""
     weights = recipe.read(trial.module, sizes)
     answer = trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
     if answer is None or strictness >= len(answer.dtypes):

@@ -415,22 +415,17 @@ def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
     if sizes.num_kv_heads != sizes.num_heads:
         promises["features"] = [*promises.get("features", ()), "gqa"]
     if recipe.has_output:
-        candidate = layer(name=request.shown, **promises)(_builder(built, calling, finding))
+
+        def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
+            return loaded(duplicate(built), calling, recipe, sizes, weights)
+
+        candidate = layer(name=request.shown, **promises)(build)
     else:
         kept = AdaptedModule(duplicate(built), calling)
         heads = sizes.num_heads
         candidate = fixed_layer(kept, weights, num_heads=heads, name=request.shown, **promises)
         candidate = dataclasses.replace(candidate, function=_builder_of_one(kept))
     return finished(candidate, built, calling, finding.assumptions)
-
-
-def _builder(
-    built: nn.Module, calling: Calling, finding: ModuleProjections
-) -> Callable[[Geometry, golden.ProjectionWeights], AdaptedModule]:
-    def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
-        return loaded(duplicate(built), calling, finding.recipe, finding.sizes, weights)
-
-    return build
 
 
 def _builder_of_one(

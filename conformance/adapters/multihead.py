@@ -90,22 +90,19 @@ class MultiheadCalling(Calling):
     """
 
     def _call(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
-        query, key, value = {
-            "self": lambda: inputs * 3,
-            "memory": lambda: (*inputs, inputs[-1]),
-            "separate": lambda: inputs,
-        }[self.inputs]()
+        # One input is all three; of two the second is key and value.
+        query, key, value = (*inputs, *(inputs[-1:] * (3 - len(inputs))))
         return_weights = bool(keywords.get("return_weights"))
         masks = _masks(self._scores_shape(module, query, key), keywords)
         return module(
             query, key, value, need_weights=return_weights, average_attn_weights=False, **masks
         )
 
-    def given(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
+    def passed(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
         """Both masks where one is declared, by its shape, and the switches of returned weights."""
         masks = {"attn_mask", "key_padding_mask"} if declaration.masks else set()
         switches = {"need_weights", "average_attn_weights"}
-        return super().given(forward, declaration) | masks | switches
+        return super().passed(forward, declaration) | masks | switches
 
     def _scores_shape(self, module: nn.Module, query: Tensor, key: Tensor) -> tuple[int, ...]:
         heads = cast("nn.MultiheadAttention", module).num_heads
@@ -132,14 +129,12 @@ def _masks(shape: tuple[int, ...], keywords: dict[str, Any]) -> dict[str, Tensor
     for mask in given:
         padding = mask.dim() == _FULL and mask.shape[1] == mask.shape[2] == 1
         name = "key_padding_mask" if padding else "attn_mask"
-        ready = mask[:, 0, 0] if padding else _attention_mask(mask, shape)
+        if padding:
+            ready = mask[:, 0, 0]
+        else:  # [Q, K] as it is; with more axes [B*H, Q, K], batch-major
+            ready = mask if mask.dim() == len("QK") else mask.expand(shape).flatten(0, -3)
         theirs[name] = ready + theirs[name] if name in theirs else ready
     return theirs
-
-
-def _attention_mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``[Q, K]`` as it is; with more axes ``[B*H, Q, K]``, batch-major."""
-    return mask if mask.dim() == len(shape[-2:]) else mask.expand(shape).flatten(0, -3)
 
 
 def _as_drop(keywords: dict[str, Any]) -> Tensor | None:

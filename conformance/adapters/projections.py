@@ -197,7 +197,8 @@ def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Stor
         loose = [
             holder
             for holder in biases
-            if not set(holder.roles) & set(covered) and set(holder.roles) <= _covered(holders)
+            if not set(holder.roles) & set(covered)
+            and set(holder.roles) <= set("".join(one.roles for one in holders))
         ]
         layouts = {holder.layout for holder in holders}
         fused = next(iter(layouts - {"blocks"}), "blocks")
@@ -211,10 +212,6 @@ def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Stor
                 ),
             ),
         )
-
-
-def _covered(holders: tuple[Holder, ...]) -> set[str]:
-    return set("".join(holder.roles for holder in holders))
 
 
 def _holders(roles: str, leaf: Leaf) -> Iterator[Holder]:

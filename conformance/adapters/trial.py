@@ -113,9 +113,7 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
 
 
 def _value(name: str, num_heads: int | None) -> Any:
-    if num_heads is not None and name in HEAD_NAMES:
-        return num_heads
-    if num_heads is not None and name in KV_HEAD_NAMES:
+    if num_heads is not None and name in (*HEAD_NAMES, *KV_HEAD_NAMES):
         return num_heads
     if num_heads is not None and name in _WIDTH_NAMES:
         return num_heads * HEAD_SIZE
@@ -129,10 +127,10 @@ _DTYPES: Final = {torch.float64: ("float64", "float32"), torch.float32: ("float3
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrialAnswer:
     """One answered trial: query, key and value, the output, and the dtypes to judge it by.
 
-    A module may keep parts in float32 (a scale, a softmax): then only that much can be asked.
+    A module may keep parts in float32 (a scale, a softmax): then its answers are judged by that.
     """
 
     inputs: Inputs
@@ -154,7 +152,7 @@ class Trial:
     names: Iterable[str]
     failure: Exception | None = None
     returned: type | None = None
-    _answers: dict[tuple[int, ...], Answer | None] = field(default_factory=dict)
+    _answers: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.module = duplicate(self.module).eval()
@@ -173,45 +171,38 @@ class Trial:
         """Whether any call so far gave an answer."""
         return any(answer is not None for answer in self._answers.values())
 
-    def answer(self, widths: tuple[int, int, int]) -> Answer | None:
+    def answer(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
         """What the module says to inputs of these widths; None when it cannot take them."""
         if self.calling.inputs == "self" and len(set(widths)) > 1:
             return None
         if self.calling.inputs == "memory" and widths[1] != widths[2]:
             return None
         if widths not in self._answers:
-            self._answers[widths] = self._try(widths)
+            calls = (self._call(widths, sizes, dtype) for dtype in _DTYPES for sizes in _LENGTHS)
+            self._answers[widths] = next((one for one in calls if one is not None), None)
         return self._answers[widths]
 
     def _remember(self, _module: nn.Module, _inputs: Any, returned: Any) -> None:
         self.returned = type(returned)
 
-    def _try(self, widths: tuple[int, int, int]) -> Answer | None:
-        for dtype in _DTYPES:
-            for lengths in _LENGTHS:
-                answer = self._call(widths, lengths, dtype)
-                if answer is not None:
-                    return answer
-        return None
-
     def _call(
         self, widths: tuple[int, int, int], lengths: tuple[int, int], dtype: torch.dtype
-    ) -> Answer | None:
+    ) -> TrialAnswer | None:
         batch = _BATCH if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
-        given = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
+        used = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
         if not self.batched:
-            given = tuple(tokens[0] for tokens in given)
+            used = tuple(tokens[0] for tokens in used)
         try:
             with torch.no_grad():
-                output = self.calling(put_in_dtype(self.module.cpu(), dtype), given, {})
+                output = self.calling(put_in_dtype(self.module.cpu(), dtype), used, {})
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             self.failure = error
             return None
         if not isinstance(output, Tensor):
             return None
         output = output if self.batched else output.unsqueeze(0)
-        return Answer(inputs, output, _DTYPES[dtype])
+        return TrialAnswer(inputs, output, _DTYPES[dtype])
 
 
 def draw(

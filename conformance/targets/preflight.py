@@ -61,7 +61,7 @@ def unchecked_options(
     called = (candidate.eager or candidate).function if candidate.kind == "core" else forward
     chosen = OWN_KEYWORDS
     if isinstance(called, AdaptedModule):
-        given, chosen = called.given(declaration), frozenset()
+        given, chosen = called.passed(declaration), frozenset()
         called = called.module
     try:
         signature = signature_of(called) or inspect.signature(_callee(called))
