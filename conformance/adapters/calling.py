@@ -253,7 +253,7 @@ def _entries(written: ast.FunctionDef, value: ast.expr) -> set[str] | None:
     """The keys of a dict of options that a function fills by itself, None where others may."""
     if isinstance(value, ast.Dict):
         return _keys(value)
-    name, found, understood = _names(value), set(), 1
+    name, result, understood = _names(value), set(), 1
     if name is None:
         return None
     for node in ast.walk(written):
@@ -266,10 +266,10 @@ def _entries(written: ast.FunctionDef, value: ast.expr) -> set[str] | None:
             continue
         if keys is None:
             return None
-        found |= keys
+        result |= keys
         understood += 1
     uses = sum(_names(node) == name for node in ast.walk(written))
-    return found if uses == understood else None
+    return result if uses == understood else None
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[str | None]:
@@ -309,14 +309,14 @@ def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """The parameters whose names say query, key or value."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for parameter in parameters:
         if parameter.kind not in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY):
             continue
         role, clear = role_of(parameter.name)
         if clear and role in ("q", "k", "v"):
-            found.setdefault(role, parameter.name)
-    return found
+            result.setdefault(role, parameter.name)
+    return result
 
 
 def _infer_inputs(shown: str, parameters: list[inspect.Parameter]) -> str:

@@ -190,9 +190,9 @@ def _known_heads(
 ) -> tuple[tuple[int, ...] | None, list[str]]:
     if request.num_heads is not None:
         return (request.num_heads,), []
-    found = known_number(module, HEAD_NAMES)
-    if found is not None:
-        return (found[1],), [f"{found[1]} heads, as its attribute {found[0]} says"]
+    result = known_number(module, HEAD_NAMES)
+    if result is not None:
+        return (result[1],), [f"{result[1]} heads, as its attribute {result[0]} says"]
     matrices = possible.assignments[0].items()
     counts = [leaf.count for roles, leaf in matrices if "q" in roles and leaf.count > 1]
     if counts:

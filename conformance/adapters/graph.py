@@ -176,7 +176,7 @@ def _weights(
 ) -> GraphProjections:
     """The weights by the state dict, the source or the graph itself."""
     source = request.source
-    of_source = None if source is None else source.found
+    of_source = None if source is None else source.projections
 
     def find(state_dict: Any, source: GraphProjections | None = None) -> GraphProjections:
         return find_weights(
@@ -269,7 +269,7 @@ def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> 
 
 
 def _promises(opened: OpenedGraph) -> dict[str, Any]:
-    reading, found = opened.reading, opened.projections
+    reading, projections = opened.reading, opened.projections
     pairs = mask_pairs(reading)
     features = []
     if any(role.role == "weights" and "H" in role.axes for role in reading.outputs):
@@ -290,8 +290,8 @@ def _promises(opened: OpenedGraph) -> dict[str, Any]:
         promises["inputs"] = reading.mode
     if reading.causal is not None:
         promises.update(causal=reading.causal, always_causal=True)
-    if found.gauge and found.weights is not None and found.scale is not None:
-        promises["semantics"] = golden.STANDARD.replace(scale=found.scale)
+    if projections.gauge and projections.weights is not None and projections.scale is not None:
+        promises["semantics"] = golden.STANDARD.replace(scale=projections.scale)
     if _dtype(reading) == "float64":
         promises["accumulate"] = "float32"
     operators = {operator.rpartition("::")[2] for operator in opened.header.operators}

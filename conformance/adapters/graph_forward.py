@@ -162,13 +162,13 @@ class GraphForward:
 
     def __call__(self, *inputs: Tensor, return_weights: bool = False, **masks: Tensor) -> Any:
         """The answer as the public contract shapes it; with ``return_weights`` a pair."""
-        found = self.run(self.feeds(inputs, masks))
+        result = self.run(self.feeds(inputs, masks))
         sizes = self._sizes(inputs)
-        output = self.taken(found[self.reading.output.name], self.reading.output, sizes)
+        output = self.taken(result[self.reading.output.name], self.reading.output, sizes)
         if not return_weights:
             return output
         weights = next(role for role in self.reading.outputs if role.role == "weights")
-        return output, self.taken(found[weights.name], weights, sizes)
+        return output, self.taken(result[weights.name], weights, sizes)
 
     def feeds(self, inputs: tuple[Tensor, ...], masks: Mapping[str, Tensor]) -> dict[str, Array]:
         """What the graph is given, by the names of its inputs."""

@@ -59,10 +59,10 @@ class Holder:
         if "*" not in self.path:
             return [self._one(module)]
         known = dict(module.named_parameters(remove_duplicate=False))
-        found: list[nn.Parameter] = []
-        while (name := self.path.replace("*", str(len(found)))) in known:
-            found.append(known[name])
-        return found
+        result: list[nn.Parameter] = []
+        while (name := self.path.replace("*", str(len(result)))) in known:
+            result.append(known[name])
+        return result
 
     def _one(self, module: nn.Module) -> nn.Parameter:
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -118,13 +118,13 @@ class StoredProjections:
 
     def read(self, module: nn.Module, sizes: HeadSizes) -> golden.ProjectionWeights:
         """The module's weights, in the layout of the golden reference."""
-        found: dict[str, Tensor] = {}
+        result: dict[str, Tensor] = {}
         for holder in self.matrices:
-            found.update(holder.read(module, sizes))
+            result.update(holder.read(module, sizes))
         for holder in self.biases:
             biases = holder.read(module, sizes)
-            found.update({f"{role}_bias": bias for role, bias in biases.items()})
-        return golden.ProjectionWeights(**found)
+            result.update({f"{role}_bias": bias for role, bias in biases.items()})
+        return golden.ProjectionWeights(**result)
 
     def write(self, module: nn.Module, sizes: HeadSizes, weights: golden.ProjectionWeights) -> None:
         """Load weights in place; a bias that is not given becomes zero.

@@ -53,12 +53,12 @@ def leaves(module: nn.Module) -> list[Leaf]:
 
     Raises DeclarationError for parameters that do not exist yet or that are computed from others.
     """
-    found: list[Leaf] = []
+    result: list[Leaf] = []
     for name, owner in module.named_modules(remove_duplicate=False):
         if not isinstance(owner, _NOT_PROJECTIONS) and "parametrizations" not in name.split("."):
             _check_readable(name or type(owner).__name__, owner)
-            found.extend(_of_owner(f"{name}." if name else "", owner))
-    return _stack_heads(found)
+            result.extend(_of_owner(f"{name}." if name else "", owner))
+    return _stack_heads(result)
 
 
 def plain_biases(module: nn.Module, taken: set[str]) -> list[Holder]:
@@ -109,10 +109,10 @@ def _orientations(owner: nn.Module, name: str) -> tuple[bool, ...]:
     return (False, True)
 
 
-def _stack_heads(found: list[Leaf]) -> list[Leaf]:
+def _stack_heads(result: list[Leaf]) -> list[Leaf]:
     """Put ``heads.0.query``, ``heads.1.query`` … together; lists without names stay apart."""
     groups: dict[str, list[Leaf]] = {}
-    for leaf in found:
+    for leaf in result:
         roles, clear = role_of(leaf.path)
         per_head = clear and roles != "o"
         template = _NUMBER.sub("*", leaf.path, count=1) if per_head else leaf.path
@@ -165,22 +165,22 @@ class Options:
 
 def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None) -> Options:
     """List the possible assignments; raises DeclarationError when there is none."""
-    found = leaves(module)
-    taken = {leaf.bias for leaf in found if leaf.bias}
+    result = leaves(module)
+    taken = {leaf.bias for leaf in result if leaf.bias}
     biases = tuple(plain_biases(module, taken))
     if projections is not None:
-        assignments = [_as_told(shown, found, projections)]
+        assignments = [_as_told(shown, result, projections)]
     else:
-        assignments = _by_name(found)
+        assignments = _by_name(result)
     if not assignments:
-        titles = ", ".join(leaf.title for leaf in found) or "none at all"
+        titles = ", ".join(leaf.title for leaf in result) or "none at all"
         msg = (
             f"{shown} has no matrices that could be query, key and value projections (it has "
             f"{titles}): pass projections={{'q': …, 'k': …, 'v': …, 'o': …}} with the names of "
             "its layers, or use conformance.fixed_layer"
         )
         raise DeclarationError(msg)
-    return Options(tuple(assignments), biases, tuple(found), len(assignments) == 1)
+    return Options(tuple(assignments), biases, tuple(result), len(assignments) == 1)
 
 
 def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[StoredProjections]:
@@ -227,8 +227,8 @@ def _holders(roles: str, leaf: Leaf) -> Iterator[Holder]:
         yield Holder(roles=order, path=leaf.path, transposed=transposed, layout=layout)
 
 
-def _as_told(shown: str, found: list[Leaf], told: Mapping[str, str]) -> Assignment:
-    by_title = {leaf.title: leaf for leaf in found} | {leaf.path: leaf for leaf in found}
+def _as_told(shown: str, result: list[Leaf], told: Mapping[str, str]) -> Assignment:
+    by_title = {leaf.title: leaf for leaf in result} | {leaf.path: leaf for leaf in result}
     for roles, path in told.items():
         if not roles or not set(roles) <= set(_ROLES):
             msg = (
@@ -239,7 +239,7 @@ def _as_told(shown: str, found: list[Leaf], told: Mapping[str, str]) -> Assignme
         if path not in by_title:
             msg = (
                 f"projections names {path!r}, but {shown} has "
-                f"{', '.join(leaf.title for leaf in found)}"
+                f"{', '.join(leaf.title for leaf in result)}"
             )
             raise DeclarationError(msg)
     given = "".join(told)
@@ -252,11 +252,11 @@ def _as_told(shown: str, found: list[Leaf], told: Mapping[str, str]) -> Assignme
     return {roles: by_title[path] for roles, path in told.items()}
 
 
-def _by_name(found: list[Leaf]) -> list[Assignment]:
+def _by_name(result: list[Leaf]) -> list[Assignment]:
     """The assignments that the names leave open."""
     named: dict[str, list[Leaf]] = {}
     vague: list[Leaf] = []
-    for leaf in found:
+    for leaf in result:
         roles, clear = role_of(leaf.path)
         if clear:
             named.setdefault(roles, []).append(leaf)
@@ -264,7 +264,7 @@ def _by_name(found: list[Leaf]) -> list[Assignment]:
             vague.append(leaf)
     inner = _cover(named)
     if inner is None:
-        return _search([leaf for leaf in found if not leaf.plain] or found)
+        return _search([leaf for leaf in result if not leaf.plain] or result)
     outputs: list[Leaf | None] = [*named.get("o", [])]
     if not outputs:
         outputs = [leaf for leaf in vague if role_of(leaf.path)[0] == "o"] or [*vague] or [None]
@@ -287,15 +287,15 @@ def _cover(named: Mapping[str, list[Leaf]]) -> tuple[str, ...] | None:
     return None
 
 
-def _search(found: list[Leaf]) -> list[Assignment]:
+def _search(result: list[Leaf]) -> list[Assignment]:
     """Every assignment of nameless matrices, in the order of definition first."""
-    if len(found) > _MOST_LEAVES:
+    if len(result) > _MOST_LEAVES:
         return []
-    count = min(len(found), len(_ROLES))
+    count = min(len(result), len(_ROLES))
     if count == 0:
         return []
     assignments: list[Assignment] = []
-    for chosen in itertools.permutations(found, count):
+    for chosen in itertools.permutations(result, count):
         assignments.append(dict(zip(_FUSED_COUNTS[count], chosen, strict=True)))
         if count == len("qkv"):
             assignments.append(dict(zip("qkv", chosen, strict=True)))

@@ -37,7 +37,7 @@ class ExportSource:
         The eager module in eval mode, None for a declared candidate.
     candidate
         The declared candidate, None for a module.
-    found
+    projections
         Its weights and heads, None where the harness does not understand the module.
     note
         Why it does not.
@@ -46,7 +46,7 @@ class ExportSource:
     shown: str
     module: nn.Module | None = None
     candidate: Candidate | None = None
-    found: GraphProjections | None = None
+    projections: GraphProjections | None = None
     note: str = ""
 
     def lacking(self, reading: GraphReading) -> tuple[list[str], list[str]]:
@@ -135,8 +135,8 @@ def source_of(value: Any, shown: str) -> ExportSource:
         msg = f"--source {shown} is {value!r:.60}: name {_ACCEPTED}"
         raise UsageError(msg)
     module = value.eval()
-    found, note = _understood(module, shown)
-    return ExportSource(shown=shown, module=module, found=found, note=note)
+    projections, note = _understood(module, shown)
+    return ExportSource(shown=shown, module=module, projections=projections, note=note)
 
 
 def _candidate_source(candidate: Candidate, shown: str) -> ExportSource:
@@ -147,16 +147,16 @@ def _candidate_source(candidate: Candidate, shown: str) -> ExportSource:
             f"{_ACCEPTED}, or a conformance.fixed_layer"
         )
         raise UsageError(msg)
-    found = None
+    projections = None
     if weights is not None:
         sizes = candidate.declaration.pins.sizes
-        found = GraphProjections(
+        projections = GraphProjections(
             weights=weights,
             num_heads=sizes["num_heads"][0],
             num_kv_heads=sizes["num_kv_heads"][0],
             how="source",
         )
-    return ExportSource(shown=shown, candidate=candidate, found=found)
+    return ExportSource(shown=shown, candidate=candidate, projections=projections)
 
 
 def _of_candidate(candidate: Candidate) -> Callable[..., Any]:

@@ -80,8 +80,8 @@ def _calls(subject: Subject, problem: Problem) -> list[Called]:
     forward = subject.forward(inputs)
     for mode in (Calls(packet), DispatchedCalls(packet)):
         subject.ask(_under(mode, forward), arguments(inputs), inputs)
-        if mode.found:
-            return mode.found
+        if mode.calls:
+            return mode.calls
     return []
 
 

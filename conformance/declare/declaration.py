@@ -139,8 +139,8 @@ class Declaration:
         if weights and WITH_WEIGHTS in rules:
             return rules[WITH_WEIGHTS]
         ways = [*([] if form is None else [form]), *([BY_CAUSALITY] if causal else [])]
-        found = {rules.get(way, "any") for way in ways}
-        return found.pop() if len(found) == 1 else "any"
+        result = {rules.get(way, "any") for way in ways}
+        return result.pop() if len(result) == 1 else "any"
 
     @property
     def empty_rules(self) -> frozenset[str]:

@@ -43,16 +43,16 @@ def registered_operator(name: str) -> OpOverloadPacket:
         msg = f"operator is {name!r}: write its namespace and its name, such as 'mylib::attention'"
         raise DeclarationError(msg)
     try:
-        found = getattr(getattr(torch.ops, namespace), own)
+        result = getattr(getattr(torch.ops, namespace), own)
     except AttributeError:
-        found = None
-    if not isinstance(found, OpOverloadPacket):  # aten::__class__ is found, and no operator
+        result = None
+    if not isinstance(result, OpOverloadPacket):  # aten::__class__ is found, and no operator
         msg = (
             f"operator is {name!r}, which is not registered: import what registers it (or load its "
             "library) before it is declared"
         )
         raise DeclarationError(msg)
-    return found
+    return result
 
 
 def signature_of(function: Any) -> inspect.Signature | None:
@@ -78,7 +78,7 @@ class Calls(TorchFunctionMode):
     def __init__(self, packet: OpOverloadPacket) -> None:
         super().__init__()
         self.packet = packet
-        self.found: list[Called] = []
+        self.calls: list[Called] = []
 
     def __torch_function__(
         self,
@@ -90,7 +90,7 @@ class Calls(TorchFunctionMode):
         """Note the call, and make it."""
         named = kwargs or {}
         if packet_of(func) is self.packet:
-            self.found.append((_resolved(func, args, named), *_before(args, named)))
+            self.calls.append((_resolved(func, args, named), *_before(args, named)))
         return func(*args, **named)
 
 
@@ -100,7 +100,7 @@ class DispatchedCalls(TorchDispatchMode):
     def __init__(self, packet: OpOverloadPacket) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.packet = packet
-        self.found: list[Called] = []
+        self.calls: list[Called] = []
 
     def __torch_dispatch__(
         self,
@@ -112,7 +112,7 @@ class DispatchedCalls(TorchDispatchMode):
         """Note the call, and make it."""
         named = kwargs or {}
         if packet_of(func) is self.packet:
-            self.found.append((func, *_before(args, named)))
+            self.calls.append((func, *_before(args, named)))
         return func(*args, **named)
 
 

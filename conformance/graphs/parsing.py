@@ -67,7 +67,7 @@ def stray_files(external: Iterable[str], path: Path) -> list[str]:
 
     A model that is a link itself, as in a download cache, has its data behind links, too.
     """
-    found = [
+    result = [
         f"its external data {name!r} are a symbolic link, which onnx does not follow: copy the file"
         for name in external
         if (path.parent / name).is_symlink() and not path.is_symlink()
@@ -75,8 +75,8 @@ def stray_files(external: Iterable[str], path: Path) -> list[str]:
     for suffix in _SIDECARS:
         beside = path.with_name(path.name + suffix)
         if beside.name not in external and beside.is_file() and beside.stat().st_size:
-            found.append(f"{beside.name!r} lies beside it, but it uses nothing of that file")
-    return found
+            result.append(f"{beside.name!r} lies beside it, but it uses nothing of that file")
+    return result
 
 
 def _checked_location(tensor: TensorProto, path: Path) -> str:
@@ -170,14 +170,14 @@ def random_nodes(model: ModelProto) -> list[str]:
     A training mode that is an input of the graph is the caller's choice.
     """
     constants = _constants(model)
-    found = []
+    result = []
     for node in all_nodes(model):
         shown = f"{node.op_type} {node.name!r}" if node.name else str(node.op_type)
         if node.domain in ("", "ai.onnx") and node.op_type in _DRAW:
-            found.append(shown)
+            result.append(shown)
         elif node.op_type == "Dropout" and _trains(node, constants):
-            found.append(f"{shown} in training mode")
-    return list(dict.fromkeys(found))
+            result.append(f"{shown} in training mode")
+    return list(dict.fromkeys(result))
 
 
 def _trains(node: Any, constants: Mapping[str, Any]) -> bool:
@@ -345,10 +345,10 @@ def _messages(message: Any) -> Iterator[Any]:
     """A message and all that it holds, however deep, in the file's order."""
     waiting = [message]
     while waiting:
-        found = waiting.pop()
-        yield found
+        result = waiting.pop()
+        yield result
         inside: list[Any] = []
-        for field, value in found.ListFields():
+        for field, value in result.ListFields():
             if field.message_type is not None:
                 inside.extend(value if field.is_repeated else (value,))
         waiting.extend(reversed(inside))
@@ -394,8 +394,8 @@ _LINKS: Final = ("symbolic link", "multiple hard links")
 def defects(path: Path) -> list[str]:
     """One sentence for each contradiction to onnx or to the file's own header."""
     model = read_model(path)
-    found = [*_checked(path), *_inferred(model), *_imported_twice(model), *_too_old(model)]
-    return list(dict.fromkeys(found))
+    result = [*_checked(path), *_inferred(model), *_imported_twice(model), *_too_old(model)]
+    return list(dict.fromkeys(result))
 
 
 def _checked(path: Path) -> list[str]:
@@ -437,9 +437,9 @@ def _imported_twice(model: ModelProto) -> list[str]:
 def _too_old(model: ModelProto) -> list[str]:
     """What the file uses although the release that its header names does not know it."""
     release = model.ir_version
-    found = []
+    result = []
     if model.functions and release < _FUNCTIONS:
-        found.append(f"it has functions, which the format's version {release} does not know")
+        result.append(f"it has functions, which the format's version {release} does not know")
     if release < _OVERLOADS and any(node.overload for node in all_nodes(model)):
-        found.append(f"it overloads functions, which the format's version {release} cannot")
-    return found
+        result.append(f"it overloads functions, which the format's version {release} cannot")
+    return result

@@ -132,20 +132,20 @@ class GraphReading:
 
     def role(self, role: str) -> Role | None:
         """The input of a role, None when there is none."""
-        return next((found for found in self.inputs if found.role == role), None)
+        return next((entry for entry in self.inputs if entry.role == role), None)
 
     @property
     def batched(self) -> bool:
         """Whether the tokens or heads have an axis of items."""
-        axes = next(found.axes for found in self.inputs if found.role in TENSOR_ROLES)
+        axes = next(entry.axes for entry in self.inputs if entry.role in TENSOR_ROLES)
         return "B" in axes or "F" in axes
 
     @property
     def output(self) -> Role:
         """The output that is the answer."""
-        return next(found for found in self.outputs if found.role == "output")
+        return next(entry for entry in self.outputs if entry.role == "output")
 
     @property
     def masks(self) -> tuple[Role, ...]:
         """The inputs that say which keys may be attended."""
-        return tuple(found for found in self.inputs if found.role in MASK_ROLES)
+        return tuple(entry for entry in self.inputs if entry.role in MASK_ROLES)

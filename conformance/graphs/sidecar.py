@@ -158,15 +158,15 @@ def _check_word(word: object, known: Collection[str], where: str) -> None:
 
 
 def _read_outputs(tables: Mapping[str, Any], where: str) -> dict[str, Mapping[str, Any]]:
-    found = {
+    result = {
         name: _read_port(entry, OUTPUT_ROLES, ("role", "axes"), f"{where}, output {name!r}")
         for name, entry in tables.items()
     }
-    answers = [name for name, entry in found.items() if entry.get("role") == "output"]
+    answers = [name for name, entry in result.items() if entry.get("role") == "output"]
     if len(answers) > 1:
         msg = f"{where} gives the role 'output' to {' and '.join(answers)}: only one is the answer"
         raise UsageError(msg)
-    return found
+    return result
 
 
 def _read_port(
@@ -230,11 +230,11 @@ def _read_expected(data: Mapping[str, Any], where: str) -> tuple[ExpectedFailure
     """The tables ``[[expected]]``, as in a file of expected failures."""
     path, entries = Path(where), data["expected"]
     places = places_of(read_text(path), path, len(entries))
-    found = []
+    result = []
     for number, (entry, place) in enumerate(zip(entries, places, strict=True), 1):
         named = f"{where}, [[expected]] {number}"
         if not isinstance(entry, Mapping):
             msg = f"{named} is {entry!r}: write each expected failure as a table [[expected]]"
             raise UsageError(msg)
-        found.append(read_entry(dict(entry), named, place))
-    return tuple(found)
+        result.append(read_entry(dict(entry), named, place))
+    return tuple(result)

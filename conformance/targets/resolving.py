@@ -44,7 +44,7 @@ def resolve(targets: Iterable[str]) -> list[Candidate]:
     Raises UsageError with one sentence for a target that is missing, that fails on import, that is
     no candidate or that contradicts its declaration.
     """
-    candidates = unique_names([found for target in targets for found in resolve_one(target)])
+    candidates = unique_names([result for target in targets for result in resolve_one(target)])
     for candidate in candidates:
         check_layer(candidate)
     return candidates
@@ -55,14 +55,14 @@ def resolve_one(target: str, beside: GraphOptions = NO_GRAPH_OPTIONS) -> list[Ca
 
     ``beside`` is what the user gives for graphs; a target that is none must be given nothing.
     """
-    found = list(_once(_find(target, beside)))
-    if not found:
+    result = list(_once(_find(target, beside)))
+    if not result:
         msg = (
             f"{target} declares no candidate: decorate one with @conformance.core or "
             "@conformance.layer, or list it in __conformance__"
         )
         raise UsageError(msg)
-    return found
+    return result
 
 
 def object_of(target: str) -> Any:
@@ -233,10 +233,10 @@ def _from_module(
 ) -> Iterable[tuple[Candidate, str]]:
     if name is None:
         return _declared_in(module, where)
-    found = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
-    if isinstance(found, ModuleType):
-        return _declared_in(found, f"{where}:{name}")
-    return candidates_of(found, f"{where}:{name}")
+    result = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
+    if isinstance(result, ModuleType):
+        return _declared_in(result, f"{where}:{name}")
+    return candidates_of(result, f"{where}:{name}")
 
 
 def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Candidate, str]]:

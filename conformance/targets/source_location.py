@@ -28,8 +28,8 @@ def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
     show a repository want it; outside of any from the working folder, elsewhere in full. The line
     is None for a graph, or where it is not found. None where there is no file, as in a console.
     """
-    found = candidate.eager or candidate
-    place = _of_graph(found.target) or _of_object(found.function) or _of_target(found.target)
+    result = candidate.eager or candidate
+    place = _of_graph(result.target) or _of_object(result.function) or _of_target(result.target)
     if place is None:
         return None
     path, line = place
@@ -43,13 +43,13 @@ def _of_graph(target: str) -> FileAndLine | None:
 def _of_object(value: Any) -> FileAndLine | None:
     """Where a function or a class is written; not for the harness' own, which wraps the user's."""
     try:
-        found = inspect.unwrap(value)
-        while isinstance(found, functools.partial):
-            found = found.func
-        if not (inspect.isroutine(found) or inspect.isclass(found)):
-            found = type(found)
-        path = Path(inspect.getsourcefile(found) or "").resolve()
-        line = inspect.getsourcelines(found)[1]
+        result = inspect.unwrap(value)
+        while isinstance(result, functools.partial):
+            result = result.func
+        if not (inspect.isroutine(result) or inspect.isclass(result)):
+            result = type(result)
+        path = Path(inspect.getsourcefile(result) or "").resolve()
+        line = inspect.getsourcelines(result)[1]
     except Exception:  # noqa: BLE001 (the user's object may answer anything: the target still tells)
         return None
     return (path, max(line, 1)) if path.is_file() and not path.is_relative_to(_HARNESS) else None

@@ -137,18 +137,18 @@ def _start(
     header: Header, probe: GraphProbe, declared: GraphDeclaration, plan: CallPlan, shapes: Shapes
 ) -> FirstCall | None:
     """A call of a plan with the fill that keeps most alive, None when it is refused."""
-    found: list[FirstCall] = []
+    result: list[FirstCall] = []
     for fills in _fills(plan, shapes, declared):
         feeds = _feeds(probe, declared, plan, shapes, fills)
         answers = probe.call(feeds)
         if answers is None:
-            if not found:
+            if not result:
                 return None
             continue
         output = main_output(header, probe, feeds, plan, declared)
         base = BaseCall(probe, feeds, output, answers[output])
-        found.append(_loud(FirstCall(plan=plan, base=base, fills=fills, bent=0.0)))
-    return max(found, key=lambda start: start.bent > 0.0) if found else None
+        result.append(_loud(FirstCall(plan=plan, base=base, fills=fills, bent=0.0)))
+    return max(result, key=lambda start: start.bent > 0.0) if result else None
 
 
 def _loud(start: FirstCall) -> FirstCall:

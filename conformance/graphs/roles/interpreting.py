@@ -25,16 +25,16 @@ def followed(start: FirstCall) -> Followed:
 
     None where nothing tells: sizes are equal, and other ones are refused.
     """
-    found: dict[tuple[str, int], bool | None] = {}
+    result: dict[tuple[str, int], bool | None] = {}
     base = start.base
     names = [port.name for port in start.plan.tensors]
     for axis, letter in enumerate(start.plan.layout):
         if letter in "BL":
             for name in names:
-                found[name, axis] = _by_shape(base, names, name, axis)
-                if found[name, axis] is None and len(names) > 1:
-                    found[name, axis] = _by_growth(base, name, axis)
-    return found
+                result[name, axis] = _by_shape(base, names, name, axis)
+                if result[name, axis] is None and len(names) > 1:
+                    result[name, axis] = _by_growth(base, name, axis)
+    return result
 
 
 def _by_shape(base: BaseCall, names: list[str], name: str, axis: int) -> bool | None:
@@ -100,7 +100,7 @@ class RoleAssignment:
 
     def of(self, role: str) -> str:
         """The name of the input of a role; raises StopIteration when there is none."""
-        return next(name for name, found in self.roles.items() if found == role)
+        return next(name for name, result in self.roles.items() if result == role)
 
     @property
     def first(self) -> str:
@@ -291,10 +291,10 @@ def _best_of(
     for start in some:
         if best is not None and not _keeps_positions(start):
             continue  # it ran, but at sizes that it silently computes something else at
-        found = _interpreted(start, declared)
+        result = _interpreted(start, declared)
         read += 1
-        if best is None or found.rank > best.rank:
-            best = found
+        if best is None or result.rank > best.rank:
+            best = result
         if best.clean or read >= _MOST_STARTS or (enough and best.likely):
             break
     return best

@@ -126,13 +126,13 @@ def widened(start: FirstCall, assignment: RoleAssignment, declared: GraphDeclara
     """The same call with masks as large as the graph takes them."""
     masks = []
     for port, axes in start.plan.masks:
-        found = axes
+        result = axes
         for wider in _wider(port, axes, declared):
             grown = _grown(start, assignment, port, wider, declared)
             if grown is not None:
-                start, found = grown, wider
+                start, result = grown, wider
                 break
-        masks.append((port, found))
+        masks.append((port, result))
     return replace(start, plan=replace(start.plan, masks=tuple(masks)))
 
 

@@ -75,19 +75,19 @@ def read_outputs(
     header: Header, declared: GraphDeclaration, answers: Answer, output: Role, probe: GraphProbe
 ) -> tuple[tuple[Role, ...], list[str]]:
     """The role of every output, and what was assumed."""
-    found: list[Role] = []
+    result: list[Role] = []
     sentences: list[str] = []
     for port in header.outputs:
         said = declared.outputs.get(port.name, {})
         if port.name == output.name:
-            found.append(output)
+            result.append(output)
             continue
         role, axes = _other_output(port, answers[port.name], probe)
         role, axes = str(said.get("role", role)), str(said.get("axes", axes))
-        found.append(Role(name=port.name, role=role, axes=axes, dtype=port.dtype))
+        result.append(Role(name=port.name, role=role, axes=axes, dtype=port.dtype))
         if "role" not in said:
             sentences.append(_sentence(port.name, role))
-    return tuple(found), sentences
+    return tuple(result), sentences
 
 
 def _other_output(port: Port, answer: Array, probe: GraphProbe) -> tuple[str, str]:

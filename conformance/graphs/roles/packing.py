@@ -75,8 +75,8 @@ def _output_axes(base: BaseCall, assignment: RoleAssignment, axes: str) -> str:
     at = assignment.layout.find("B")
     if at < 0 or base.answer.ndim != len(axes):
         return axes
-    found = local_axis(base, assignment.first, at)
-    if found is None or found == at or found > 1:
+    result = local_axis(base, assignment.first, at)
+    if result is None or result == at or result > 1:
         return axes
     return axes[1] + axes[0] + axes[2:]
 

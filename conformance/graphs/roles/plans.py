@@ -185,8 +185,8 @@ class CallPlan:
     @property
     def letters(self) -> dict[str, str]:
         """The letters of the axes by the name of the input, where there are any."""
-        found = {port.name: self.layout for port in self.tensors}
-        return found | {port.name: axes for port, axes in self.masks}
+        result = {port.name: self.layout for port in self.tensors}
+        return result | {port.name: axes for port, axes in self.masks}
 
     def shapes(self) -> Shapes | None:
         """The shape of every input, None where the file contradicts this plan."""
@@ -198,17 +198,17 @@ class CallPlan:
     def _shapes(self) -> Shapes:
         known = known_letters(self.tensors, self.layout, self.lead, self.sizes)
         symbols: dict[str, int] = {}
-        found: dict[str, tuple[int, ...]] = {}
+        result: dict[str, tuple[int, ...]] = {}
         for at, port in enumerate(self.tensors):
             length = {"L": known["Q" if at == self.lead else "K"]}
-            found[port.name] = fitted(port, self.layout, {**known, **length}, symbols)
+            result[port.name] = fitted(port, self.layout, {**known, **length}, symbols)
         for port, axes in self.masks:
-            found[port.name] = fitted(port, axes, known, symbols, strict=True)
+            result[port.name] = fitted(port, axes, known, symbols, strict=True)
         for port in self.pasts:
-            found[port.name] = filled(port, {0: known["B"], len("BH"): 0})
+            result[port.name] = filled(port, {0: known["B"], len("BH"): 0})
         for port in self.constants:
-            found[port.name] = filled(port, {})
-        return found
+            result[port.name] = filled(port, {})
+        return result
 
 
 def plans(

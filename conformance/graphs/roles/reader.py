@@ -72,13 +72,13 @@ def read_unasked(header: Header, declared: GraphDeclaration) -> GraphReading:
 def _tensor_roles(tensors: Sequence[Port], declared: GraphDeclaration) -> dict[str, str]:
     """By declaration, then by names where they speak of different roles, then by order."""
     roles = ROLES[len(tensors)]
-    found: dict[str, str] = {}
+    interpretation: dict[str, str] = {}
     for port in tensors:
         said = declared.inputs.get(port.name, {}).get("role")
         named = [role for role in roles if names.suggests(port.name, role)]
-        found[port.name] = said or (named[0] if len(named) == 1 else "")
-    if sorted(found.values()) == sorted(roles):
-        return found
+        interpretation[port.name] = said or (named[0] if len(named) == 1 else "")
+    if sorted(interpretation.values()) == sorted(roles):
+        return interpretation
     return dict(zip((port.name for port in tensors), roles, strict=True))
 
 
@@ -274,32 +274,42 @@ def read_roles(
     check_declaration(declared, header)
     _check_ports(header)
     probe = GraphProbe(header, run)
-    found = interpret(header, probe, declared)
-    _check_attention(header, found)
-    found = replace(found, start=widened(found.start, found.assignment, declared))
-    packing = read_packing(found.start.base, found.start.plan, found.assignment, declared)
-    masks = read_masks(found.start, found.assignment, declared, packing.output.axes)
-    sizes_probe = SizeProbe(found.start, found.assignment, masks.roles)
-    spans = read_spans(found.start, found.assignment, declared, masks.roles, sizes_probe)
-    causal, why_causal = always_causal(found.start.base, found.assignment, sizes_probe)
-    answers = probe.call(found.start.base.feeds)
+    interpretation = interpret(header, probe, declared)
+    _check_attention(header, interpretation)
+    interpretation = replace(
+        interpretation, start=widened(interpretation.start, interpretation.assignment, declared)
+    )
+    packing = read_packing(
+        interpretation.start.base, interpretation.start.plan, interpretation.assignment, declared
+    )
+    masks = read_masks(
+        interpretation.start, interpretation.assignment, declared, packing.output.axes
+    )
+    sizes_probe = SizeProbe(interpretation.start, interpretation.assignment, masks.roles)
+    spans = read_spans(
+        interpretation.start, interpretation.assignment, declared, masks.roles, sizes_probe
+    )
+    causal, why_causal = always_causal(
+        interpretation.start.base, interpretation.assignment, sizes_probe
+    )
+    answers = probe.call(interpretation.start.base.feeds)
     outputs, about_outputs = read_outputs(header, declared, answers or {}, packing.output, probe)
     roles = {role.name: role for role in (*packing.tensors, *masks.roles, *spans.others)}
     return GraphReading(
         kind=packing.kind,
-        mode=MODES[len(found.start.plan.tensors)],  # type: ignore[arg-type]
+        mode=MODES[len(interpretation.start.plan.tensors)],  # type: ignore[arg-type]
         inputs=tuple(roles[port.name] for port in header.inputs if port.name in roles),
         outputs=outputs,
         pins={**packing.pins, **spans.pins},
         baked=spans.baked,
         causal=causal,
         assumptions=(
-            *_about_tensors(found, declared),
+            *_about_tensors(interpretation, declared),
             *packing.assumptions,
             *masks.assumptions,
             *spans.assumptions,
             *why_causal,
-            *about_positions(found.start.base, found.assignment),
+            *about_positions(interpretation.start.base, interpretation.assignment),
             *about_outputs,
         ),
     )
@@ -320,15 +330,17 @@ def _check_ports(header: Header) -> None:
         raise UsageError(msg)
 
 
-def _check_attention(header: Header, found: Interpretation) -> None:
+def _check_attention(header: Header, interpretation: Interpretation) -> None:
     """Refuse a graph that does not attend; a broken attention is one."""
-    if found.assignment.declared or (found.clean and len(found.seen) > 1):
+    if interpretation.assignment.declared or (
+        interpretation.clean and len(interpretation.seen) > 1
+    ):
         return
     # An attention of several inputs that does not depend on all of them is a broken one.
-    all_matter = all(seen.matters for seen in found.seen.values())
-    ignores = not all_matter and len(found.seen) > 1 and _has_softmax(header)
-    resembles = len(found.seen) == len(ROLES) and all_matter and found.likely
-    if not (_mixes(found) or ignores):
+    all_matter = all(seen.matters for seen in interpretation.seen.values())
+    ignores = not all_matter and len(interpretation.seen) > 1 and _has_softmax(header)
+    resembles = len(interpretation.seen) == len(ROLES) and all_matter and interpretation.likely
+    if not (_mixes(interpretation) or ignores):
         why = "each position of its answer depends on the same position of its inputs alone"
     elif not _multiplies_itself(header):
         why = "it multiplies no two things that it computes from its inputs"
@@ -336,35 +348,35 @@ def _check_attention(header: Header, found: Interpretation) -> None:
         why = "it holds no softmax, and its inputs do not behave as query, key and value"
     else:
         return
-    runs = found.start.base.probe.runs
+    runs = interpretation.start.base.probe.runs
     msg = f"{header.path} is no attention: {why} (seen in {runs} calls); {remedy(header)}"
     raise UsageError(msg)
 
 
-def _mixes(found: Interpretation) -> bool:
+def _mixes(interpretation: Interpretation) -> bool:
     """Whether a part of the answer depends on several positions, or items, of an input."""
-    outer = [at for at, letter in enumerate(found.assignment.layout) if letter in "BL"]
-    return not found.tells or any(
+    outer = [at for at, letter in enumerate(interpretation.assignment.layout) if letter in "BL"]
+    return not interpretation.tells or any(
         seen.matters and not seen.open[at] and seen.local[at] is None
-        for seen in found.seen.values()
+        for seen in interpretation.seen.values()
         for at in outer
     )
 
 
-def _about_tensors(found: Interpretation, declared: GraphDeclaration) -> list[str]:
+def _about_tensors(interpretation: Interpretation, declared: GraphDeclaration) -> list[str]:
     """A sentence for each tensor: what it is, and how that was found."""
     sentences = []
-    assignment = found.assignment
+    assignment = interpretation.assignment
     if not assignment.clean:
         sentences.append(
             f"the graph does not behave as attention in everything: {assignment.passed} of "
             f"{assignment.asked} facts about its inputs fit the roles that they are given"
         )
-    for name, role in found.assignment.roles.items():
-        how = _how(role, found.seen[name], found.assignment)
+    for name, role in interpretation.assignment.roles.items():
+        how = _how(role, interpretation.seen[name], interpretation.assignment)
         if declared.inputs.get(name, {}).get("role"):
             how = f"declared in {declared.where or 'the declaration'}"
-        axes = found.assignment.layout
+        axes = interpretation.assignment.layout
         sentences.append(f"input {name}: {role}, axes {axes} ({how})")
     return sentences
 

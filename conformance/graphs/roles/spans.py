@@ -164,12 +164,12 @@ def read_spans(
     baked: dict[str, int] = {}
     for letter in open_letters:
         letters = "QK" if letter == "Q" and equal else letter
-        found, why = _tried_sizes(letters, sizes_probe)
-        if found is not None:
-            pins[_FIELDS[letter]] = found
+        result, why = _tried_sizes(letters, sizes_probe)
+        if result is not None:
+            pins[_FIELDS[letter]] = result
             sentences.append(why)
-        if isinstance(found, int):
-            baked |= {_FIELDS[one]: found for one in letters}
+        if isinstance(result, int):
+            baked |= {_FIELDS[one]: result for one in letters}
     others = _others(start.plan, declared)
     return FixedSizes(pins=pins, baked=baked, others=others, assumptions=sentences)
 
@@ -193,25 +193,25 @@ def _axes(
     plan: CallPlan, assignment: RoleAssignment, masks: Sequence[Role]
 ) -> dict[str, list[Axis]]:
     """What the header says of items, queries and keys."""
-    found: dict[str, list[Axis]] = {letter: [] for letter in _FIELDS}
+    result: dict[str, list[Axis]] = {letter: [] for letter in _FIELDS}
     for port in plan.tensors:
         role = assignment.roles[port.name]
         shape = port.shape or (None,) * len(assignment.layout)
         for letter, axis in zip(assignment.layout, shape, strict=True):
             if letter == "B":
-                found["B"].append(axis)
+                result["B"].append(axis)
             elif letter == "L":
                 if role in ("query", "x"):
-                    found["Q"].append(axis)
+                    result["Q"].append(axis)
                 if role != "query":
-                    found["K"].append(axis)
+                    result["K"].append(axis)
     ports = {port.name: port for port, _ in plan.masks}
     for mask in masks:
         shape = ports[mask.name].shape or (None,) * len(mask.axes)
         for letter, axis in zip(mask.axes, shape, strict=False):
-            if letter in found:
-                found[letter].append(axis)
-    return found
+            if letter in result:
+                result[letter].append(axis)
+    return result
 
 
 def _equal(axes: Mapping[str, Sequence[Axis]], assignment: RoleAssignment) -> bool:
@@ -235,13 +235,13 @@ def _heads(start: FirstCall, masks: Sequence[Role], items: int) -> dict[str, int
 
 def _others(plan: CallPlan, declared: GraphDeclaration) -> list[Role]:
     """Caches and constants."""
-    found = []
+    result = []
     for port in plan.pasts:
         said = declared.inputs.get(port.name, {}).get("role")
         role = said or ("past_value" if names.suggests(port.name, "value") else "past_key")
-        found.append(Role(name=port.name, role=role, axes="BHLD", dtype=port.dtype))
+        result.append(Role(name=port.name, role=role, axes="BHLD", dtype=port.dtype))
     for port in plan.constants:
         shape = tuple(size if isinstance(size, int) else 1 for size in port.shape or ())
         value: Any = constant(port, shape, declared)
-        found.append(Role(name=port.name, role="constant", dtype=port.dtype, value=value))
-    return found
+        result.append(Role(name=port.name, role="constant", dtype=port.dtype, value=value))
+    return result

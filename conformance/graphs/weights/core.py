@@ -86,12 +86,12 @@ def _einsum(node: Node) -> Contraction | None:
     return Contraction((node.input[0], node.input[1]), node.output[0], (left, right, output))
 
 
-def _only(letters: str, found: list[str]) -> int:
+def _only(letters: str, result: list[str]) -> int:
     """The position of one letter, counted from the end; an ellipsis may come before it."""
-    if len(found) != 1:
-        msg = f"{letters} has {len(found)} axes where one is needed"
+    if len(result) != 1:
+        msg = f"{letters} has {len(result)} axes where one is needed"
         raise UnreadableError(msg)
-    return letters.index(found[0]) - len(letters)
+    return letters.index(result[0]) - len(letters)
 
 
 SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax"})
@@ -155,7 +155,7 @@ def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[C
     Raises UnreadableError where a softmax is there but not between two products.
     """
     above = wiring.above(output)
-    found: dict[str, Core] = {}
+    result: dict[str, Core] = {}
     for node in wiring.graph.node:
         scores = _scores_of(wiring, node)
         if not scores or node.output[0] not in above or not wiring.reaching(scores, tokens):
@@ -168,8 +168,8 @@ def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[C
                 continue
             raise
         # A softmax of a softmax has the same products around it.
-        found.setdefault(core.product, core)
-    return list(found.values())
+        result.setdefault(core.product, core)
+    return list(result.values())
 
 
 def _scores_of(wiring: Wiring, node: Node) -> str:
@@ -209,7 +209,7 @@ def _around(wiring: Wiring, tokens: frozenset[str], scores: str, softmax: Node) 
 
 
 def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contraction:
-    found, seen, waiting = [], {scores}, [scores]
+    result, seen, waiting = [], {scores}, [scores]
     while waiting:
         node = wiring.producer.get(waiting.pop())
         if node is None:
@@ -217,17 +217,17 @@ def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contr
         contraction = contraction_of(node)
         if contraction is not None:
             if all(wiring.reaching(name, tokens) for name in contraction.operands):
-                found.append(contraction)
+                result.append(contraction)
             continue
         if node.op_type in _WALLS:
             continue
         fresh = {name for name in node.input if wiring.reaching(name, tokens)} - seen
         seen |= fresh
         waiting += fresh
-    if len(found) != 1:
-        msg = f"the scores come from {len(found)} products of tokens instead of one"
+    if len(result) != 1:
+        msg = f"the scores come from {len(result)} products of tokens instead of one"
         raise UnreadableError(msg)
-    return found[0]
+    return result[0]
 
 
 def _product_below(wiring: Wiring, tokens: frozenset[str], start: str) -> tuple[str, Contraction]:
@@ -299,14 +299,14 @@ _BIAS: Final = 3
 def node_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core]:
     """The core of each attention node that tokens flow through on the way to the output."""
     above = wiring.above(output)
-    found = []
+    result = []
     for node in wiring.graph.node:
         read = _READERS.get((_domain(node), node.op_type))
         if read is None or node.output[0] not in above:
             continue
         if any(wiring.reaching(name, tokens) for name in node.input if name):
-            found.append(read(node))
-    return found
+            result.append(read(node))
+    return result
 
 
 def _domain(node: Node) -> str:

@@ -60,9 +60,9 @@ def find_weights(
         if source is not None and source.weights is not None:
             return _from_source(structure, source, coarse=graph.coarse)
         if state_dict is not None:
-            found = from_state_dict(structure.recovered, state_dict, graph)
-            if found is not None:
-                return replace(found, stages=structure.stages)
+            result = from_state_dict(structure.recovered, state_dict, graph)
+            if result is not None:
+                return replace(result, stages=structure.stages)
         return _from_graph(structure, declared)
 
 

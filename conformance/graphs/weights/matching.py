@@ -50,9 +50,9 @@ def match_rows(rows: Array, noise: Array, stored: Mapping[str, Array]) -> Match 
     for choose in (_as_blocks, _one_by_one):
         for name, tensor in stored.items():
             for candidate in as_rows(tensor, rows.shape[1]):
-                found = choose(name, rows, noise, candidate)
-                if found is not None:
-                    return found
+                result = choose(name, rows, noise, candidate)
+                if result is not None:
+                    return result
     return None
 
 
@@ -95,9 +95,9 @@ def _as_blocks(name: str, rows: Array, noise: Array, stored: Array) -> Match | N
     for start in np.flatnonzero(alike) - telling:
         if 0 <= start <= last:
             index = np.arange(start, start + len(rows))
-            found = _matched(name, rows, noise, stored, index)
-            if found is not None:
-                return found
+            result = _matched(name, rows, noise, stored, index)
+            if result is not None:
+                return result
     return None
 
 
@@ -110,8 +110,8 @@ def _one_by_one(name: str, rows: Array, noise: Array, stored: Array) -> Match | 
 def _directions(rows: Array) -> Array:
     rows = rows.astype(np.float64)
     length = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: Array = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return found
+    result: Array = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+    return result
 
 
 def _matched(name: str, rows: Array, noise: Array, stored: Array, index: Array) -> Match | None:
@@ -270,8 +270,8 @@ def _beside(own: Tensor | None, right: Tensor | None) -> tuple[float, float | No
 def array_of(tensor: Tensor) -> Array:
     """A tensor as an array; bfloat16, which numpy has not, in float32."""
     tensor = tensor.detach().cpu()
-    found: Array = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    return found
+    result: Array = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return result
 
 
 def as_dtype(rows: Array, own: Tensor) -> Tensor:
@@ -283,8 +283,8 @@ def _noise(tensor: Tensor) -> Array:
     """How far rounding may have moved a stored tensor from the one it was made of."""
     values = np.abs(array_of(tensor).astype(np.float64))
     smallest = torch.finfo(tensor.dtype).smallest_normal
-    found: Array = ROUNDINGS * torch.finfo(tensor.dtype).eps * (values + smallest)
-    return found
+    result: Array = ROUNDINGS * torch.finfo(tensor.dtype).eps * (values + smallest)
+    return result
 
 
 def _bias_in(
@@ -309,8 +309,8 @@ def _bias_in(
 
 def _bias_beside(match: Match, stored: Mapping[str, Array]) -> Array | None:
     """The vector that is named after a matrix: ``a.bias`` of ``a.weight``."""
-    head, found, tail = match.source.rpartition("weight")
-    vector = stored.get(f"{head}bias{tail}") if found else None
+    head, result, tail = match.source.rpartition("weight")
+    vector = stored.get(f"{head}bias{tail}") if result else None
     if vector is None or vector.shape != (match.stored,):
         return None
     rows: Array = vector[match.index]
@@ -320,11 +320,11 @@ def _bias_beside(match: Match, stored: Mapping[str, Array]) -> Array | None:
 def _nearest(rows: Array, stored: Mapping[str, Array]) -> tuple[Match, float] | None:
     """The block of a stored tensor that is nearest to some rows, with the relative distance."""
     size = float(np.linalg.norm(rows)) or 1.0
-    found = [
+    result = [
         (float(np.linalg.norm(rows - piece)) / size, name, piece)
         for name, piece in _blocks(rows, stored)
     ]
-    if not found or (best := min(found, key=lambda entry: entry[0]))[0] >= NEAREST:
+    if not result or (best := min(result, key=lambda entry: entry[0]))[0] >= NEAREST:
         return None
     distance, name, piece = best
     match = Match(source=name, rows=piece, index=np.arange(len(rows)), stored=len(rows), factor=1.0)

@@ -78,11 +78,11 @@ class RunnableGraph:
 
     def _width(self, role: str, declared: int | str | None) -> int:
         name = {"x": "query_size", "context": "key_size"}.get(role, f"{role}_size")
-        found = self._pinned(name) or (declared if isinstance(declared, int) else None)
-        if found is None:
+        result = self._pinned(name) or (declared if isinstance(declared, int) else None)
+        if result is None:
             msg = f"the graph does not say how wide the tokens of {self.tokens[role].name!r} are"
             raise UnreadableError(msg)
-        return found
+        return result
 
     def _size(self, name: str, declared: int | str | None) -> int:
         if isinstance(declared, int) and declared > 0:
@@ -144,10 +144,10 @@ class RunnableGraph:
     def answer(self, outputs: Mapping[str, Array]) -> Array:
         """The graph's answer as ``[B, L, E]`` in float64."""
         role = self.reading.output
-        found = np.asarray(outputs[role.name], dtype=np.float64)
+        result = np.asarray(outputs[role.name], dtype=np.float64)
         if "B" not in role.axes:
-            return found[np.newaxis]
-        ordered: Array = found.transpose([role.axes.index(letter) for letter in "BLE"])
+            return result[np.newaxis]
+        ordered: Array = result.transpose([role.axes.index(letter) for letter in "BLE"])
         return ordered
 
 
@@ -205,10 +205,10 @@ def affine_maps(
     """
     probe = _Probe(graph, operands, roles)
     owners = {part: _rows_of(probe, part, counts.get(part)) for part in operands}
-    found = _solved(probe, owners)
+    result = _solved(probe, owners)
     for part, rows in owners.items():
-        _check(probe, part, rows, found[part])
-    return found
+        _check(probe, part, rows, result[part])
+    return result
 
 
 def spoken(part: str) -> str:
@@ -246,9 +246,9 @@ class _Probe:
             role: np.reshape(tokens.get(role, np.zeros(shape)), shape)
             for role, shape in self.shapes.items()
         }
-        found = self.graph.run(filled, self._taps)
+        result = self.graph.run(filled, self._taps)
         return {
-            part: np.moveaxis(found[operand.name], operand.feature, -1)
+            part: np.moveaxis(result[operand.name], operand.feature, -1)
             for part, operand in self.operands.items()
         }
 
@@ -289,12 +289,12 @@ def _owners(probe: _Probe, part: str) -> Array:
     number = np.arange(1, count + 1)
     pattern = np.random.default_rng(width).integers(0, 2, size=width).astype(float)
     pattern[0] = 1.0
-    found = np.zeros(probe.base[part].shape, dtype=np.int64)
+    result = np.zeros(probe.base[part].shape, dtype=np.int64)
     for bit in range(count.bit_length()):
         asked = ((number >> bit) & 1)[:, None] * pattern
         changed = probe.run({role: asked})[part] != probe.base[part]
-        found += changed.astype(np.int64) << bit
-    return found
+        result += changed.astype(np.int64) << bit
+    return result
 
 
 def _order(probe: _Probe, part: str, index: Array, shape: tuple[int, ...]) -> str:
@@ -339,11 +339,11 @@ def _solved(probe: _Probe, owners: Mapping[str, _Rows]) -> dict[str, AffineMap]:
 
 def _basis(probe: _Probe, call: int) -> dict[str, Array]:
     """Tokens of each role that are the next basis vectors, as many as fit; zeros beyond."""
-    found = {}
+    result = {}
     for role, (batch, length, width) in probe.shapes.items():
         count = batch * length
-        found[role] = np.eye(count, width, k=call * count) * STRETCH
-    return found
+        result[role] = np.eye(count, width, k=call * count) * STRETCH
+    return result
 
 
 def _map_of(matrix: Array, base: Array, dtype: Any, order: str) -> AffineMap:
@@ -353,7 +353,7 @@ def _map_of(matrix: Array, base: Array, dtype: Any, order: str) -> AffineMap:
     return AffineMap(matrix=matrix, bias=bias, noise=noise, order=order)
 
 
-def _check(probe: _Probe, part: str, rows: _Rows, found: AffineMap) -> None:
+def _check(probe: _Probe, part: str, rows: _Rows, result: AffineMap) -> None:
     """Hold the map against an answer to tokens of every size; raises UnreadableError."""
     role, count = probe.roles[part], probe.count(part)
     width = probe.shapes[role][-1]
@@ -363,13 +363,13 @@ def _check(probe: _Probe, part: str, rows: _Rows, found: AffineMap) -> None:
     }
     tensor = probe.run(tokens)[part]
     asked = tokens[role].reshape(count, width).astype(tensor.dtype).astype(np.float64)
-    expected = np.einsum("hde,te->thd", found.matrix, asked) + found.bias
-    size = np.einsum("hde,te->thd", np.abs(found.matrix), np.abs(asked)) + np.abs(found.bias)
+    expected = np.einsum("hde,te->thd", result.matrix, asked) + result.bias
+    size = np.einsum("hde,te->thd", np.abs(result.matrix), np.abs(asked)) + np.abs(result.bias)
     roundoff = float(np.finfo(tensor.dtype).eps)
     bound = (width + ROUNDINGS) * roundoff * size
     if probe.graph.coarse:
         step = 2 * np.abs(asked).max() / EIGHT_BITS
-        bound = bound + step * np.abs(found.matrix).sum(axis=-1)
+        bound = bound + step * np.abs(result.matrix).sum(axis=-1)
     if np.any(np.abs(rows.of(tensor) - expected) > bound + np.finfo(tensor.dtype).tiny):
         msg = f"the {spoken(part)} heads are no affine map of single tokens"
         raise UnreadableError(msg)

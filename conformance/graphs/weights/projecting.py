@@ -56,22 +56,22 @@ def sample_answers(
     for call in range(CALLS):
         generator = np.random.default_rng(call)
         tokens = {role: generator.standard_normal(shape) for role, shape in shapes.items()}
-        found = graph.run(tokens, taps)
-        outputs.append(graph.answer(found))
+        result = graph.run(tokens, taps)
+        outputs.append(graph.answer(result))
         sizes = shapes[graph.role_of("query")]
         heads.append(
             np.concatenate(
                 [
-                    _by_query(found[core.heads], core, (sizes[0], count, sizes[1]), order)
+                    _by_query(result[core.heads], core, (sizes[0], count, sizes[1]), order)
                     for core, count in zip(cores, counts, strict=True)
                 ],
                 axis=1,
             )
         )
-        roundoff = float(np.finfo(found[cores[0].heads].dtype).eps)
+        roundoff = float(np.finfo(result[cores[0].heads].dtype).eps)
         if all(core.product for core in cores):
-            products.append(_row(found[core.product] for core in cores))
-            scores.append(_row(found[core.scores] for core in cores))
+            products.append(_row(result[core.product] for core in cores))
+            scores.append(_row(result[core.scores] for core in cores))
     return Answers(
         heads=np.stack(heads),
         outputs=np.stack(outputs),
@@ -153,14 +153,14 @@ def output_projection(answers: Answers, stored: Mapping[str, Array]) -> Projecte
         bare = merged.shape == outputs.shape and _close(outputs, merged, np.abs(merged), answers, 1)
         if bare:
             return Projected(matrix=None, bias=None, fault=fault)
-        found = [
+        result = [
             projected
             for tensor in stored.values()
             for matrix in _candidates(tensor, merged.shape[1], outputs.shape[1])
             if (projected := _fitted(matrix, merged, outputs, answers, stored)) is not None
         ]
-        if found:
-            best = min(found, key=lambda projected: projected.missed)
+        if result:
+            best = min(result, key=lambda projected: projected.missed)
             matrix = best.matrix
             if matrix is not None and fault == BELOW:
                 # Every head meets the same matrix: its block of the layer's.

@@ -37,7 +37,7 @@ _FUSED_SCALE: Final = 2
 
 def dequantised(wiring: Wiring, above: set[str]) -> dict[str, Array]:
     """The matrices of integer products above a tensor, in the dtype of their scales."""
-    found: dict[str, Array] = {}
+    result: dict[str, Array] = {}
     for node in wiring.graph.node:
         if not any(name in above for name in node.output):
             continue
@@ -51,8 +51,8 @@ def dequantised(wiring: Wiring, above: set[str]) -> dict[str, Array]:
             continue
         zero = _optional(wiring, node, _ZERO_POINT)
         exact = (stored.astype(np.int32) - zero.astype(np.int32)) * scale.astype(np.float64)
-        found[node.input[_MATRIX]] = exact.astype(scale.dtype)
-    return found
+        result[node.input[_MATRIX]] = exact.astype(scale.dtype)
+    return result
 
 
 def _optional(wiring: Wiring, node: Node, place: int) -> Array:
@@ -96,7 +96,7 @@ def stored_above(wiring: Wiring, graph: RunnableGraph, name: str) -> dict[str, A
     stores in 8 bits are dequantised.
     """
     above = wiring.above(name)
-    found = dequantised(wiring, above)
+    result = dequantised(wiring, above)
     computed = []
     for inner in sorted(above):
         if wiring.reached.get(inner):
@@ -105,11 +105,11 @@ def stored_above(wiring: Wiring, graph: RunnableGraph, name: str) -> dict[str, A
         if value is None and _is_read_by_tokens(wiring, inner, above):
             computed.append(inner)
         elif value is not None and value.dtype.kind == "f" and value.size >= _SMALLEST:
-            found[inner] = value
+            result[inner] = value
     if computed:
         asked = graph.run({role: np.zeros(graph.shape(role)) for role in graph.tokens}, computed)
-        found.update({inner: asked[inner] for inner in computed if asked[inner].dtype.kind == "f"})
-    return found
+        result.update({inner: asked[inner] for inner in computed if asked[inner].dtype.kind == "f"})
+    return result
 
 
 def _is_read_by_tokens(wiring: Wiring, name: str, above: set[str]) -> bool:
@@ -141,11 +141,11 @@ class Projection:
     layout: str = ""
 
 
-def stored_projection(part: str, found: AffineMap, stored: Mapping[str, Array]) -> Projection:
+def stored_projection(part: str, result: AffineMap, stored: Mapping[str, Array]) -> Projection:
     """The stored rows that a map is made of; raises UnreadableError."""
-    for chosen, copied in _head_choices(part, found):
-        size, width = found.matrix.shape[1:]
-        rows, noise = (array[chosen].reshape(-1, width) for array in (found.matrix, found.noise))
+    for chosen, copied in _head_choices(part, result):
+        size, width = result.matrix.shape[1:]
+        rows, noise = (array[chosen].reshape(-1, width) for array in (result.matrix, result.noise))
         match = match_rows(rows, noise, stored) or _by_head(rows, noise, size, stored)
         if match is None:
             continue
@@ -158,9 +158,9 @@ def stored_projection(part: str, found: AffineMap, stored: Mapping[str, Array]) 
                 fault = f"the graph cuts the {part} heads out of the matrix in another order"
             else:
                 layout = f"the order of the {part} rows in {match.source} is taken from the graph"
-        raw = found.bias[chosen].reshape(-1) / match.factor
+        raw = result.bias[chosen].reshape(-1) / match.factor
         bias = _bias(raw, match, stored)
-        if not found.order:
+        if not result.order:
             fault = f"the graph does not cut the {part} heads out of each token's own row"
         return Projection(
             matrix=match.rows[order],
@@ -174,25 +174,25 @@ def stored_projection(part: str, found: AffineMap, stored: Mapping[str, Array]) 
     raise UnreadableError(msg)
 
 
-def _head_choices(part: str, found: AffineMap) -> list[tuple[Array, str]]:
+def _head_choices(part: str, result: AffineMap) -> list[tuple[Array, str]]:
     """The heads that may be stored: all, one of each run of copies, or one round of them."""
-    count = len(found.matrix)
+    count = len(result.matrix)
     choices = [(np.arange(count), "")]
     for group in range(2, count + 1):
         if count % group:
             continue
         heads = np.arange(count)
-        if _are_copies(found, heads // group * group):
+        if _are_copies(result, heads // group * group):
             choices.append((heads[::group], ""))
-        elif _are_copies(found, heads % (count // group)):
+        elif _are_copies(result, heads % (count // group)):
             fault = f"the graph hands out the {part} heads in turn instead of in groups"
             choices.append((heads[: count // group], fault))
     return choices
 
 
-def _are_copies(found: AffineMap, origin: Array) -> bool:
-    return np.array_equal(found.matrix, found.matrix[origin]) and np.array_equal(
-        found.bias, found.bias[origin]
+def _are_copies(result: AffineMap, origin: Array) -> bool:
+    return np.array_equal(result.matrix, result.matrix[origin]) and np.array_equal(
+        result.bias, result.bias[origin]
     )
 
 
@@ -221,14 +221,14 @@ def _by_head(rows: Array, noise: Array, size: int, stored: Mapping[str, Array]) 
 def _bias(raw: Array, match: Match, stored: Mapping[str, Array]) -> Array | None:
     if match.pieces:
         size = len(raw) // len(match.pieces)
-        found = [
+        result = [
             _bias(raw[start : start + size], piece, stored)
             for start, piece in zip(range(0, len(raw), size), match.pieces, strict=True)
         ]
-        if all(piece is None for piece in found):
+        if all(piece is None for piece in result):
             return None
         empty = np.zeros(size, dtype=match.rows.dtype)
-        return np.concatenate([empty if piece is None else piece for piece in found])
+        return np.concatenate([empty if piece is None else piece for piece in result])
     noise = ROUNDINGS * float(np.finfo(match.rows.dtype).eps) * np.abs(raw)
     candidates: dict[str, Array] = {}
     for name, vector in stored.items():
@@ -249,7 +249,7 @@ PARTS: Final = ("query", "key", "value")
 
 def node_values(wiring: Wiring, core: Core) -> dict[str, Array]:
     """What a node adds or multiplies by itself, in parts: ``query bias`` and the like."""
-    found: dict[str, Array] = {}
+    result: dict[str, Array] = {}
     for kind, name in (("bias", core.bias), ("matrix", core.matrix)):
         stored = wiring.constant(name) if name else None
         if name and stored is None:
@@ -259,16 +259,16 @@ def node_values(wiring: Wiring, core: Core) -> dict[str, Array]:
             continue
         widths = core.widths or (stored.shape[-1] // len(PARTS),) * len(PARTS)
         pieces = np.split(stored, list(accumulate(widths))[:-1], axis=-1)
-        found |= {f"{part} {kind}": piece for part, piece in zip(PARTS, pieces, strict=True)}
-    return found
+        result |= {f"{part} {kind}": piece for part, piece in zip(PARTS, pieces, strict=True)}
+    return result
 
 
-def with_bias(found: AffineMap, bias: Array | None) -> AffineMap:
+def with_bias(result: AffineMap, bias: Array | None) -> AffineMap:
     """A map with what the node adds to it behind."""
     if bias is None:
-        return found
-    added = bias.astype(np.float64).reshape(found.bias.shape)
-    return replace(found, bias=found.bias + added)
+        return result
+    added = bias.astype(np.float64).reshape(result.bias.shape)
+    return replace(result, bias=result.bias + added)
 
 
 def map_inside(part: str, core: Core, values: dict[str, Array]) -> AffineMap:
@@ -284,31 +284,33 @@ def map_inside(part: str, core: Core, values: dict[str, Array]) -> AffineMap:
 def role_behind(wiring: Wiring, graph: RunnableGraph, part: str, tensor: str) -> str:
     """The role of the tokens behind the heads of a part; raises UnreadableError for several."""
     wanted = graph.role_of(spoken(part))
-    names = {role.name: found for found, role in graph.tokens.items()}
+    names = {role.name: result for result, role in graph.tokens.items()}
     reaching = {names[name] for name in wiring.reaching(tensor, frozenset(names))}
     if wanted in reaching:
         return wanted
     if len(reaching) != 1:
         msg = f"the {spoken(part)} heads are made of {len(reaching)} inputs"
         raise UnreadableError(msg)
-    found = reaching.pop()
-    if graph.shape(found)[-1] != graph.shape(wanted)[-1]:
-        msg = f"the {spoken(part)} heads are made of {found}, which has another width than {wanted}"
+    result = reaching.pop()
+    if graph.shape(result)[-1] != graph.shape(wanted)[-1]:
+        msg = (
+            f"the {spoken(part)} heads are made of {result}, which has another width than {wanted}"
+        )
         raise UnreadableError(msg)
-    return found
+    return result
 
 
 def mixed_up(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> list[str]:
     """A sentence for each part that the graph makes of other tokens than it should."""
-    found = []
+    result = []
     for part in PARTS:
         wanted = graph.role_of(part)
         roles = {role_behind(wiring, graph, part, getattr(core, part).name) for core in cores} - {
             wanted
         }
         if roles:
-            found.append(f"the graph makes the {part} heads of the tokens of {roles.pop()}")
-    return found
+            result.append(f"the graph makes the {part} heads of the tokens of {roles.pop()}")
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -353,7 +355,7 @@ def recover(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> Reco
     if inputs["value"].heads != inputs["key"].heads:
         msg = f"{inputs['key'].heads} key heads, but {inputs['value'].heads} value heads"
         raise UnreadableError(msg)
-    counts = [len(found.matrix) for found in maps["query"]]
+    counts = [len(result.matrix) for result in maps["query"]]
     answers = sample_answers(graph, cores, counts, order)
     after = stored_above(wiring, graph, graph.reading.output.name)
     before = set[str]().union(*(wiring.above(core.heads) for core in cores))
@@ -365,7 +367,7 @@ def recover(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> Reco
         num_heads=sum(counts),
         num_kv_heads=inputs["key"].heads,
         scale=_scale(cores, inputs, answers, maps["query"][0].matrix.shape[1]),
-        layout="; ".join(filter(None, (found.layout for found in inputs.values()))),
+        layout="; ".join(filter(None, (result.layout for result in inputs.values()))),
         roundoff=answers.roundoff,
         assumptions=(*mixed_up(wiring, graph, cores), *_faults(inputs, output, answers)),
     )
@@ -381,11 +383,11 @@ def _maps(
             msg = "the attention node is not given the graph's own input"
             raise UnreadableError(msg)
         return {part: [map_inside(part, cores[0], inside[0])] for part in PARTS}
-    found = _probed(wiring, graph, cores)
+    result = _probed(wiring, graph, cores)
     return {
         part: [
             with_bias(one, values.get(f"{part} bias"))
-            for one, values in zip(found[part], inside, strict=True)
+            for one, values in zip(result[part], inside, strict=True)
         ]
         for part in PARTS
     }
@@ -405,13 +407,13 @@ def _probed(
         for part in PARTS
     }
     roles = {key: role_behind(wiring, graph, key, tap.name) for key, tap in operands.items()}
-    found = affine_maps(graph, operands, counts, roles)
-    return {part: [found[f"{part} {number}"] for number in range(len(cores))] for part in PARTS}
+    result = affine_maps(graph, operands, counts, roles)
+    return {part: [result[f"{part} {number}"] for number in range(len(cores))] for part in PARTS}
 
 
 def _order(maps: Mapping[str, Sequence[AffineMap]]) -> str:
     """How items and heads lie in all tensors; raises UnreadableError where they differ."""
-    orders = {found.order for part in maps.values() for found in part} - {""}
+    orders = {result.order for part in maps.values() for result in part} - {""}
     if len(orders) > 1:
         msg = "items and heads lie in another order for query, key and value"
         raise UnreadableError(msg)
@@ -434,9 +436,9 @@ def _projection(
             if name.startswith(part)
         }
     whole = AffineMap(
-        matrix=np.concatenate([found.matrix for found in maps]),
-        bias=np.concatenate([found.bias for found in maps]),
-        noise=np.concatenate([found.noise for found in maps]),
+        matrix=np.concatenate([result.matrix for result in maps]),
+        bias=np.concatenate([result.bias for result in maps]),
+        noise=np.concatenate([result.noise for result in maps]),
         order=maps[0].order,
     )
     return stored_projection(part, whole, stored)
@@ -454,16 +456,16 @@ def _scale(
 
 
 def _weights(inputs: Mapping[str, Projection], output: Projected) -> golden.ProjectionWeights:
-    found: dict[str, Any] = {"o": _tensor(output.matrix), "o_bias": _tensor(output.bias)}
+    result: dict[str, Any] = {"o": _tensor(output.matrix), "o_bias": _tensor(output.bias)}
     for part, projection in inputs.items():
-        found[part[0]] = _tensor(projection.matrix)
-        found[f"{part[0]}_bias"] = _tensor(projection.bias)
-    return golden.ProjectionWeights(**found)
+        result[part[0]] = _tensor(projection.matrix)
+        result[f"{part[0]}_bias"] = _tensor(projection.bias)
+    return golden.ProjectionWeights(**result)
 
 
 def _faults(inputs: Mapping[str, Projection], output: Projected, answers: Answers) -> list[str]:
     """What the graph does otherwise than the specification, so that its verdict is explained."""
-    faults = [found.fault for found in inputs.values() if found.fault]
+    faults = [result.fault for result in inputs.values() if result.fault]
     if output.fault:
         faults.append(output.fault)
     factor = inputs["value"].factor * output.factor

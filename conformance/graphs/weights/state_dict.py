@@ -56,15 +56,15 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         msg = f"no state dict at {str(path)!r}: give the path of a .pt, .pth or .safetensors file"
         raise UsageError(msg)
     read = _read_safetensors if path.suffix == ".safetensors" else _read_torch
-    found = {
+    result = {
         name: tensor
         for name, tensor in _tensors(read(path), _DEPTH).items()
         if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
     }
-    if not found:
+    if not result:
         msg = f"{str(path)!r} holds no tensors by name: save it with torch.save(m.state_dict(), …)"
         raise UsageError(msg)
-    return found
+    return result
 
 
 def _read_torch(path: Path) -> Any:
@@ -91,14 +91,14 @@ def _read_safetensors(path: Path) -> Any:
         raise UsageError(msg) from error
 
 
-def _tensors(found: Any, depth: int) -> dict[str, Tensor]:
+def _tensors(result: Any, depth: int) -> dict[str, Tensor]:
     """The tensors of a mapping, or of the mapping that it wraps."""
-    if not isinstance(found, Mapping):
+    if not isinstance(result, Mapping):
         return {}
     for key in _WRAPPERS if depth else ():
-        if isinstance(found.get(key), Mapping) and (inner := _tensors(found[key], depth - 1)):
+        if isinstance(result.get(key), Mapping) and (inner := _tensors(result[key], depth - 1)):
             return inner
-    return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    return {str(name): value for name, value in result.items() if isinstance(value, Tensor)}
 
 
 _MATRIX: Final = 2
@@ -112,15 +112,15 @@ def named_projections(
 
     ``widths``: how wide the tokens of ``q``, ``k`` and ``v`` are, which tells how matrices lie.
     """
-    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    result: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         roles, clear = role_of(name)
         if not roles or (not clear and roles != "o"):
             continue
         prefix, bias = _prefix(name, tensor)
         for role, piece in _pieces(roles, tensor, widths):
-            found[prefix].setdefault(f"{role}_bias" if bias else role, piece)
-    return {prefix: parts for prefix, parts in found.items() if set("qkv") <= set(parts)}
+            result[prefix].setdefault(f"{role}_bias" if bias else role, piece)
+    return {prefix: parts for prefix, parts in result.items() if set("qkv") <= set(parts)}
 
 
 def _prefix(name: str, tensor: Tensor) -> tuple[str, bool]:
@@ -184,7 +184,7 @@ def _error(
 ) -> float:
     semantics = golden.Semantics(causal_alignment=causal or "bottom-right")  # type: ignore[arg-type]
     try:
-        found = golden.multi_head_attention(
+        result = golden.multi_head_attention(
             inputs[0],
             inputs[1],
             inputs[2],
@@ -196,10 +196,10 @@ def _error(
         ).output.numpy()
     except (ValueError, TypeError):
         return float("inf")
-    if found.shape != answer.shape:
+    if result.shape != answer.shape:
         return float("inf")
-    size = float(np.linalg.norm(found)) or 1.0
-    return float(np.linalg.norm(found - answer)) / size
+    size = float(np.linalg.norm(result)) or 1.0
+    return float(np.linalg.norm(result - answer)) / size
 
 
 def from_state_dict(

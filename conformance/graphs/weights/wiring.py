@@ -43,11 +43,11 @@ class Wiring:
     @cached_property
     def consumers(self) -> dict[str, list[Node]]:
         """The nodes that read each tensor, those that read it inside a subgraph included."""
-        found: dict[str, list[Node]] = defaultdict(list)
+        result: dict[str, list[Node]] = defaultdict(list)
         for node in self.graph.node:
             for name in _read_by(node):
-                found[name].append(node)
-        return found
+                result[name].append(node)
+        return result
 
     @cached_property
     def initializers(self) -> dict[str, onnx.TensorProto]:
@@ -58,34 +58,34 @@ class Wiring:
     def ordered(self) -> list[Node]:
         """The nodes, each behind those it reads from: converters append theirs at the end."""
         unmade = {name for node in self.graph.node for name in node.output if name}
-        waiting, found = list(self.graph.node), list[Node]()
+        waiting, result = list(self.graph.node), list[Node]()
         while waiting:
             late = []
             for node in waiting:
                 if unmade.isdisjoint(_read_by(node)):
-                    found.append(node)
+                    result.append(node)
                     unmade.difference_update(node.output)
                 else:
                     late.append(node)
             if len(late) == len(waiting):  # a circle, which no runtime opens
-                return [*found, *late]
+                return [*result, *late]
             waiting = late
-        return found
+        return result
 
     @cached_property
     def reached(self) -> dict[str, frozenset[str]]:
         """The inputs whose *values* reach each tensor; their sizes do not count."""
         stored = self.initializers
-        found = {port.name: frozenset({port.name}) for port in self.graph.input}
-        found.update({name: frozenset() for name in stored})
+        result = {port.name: frozenset({port.name}) for port in self.graph.input}
+        result.update({name: frozenset() for name in stored})
         for node in self.ordered:
             inputs = frozenset[str]().union(
-                *(found.get(name, frozenset()) for name in _read_by(node))
+                *(result.get(name, frozenset()) for name in _read_by(node))
             )
             if node.op_type in SHAPE_OPERATORS:
                 inputs = frozenset()
-            found.update({name: inputs for name in node.output if name})
-        return found
+            result.update({name: inputs for name in node.output if name})
+        return result
 
     def reaching(self, name: str, among: frozenset[str]) -> frozenset[str]:
         """Those of some inputs whose values reach a tensor."""
@@ -93,13 +93,13 @@ class Wiring:
 
     def above(self, name: str) -> set[str]:
         """All tensors that a tensor is computed from, itself included."""
-        found, waiting = {name}, [name]
+        result, waiting = {name}, [name]
         while waiting:
             node = self.producer.get(waiting.pop())
-            fresh = set(_read_by(node)) - found if node is not None else set()
-            found |= fresh
+            fresh = set(_read_by(node)) - result if node is not None else set()
+            result |= fresh
             waiting += fresh
-        return found
+        return result
 
     def constant(self, name: str) -> Array | None:
         """The value of an initializer or of a ``Constant`` node, None for any other tensor."""
@@ -116,13 +116,13 @@ class Wiring:
 
 def attributes(node: Node) -> dict[str, Any]:
     """A node's attributes as Python values, tensors as arrays, texts as ``str``."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for attribute in node.attribute:
         value = onnx.helper.get_attribute_value(attribute)
         if isinstance(value, onnx.TensorProto):
             value = numpy_helper.to_array(value)
-        found[attribute.name] = value.decode() if isinstance(value, bytes) else value
-    return found
+        result[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    return result
 
 
 def _read_by(node: Node) -> Iterator[str]:
