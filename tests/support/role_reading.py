@@ -24,17 +24,17 @@ def read(
     inputs: Mapping[str, Tensor],
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
-    told: GraphDeclaration | None = None,
+    declaration: GraphDeclaration | None = None,
     **options: Any,
 ) -> GraphReading:
     """Export a module and read its roles."""
     path = export(folder / "graph.onnx", module, inputs, dynamic=axes, **options)
-    return read_file(path, told)
+    return read_file(path, declaration)
 
 
-def read_file(path: Path, told: GraphDeclaration | None = None) -> GraphReading:
+def read_file(path: Path, declaration: GraphDeclaration | None = None) -> GraphReading:
     """Read the roles of a file."""
-    return read_roles(read_header(path), runner(path), told or GraphDeclaration())
+    return read_roles(read_header(path), runner(path), declaration or GraphDeclaration())
 
 
 def shown(reading: GraphReading) -> str:

@@ -149,7 +149,7 @@ def find(
     axes: str = "BLE",
     state_dict: Mapping[str, Tensor] | None = None,
     source: GraphProjections | None = None,
-    told: GraphDeclaration | None = None,
+    declaration: GraphDeclaration | None = None,
     causal: str | None = None,
     kind: str = "layer",
     process: type[GraphProcess] = InProcess,
@@ -174,7 +174,7 @@ def find(
             header,
             running,
             reading,
-            told or GraphDeclaration(),
+            declaration or GraphDeclaration(),
             state_dict=state_dict,
             source=source,
         )

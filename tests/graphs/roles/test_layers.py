@@ -328,14 +328,14 @@ def test_one_tensor_given_thrice_leaves_self_attention(tmp_path: Path) -> None:
 
 def test_a_declaration_comes_before_behaviour(tmp_path: Path) -> None:
     """What is told is not asked, and the sentence says who told it."""
-    told = GraphDeclaration(
+    declaration = GraphDeclaration(
         inputs={
             name: {"role": role}
             for name, role in zip("qkv", ("key", "query", "value"), strict=True)
         },
         where="graph.conformance.toml",
     )
-    reading = read(tmp_path, of_layer(plain), separate(), SEPARATE, told=told)
+    reading = read(tmp_path, of_layer(plain), separate(), SEPARATE, declaration=declaration)
     assert shown(reading).startswith("q=key:BLE k=query:BLE v=value:BLE")
     assert "input q: key, axes BLE (declared in graph.conformance.toml)" in reading.assumptions
 

@@ -102,8 +102,8 @@ def test_tensors_without_a_rank_are_tried(tmp_path: Path) -> None:
     """A file may leave shapes out altogether; a declaration of the axes spares the trying."""
     path = saved(tmp_path, "Attention", [(name, SINGLE, None) for name in "abc"], None)
     assert shown(read_file(path)) == f"{HEADS} -> y=output:BHLD"
-    told = GraphDeclaration(inputs={name: {"axes": "BHLD"} for name in "abc"})
-    assert shown(read_file(path, told)) == f"{HEADS} -> y=output:BHLD"
+    declaration = GraphDeclaration(inputs={name: {"axes": "BHLD"} for name in "abc"})
+    assert shown(read_file(path, declaration)) == f"{HEADS} -> y=output:BHLD"
 
 
 @pytest.mark.parametrize(
