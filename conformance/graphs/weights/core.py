@@ -16,7 +16,8 @@ from ..parsing import all_tensors, embedded
 from ..process import GraphProcess
 from .wiring import Node, UnreadableError, Wiring, attributes
 
-_FUSED: Final = frozenset({"FusedMatMul", "TransposeMatMul"})
+_WITH_TRANSPOSES: Final = frozenset({"FusedMatMul", "TransposeMatMul", "Gemm"})
+_PRODUCTS: Final = _WITH_TRANSPOSES | {"MatMul", "MatMulInteger"}
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,12 @@ def contraction_of(node: Node) -> Contraction | None:
     """A node as a contraction of its first two inputs, None when it is none."""
     if node.op_type == "Einsum":
         return _einsum(node)
-    letters = ""
-    values = attributes(node)
-    if node.op_type in ("MatMul", "MatMulInteger"):
-        letters = "qd dk"
-    elif node.op_type in _FUSED or node.op_type == "Gemm":
-        left = "dq" if values.get("transA") else "qd"
-        right = "kd" if values.get("transB") else "dk"
-        letters = f"{left} {right}"
-    if not letters:
+    if node.op_type not in _PRODUCTS:
         return None
-    left, right = letters.split()
+    values = attributes(node)
+    turns = node.op_type in _WITH_TRANSPOSES
+    left = "dq" if turns and values.get("transA") else "qd"
+    right = "kd" if turns and values.get("transB") else "dk"
     return Contraction(
         (node.input[0], node.input[1]),
         node.output[0],
@@ -301,7 +297,8 @@ def node_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core
     above = wiring.above(output)
     result = []
     for node in wiring.graph.node:
-        read = _READERS.get((_domain(node), node.op_type))
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        read = _READERS.get((domain, node.op_type))
         if read is None or node.output[0] not in above:
             continue
         if any(wiring.reaching(name, tokens) for name in node.input if name):
@@ -309,22 +306,8 @@ def node_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core
     return result
 
 
-def _domain(node: Node) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
-
-
-def _standard(node: Node) -> Core:
-    values = attributes(node)
-    return _separate(node, values.get("q_num_heads"), values.get("kv_num_heads"))
-
-
-def _grouped(node: Node) -> Core:
-    values = attributes(node)
-    return _separate(node, values["num_heads"], values.get("kv_num_heads"))
-
-
-def _separate(node: Node, num_heads: int | None, num_kv_heads: int | None) -> Core:
-    """A node that is given query, key and value."""
+def _separate(node: Node) -> Core:
+    """A node that takes query, key and value."""
     values = attributes(node)
     if not all(node.input[:_FUSED_INPUTS]) or len(node.input) < _FUSED_INPUTS:
         msg = f"{node.op_type} is given query, key and value in one tensor"
@@ -339,8 +322,8 @@ def _separate(node: Node, num_heads: int | None, num_kv_heads: int | None) -> Co
         key=key,
         value=value,
         heads=node.output[0],
-        num_heads=num_heads or None,
-        num_kv_heads=num_kv_heads or None,
+        num_heads=values.get("num_heads") or values.get("q_num_heads") or None,
+        num_kv_heads=values.get("kv_num_heads") or None,
         scale=values.get("scale") or None,
         bias=node.input[_BIAS] if biased else "",
     )
@@ -364,9 +347,9 @@ def _fused(node: Node) -> Core:
 
 
 _READERS: Final[dict[tuple[str, str], Callable[[Node], Core]]] = {
-    ("", "Attention"): _standard,
-    (_CONTRIB, "MultiHeadAttention"): _grouped,
-    (_CONTRIB, "GroupQueryAttention"): _grouped,
+    ("", "Attention"): _separate,
+    (_CONTRIB, "MultiHeadAttention"): _separate,
+    (_CONTRIB, "GroupQueryAttention"): _separate,
     (_CONTRIB, "Attention"): _fused,
 }
 
@@ -379,20 +362,15 @@ def find_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core
         raise UnreadableError(msg)
     if len(cores) == 1:
         return cores
-    if _in_a_row(wiring, cores):
-        msg = f"{len(cores)} attentions follow one another in the graph"
-        raise UnreadableError(msg)
-    return _ordered(wiring, cores)
-
-
-def _in_a_row(wiring: Wiring, cores: Sequence[Core]) -> bool:
-    """Whether one attention is computed from the answer of another."""
     heads = {core.heads for core in cores}
-    return any(
+    if any(
         heads & wiring.above(operand.name)
         for core in cores
         for operand in (core.query, core.key, core.value)
-    )
+    ):  # one attention is computed from the answer of another
+        msg = f"{len(cores)} attentions follow one another in the graph"
+        raise UnreadableError(msg)
+    return _ordered(wiring, cores)
 
 
 def _ordered(wiring: Wiring, cores: Sequence[Core]) -> list[Core]:

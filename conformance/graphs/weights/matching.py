@@ -245,11 +245,8 @@ def rounded_to_8_bits(own: Array, right: Array) -> bool:
     Steps of 7 bits are the widest: the largest entry over 63, of which an entry is off by half.
     """
     widest = float(np.abs(right).max()) / (2**6 - 1)
-    return bool(np.all(np.abs(own - right) <= widest / 2 + _eps(right) * np.abs(right)))
-
-
-def _eps(values: Array) -> float:
-    return float(np.finfo(values.dtype).eps) if values.dtype.kind == "f" else 0.0
+    eps = float(np.finfo(right.dtype).eps) if right.dtype.kind == "f" else 0.0
+    return bool(np.all(np.abs(own - right) <= widest / 2 + eps * np.abs(right)))
 
 
 def _beside(own: Tensor | None, right: Tensor | None) -> tuple[float, float | None]:
@@ -320,22 +317,19 @@ def _bias_beside(match: Match, stored: Mapping[str, Array]) -> Array | None:
 def _nearest(rows: Array, stored: Mapping[str, Array]) -> tuple[Match, float] | None:
     """The block of a stored tensor that is nearest to some rows, with the relative distance."""
     size = float(np.linalg.norm(rows)) or 1.0
-    result = [
+    distances = (
         (float(np.linalg.norm(rows - piece)) / size, name, piece)
-        for name, piece in _blocks(rows, stored)
-    ]
-    if not result or (best := min(result, key=lambda entry: entry[0]))[0] >= NEAREST:
+        for name, tensor in stored.items()
+        for candidate in as_rows(tensor, rows.shape[1])
+        for start in range(0, len(candidate) - len(rows) + 1, len(rows))
+        for piece in [candidate[start : start + len(rows)]]
+    )
+    best = min(distances, key=lambda entry: entry[0], default=None)
+    if best is None or best[0] >= NEAREST:
         return None
     distance, name, piece = best
     match = Match(source=name, rows=piece, index=np.arange(len(rows)), stored=len(rows), factor=1.0)
     return match, distance
-
-
-def _blocks(rows: Array, stored: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    for name, tensor in stored.items():
-        for candidate in as_rows(tensor, rows.shape[1]):
-            for start in range(0, len(candidate) - len(rows) + 1, len(rows)):
-                yield name, candidate[start : start + len(rows)]
 
 
 def _differing(what: str, distance: float, where: str) -> str:

@@ -383,32 +383,18 @@ def _maps(
             msg = "the attention node is not given the graph's own input"
             raise UnreadableError(msg)
         return {part: [map_inside(part, cores[0], inside[0])] for part in PARTS}
-    result = _probed(wiring, graph, cores)
+    pairs = [(part, number) for number in range(len(cores)) for part in PARTS]
+    operands = {f"{part} {number}": getattr(cores[number], part) for part, number in pairs}
+    heads = {f"{part} {number}": cores[number].head_counts[part] for part, number in pairs}
+    roles = {key: role_behind(wiring, graph, key, tap.name) for key, tap in operands.items()}
+    probed = affine_maps(graph, operands, heads, roles)
     return {
         part: [
-            with_bias(one, values.get(f"{part} bias"))
-            for one, values in zip(result[part], inside, strict=True)
+            with_bias(probed[f"{part} {number}"], values.get(f"{part} bias"))
+            for number, values in enumerate(inside)
         ]
         for part in PARTS
     }
-
-
-def _probed(
-    wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]
-) -> dict[str, list[AffineMap]]:
-    operands = {
-        f"{part} {number}": getattr(core, part)
-        for number, core in enumerate(cores)
-        for part in PARTS
-    }
-    counts = {
-        f"{part} {number}": core.head_counts[part]
-        for number, core in enumerate(cores)
-        for part in PARTS
-    }
-    roles = {key: role_behind(wiring, graph, key, tap.name) for key, tap in operands.items()}
-    result = affine_maps(graph, operands, counts, roles)
-    return {part: [result[f"{part} {number}"] for number in range(len(cores))] for part in PARTS}
 
 
 def _order(maps: Mapping[str, Sequence[AffineMap]]) -> str:
