@@ -71,6 +71,12 @@ OWN_KEYWORDS: Final = frozenset(
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
 SEQUENCES: Final = "sequences"
 SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+# What a record holds of a declaration, in this order.
+_IN_JSON: Final = (
+    "kind masks mask_shapes causal always_causal empty_rows features inputs batched dtypes devices "
+    "accumulate tf32 scores precision position layout arrays operator mixed memory strides "
+    "unchecked semantics assumptions"
+).split()
 DEFAULT_MASK_SHAPES: Final = ("BHQK", "B1QK", "B11K", "11QK")
 DEFAULT_LENGTH_SHAPES: Final = ("B",)
 
@@ -190,33 +196,14 @@ class Declaration:
     def as_json(self) -> dict[str, Any]:
         """The declaration as plain data, for the report."""
         changed = golden.STANDARD.differences(self.semantics)
-        return {
-            "kind": self.kind,
-            "masks": list(self.masks),
-            "mask_shapes": list(self.mask_shapes + self.length_shapes),
-            "causal": self.causal,
-            "always_causal": self.always_causal,
+        special: dict[str, Any] = {
+            "mask_shapes": [*self.mask_shapes, *self.length_shapes],
             "empty_rows": dict(self.empty_rows_by) or self.empty_rows,
             "features": sorted(self.features),
-            "inputs": self.inputs,
-            "batched": self.batched,
-            "dtypes": list(self.dtypes),
-            "devices": list(self.devices),
-            "accumulate": self.accumulate,
-            "tf32": self.tf32,
-            "scores": self.scores,
-            "precision": self.precision,
-            "position": self.position,
-            "layout": self.layout,
-            "arrays": self.arrays,
-            "operator": self.operator,
-            "mixed": self.mixed,
-            "memory": self.memory,
-            "strides": self.strides,
-            "unchecked": list(self.unchecked),
             "semantics": {name: str(pair[1]) for name, pair in changed.items()},
-            "assumptions": list(self.assumptions),
         }
+        values = {name: special.get(name, getattr(self, name)) for name in _IN_JSON}
+        return {name: list(one) if isinstance(one, tuple) else one for name, one in values.items()}
 
 
 def mixed_in(point: golden.Semantics) -> str | None:

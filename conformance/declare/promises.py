@@ -137,23 +137,26 @@ def declare(
         pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
     named = _words("features", features, FEATURES)
     key_shapes, length_shapes = _read_shapes(mask_shapes, batched=batched)
-    _choice("inputs", inputs, INPUTS)
-    _choice("scores", scores, ("eager", "fused"))
-    if causal is not None:
-        _choice("causal", causal, ALIGNMENTS)
+    choices = {
+        "inputs": (inputs, INPUTS),
+        "scores": (scores, ("eager", "fused")),
+        "arrays": (arrays, ARRAYS),
+        "strides": (strides, STRIDES),
+    }
+    optional = {
+        "causal": (causal, ALIGNMENTS),
+        "accumulate": (accumulate, (*DTYPES, "native")),
+        "position": (position, POSITIONS),
+        "mixed": (mixed, MIXED),
+        "memory": (memory, MEMORY),
+    }
+    _choices(choices | {name: pair for name, pair in optional.items() if pair[0] is not None})
     if always_causal and causal is None:
         msg = (
             "always_causal is True but causal is not declared: give its alignment, causal="
             f"{' or '.join(repr(word) for word in ALIGNMENTS)}"
         )
         raise DeclarationError(msg)
-    if accumulate is not None:
-        _choice("accumulate", accumulate, (*DTYPES, "native"))
-    if position is not None:
-        _choice("position", position, POSITIONS)
-    _choice("arrays", arrays, ARRAYS)
-    _choice("strides", strides, STRIDES)
-    _optional_choices(mixed=(mixed, MIXED), memory=(memory, MEMORY))
     offered = _read_features(kind, named, without, forms)
     one_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (one_rule, *rules.values()):
@@ -161,7 +164,12 @@ def declare(
     if arrays != "torch":
         offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
     point = _read_semantics(semantics, causal, one_rule)
-    _combination(point, forms, always_causal=always_causal)
+    if always_causal and forms and point.causal_combination == "refused":
+        msg = (
+            "always_causal is True and semantics refuses a mask beside causality, which leaves no "
+            "call with a mask: declare no masks"
+        )
+        raise DeclarationError(msg)
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
@@ -230,18 +238,17 @@ def _read_empty_rows(
     return "any", rules
 
 
-def _flags(**given: object) -> None:
+def _flags(**flags: object) -> None:
     """Require True or False: the text "no" would be as good as True."""
-    for name, value in given.items():
+    for name, value in flags.items():
         if not isinstance(value, bool):
             msg = f"{name} is {value!r}: give True or False"
             raise DeclarationError(msg)
 
 
-def _optional_choices(**given: tuple[str | None, tuple[str, ...]]) -> None:
-    for name, (value, known) in given.items():
-        if value is not None:
-            _choice(name, value, known)
+def _choices(choices: Mapping[str, tuple[object, Iterable[str]]]) -> None:
+    for name, (value, known) in choices.items():
+        _choice(name, value, known)
 
 
 def _read_layout(
@@ -399,15 +406,6 @@ def _check_shape(shape: object) -> None:
         msg = (
             f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each "
             "at most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
-        )
-        raise DeclarationError(msg)
-
-
-def _combination(point: golden.Semantics, forms: tuple[str, ...], *, always_causal: bool) -> None:
-    if always_causal and forms and point.causal_combination == "refused":
-        msg = (
-            "always_causal is True and semantics refuses a mask beside causality, which leaves no "
-            "call with a mask: declare no masks"
         )
         raise DeclarationError(msg)
 

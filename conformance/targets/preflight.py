@@ -10,7 +10,7 @@ import torch
 
 from .._golden import golden
 from ..adapters.calling import AdaptedModule
-from ..base.geometry import Geometry
+from ..base.geometry import FIELDS, Geometry
 from ..base.parameter_names import OptionParameter, undeclared_options
 from ..declare.candidate import Candidate
 from ..declare.declaration import OWN_KEYWORDS
@@ -105,28 +105,15 @@ def _check_builder(candidate: Candidate) -> None:
 
 
 def _build(candidate: Candidate) -> Any:
-    geometry = candidate.declaration.pins.apply(_tiny())
+    sizes = {name: 2 for name in FIELDS if name.endswith(("heads", "head_size"))}
+    sizes |= {"batch": 1, "query_length": 3, "key_length": 3}
+    tiny = Geometry(**{name: sizes.get(name, 4) for name in FIELDS})
+    geometry = candidate.declaration.pins.apply(tiny)
     weights = candidate.fixed_weights
     if candidate.draws_weights:
         weights = _weights(geometry, candidate.declaration.semantics)
     with torch.random.fork_rng(devices=[]):
         return candidate.function(geometry, weights)
-
-
-def _tiny() -> Geometry:
-    return Geometry(
-        batch=1,
-        num_heads=2,
-        num_kv_heads=2,
-        query_length=3,
-        key_length=3,
-        head_size=2,
-        value_head_size=2,
-        query_size=4,
-        key_size=4,
-        value_size=4,
-        output_size=4,
-    )
 
 
 def _weights(geometry: Geometry, semantics: golden.Semantics) -> golden.ProjectionWeights:
@@ -137,15 +124,11 @@ def _weights(geometry: Geometry, semantics: golden.Semantics) -> golden.Projecti
         "v": (geometry.num_kv_heads * geometry.value_head_size, geometry.value_size),
         "o": (geometry.output_size, geometry.num_heads * geometry.value_head_size),
     }
-    biased = {
-        "q": semantics.query_bias,
-        "k": semantics.key_bias,
-        "v": semantics.value_bias,
-        "o": semantics.output_bias,
-    }
+    words = {"q": "query", "k": "key", "v": "value", "o": "output"}
     tensors: dict[str, Any] = {name: torch.zeros(shape) for name, shape in rows.items()}
-    for name, shape in rows.items():
-        tensors[f"{name}_bias"] = torch.zeros(shape[0]) if biased[name] else None
+    for name, word in words.items():
+        biased = getattr(semantics, f"{word}_bias")
+        tensors[f"{name}_bias"] = torch.zeros(rows[name][0]) if biased else None
     return golden.ProjectionWeights(**tensors)
 
 

@@ -163,8 +163,7 @@ def _source(target: str) -> ExportSource:
     if value is None or isinstance(value, ModuleType):
         msg = f"--source {target} names no object: write package.module:object"
         raise UsageError(msg)
-    is_function = callable(value) and not _is_candidate(value)
-    if is_function:
+    if callable(value) and not _is_candidate(value):
         value = _called(value, target)
     return source_of(value, target)
 
@@ -246,21 +245,21 @@ def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Candidate, st
         yield from _listed(module, listed, where)
         return
     for name, value in list(vars(module).items()):
-        if isinstance(value, Candidate) or _is_candidate_list(value):
+        entries = value if isinstance(value, (list, tuple)) else [value]
+        if entries and all(isinstance(entry, Candidate) for entry in entries):
             yield from candidates_of(value, f"{where}:{name}")
     for submodule, place in _submodules(module, where):
         yield from _declared_in(submodule, place)
 
 
-def _is_candidate_list(value: object) -> bool:
-    whole = isinstance(value, (list, tuple)) and bool(value)
-    return whole and all(isinstance(entry, Candidate) for entry in value)  # type: ignore[attr-defined]
-
-
 def _submodules(module: ModuleType, where: str) -> Iterator[tuple[ModuleType, str]]:
-    for info in sorted(pkgutil.iter_modules(getattr(module, "__path__", [])), key=lambda i: i.name):
-        if not _passed_over(info.name):
-            yield import_dotted(f"{module.__name__}.{info.name}"), _below(where, info.name)
+    for name in _submodule_names(module):
+        if not _passed_over(name):
+            yield import_dotted(f"{module.__name__}.{name}"), _below(where, name)
+
+
+def _submodule_names(module: ModuleType) -> list[str]:
+    return sorted(info.name for info in pkgutil.iter_modules(getattr(module, "__path__", [])))
 
 
 def _below(where: str, name: str) -> str:
@@ -278,21 +277,17 @@ def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Candi
     for entry in listed:
         if not isinstance(entry, str):
             yield from candidates_of(entry, where)
-        elif not hasattr(module, entry) and _has_submodule(module, entry):
+        elif not hasattr(module, entry) and entry in _submodule_names(module):
             submodule = import_dotted(f"{module.__name__}.{entry}")
             yield from _declared_in(submodule, _below(where, entry))
         else:
             yield from _from_module(module, where, entry)
 
 
-def _has_submodule(module: ModuleType, name: str) -> bool:
-    return name in [info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))]
-
-
 def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
     """The candidates that an object is or makes; raises UsageError when it does neither."""
     made = value if _is_candidate(value) else _called(value, target)
-    for entry in _entries(made):
+    for entry in made if isinstance(made, (list, tuple)) else [made]:
         if isinstance(entry, Candidate):
             yield entry, target
         elif _is_module(entry):
@@ -304,10 +299,6 @@ def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
 
 def _is_candidate(value: Any) -> bool:
     return isinstance(value, (Candidate, list, tuple)) or _is_module(value)
-
-
-def _entries(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _is_module(value: Any) -> bool:
@@ -351,8 +342,9 @@ def _called(value: Any, target: str) -> Any:
     try:
         inspect.signature(value).bind()
     except TypeError:
+        parameters = ", ".join(inspect.signature(value).parameters)
         msg = (
-            f"{target} takes {_parameters(value)} and declares nothing: decorate it with "
+            f"{target} takes ({parameters}) and declares nothing: decorate it with "
             f"@conformance.core or @conformance.layer, or let 'conformance identify {target}' "
             "write that"
         )
@@ -360,7 +352,3 @@ def _called(value: Any, target: str) -> Any:
     except ValueError:  # a function written in C shows no signature: calling it will tell
         pass
     return guarded(f"{target}() raised", value)
-
-
-def _parameters(value: Any) -> str:
-    return f"({', '.join(inspect.signature(value).parameters)})"

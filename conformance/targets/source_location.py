@@ -24,16 +24,16 @@ FileAndLine = tuple[Path, int | None]
 def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
     """``{"file": …, "line": …}`` of what a candidate wraps, else of what its target names.
 
-    The file is told from the root of the repository that holds it, with slashes, as services that
-    show a repository want it; outside of any from the working folder, elsewhere in full. The line
-    is None for a graph, or where it is not found. None where there is no file, as in a console.
+    The file's path starts at the root of its repository, with slashes, as services that show a
+    repository want it; outside of any at the working folder, elsewhere it is whole. The line is
+    None for a graph, or where none is known. None where there is no file, as in a console.
     """
     result = candidate.eager or candidate
     place = _of_graph(result.target) or _of_object(result.function) or _of_target(result.target)
     if place is None:
         return None
     path, line = place
-    return {"file": _told_from_the_root(path.resolve()), "line": line}
+    return {"file": _in_repository(path.resolve()), "line": line}
 
 
 def _of_graph(target: str) -> FileAndLine | None:
@@ -59,15 +59,12 @@ def _of_target(target: str) -> FileAndLine | None:
     """Where the object of a target is bound, else its file."""
     try:
         where, name = split_target(target)
-        path = Path(where).expanduser() if is_path(where) else _file_of_module(where)
+        file = where if is_path(where) else str(sys.modules[where].__file__)
+        path = Path(file).expanduser()
         path = path / "__init__.py" if path.is_dir() else path
         return (path, _line_of(path, name)) if path.is_file() else None
     except Exception:  # noqa: BLE001 (a target that a plugin resolves, a file that is not Python)
         return None
-
-
-def _file_of_module(name: str) -> Path:
-    return Path(str(sys.modules[name].__file__))
 
 
 def _line_of(path: Path, name: str | None) -> int | None:
@@ -97,7 +94,7 @@ def _names(target: ast.AST) -> list[ast.Name]:
     return [node for node in ast.walk(target) if isinstance(node, ast.Name)]
 
 
-def _told_from_the_root(path: Path) -> str:
+def _in_repository(path: Path) -> str:
     """A path as a repository shows it, else from the working folder, else in full."""
     folders = [*path.parents]
     root = next((folder for folder in folders if (folder / ".git").exists()), Path.cwd())
