@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -290,15 +290,15 @@ def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
     for entry in made if isinstance(made, (list, tuple)) else [made]:
         if isinstance(entry, Candidate):
             yield entry, target
-        elif _is_module(entry):
-            yield _wrapped(entry, target), target
+        elif adapt := _adapter_of(entry):
+            yield adapt(entry, target), target
         else:
             msg = f"{target} gives {entry!r:.60}, which is not {_ACCEPTED}"
             raise UsageError(msg)
 
 
 def _is_candidate(value: Any) -> bool:
-    return isinstance(value, (Candidate, list, tuple)) or _is_module(value)
+    return isinstance(value, (Candidate, list, tuple)) or _adapter_of(value) is not None
 
 
 def _is_module(value: Any) -> bool:
@@ -324,6 +324,14 @@ def _wrapped(value: Any, target: str) -> Candidate:
 
     wrapped: Candidate = guarded(f"{target} cannot be taken as a layer", wrap)
     return wrapped
+
+
+# Objects that are no declared candidates: what they are, and the adapter that makes them one.
+_ADAPTERS: Final = ((_is_module, _wrapped),)
+
+
+def _adapter_of(value: Any) -> Callable[[Any, str], Candidate] | None:
+    return next((adapt for fits, adapt in _ADAPTERS if fits(value)), None)
 
 
 def how_to_make(error: ConstructionError) -> str:
