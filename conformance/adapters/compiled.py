@@ -23,8 +23,8 @@ from ..base.texts import printable
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
 
-# What a compiled candidate is asked; the rest is asked of the eager one.
-ASKED: Final = frozenset(
+# The clauses that judge a compiled candidate; the others judge the eager one.
+COMPILED_CLAUSES: Final = frozenset(
     {
         "compile.agrees",
         "gradients.golden",
@@ -77,8 +77,8 @@ def compiled(
 ) -> Candidate:
     """A candidate whose core, or whose layers once they are built, go through ``torch.compile``.
 
-    ``dynamic`` is torch's own: None lets it decide, True takes all sizes for variable. It is asked
-    few questions, those that compiled code may answer otherwise, and none of what takes long.
+    ``dynamic`` is torch's own: None lets it decide, True takes all sizes for variable. Few
+    clauses judge it: those that compiled code may answer otherwise, and none that takes long.
 
     Raises DeclarationError for what cannot be compiled: a graph, a function of arrays.
     """
@@ -86,7 +86,7 @@ def compiled(
         msg = f"{candidate.name} cannot be compiled: it is a graph, or takes arrays"
         raise DeclarationError(msg)
     declared = candidate.declaration
-    kept = tuple(entry for entry in declared.expected_failures if entry.clause in ASKED)
+    kept = tuple(entry for entry in declared.expected_failures if entry.clause in COMPILED_CLAUSES)
     build = Compiled if candidate.kind != "layer" else CompiledBuilder
     return dataclasses.replace(
         candidate,
@@ -112,7 +112,7 @@ def profile_for(candidate: Candidate, profile: Profile) -> Profile:
 
 
 class Compiled:
-    """A function through ``torch.compile``, which is asked when it is first called.
+    """A function through ``torch.compile``, which compiles it when it is first called.
 
     ``owner`` is the compiled candidate that it belongs to: all layers that are built for one share
     what torch remembers.

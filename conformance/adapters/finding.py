@@ -179,8 +179,8 @@ def _with_any_heads(search: ProjectionSearch) -> ProjectionSearch:
     Raises DeclarationError where no number of heads would fit either, or the user gave this one.
     """
     freed = dataclasses.replace(search, heads=None, kv_heads=None)
-    told = search.request.num_heads is not None or search.request.num_kv_heads is not None
-    if told or search.heads is None or next(_hypotheses(freed), None) is None:
+    declared = search.request.num_heads is not None or search.request.num_kv_heads is not None
+    if declared or search.heads is None or next(_hypotheses(freed), None) is None:
         raise DeclarationError(_unfit(search))
     return freed
 

@@ -18,7 +18,7 @@ from ..graphs.opened import GraphProjections, OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, GraphProcess, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.reading import GraphReading, Header
-from ..graphs.roles import read_roles, read_unasked
+from ..graphs.roles import read_roles, read_without_calls
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from ..graphs.validation import read_header
 from ..graphs.weights import find_weights, read_state_dict
@@ -126,7 +126,7 @@ def _read(
         reading = _causal_as(request.source, reading, header, declared)
         weights = _weights(header, process_at, reading, declared, request)
         return _noted(reading, notes), weights
-    return _noted(read_unasked(header, declared), notes), GraphProjections(gauge=UNKNOWN)
+    return _noted(read_without_calls(header, declared), notes), GraphProjections(gauge=UNKNOWN)
 
 
 def _causal_as(

@@ -112,15 +112,15 @@ def described(opened: OpenedGraph) -> dict[str, Any]:
 
 
 def _role(role: Role) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "name": role.name,
         "role": role.role,
         "axes": role.axes,
         "dtype": role.dtype,
     }
     if role.role in FORMS:
-        return {**told, "form": FORMS[role.role]}
-    return told if role.value is None else {**told, "value": np.asarray(role.value).tolist()}
+        return {**entry, "form": FORMS[role.role]}
+    return entry if role.value is None else {**entry, "value": np.asarray(role.value).tolist()}
 
 
 def _size(role: Role, header: Header) -> dict[str, Any]:

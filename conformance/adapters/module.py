@@ -100,7 +100,7 @@ def finished(
 
 
 def assuming(candidate: Candidate, *assumptions: str) -> Candidate:
-    """The same candidate with some assumptions put first."""
+    """A candidate with some more assumptions, put first."""
     everything = (*assumptions, *candidate.declaration.assumptions)
     declaration = dataclasses.replace(candidate.declaration, assumptions=everything)
     return dataclasses.replace(candidate, declaration=declaration)
@@ -251,8 +251,8 @@ def of_constructor(
         raise DeclarationError(msg)
     first, second = (_probe(geometry, kind, request) for geometry in _PROBES)
     built = _construct(construct, first, request.shown)
-    told = dataclasses.replace(request, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads)
-    calling, finding, promises = understand(built, told)
+    sized = dataclasses.replace(request, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads)
+    calling, finding, promises = understand(built, sized)
     if not finding.recipe.has_output:
         msg = (
             f"{request.shown} has no output projection: give an instance, whose own weights are "
@@ -403,14 +403,14 @@ def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
     calling, finding, promises = understand(built, request)
     sizes, recipe = finding.sizes, finding.recipe
     weights = recipe.read(built, sizes)
-    told = promises.get("geometry") or {}
-    if not isinstance(told, Mapping):
+    declared = promises.get("geometry") or {}
+    if not isinstance(declared, Mapping):
         msg = (
-            f"geometry is {told!r}, but {request.shown} is built already: give a dict of the "
+            f"geometry is {declared!r}, but {request.shown} is built already: give a dict of the "
             "lengths it can have"
         )
         raise DeclarationError(msg)
-    promises["geometry"] = {**told, **_pins(weights, sizes)}
+    promises["geometry"] = {**declared, **_pins(weights, sizes)}
     promises["semantics"] = without_biases(promises.get("semantics"), recipe)
     if sizes.num_kv_heads != sizes.num_heads:
         promises["features"] = [*promises.get("features", ()), "gqa"]

@@ -1,4 +1,4 @@
-"""Where a module keeps its four projections, fused or apart, and how many heads it has."""
+"""Where a module keeps its four projections, fused or separate, and how many heads it has."""
 
 from __future__ import annotations
 

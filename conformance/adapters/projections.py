@@ -110,7 +110,7 @@ def _orientations(owner: nn.Module, name: str) -> tuple[bool, ...]:
 
 
 def _stack_heads(result: list[Leaf]) -> list[Leaf]:
-    """Put ``heads.0.query``, ``heads.1.query`` … together; lists without names stay apart."""
+    """Put ``heads.0.query``, ``heads.1.query`` … together; lists without names stay as they are."""
     groups: dict[str, list[Leaf]] = {}
     for leaf in result:
         roles, clear = role_of(leaf.path)
@@ -227,9 +227,9 @@ def _holders(roles: str, leaf: Leaf) -> Iterator[Holder]:
         yield Holder(roles=order, path=leaf.path, transposed=transposed, layout=layout)
 
 
-def _as_told(shown: str, result: list[Leaf], told: Mapping[str, str]) -> Assignment:
+def _as_told(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> Assignment:
     by_title = {leaf.title: leaf for leaf in result} | {leaf.path: leaf for leaf in result}
-    for roles, path in told.items():
+    for roles, path in declared.items():
         if not roles or not set(roles) <= set(_ROLES):
             msg = (
                 f"projections has the key {roles!r}: use 'q', 'k', 'v', 'o', or 'qkv' and 'kv' "
@@ -242,14 +242,14 @@ def _as_told(shown: str, result: list[Leaf], told: Mapping[str, str]) -> Assignm
                 f"{', '.join(leaf.title for leaf in result)}"
             )
             raise DeclarationError(msg)
-    given = "".join(told)
+    given = "".join(declared)
     if not {"q", "k", "v"} <= set(given) or len(set(given)) < len(given):
         msg = (
-            f"projections gives {', '.join(told)}: it needs each of q, k and v once (o may be "
+            f"projections gives {', '.join(declared)}: it needs each of q, k and v once (o may be "
             "absent)"
         )
         raise DeclarationError(msg)
-    return {roles: by_title[path] for roles, path in told.items()}
+    return {roles: by_title[path] for roles, path in declared.items()}
 
 
 def _by_name(result: list[Leaf]) -> list[Assignment]:

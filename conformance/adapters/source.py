@@ -95,7 +95,7 @@ class ExportSource:
         return GraphForward(self._run(reading), reading, num_heads)
 
     def exported(self, reading: GraphReading, num_heads: int | None) -> Callable[..., Any] | None:
-        """The same for the exported program, the step before the graph."""
+        """The exported program under the harness' call, the step before the graph."""
         if self.module is None:
             return None
         return GraphForward(self._run(reading, exported=True), reading, num_heads)

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..adapters.compiled import ASKED, graphs_compiled
+from ..adapters.compiled import COMPILED_CLAUSES, graphs_compiled
 from ..base.texts import printable
 from ..calls.calling import Forward, arguments
 from ..declare.candidate import Candidate
@@ -130,7 +130,7 @@ _is_compiled = requires(lambda c: c.eager is not None, "it is not compiled (--co
 
 def asked_eagerly(candidate: Candidate, slug: str) -> str:
     """Why a clause is left to the candidate as it is, before torch.compile, or ""."""
-    if candidate.eager is None or slug in ASKED:
+    if candidate.eager is None or slug in COMPILED_CLAUSES:
         return ""
     return "asked of the candidate as it is, uncompiled"
 

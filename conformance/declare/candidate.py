@@ -65,7 +65,7 @@ class Candidate:
         return self.weights_known and self.declaration.positions_known
 
     def on(self, device: str) -> Candidate:
-        """The same candidate as it is judged on one device: its precision follows from that."""
+        """The candidate as it is judged on one device: its precision follows from that."""
         if self.declaration.devices == (device,):
             return self
         declared = self.declared_on or self.declaration.devices
@@ -73,5 +73,5 @@ class Candidate:
         return dataclasses.replace(self, declaration=declaration, declared_on=declared)
 
     def located(self, target: str) -> Candidate:
-        """The same candidate, said to come from a target."""
+        """The candidate with the target that it comes from."""
         return dataclasses.replace(self, target=target)

@@ -14,7 +14,7 @@ KINDS: Final = ("core", "layer", "positions")
 MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
-# Ways to a row without keys, beside the forms of masks, that may have a rule of their own.
+# Ways to a row without keys, other than the forms of masks, that may have a rule of their own.
 BY_CAUSALITY: Final = "causal"
 WITH_WEIGHTS: Final = "weights"
 PRECISIONS: Final = ("int8-dynamic",)
@@ -89,7 +89,7 @@ class Declaration:
     differs by the way to them, ``empty_rows_by`` holds pairs of a way and its rule.
     ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
     of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
-    ``empty_rows`` already in it. ``always_causal`` says that every call is causal unasked, so that
+    ``empty_rows`` already in it. ``always_causal`` says that every call is causal by itself: then
     no keyword is passed; ``precision`` is "int8-dynamic" for a layer whose projections are made of
     8-bit integers, "" for others. ``layout`` is how a core takes its heads, ``arrays`` whose arrays
     it takes, ``operator`` the registered torch operator behind it, ``mixed`` what it does with

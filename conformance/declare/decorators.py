@@ -317,5 +317,5 @@ def _check_required(
 
 
 def renamed(candidate: Candidate, name: str) -> Candidate:
-    """The same candidate under another name."""
+    """A candidate under another name."""
     return dataclasses.replace(candidate, name=name)

@@ -95,7 +95,7 @@ class Calls(TorchFunctionMode):
 
 
 class DispatchedCalls(TorchDispatchMode):
-    """The same for calls that come from C++."""
+    """Keeps the calls of one operator that come from C++ meanwhile."""
 
     def __init__(self, packet: OpOverloadPacket) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own

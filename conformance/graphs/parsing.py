@@ -165,7 +165,7 @@ _TRAINING: Final = 2
 
 
 def random_nodes(model: ModelProto) -> list[str]:
-    """The nodes that draw whoever asks: ``Dropout 'name' in training mode``.
+    """The nodes that draw random numbers in every call: ``Dropout 'name' in training mode``.
 
     A training mode that is an input of the graph is the caller's choice.
     """

@@ -118,7 +118,7 @@ class GraphReading:
     causal
         The alignment of a causal rule that the graph always applies, None when it applies none.
     assumptions
-        One sentence for each thing that was taken for granted, or found by behaviour.
+        One sentence for each assumption, and for each fact found by behaviour.
     """
 
     kind: Literal["layer", "core"]

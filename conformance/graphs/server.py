@@ -1,8 +1,8 @@
-"""The program of a graph's process: opens one model file and runs it as often as it is asked.
+"""The program of a graph's process: opens one model file and runs it once for each request.
 
 It is started by :mod:`.process`, talks over the socket that is its standard input and ends with it.
 Module level stays light: onnxruntime is imported with the first run, onnx when a tensor inside the
-graph is asked for, torch never.
+graph is requested, torch never.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _raise_own(what: str, error: BaseException) -> NoReturn:
 
 
 def _near_module(name: str) -> str:
-    """A suggestion from the modules beside the missing one."""
+    """A suggestion from the modules in the same folder."""
     parent, _, last = name.rpartition(".")
     folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else [Path.cwd()]
     names = {path.stem for folder in folders for path in Path(folder).glob("*.py")}

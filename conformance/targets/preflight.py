@@ -51,7 +51,7 @@ def unchecked_options(
     """The parameters that look like options and that no call will give.
 
     ``forward`` is what a layer's builder made. ``accepted`` are globs of names that may stay
-    unchecked, beside those that the declaration names. What shows no signature has none, and who
+    unchecked, as those that the declaration names. What shows no signature has none, and who
     declares a function of the harness' own keywords has chosen among these: they count in a module
     only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is declared.
     """

@@ -152,7 +152,7 @@ def _start(
 
 
 def _loud(start: FirstCall) -> FirstCall:
-    """The same call with inputs large enough that the answer is no plain average."""
+    """The call with inputs large enough that the answer is no plain average."""
     floats = [port.name for port in start.plan.tensors]
     best = start
     for amplitude in _AMPLITUDES:

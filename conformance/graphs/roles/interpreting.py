@@ -15,7 +15,7 @@ from ..sidecar import GraphDeclaration
 from . import names
 from .first_call import FirstCall, read_hints, starts
 from .plans import LAYOUTS
-from .probe import BaseCall, GraphProbe, Traits, traits
+from .probe import BaseCall, GraphProbe, Traits, read_traits
 
 Followed = Mapping[tuple[str, int], bool | None]
 
@@ -75,7 +75,7 @@ MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 class RoleAssignment:
     """Roles of the tensors and the order of their axes.
 
-    passed, asked
+    fitting, facts
         How much of the evidence speaks for it, of how much there is.
     named
         How many names say the same.
@@ -83,20 +83,20 @@ class RoleAssignment:
 
     roles: Mapping[str, str]
     layout: str
-    passed: int
-    asked: int
+    fitting: int
+    facts: int
     named: int
     declared: bool
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was seen contradicts it."""
-        return self.passed == self.asked
+        """Whether no fact contradicts it."""
+        return self.fitting == self.facts
 
     @property
     def nearly(self) -> bool:
         """Whether no more than one fact in four contradicts it."""
-        return _NEARLY * self.passed >= (_NEARLY - 1) * self.asked
+        return _NEARLY * self.fitting >= (_NEARLY - 1) * self.facts
 
     def of(self, role: str) -> str:
         """The name of the input of a role; raises StopIteration when there is none."""
@@ -120,7 +120,7 @@ class RoleAssignment:
 
 def assign(
     tensors: Sequence[Port],
-    seen: Mapping[str, Traits],
+    traits: Mapping[str, Traits],
     follows: Followed,
     declared: GraphDeclaration,
 ) -> RoleAssignment:
@@ -128,22 +128,22 @@ def assign(
 
     Where everything contradicts the evidence, names decide if they name every role.
     """
-    options = list(_options(tensors, seen, follows, declared))
-    best = max(options, key=lambda option: (option.passed, option.named))
+    options = list(_options(tensors, traits, follows, declared))
+    best = max(options, key=lambda option: (option.fitting, option.named))
     named = [option for option in options if option.named == len(tensors)]
     if best.clean or not named or len({tuple(one.roles.items()) for one in named}) > 1:
         return best
-    return max(named, key=lambda option: option.passed)
+    return max(named, key=lambda option: option.fitting)
 
 
 def _options(
     tensors: Sequence[Port],
-    seen: Mapping[str, Traits],
+    traits: Mapping[str, Traits],
     follows: Followed,
     declared: GraphDeclaration,
 ) -> Iterator[RoleAssignment]:
     """Every assignment that the declaration admits, that of the graph's order first."""
-    rank = len(seen[tensors[0].name].local)
+    rank = len(traits[tensors[0].name].local)
     said = {port.name: declared.inputs.get(port.name, {}) for port in tensors}
     layouts = _named_layouts(tensors, rank)
     if any("axes" in one for one in said.values()):
@@ -157,7 +157,7 @@ def _options(
             if any(axes.find(one) != layout.find(one) for axes in orders for one in "BL"):
                 continue  # items or positions are declared elsewhere
             checks = [
-                check for name in roles for check in _evidence(roles[name], seen[name], layout)
+                check for name in roles for check in _evidence(roles[name], traits[name], layout)
             ]
             checks += [  # whether the answer is as long as the query, where something says so
                 (3, follow == (role == "query"))
@@ -167,8 +167,8 @@ def _options(
             yield RoleAssignment(
                 roles=roles,
                 layout=layout,
-                passed=sum(weight for weight, fits in checks if fits),
-                asked=sum(weight for weight, _ in checks),
+                fitting=sum(weight for weight, fits in checks if fits),
+                facts=sum(weight for weight, _ in checks),
                 named=sum(names.suggests(name, role) for name, role in roles.items()),
                 declared=all("role" in one for one in said.values()),
             )
@@ -187,31 +187,31 @@ def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
     return fitting or LAYOUTS[rank]
 
 
-def _evidence(role: str, seen: Traits, layout: str) -> Iterator[tuple[int, bool]]:
+def _evidence(role: str, traits: Traits, layout: str) -> Iterator[tuple[int, bool]]:
     """Weighted facts that speak for or against a role in a layout."""
-    if not seen.matters:
+    if not traits.matters:
         return
     length = layout.index("L")
     for letter in "BH":
         at = layout.find(letter)
-        if at >= 0 and not seen.open[at]:
-            yield 1, seen.local[at] is not None
+        if at >= 0 and not traits.open[at]:
+            yield 1, traits.local[at] is not None
     if role == "query":
-        if not seen.open[length]:
-            yield 2, seen.local[length] is not None
-        yield 1, not seen.affine
+        if not traits.open[length]:
+            yield 2, traits.local[length] is not None
+        yield 1, not traits.affine
         return
-    if not seen.open[length]:
-        yield 2, seen.local[length] is None
+    if not traits.open[length]:
+        yield 2, traits.local[length] is None
     if role == "key":
-        yield 2, seen.shift[length]
-        yield 1, not seen.affine
+        yield 2, traits.shift[length]
+        yield 1, not traits.affine
     elif role == "value":
-        yield 2, seen.affine
-        yield 1, not seen.shift[length]
+        yield 2, traits.affine
+        yield 1, not traits.shift[length]
     else:
-        yield 1, not seen.affine
-        yield 1, not seen.shift[length]
+        yield 1, not traits.affine
+        yield 1, not traits.shift[length]
 
 
 # Calls that run and are probed before the best of them is taken.
@@ -223,12 +223,12 @@ class Interpretation:
     """A call that runs and what its tensors are taken for."""
 
     start: FirstCall
-    seen: Mapping[str, Traits]
+    traits: Mapping[str, Traits]
     assignment: RoleAssignment
 
     @property
     def clean(self) -> bool:
-        """Whether all that was seen fits an attention."""
+        """Whether all that was observed fits an attention."""
         return self.in_place and self.assignment.clean and self.start.bent > 0.0 and self.tells
 
     @property
@@ -253,14 +253,14 @@ class Interpretation:
     def tells(self) -> bool:
         """Whether some tensor has several positions: one alone fits every role."""
         length = self.assignment.length_axis
-        return any(not seen.open[length] for seen in self.seen.values())
+        return any(not traits.open[length] for traits in self.traits.values())
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int, int]:
         """What makes one better than another."""
-        failed = self.assignment.asked - self.assignment.passed
+        failed = self.assignment.facts - self.assignment.fitting
         named = self.assignment.named
-        return (self.clean, self.fits, self.tells, self.assignment.passed - 2 * failed, named)
+        return (self.clean, self.fits, self.tells, self.assignment.fitting - 2 * failed, named)
 
 
 def interpret(header: Header, probe: GraphProbe, declared: GraphDeclaration) -> Interpretation:
@@ -302,9 +302,10 @@ def _best_of(
 
 def _interpreted(start: FirstCall, declared: GraphDeclaration) -> Interpretation:
     ports = start.plan.tensors
-    seen = {port.name: traits(start.base, port.name) for port in ports}
-    follows = followed(start)
-    return Interpretation(start=start, seen=seen, assignment=assign(ports, seen, follows, declared))
+    traits = {port.name: read_traits(start.base, port.name) for port in ports}
+    return Interpretation(
+        start=start, traits=traits, assignment=assign(ports, traits, followed(start), declared)
+    )
 
 
 def same_positions(query: tuple[int, ...], answer: tuple[int, ...], layout: str) -> bool:

@@ -91,7 +91,7 @@ def _score(
 
 
 def _reached(base: BaseCall, port: Port, at: int) -> int | str | None:
-    """The axis of the answer along which changes in slices of a mask stay apart.
+    """The axis of the answer along which changes in slices of a mask are separate.
 
     None where they mix, ``unknown`` when the mask does nothing.
     """
@@ -123,7 +123,7 @@ def _pattern(base: BaseCall, port: Port, at: int, index: int) -> Array:
 
 
 def widened(start: FirstCall, assignment: RoleAssignment, declared: GraphDeclaration) -> FirstCall:
-    """The same call with masks as large as the graph takes them."""
+    """The call with masks as large as the graph takes them."""
     masks = []
     for port, axes in start.plan.masks:
         result = axes
@@ -222,7 +222,7 @@ def read_masks(
 
 
 class _MaskProbe:
-    """One mask that is asked what it does to one key."""
+    """Probes what one mask does to one key."""
 
     def __init__(
         self, base: BaseCall, assignment: RoleAssignment, port: Port, axes: str, where: AnswerAxes

@@ -71,7 +71,7 @@ def _output(base: BaseCall, axes: str) -> Role:
 
 
 def _output_axes(base: BaseCall, assignment: RoleAssignment, axes: str) -> str:
-    """The order of the answer's axes: that of the query, unless items are seen elsewhere."""
+    """The order of the answer's axes: that of the query, unless its items lie elsewhere."""
     at = assignment.layout.find("B")
     if at < 0 or base.answer.ndim != len(axes):
         return axes
@@ -82,7 +82,7 @@ def _output_axes(base: BaseCall, assignment: RoleAssignment, axes: str) -> str:
 
 
 def _is_core(base: BaseCall, assignment: RoleAssignment) -> bool:
-    """Whether channels of the value stay apart: nothing projects them."""
+    """Whether no channel of the value mixes with others: nothing projects them."""
     if "value" not in assignment.roles.values():
         return False
     value = assignment.of("value")

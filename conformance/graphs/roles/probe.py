@@ -16,14 +16,14 @@ from .plans import FLOATS
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What was seen of one float input.
+    """How the answer depends on one float input.
 
     matters
         Whether the answer changes at all when everything in it changes.
     affine
         Whether the answer is affine in it.
     local
-        For each of its axes the axis of the answer along which a change stays apart from changes
+        For each of its axes the axis of the answer along which a change is separate from changes
         elsewhere, None where changes mix; ``open`` where the axis has one entry and cannot tell.
     open
         The axes that have one entry.
@@ -70,7 +70,7 @@ class BaseCall:
         return changed
 
 
-def traits(base: BaseCall, name: str) -> Traits:
+def read_traits(base: BaseCall, name: str) -> Traits:
     """GraphProbe one float input of a graph."""
     values = base.feeds[name]
     axes = range(values.ndim)
@@ -106,7 +106,7 @@ def affected(base: BaseCall, name: str, at: int, index: int) -> Change:
 
 
 def local_axis(base: BaseCall, name: str, at: int) -> int | None:
-    """The axis of the answer that an axis of an input is bound to: changes stay apart."""
+    """The axis of the answer that an axis of an input is bound to, None where changes mix."""
     size = base.feeds[name].shape[at]
     if size == 1:
         return None
@@ -147,7 +147,7 @@ _NOISE_POWER: Final = 3 / 4
 
 @dataclass
 class GraphProbe:
-    """A graph that is asked; counts its runs.
+    """Calls a graph and counts the runs.
 
     noise
         A difference up to this share of an answer's peak is rounding.

@@ -26,7 +26,7 @@ _WIDTHS: Final = {"self": ("x",) * 3, "memory": ("query", "context", "context")}
 _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 
 
-def read_unasked(header: Header, declared: GraphDeclaration) -> GraphReading:
+def read_without_calls(header: Header, declared: GraphDeclaration) -> GraphReading:
     """Roles by names, types and the order of the inputs; raises UsageError without a query.
 
     It serves to put the question to the graph again, so that its silence becomes a verdict.
@@ -156,18 +156,18 @@ def always_causal(
     Only calls with more keys than queries, or fewer, tell alignments apart: with equal lengths
     alone it is called bottom-right.
     """
-    seen = [one for one in _dependence(base, assignment, sizes_probe) if one is not None]
-    if not seen or all(one.all() for one in seen):
+    depends = [one for one in _dependence(base, assignment, sizes_probe) if one is not None]
+    if not depends or all(one.all() for one in depends):
         return None, []
     for alignment in ("bottom-right", "top-left"):
-        if all((one == _rule(one, alignment)).all() for one in seen):
+        if all((one == _rule(one, alignment)).all() for one in depends):
             why = "later keys do not reach earlier positions of the answer"
             return alignment, [f"a causal rule always applies, aligned {alignment} ({why})"]
     return None, []
 
 
-def _rule(seen: Allowed, alignment: str) -> Allowed:
-    queries, keys = seen.shape
+def _rule(depends: Allowed, alignment: str) -> Allowed:
+    queries, keys = depends.shape
     return np.tri(queries, keys, keys - queries if alignment == "bottom-right" else 0, dtype=bool)
 
 
@@ -196,13 +196,13 @@ def _reach(base: BaseCall, assignment: RoleAssignment) -> Allowed | None:
     keys, queries = base.feeds[name].shape[at], base.feeds[assignment.first].shape[at]
     if keys == 1 or base.answer.ndim <= at or base.answer.shape[at] != queries:
         return None
-    seen = np.zeros((queries, keys), dtype=bool)
+    depends = np.zeros((queries, keys), dtype=bool)
     for key in range(keys):
         change = affected(base, name, at, key)
         if change.shape != base.answer.shape:
             return None
-        seen[:, key] = change.any(axis=tuple(axis for axis in range(change.ndim) if axis != at))
-    return seen
+        depends[:, key] = change.any(axis=tuple(axis for axis in range(change.ndim) if axis != at))
+    return depends
 
 
 # What a graph must hold to be an attention whose behaviour is wrong.
@@ -333,13 +333,13 @@ def _check_ports(header: Header) -> None:
 def _check_attention(header: Header, interpretation: Interpretation) -> None:
     """Refuse a graph that does not attend; a broken attention is one."""
     if interpretation.assignment.declared or (
-        interpretation.clean and len(interpretation.seen) > 1
+        interpretation.clean and len(interpretation.traits) > 1
     ):
         return
     # An attention of several inputs that does not depend on all of them is a broken one.
-    all_matter = all(seen.matters for seen in interpretation.seen.values())
-    ignores = not all_matter and len(interpretation.seen) > 1 and _has_softmax(header)
-    resembles = len(interpretation.seen) == len(ROLES) and all_matter and interpretation.likely
+    all_matter = all(traits.matters for traits in interpretation.traits.values())
+    ignores = not all_matter and len(interpretation.traits) > 1 and _has_softmax(header)
+    resembles = len(interpretation.traits) == len(ROLES) and all_matter and interpretation.likely
     if not (_mixes(interpretation) or ignores):
         why = "each position of its answer depends on the same position of its inputs alone"
     elif not _multiplies_itself(header):
@@ -357,8 +357,8 @@ def _mixes(interpretation: Interpretation) -> bool:
     """Whether a part of the answer depends on several positions, or items, of an input."""
     outer = [at for at, letter in enumerate(interpretation.assignment.layout) if letter in "BL"]
     return not interpretation.tells or any(
-        seen.matters and not seen.open[at] and seen.local[at] is None
-        for seen in interpretation.seen.values()
+        traits.matters and not traits.open[at] and traits.local[at] is None
+        for traits in interpretation.traits.values()
         for at in outer
     )
 
@@ -369,11 +369,11 @@ def _about_tensors(interpretation: Interpretation, declared: GraphDeclaration) -
     assignment = interpretation.assignment
     if not assignment.clean:
         sentences.append(
-            f"the graph does not behave as attention in everything: {assignment.passed} of "
-            f"{assignment.asked} facts about its inputs fit the roles that they are given"
+            f"the graph does not behave as attention in everything: {assignment.fitting} of "
+            f"{assignment.facts} facts about its inputs fit the roles that they are given"
         )
     for name, role in interpretation.assignment.roles.items():
-        how = _how(role, interpretation.seen[name], interpretation.assignment)
+        how = _how(role, interpretation.traits[name], interpretation.assignment)
         if declared.inputs.get(name, {}).get("role"):
             how = f"declared in {declared.where or 'the declaration'}"
         axes = interpretation.assignment.layout
@@ -381,22 +381,22 @@ def _about_tensors(interpretation: Interpretation, declared: GraphDeclaration) -
     return sentences
 
 
-def _how(role: str, seen: Traits, assignment: RoleAssignment) -> str:
+def _how(role: str, traits: Traits, assignment: RoleAssignment) -> str:
     length = assignment.length_axis
-    if not seen.matters:
+    if not traits.matters:
         return "by name and place: the answer does not depend on it"
     facts = {
         "query": (
             "a change of one row changes that row of the answer alone",
-            seen.local[length] is not None,
+            traits.local[length] is not None,
         ),
-        "key": ("one vector added to all its rows changes nothing", seen.shift[length]),
-        "value": ("the answer is affine in it", seen.affine),
+        "key": ("one vector added to all its rows changes nothing", traits.shift[length]),
+        "value": ("the answer is affine in it", traits.affine),
         "context": (
             "a change of one row changes every row of the answer",
-            seen.local[length] is None,
+            traits.local[length] is None,
         ),
-        "x": ("a change of one row changes other rows of the answer", seen.local[length] is None),
+        "x": ("a change of one row changes other rows of the answer", traits.local[length] is None),
     }
     fact, true = facts[role]
     return f"by behaviour: {fact}" if true else "by name and place: its behaviour fits no role"

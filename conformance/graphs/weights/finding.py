@@ -14,7 +14,7 @@ from ..protocol import GraphRefused
 from ..reading import GraphReading, Header
 from ..sidecar import GraphDeclaration
 from .core import find_cores, is_coarse, read_wiring
-from .matching import beside
+from .matching import compare_projections
 from .probing import FREE_SIZES, RunnableGraph
 from .projecting import UNKNOWN, gauge_of, snapped
 from .recovering import Recovered, recover, stages_of
@@ -129,7 +129,7 @@ def _from_source(
         return replace(
             source, how="source", stages=structure.stages, assumptions=(*source.assumptions, note)
         )
-    reference = beside(recovered.weights, source.weights, coarse=coarse)
+    reference = compare_projections(recovered.weights, source.weights, coarse=coarse)
     notes = list(recovered.assumptions) + list(reference.differences)
     if source.num_heads and recovered.num_heads != source.num_heads:
         notes.append(f"the graph has {recovered.num_heads} heads, the source {source.num_heads}")

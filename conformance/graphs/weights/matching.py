@@ -137,7 +137,7 @@ NEAREST: Final = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reference:
-    """Raw projections, by ``q``, ``k_bias`` …, beside those of the graph.
+    """Raw projections, by ``q``, ``k_bias`` …, with those of the graph.
 
     where
         The tensor of the state dict that each was found in.
@@ -161,7 +161,7 @@ class Reference:
         return golden.ProjectionWeights(**self.raw)  # type: ignore[arg-type]
 
 
-def found_in(
+def locate_projections(
     weights: golden.ProjectionWeights, tensors: Mapping[str, Tensor], *, coarse: bool
 ) -> Reference:
     """The graph's projections among the tensors of a state dict, found by value.
@@ -207,14 +207,14 @@ def found_in(
     )
 
 
-def beside(
+def compare_projections(
     weights: golden.ProjectionWeights,
     right: golden.ProjectionWeights,
     where: str = "the source",
     *,
     coarse: bool = False,
 ) -> Reference:
-    """The graph's projections beside a module's, which are right whatever the graph holds.
+    """The graph's projections compared with a module's, which are right whatever the graph holds.
 
     ``coarse``: the graph's matrices are rounded to 8 bits, and kept where that is all.
     """
@@ -225,7 +225,7 @@ def beside(
             own, raw[kind] = getattr(weights, kind), getattr(right, kind)
             if coarse and kind == name and _is_rounded(own, raw[kind]):
                 raw[kind] = own
-            factor, difference = _beside(own, raw[kind])
+            factor, difference = _compare(own, raw[kind])
             if difference is not None:
                 differences.append(_differing(f"{SPOKEN[name]} {spoken}", difference, where))
             elif kind == name:
@@ -249,7 +249,7 @@ def rounded_to_8_bits(own: Array, right: Array) -> bool:
     return bool(np.all(np.abs(own - right) <= widest / 2 + eps * np.abs(right)))
 
 
-def _beside(own: Tensor | None, right: Tensor | None) -> tuple[float, float | None]:
+def _compare(own: Tensor | None, right: Tensor | None) -> tuple[float, float | None]:
     """The factor between two tensors, and how far they differ (None: not at all)."""
     if own is None or right is None:
         present = own if right is None else right
@@ -296,7 +296,7 @@ def _bias_in(
         equal = match_vector(vector, _noise(bias) / match.factor, stored)
         if equal is not None:
             return as_dtype(equal.rows, bias), False
-    sibling = _bias_beside(match, stored)
+    sibling = _sibling_bias(match, stored)
     if sibling is not None and (bias is not None or np.any(sibling)):
         return as_dtype(sibling, matrix), True
     if bias is not None and not bias.any():
@@ -304,7 +304,7 @@ def _bias_in(
     return None, False
 
 
-def _bias_beside(match: Match, stored: Mapping[str, Array]) -> Array | None:
+def _sibling_bias(match: Match, stored: Mapping[str, Array]) -> Array | None:
     """The vector that is named after a matrix: ``a.bias`` of ``a.weight``."""
     head, result, tail = match.source.rpartition("weight")
     vector = stored.get(f"{head}bias{tail}") if result else None

@@ -230,7 +230,7 @@ class _Rows:
 
 
 class _Probe:
-    """Runs that all parts share: a token is asked for query, key and value at once."""
+    """Runs that all parts share: one run probes query, key and value."""
 
     def __init__(
         self, graph: RunnableGraph, operands: Mapping[str, Operand], roles: Mapping[str, str]
@@ -282,7 +282,7 @@ def _rows_of(probe: _Probe, part: str, heads: int | None) -> _Rows:
 def _owners(probe: _Probe, part: str) -> Array:
     """The number of the token, from 1, that each element depends on; 0 where on none.
 
-    Tokens are asked in a code: run r changes those whose number has bit r set.
+    Tokens are probed in a code: run r changes those whose number has bit r set.
     """
     role, count = probe.roles[part], probe.count(part)
     width = probe.shapes[role][-1]

@@ -92,7 +92,7 @@ _SMALLEST = 2
 def stored_above(wiring: Wiring, graph: RunnableGraph, name: str) -> dict[str, Array]:
     """The float tensors that a tensor is computed from and no input reaches, by name.
 
-    Those that the graph computes, a transposed matrix for one, are asked of it; those that it
+    Those that the graph computes, a transposed matrix for one, come from a run of it; those that it
     stores in 8 bits are dequantised.
     """
     above = wiring.above(name)

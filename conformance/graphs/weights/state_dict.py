@@ -20,7 +20,7 @@ from ..._golden import golden
 from ...base.parameter_names import role_of
 from ...errors import UsageError
 from ..opened import GraphProjections
-from .matching import NEAREST, SPOKEN, Reference, beside, found_in
+from .matching import NEAREST, SPOKEN, Reference, compare_projections, locate_projections
 from .probing import RunnableGraph
 from .projecting import snapped
 from .recovering import Recovered
@@ -213,7 +213,7 @@ def from_state_dict(
     named = named_projections(tensors, widths)
     if recovered is None:
         return _by_names(named, graph)
-    reference = found_in(recovered.weights, tensors, coarse=graph.coarse)
+    reference = locate_projections(recovered.weights, tensors, coarse=graph.coarse)
     if reference.missing:
         reference = _completed(reference, recovered, named)
     return _judged(recovered, _by_role(reference))
@@ -292,7 +292,7 @@ def _completed(
         taken = parts.get(name)
         raw[name] = None if taken is None or own is None else taken.to(own.dtype).contiguous()
     whole = replace(reference, raw=raw, missing=())
-    seen = beside(recovered.weights, whole.weights, "the state dict")
+    seen = compare_projections(recovered.weights, whole.weights, "the state dict")
     places = {**{name: chosen[0] or name for name in SPOKEN if name in parts}, **reference.where}
     return replace(whole, where=places, differences=seen.differences)
 

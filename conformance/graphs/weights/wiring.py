@@ -88,7 +88,7 @@ class Wiring:
         return result
 
     def reaching(self, name: str, among: frozenset[str]) -> frozenset[str]:
-        """Those of some inputs whose values reach a tensor."""
+        """The inputs among some whose values reach a tensor."""
         return self.reached.get(name, frozenset()) & among
 
     def above(self, name: str) -> set[str]:
