@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -37,11 +37,11 @@ class Hints:
 
     def counted(self, refusals: Iterable[str]) -> tuple[int, ...]:
         """The counts, those that refusals name before the others, as many as are worth trying."""
-        declared: Counter[int] = Counter()
+        named: Counter[int] = Counter()
         for text in refusals:
             for match in _TOLD.finditer(text):
-                declared.update(int(number) for number in re.findall(r"\d+", match.group()))
-        ordered = [number for number, _ in declared.most_common()] + list(self.counts)
+                named.update(int(number) for number in re.findall(r"\d+", match.group()))
+        ordered = [number for number, _ in named.most_common()] + list(self.counts)
         small = [number for number in dict.fromkeys(ordered) if 0 < number <= _LARGEST]
         return tuple(small[:_MOST])
 
@@ -95,57 +95,43 @@ class FirstCall:
     bent: float
 
 
-def starts(
-    header: Header, probe: GraphProbe, declared: GraphDeclaration, hints: Hints, *, frozen_too: bool
-) -> Iterator[FirstCall]:
-    """Every way to call the graph that the runtime accepts, the likely ones first.
+def starts(probe: GraphProbe, hints: Hints, *, frozen_too: bool) -> Iterator[FirstCall]:
+    """Every way to call the graph that the runtime accepts, the likely ones first; equal ones once.
 
     ``frozen_too``: at the sizes it may be frozen at, not at the usual ones.
     """
-    seen: set[Hashable] = set()
-    if not frozen_too:
-        some = plans(header, declared, usual(hints.widths))
-        yield from _of_plans(header, probe, declared, some, seen)
-        return
-    counts = hints.counted(probe.refusals)
-    for likely in (True, False):
-        some = plans(header, declared, frozen(counts), likely=likely)
-        yield from _of_plans(header, probe, declared, some, seen)
-
-
-def _of_plans(
-    header: Header,
-    probe: GraphProbe,
-    declared: GraphDeclaration,
-    some: Iterator[CallPlan],
-    seen: set[Hashable],
-) -> Iterator[FirstCall]:
-    """The plans that run; equal calls are tried once."""
+    header, declared = probe.header, probe.declared
+    some: Iterator[CallPlan] = plans(header, declared, usual(hints.widths))
+    if frozen_too:
+        counts = hints.counted(probe.refusals)
+        some = itertools.chain(
+            plans(header, declared, frozen(counts), likely=True),
+            plans(header, declared, frozen(counts)),
+        )
+    tried: set[Hashable] = set()
     for plan in some:
         shapes = plan.shapes()
         if shapes is None or probe.runs > _MOST_RUNS:
             continue
         key = (tuple(port.name for port in plan.tensors), plan.lead, *shapes.items())
-        if key not in seen:
-            seen.add(key)
-            start = _start(header, probe, declared, plan, shapes)
+        if key not in tried:
+            tried.add(key)
+            start = _start(probe, plan, shapes)
             if start is not None:
                 yield start
 
 
-def _start(
-    header: Header, probe: GraphProbe, declared: GraphDeclaration, plan: CallPlan, shapes: Shapes
-) -> FirstCall | None:
+def _start(probe: GraphProbe, plan: CallPlan, shapes: Shapes) -> FirstCall | None:
     """A call of a plan with the fill that keeps most alive, None when it is refused."""
     result: list[FirstCall] = []
-    for fills in _fills(plan, shapes, declared):
-        feeds = _feeds(probe, declared, plan, shapes, fills)
+    for fills in _fills(plan, shapes, probe.declared):
+        feeds = _feeds(probe, plan, shapes, fills)
         answers = probe.call(feeds)
         if answers is None:
             if not result:
                 return None
             continue
-        output = main_output(header, probe, feeds, plan, declared)
+        output = main_output(probe, feeds, plan)
         base = BaseCall(probe, feeds, output, answers[output])
         result.append(_loud(FirstCall(plan=plan, base=base, fills=fills, bent=0.0)))
     return max(result, key=lambda start: start.bent > 0.0) if result else None
@@ -153,27 +139,25 @@ def _start(
 
 def _loud(start: FirstCall) -> FirstCall:
     """The call with inputs large enough that the answer is no plain average."""
-    floats = [port.name for port in start.plan.tensors]
+    feeds = {port.name: start.base.feeds[port.name] for port in start.plan.tensors}
     best = start
     for amplitude in _AMPLITUDES:
-        feeds = dict(start.base.feeds)
-        for name in floats:
-            feeds[name] = (feeds[name] * amplitude).astype(feeds[name].dtype)
-        answers = start.base.probe.call(feeds)
-        if answers is None:
+        base = start.base.with_inputs(
+            {name: (values * amplitude).astype(values.dtype) for name, values in feeds.items()}
+        )
+        if base is None:
             break
-        base = BaseCall(start.base.probe, feeds, start.base.output, answers[start.base.output])
-        bent = bend(base, floats)
+        bent = bend(base, list(feeds))
         if bent > best.bent:
-            best = FirstCall(plan=start.plan, base=base, fills=start.fills, bent=bent)
+            best = replace(start, base=base, bent=bent)
         if bent >= _BENT:
             break
     return best
 
 
 def _fills(
-    plan: CallPlan, shapes: Mapping[str, tuple[int, ...]], declared: GraphDeclaration
-) -> Iterator[Mapping[str, float]]:
+    plan: CallPlan, shapes: Shapes, declared: GraphDeclaration
+) -> Iterator[dict[str, float]]:
     """What the masks may be filled with, what is likely to let everything through first."""
     choices = [
         (float(said["value"]),)
@@ -186,9 +170,7 @@ def _fills(
         yield {port.name: value for (port, _), value in zip(plan.masks, values, strict=True)}
 
 
-def _fill_choices(
-    port: Port, axes: str, plan: CallPlan, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[float, ...]:
+def _fill_choices(port: Port, axes: str, plan: CallPlan, shapes: Shapes) -> tuple[float, ...]:
     if port.dtype in FLOATS:
         return (0.0, 1.0)
     either = (0.0, 1.0) if names.suggests_drop(port.name) else (1.0, 0.0)
@@ -200,11 +182,7 @@ def _fill_choices(
 
 
 def _feeds(
-    probe: GraphProbe,
-    declared: GraphDeclaration,
-    plan: CallPlan,
-    shapes: Mapping[str, tuple[int, ...]],
-    fills: Mapping[str, float],
+    probe: GraphProbe, plan: CallPlan, shapes: Shapes, fills: Mapping[str, float]
 ) -> dict[str, Array]:
     feeds: dict[str, Array] = {}
     for port in plan.tensors:
@@ -214,12 +192,12 @@ def _feeds(
     for port in plan.pasts:
         feeds[port.name] = np.zeros(shapes[port.name], dtype=port.dtype)
     for port in plan.constants:
-        feeds[port.name] = constant(port, shapes[port.name], declared)
+        feeds[port.name] = constant(port, shapes[port.name], probe.declared)
     return feeds
 
 
 def constant(port: Port, shape: tuple[int, ...], declared: GraphDeclaration) -> Array:
-    """What a scalar input is always given: declared, else False or 0."""
+    """The value of a scalar input in every call: the declared one, else False or 0."""
     value = declared.inputs.get(port.name, {}).get("value", 0)
     try:
         return np.broadcast_to(np.asarray(value).astype(port.dtype), shape).copy()

@@ -263,25 +263,21 @@ class Interpretation:
         return (self.clean, self.fits, self.tells, self.assignment.fitting - 2 * failed, named)
 
 
-def interpret(header: Header, probe: GraphProbe, declared: GraphDeclaration) -> Interpretation:
+def interpret(probe: GraphProbe) -> Interpretation:
     """The best reading of the first calls that run; raises UsageError when none does."""
     best: Interpretation | None = None
-    hints = read_hints(header)
+    hints = read_hints(probe.header)
     for frozen_too in (False, True):
         if best is None or not (best.fits and best.tells):
-            some = starts(header, probe, declared, hints, frozen_too=frozen_too)
-            best = _best_of(some, declared, best, enough=frozen_too)
+            some = starts(probe, hints, frozen_too=frozen_too)
+            best = _best_of(some, best, enough=frozen_too)
     if best is None:
-        raise UsageError(_why_unreadable(header, probe))
+        raise UsageError(_why_unreadable(probe))
     return best
 
 
 def _best_of(
-    some: Iterator[FirstCall],
-    declared: GraphDeclaration,
-    best: Interpretation | None,
-    *,
-    enough: bool,
+    some: Iterator[FirstCall], best: Interpretation | None, *, enough: bool
 ) -> Interpretation | None:
     """The best interpretation of the first calls, ``best`` among them.
 
@@ -291,7 +287,7 @@ def _best_of(
     for start in some:
         if best is not None and not _keeps_positions(start):
             continue  # it ran, but at sizes that it silently computes something else at
-        result = _interpreted(start, declared)
+        result = _interpreted(start)
         read += 1
         if best is None or result.rank > best.rank:
             best = result
@@ -300,11 +296,13 @@ def _best_of(
     return best
 
 
-def _interpreted(start: FirstCall, declared: GraphDeclaration) -> Interpretation:
+def _interpreted(start: FirstCall) -> Interpretation:
     ports = start.plan.tensors
     traits = {port.name: read_traits(start.base, port.name) for port in ports}
     return Interpretation(
-        start=start, traits=traits, assignment=assign(ports, traits, followed(start), declared)
+        start=start,
+        traits=traits,
+        assignment=assign(ports, traits, followed(start), start.base.probe.declared),
     )
 
 
@@ -323,8 +321,9 @@ def _keeps_positions(start: FirstCall) -> bool:
     return any(same_positions(shape, answer, start.plan.layout) for shape in shapes)
 
 
-def _why_unreadable(header: Header, probe: GraphProbe) -> str:
+def _why_unreadable(probe: GraphProbe) -> str:
     """Why there is no reading of a graph of which no call runs."""
+    header = probe.header
     if not probe.refusals:
         axes = {
             port.name: "of unknown rank"

@@ -122,13 +122,13 @@ def _pattern(base: BaseCall, port: Port, at: int, index: int) -> Array:
     return values
 
 
-def widened(start: FirstCall, assignment: RoleAssignment, declared: GraphDeclaration) -> FirstCall:
+def widened(start: FirstCall, assignment: RoleAssignment) -> FirstCall:
     """The call with masks as large as the graph takes them."""
     masks = []
     for port, axes in start.plan.masks:
         result = axes
-        for wider in _wider(port, axes, declared):
-            grown = _grown(start, assignment, port, wider, declared)
+        for wider in _wider(port, axes, start.base.probe.declared):
+            grown = _grown(start, assignment, port, wider)
             if grown is not None:
                 start, result = grown, wider
                 break
@@ -151,23 +151,19 @@ def _wider(port: Port, axes: str, declared: GraphDeclaration) -> Iterator[str]:
             yield option
 
 
-def _grown(
-    start: FirstCall, assignment: RoleAssignment, port: Port, axes: str, declared: GraphDeclaration
-) -> FirstCall | None:
+def _grown(start: FirstCall, assignment: RoleAssignment, port: Port, axes: str) -> FirstCall | None:
     """The call with a mask of these axes, None when no number of heads is accepted."""
     sizes = known_sizes(start.base, assignment)
-    heads = [declared.num_heads, sizes.get("H"), *USUAL_HEADS]
+    heads = [start.base.probe.declared.num_heads, sizes.get("H"), *USUAL_HEADS]
     for number in dict.fromkeys(heads if set(axes) & {"H", "F"} else [1]):
         if number is None or (number == 1 and set(axes) & {"H", "F"}):
             continue
         letters = {**sizes, "H": number, "F": sizes["B"] * number}
         shape = tuple(letters[letter] for letter in axes)
         values = np.broadcast_to(start.base.feeds[port.name].flat[0], shape).copy()
-        feeds = {**start.base.feeds, port.name: values}
-        answers = start.base.probe.call(feeds)
-        if answers is not None and answers[start.base.output].shape == start.base.answer.shape:
-            answer = answers[start.base.output]
-            return replace(start, base=BaseCall(start.base.probe, feeds, start.base.output, answer))
+        base = start.base.with_inputs({port.name: values})
+        if base is not None and base.answer.shape == start.base.answer.shape:
+            return replace(start, base=base)
     return None
 
 
@@ -199,11 +195,10 @@ class Masks:
     assumptions: list[str]
 
 
-def read_masks(
-    start: FirstCall, assignment: RoleAssignment, declared: GraphDeclaration, output_axes: str
-) -> Masks:
+def read_masks(start: FirstCall, assignment: RoleAssignment, output_axes: str) -> Masks:
     """The role of every mask of a graph."""
     roles, sentences = [], []
+    declared = start.base.probe.declared
     where = places(start.base, assignment, output_axes)
     for port, planned in start.plan.masks:
         said = declared.inputs.get(port.name, {})
@@ -308,11 +303,9 @@ class _MaskProbe:
 
     def _influence(self, mask: Array, key: int) -> float:
         """How far the content of a key moves the answer under a mask."""
-        answer = self.base.evaluate({self.port.name: mask})
-        if answer is None:
+        masked = self.base.with_inputs({self.port.name: mask})
+        if masked is None:
             return 0.0
-        feeds = {**self.base.feeds, self.port.name: mask}
-        masked = BaseCall(self.base.probe, feeds, self.base.output, answer)
         return max(self._moved(masked, name, key) for name in self.assignment.attended)
 
     def _moved(self, masked: BaseCall, name: str, key: int) -> float:

@@ -14,10 +14,9 @@ from .plans import FLOATS, CallPlan
 from .probe import Answer, GraphProbe
 
 
-def main_output(
-    header: Header, probe: GraphProbe, feeds: Feeds, plan: CallPlan, declared: GraphDeclaration
-) -> str:
+def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
     """The answer: the declared output, else the one of most inputs that is no weights."""
+    header, declared = probe.header, probe.declared
     for name, said in declared.outputs.items():
         if said.get("role") == "output":
             return name

@@ -268,7 +268,7 @@ def _with_tensors(
     masks = [port for port in rest if port not in constants and port not in pasts]
     lead = _lead(tensors, declared)
     for layout in layouts:
-        if any(_told_axes(port, declared, layout) != layout for port in tensors):
+        if any(_declared_axes(port, declared, layout) != layout for port in tensors):
             continue
         try:
             known = known_letters(tensors, layout, lead, sizes)
@@ -311,7 +311,7 @@ def _layouts(
     return apart + packed if "::Attention" in header.operators else packed + apart
 
 
-def _told_axes(port: Port, declared: GraphDeclaration, layout: str) -> str:
+def _declared_axes(port: Port, declared: GraphDeclaration, layout: str) -> str:
     axes = str(declared.inputs.get(port.name, {}).get("axes", layout))
     return axes.replace("M", "E").replace("F", "B").replace("D", "E" if "H" not in axes else "D")
 

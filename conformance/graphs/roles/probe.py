@@ -11,6 +11,7 @@ import numpy as np
 from ..process import Array, Feeds
 from ..protocol import GraphRefused
 from ..reading import Header
+from ..sidecar import GraphDeclaration
 from .plans import FLOATS
 
 
@@ -47,10 +48,18 @@ class BaseCall:
     output: str
     answer: Array
 
+    def with_inputs(self, changes: Mapping[str, Array]) -> BaseCall | None:
+        """The call with other values of some inputs, None when it is refused."""
+        feeds = {**self.feeds, **changes}
+        answers = self.probe.call(feeds)
+        if answers is None:
+            return None
+        return BaseCall(self.probe, feeds, self.output, answers[self.output])
+
     def evaluate(self, changes: Mapping[str, Array]) -> Array | None:
         """The answer to the call with other values of some inputs, None when it is refused."""
-        answers = self.probe.call({**self.feeds, **changes})
-        return None if answers is None else answers[self.output]
+        other = self.with_inputs(changes)
+        return None if other is None else other.answer
 
     def change(self, changes: Mapping[str, Array]) -> Change:
         """Where the answer differs from the base's."""
@@ -155,6 +164,7 @@ class GraphProbe:
 
     header: Header
     run: Run
+    declared: GraphDeclaration
     noise: float = 0.0
     runs: int = 0
     refusals: list[str] = field(default_factory=list)

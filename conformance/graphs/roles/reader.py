@@ -273,18 +273,16 @@ def read_roles(
     """
     check_declaration(declared, header)
     _check_ports(header)
-    probe = GraphProbe(header, run)
-    interpretation = interpret(header, probe, declared)
+    probe = GraphProbe(header, run, declared)
+    interpretation = interpret(probe)
     _check_attention(header, interpretation)
     interpretation = replace(
-        interpretation, start=widened(interpretation.start, interpretation.assignment, declared)
+        interpretation, start=widened(interpretation.start, interpretation.assignment)
     )
     packing = read_packing(
         interpretation.start.base, interpretation.start.plan, interpretation.assignment, declared
     )
-    masks = read_masks(
-        interpretation.start, interpretation.assignment, declared, packing.output.axes
-    )
+    masks = read_masks(interpretation.start, interpretation.assignment, packing.output.axes)
     sizes_probe = SizeProbe(interpretation.start, interpretation.assignment, masks.roles)
     spans = read_spans(
         interpretation.start, interpretation.assignment, declared, masks.roles, sizes_probe

@@ -65,11 +65,7 @@ class SizeProbe:
 
     def base(self, letters: str, step: int) -> BaseCall | None:
         """The call with some axes longer, None when it is refused."""
-        feeds, base = self._feeds(letters, step), self.start.base
-        answers = base.probe.call(feeds)
-        if answers is None:
-            return None
-        return BaseCall(base.probe, feeds, base.output, answers[base.output])
+        return self.start.base.with_inputs(self._feeds(letters, step))
 
     def _feeds(self, letters: str, step: int) -> dict[str, Array]:
         feeds: dict[str, Array] = dict(self.start.base.feeds)
