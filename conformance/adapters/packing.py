@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._golden import golden
 from ..errors import DeclarationError
 
-LAYOUTS: Final = ("blocks", "grouped", "hdk", "dkh")
+FUSED_LAYOUTS: Final = ("blocks", "grouped", "hdk", "dkh")
 
 
 @dataclass(frozen=True, kw_only=True)

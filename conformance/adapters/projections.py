@@ -12,7 +12,7 @@ from torch import nn
 
 from ..base.parameter_names import role_of
 from ..errors import DeclarationError
-from .packing import LAYOUTS, Holder, StoredProjections
+from .packing import FUSED_LAYOUTS, Holder, StoredProjections
 
 _MATRIX: Final = 2
 _NOT_PROJECTIONS: Final = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.Bilinear, nn.RNNBase)
@@ -220,7 +220,7 @@ def _holders(roles: str, leaf: Leaf) -> Iterator[Holder]:
             yield Holder(roles=roles, path=leaf.path, transposed=transposed)
         return
     orders = ["".join(order) for order in itertools.permutations(roles)]
-    layouts: tuple[str, ...] = LAYOUTS
+    layouts: tuple[str, ...] = FUSED_LAYOUTS
     if leaf.known_layout:
         orders, layouts = [roles], ("blocks",)
     for order, layout, transposed in itertools.product(orders, layouts, leaf.transposed):

@@ -25,7 +25,7 @@ from ..problems.arrangements import (
 )
 from ..problems.caching import cached_heads, handed_over
 from ..problems.inputs import Inputs
-from ..problems.layouts import LAYOUTS, MIXED, arrange_mask
+from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
 from .devices import module_in_dtype, module_on, placed, taken, weights_on
@@ -179,11 +179,11 @@ def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Copies of query, key and value; what is one input, or is shared, is one object."""
     mixed = inputs.layout == "mixed"
     query_layout, key_layout, value_layout = MIXED if mixed else (inputs.layout,) * 3
-    query = LAYOUTS[query_layout](inputs.query)
+    query = MEMORY_LAYOUTS[query_layout](inputs.query)
     one = inputs.mode == "self" or (inputs.shared and inputs.key is inputs.query)
-    key = query if one else LAYOUTS[key_layout](inputs.key)
+    key = query if one else MEMORY_LAYOUTS[key_layout](inputs.key)
     one = inputs.mode != "separate" or (inputs.shared and inputs.value is inputs.key)
-    return query, key, key if one else LAYOUTS[value_layout](inputs.value)
+    return query, key, key if one else MEMORY_LAYOUTS[value_layout](inputs.value)
 
 
 def keyword_arguments(inputs: Inputs) -> dict[str, Any]:

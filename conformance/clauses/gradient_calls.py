@@ -14,8 +14,8 @@ from ..calls.weight_leaves import build_with_leaves
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
 from ..problems.inputs import Inputs
-from ..problems.layouts import LAYOUTS, STRIDED
 from ..problems.materialise import generator_for
+from ..problems.memory_layouts import MEMORY_LAYOUTS, STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
@@ -115,7 +115,7 @@ def _pulled(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
         return taped.pull_as_given(torch.ones((), dtype=plain.dtype).to(plain).expand(plain.shape))
     if plain.dim() < len("LE") or plain.device.type != "cpu":
         return taped.pull_as_given(plain.mT.contiguous().mT)
-    return taped.pull_as_given(LAYOUTS[layout](plain))
+    return taped.pull_as_given(MEMORY_LAYOUTS[layout](plain))
 
 
 @clause(

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..calls.calling import arguments
 from ..declare.candidate import Candidate
 from ..oracle.stretching import single_key_inputs
-from ..problems.layouts import STRIDED
 from ..problems.materialise import generator_for, mask_sizes
+from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed

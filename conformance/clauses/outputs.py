@@ -13,7 +13,7 @@ from ..calls.calling import Answer, CandidateFailure, arguments
 from ..calls.devices import placed, taken, whole_storage
 from ..problems.arrangements import presented_shape
 from ..problems.inputs import Inputs
-from ..problems.layouts import LAYOUTS
+from ..problems.memory_layouts import MEMORY_LAYOUTS
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
@@ -154,7 +154,7 @@ def _buffer(inputs: Inputs, layout: str) -> Tensor:
     nothing = torch.full(shape if inputs.batched else shape[1:], math.nan, dtype=inputs.query.dtype)
     if layout == "tokens-first" and nothing.dim() < len("BLE"):
         layout = "channels-first"
-    (buffer,), _ = placed(((LAYOUTS[layout](nothing),), {}), inputs.device)
+    (buffer,), _ = placed(((MEMORY_LAYOUTS[layout](nothing),), {}), inputs.device)
     return buffer
 
 

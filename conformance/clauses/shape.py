@@ -8,7 +8,7 @@ from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..problems.arrangements import expressible, with_equal_sequences
 from ..problems.inputs import Inputs
-from ..problems.layouts import CANARIES, STRIDED
+from ..problems.memory_layouts import CANARIES, STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import KEY_FORMS, LENGTHS, OPTIONS, Space, can_cross, is_fixed

@@ -20,8 +20,8 @@ from torch import Generator, Tensor
 from ..declare.declaration import SEQUENCES
 from ..declare.head_layouts import OWN_AXES
 from .inputs import Inputs
-from .layouts import CANARIES, LAYOUTS, MIXED, arrange_mask
 from .mask_patterns import NO_KEYS, NO_QUERIES, OF_SEQUENCES
+from .memory_layouts import CANARIES, MEMORY_LAYOUTS, MIXED, arrange_mask
 
 Tensors = tuple[Tensor, ...]
 # How many of the sequences have no token, no key or no query where some lack them.
@@ -73,11 +73,11 @@ def in_memory(tensor: Tensor, name: str, axes: str) -> Tensor:
     """One tensor in a memory layout; ``axes`` are those of its head layout, packed or not."""
     letter, expected = _EXPANDED_AXES.get(name, ("", 0))
     if not letter or letter not in axes:
-        return LAYOUTS[name](tensor)
+        return MEMORY_LAYOUTS[name](tensor)
     # What lies packed in one tensor has an axis of its own in front of the heads.
     packed = tensor.dim() > len(axes) and axes.index(letter) >= axes.index("H")
     actual = axes.index(letter) + packed
-    return LAYOUTS[name](tensor.transpose(expected, actual)).transpose(expected, actual)
+    return MEMORY_LAYOUTS[name](tensor.transpose(expected, actual)).transpose(expected, actual)
 
 
 def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:

@@ -57,7 +57,7 @@ class Inputs:
         holds too; what is made of other tokens loses it.
     layout, mask_layout
         How tensors and mask lie in memory when they are handed over; see
-        :mod:`conformance.problems.layouts`.
+        :mod:`conformance.problems.memory_layouts`.
     grad_mode
         Whether the call is made with gradients recorded, which nobody asks for here.
     shared

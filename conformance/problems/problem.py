@@ -63,8 +63,8 @@ class Problem:
     a cache; ``sinks`` gives each head the logit of a key without a value.
 
     ``layout`` and ``mask_layout`` say how tensors and mask lie in memory (see
-    :mod:`conformance.problems.layouts`; "expanded" items or heads are equal ones), ``shared`` which
-    inputs are one tensor: "key-value", or "all". ``return_weights`` and ``dropout`` are asked for
+    :mod:`conformance.problems.memory_layouts`; "expanded" items or heads are equal ones),
+    ``shared`` which inputs are one tensor: "key-value", or "all". ``return_weights`` and ``dropout`` are asked for
     in the
     call.
     """

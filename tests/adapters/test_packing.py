@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.adapters.packing import LAYOUTS, HeadSizes, pack, supports, unpack
+from conformance.adapters.packing import FUSED_LAYOUTS, HeadSizes, pack, supports, unpack
 
 EQUAL = HeadSizes(num_heads=3, num_kv_heads=3, head_size=4, value_head_size=4)
 GROUPED = HeadSizes(num_heads=6, num_kv_heads=2, head_size=4, value_head_size=5)
 
 
 @pytest.mark.parametrize("tail", [(), (5,)], ids=["bias", "matrix"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", FUSED_LAYOUTS)
 @pytest.mark.parametrize("roles", ["q", "kv", "qkv", "vkq"])
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED], ids=["equal", "grouped"])
 def test_unpack_is_the_inverse_of_pack(
@@ -30,5 +30,5 @@ def test_unpack_is_the_inverse_of_pack(
 def test_layouts_differ() -> None:
     """No two layouts put the same rows in the same order."""
     parts = {role: torch.arange(12.0) + 12 * number for number, role in enumerate("qkv")}
-    orders = {tuple(pack(parts, "qkv", layout, EQUAL).tolist()) for layout in LAYOUTS}
-    assert len(orders) == len(LAYOUTS)
+    orders = {tuple(pack(parts, "qkv", layout, EQUAL).tolist()) for layout in FUSED_LAYOUTS}
+    assert len(orders) == len(FUSED_LAYOUTS)

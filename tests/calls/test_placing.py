@@ -15,7 +15,7 @@ from conformance.calls.devices import (
     taken,
     weights_on,
 )
-from conformance.problems.layouts import LAYOUTS
+from conformance.problems.memory_layouts import MEMORY_LAYOUTS
 
 
 def test_arguments_on_the_cpu_are_the_same_objects() -> None:
@@ -27,7 +27,7 @@ def test_arguments_on_the_cpu_are_the_same_objects() -> None:
 def test_every_layout_survives() -> None:
     """Values, strides, offset and everything beside the elements are what they were."""
     values = torch.arange(24.0).reshape(1, 2, 3, 4)
-    for name, layout in LAYOUTS.items():
+    for name, layout in MEMORY_LAYOUTS.items():
         tensor = layout(values)
         (there,), _ = moved(((tensor,), {}), CPU)
         assert torch.equal(there, tensor), name

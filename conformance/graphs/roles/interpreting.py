@@ -14,7 +14,7 @@ from ..reading import Header, Port
 from ..sidecar import GraphDeclaration
 from . import names
 from .first_call import FirstCall, read_hints, starts
-from .plans import LAYOUTS
+from .plans import AXIS_ORDERS
 from .probe import BaseCall, GraphProbe, Traits, read_traits
 
 Followed = Mapping[tuple[str, int], bool | None]
@@ -147,7 +147,7 @@ def _options(
     said = {port.name: declared.inputs.get(port.name, {}) for port in tensors}
     layouts = _named_layouts(tensors, rank)
     if any("axes" in one for one in said.values()):
-        layouts = LAYOUTS[rank]
+        layouts = AXIS_ORDERS[rank]
     for order in itertools.permutations(ROLES[len(tensors)]):
         roles = dict(zip((port.name for port in tensors), order, strict=True))
         if any(said[name].get("role", role) != role for name, role in roles.items()):
@@ -183,8 +183,8 @@ def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
     named = {
         at for port in tensors for at, axis in enumerate(port.shape or ()) if names.items_axis(axis)
     }
-    fitting = tuple(layout for layout in LAYOUTS[rank] if {layout.find("B")} == named)
-    return fitting or LAYOUTS[rank]
+    fitting = tuple(layout for layout in AXIS_ORDERS[rank] if {layout.find("B")} == named)
+    return fitting or AXIS_ORDERS[rank]
 
 
 def _evidence(role: str, traits: Traits, layout: str) -> Iterator[tuple[int, bool]]:

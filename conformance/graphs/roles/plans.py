@@ -145,7 +145,7 @@ FLOATS: Final = frozenset({"float16", "float32", "float64", "bfloat16"})
 INTEGERS: Final = frozenset({"int32", "int64", "int8", "uint8", "int16", "uint32", "uint64"})
 TENSORS: Final = frozenset({"query", "key", "value", "x", "context"})
 PASTS: Final = frozenset({"past_key", "past_value"})
-LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
+AXIS_ORDERS: Final[dict[int, tuple[str, ...]]] = {
     2: ("LE",),
     3: ("BLE", "LBE"),
     4: ("BHLD", "BLHD"),
@@ -249,7 +249,7 @@ def _may_be_tensor(port: Port, declared: GraphDeclaration) -> bool:
     role = declared.inputs.get(port.name, {}).get("role")
     if role is not None:
         return role in TENSORS
-    return port.dtype in FLOATS and (port.rank is None or port.rank in LAYOUTS)
+    return port.dtype in FLOATS and (port.rank is None or port.rank in AXIS_ORDERS)
 
 
 def _together(tensors: Sequence[Port]) -> bool:
@@ -305,9 +305,9 @@ def _layouts(
     ]
     ranks = [*said, *(port.rank for port in tensors if port.rank is not None)]
     if ranks:
-        return LAYOUTS[ranks[0]]
-    apart = LAYOUTS[len("BHLD")] if len(tensors) == len("qkv") else ()
-    packed = LAYOUTS[len("BLE")] + LAYOUTS[len("LE")]
+        return AXIS_ORDERS[ranks[0]]
+    apart = AXIS_ORDERS[len("BHLD")] if len(tensors) == len("qkv") else ()
+    packed = AXIS_ORDERS[len("BLE")] + AXIS_ORDERS[len("LE")]
     return apart + packed if "::Attention" in header.operators else packed + apart
 
 

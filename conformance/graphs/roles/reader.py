@@ -18,7 +18,7 @@ from .interpreting import MODES, ROLES, Interpretation, RoleAssignment, interpre
 from .masks import read_masks, widened
 from .outputs import read_outputs
 from .packing import read_packing
-from .plans import FLOATS, INTEGERS, LAYOUTS, CallPlan, plans, usual
+from .plans import AXIS_ORDERS, FLOATS, INTEGERS, CallPlan, plans, usual
 from .probe import BaseCall, GraphProbe, Traits, affected
 from .spans import SizeProbe, read_spans
 
@@ -318,7 +318,7 @@ def _check_ports(header: Header) -> None:
     if not header.outputs:
         msg = f"{header.path}: a graph without outputs computes no attention"
         raise UsageError(msg)
-    fitting = [p for p in header.inputs if p.dtype in FLOATS and p.rank in (None, *LAYOUTS)]
+    fitting = [p for p in header.inputs if p.dtype in FLOATS and p.rank in (None, *AXIS_ORDERS)]
     if not fitting:
         shapes = ", ".join(f"{p.name} ({p.dtype}, rank {p.rank})" for p in header.inputs)
         msg = (

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-Layout = Callable[[Tensor], Tensor]
+MemoryLayout = Callable[[Tensor], Tensor]
 JUNK = 1e4
 # Elements on each side of a tensor in a buffer: the largest tile that a kernel may read past it.
 MARGIN = 128
@@ -80,7 +80,7 @@ def between_canaries(tensor: Tensor) -> Tensor:
     return _placed(buffer[MARGIN : MARGIN + count].view(tensor.shape), tensor)
 
 
-def _among_nan(layout: Callable[[Tensor, float], Tensor]) -> Layout:
+def _among_nan(layout: Callable[[Tensor, float], Tensor]) -> MemoryLayout:
     return lambda tensor: layout(tensor, math.nan)
 
 
@@ -94,7 +94,7 @@ def expanded_heads(tensor: Tensor) -> Tensor:
     return tensor[:, :1].clone().expand(tensor.shape)
 
 
-LAYOUTS: Final[dict[str, Layout]] = {
+MEMORY_LAYOUTS: Final[dict[str, MemoryLayout]] = {
     "contiguous": contiguous,
     "channels-first": channels_first,
     "tokens-first": tokens_first,
@@ -133,7 +133,7 @@ def arrange_mask(mask: Tensor, layout: str) -> Tensor:
         return mask.clone()
     if mask.dim() == 1:
         return between_canaries(mask) if layout in CANARIES else every_other(mask)
-    return LAYOUTS[layout](mask)
+    return MEMORY_LAYOUTS[layout](mask)
 
 
 def _expanded_once(mask: Tensor) -> Tensor:

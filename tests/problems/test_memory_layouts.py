@@ -5,7 +5,14 @@ from itertools import product
 import pytest
 import torch
 
-from conformance.problems.layouts import CANARIES, LAYOUTS, MARGIN, MIXED, STRIDED, arrange_mask
+from conformance.problems.memory_layouts import (
+    CANARIES,
+    MARGIN,
+    MEMORY_LAYOUTS,
+    MIXED,
+    STRIDED,
+    arrange_mask,
+)
 
 SHAPE = (2, 3, 5, 4)
 STRIDES = {
@@ -38,26 +45,28 @@ def tokens(shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
 
 def test_every_layout_is_described() -> None:
     """The table of strides below knows every layout, and the strided ones are layouts."""
-    assert set(STRIDES) == set(LAYOUTS)
-    assert set(STRIDED) | set(CANARIES) | set(MIXED) < set(LAYOUTS)
+    assert set(STRIDES) == set(MEMORY_LAYOUTS)
+    assert set(STRIDED) | set(CANARIES) | set(MIXED) < set(MEMORY_LAYOUTS)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", MEMORY_LAYOUTS)
 def test_layout_has_the_claimed_strides(name: str) -> None:
     """Each layout lies in memory as its name says."""
-    laid = LAYOUTS[name](tokens())
+    laid = MEMORY_LAYOUTS[name](tokens())
     assert laid.shape == SHAPE
     assert laid.stride() == STRIDES[name]
     assert laid.storage_offset() == OFFSETS.get(name, 0)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if not name.startswith("expanded")])
+@pytest.mark.parametrize(
+    "name", [name for name in MEMORY_LAYOUTS if not name.startswith("expanded")]
+)
 def test_layout_keeps_the_values(name: str) -> None:
     """The values are those of the original, in heads and in tokens, with empty axes too."""
     shapes = (SHAPE, (2, 5, 4), (1, 1, 1), (3, 0, 4), (0, 2, 3, 4))
     for shape, dtype in product(shapes, (torch.float32, torch.float64, torch.float16)):
         original = tokens(shape).to(dtype)
-        laid = LAYOUTS[name](original)
+        laid = MEMORY_LAYOUTS[name](original)
         assert torch.equal(laid, original)
         assert laid.dtype == dtype
 
@@ -65,31 +74,33 @@ def test_layout_keeps_the_values(name: str) -> None:
 def test_expanded_layouts_repeat_the_first() -> None:
     """An expanded tensor holds one item, or one head, and shows it everywhere."""
     given = tokens()
-    assert torch.equal(LAYOUTS["expanded"](given), given[:1].expand(SHAPE))
-    assert torch.equal(LAYOUTS["expanded-heads"](given), given[:, :1].expand(SHAPE))
+    assert torch.equal(MEMORY_LAYOUTS["expanded"](given), given[:1].expand(SHAPE))
+    assert torch.equal(MEMORY_LAYOUTS["expanded-heads"](given), given[:, :1].expand(SHAPE))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", MEMORY_LAYOUTS)
 def test_layout_is_a_copy(name: str) -> None:
     """Writing into what a candidate gets never reaches the original."""
     given = tokens()
-    laid = LAYOUTS[name](given)
+    laid = MEMORY_LAYOUTS[name](given)
     laid[0, 0] = -1.0
     assert torch.equal(given, tokens())
     flat = torch.ones(1, 1, 1, 4)  # whose transposes are contiguous as they are
-    assert LAYOUTS[name](flat).untyped_storage().data_ptr() != flat.untyped_storage().data_ptr()
+    assert (
+        MEMORY_LAYOUTS[name](flat).untyped_storage().data_ptr() != flat.untyped_storage().data_ptr()
+    )
 
 
 @pytest.mark.parametrize("name", STRIDED)
 def test_strided_layouts_are_not_contiguous(name: str) -> None:
     """A kernel that ignores strides reads something else."""
-    assert not LAYOUTS[name](tokens()).is_contiguous()
+    assert not MEMORY_LAYOUTS[name](tokens()).is_contiguous()
 
 
 @pytest.mark.parametrize("name", CANARIES)
 def test_canaries_surround_the_values(name: str) -> None:
     """What lies beside the elements is NaN, and each of them can be read as one storage."""
-    laid = LAYOUTS[name](tokens())
+    laid = MEMORY_LAYOUTS[name](tokens())
     storage = laid.as_strided((laid.untyped_storage().nbytes() // 4,), (1,), 0)
     assert int(storage.isnan().sum()) == storage.numel() - laid.numel() > 0
     assert laid.stride(-1) == 1
