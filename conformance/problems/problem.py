@@ -64,9 +64,8 @@ class Problem:
 
     ``layout`` and ``mask_layout`` say how tensors and mask lie in memory (see
     :mod:`conformance.problems.memory_layouts`; "expanded" items or heads are equal ones),
-    ``shared`` which inputs are one tensor: "key-value", or "all". ``return_weights`` and ``dropout`` are asked for
-    in the
-    call.
+    ``shared`` which inputs are one tensor: "key-value", or "all". ``return_weights`` and
+    ``dropout`` are requested in the call.
     """
 
     geometry: Geometry
