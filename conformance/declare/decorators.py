@@ -38,7 +38,7 @@ def core(
     causal in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is
     passed, and every problem is causal. ``layout`` is how it takes its heads where that is another
     way: ``"BSHD"``, ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"``
-    (:mod:`conformance.problems.arrangements`). One that takes contiguous tensors alone declares
+    (:mod:`conformance.declare.head_layouts`). One that takes contiguous tensors alone declares
     ``strides="contiguous"``: it may raise for others, but not answer wrongly.
 
     Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
