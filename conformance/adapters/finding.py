@@ -28,9 +28,7 @@ from .packing import (
     supports,
 )
 from .projections import Options, options, recipes
-from .trial import Trial
-
-Inputs = tuple[Tensor, Tensor, Tensor]
+from .trial import Inputs, Trial
 
 
 def evaluate(

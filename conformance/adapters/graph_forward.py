@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..graphs.opened import OpenedGraph
-from ..graphs.process import Array, Feeds
+from ..graphs.process import Array, Run
 from ..graphs.reading import MASK_ROLES, Axis, GraphReading, Header, Role
 
 _TOGETHER: Final = {"M": "HD", "F": "BH"}
@@ -60,7 +60,6 @@ def _shape(axes: str, sizes: Mapping[str, int]) -> list[int]:
     ]
 
 
-Run = Callable[[Feeds], Mapping[str, Array]]
 # Our name of a mask's form for each role; the graph's dtype makes the rest of the difference.
 FORMS: Final = {
     "keep": "keep",

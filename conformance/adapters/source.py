@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
 from ..graphs.opened import GraphProjections
-from ..graphs.process import Array, Feeds
+from ..graphs.process import Array, Feeds, Run
 from ..graphs.protocol import GraphRefused
 from ..graphs.reading import GraphReading
 from .finding import ModuleRequest
-from .graph_forward import GraphForward, Run
+from .graph_forward import GraphForward
 from .module import understand
 
 _TAKES_A_TENSOR: Final = (

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -183,6 +183,7 @@ def _cause(status: int | None) -> str:
 __all__ = ["DEFAULT", "Array", "Feeds", "GraphProcess", "Limits", "Setting"]
 
 Feeds = Mapping[str, Array]
+Run = Callable[[Feeds], Mapping[str, Array]]
 LEVELS: Final = ("disabled", "basic", "extended", "all")
 _ONNX_ALONE: Final = ("header", "defects")
 _CPU: Final = "CPUExecutionProvider"

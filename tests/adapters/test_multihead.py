@@ -10,7 +10,7 @@ from wrapped import BASE, drawn_inputs, drawn_weights, is_golden, sizes_of
 
 import conformance
 from conformance._golden import golden
-from conformance.adapters.finding import Inputs
+from conformance.adapters.trial import Inputs
 from conformance.declare.candidate import Candidate
 from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, layer_bound

@@ -11,7 +11,7 @@ from ..reading import Header, Port, Role
 from ..sidecar import GraphDeclaration
 from . import names
 from .plans import FLOATS, CallPlan
-from .probe import Answer, GraphProbe
+from .probe import GraphProbe, Outputs
 
 
 def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
@@ -48,7 +48,7 @@ def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
 
 
 def _reach(
-    probe: GraphProbe, feeds: Feeds, plan: CallPlan, answers: Answer, outputs: Sequence[Port]
+    probe: GraphProbe, feeds: Feeds, plan: CallPlan, answers: Outputs, outputs: Sequence[Port]
 ) -> Mapping[str, int]:
     """Of how many tensors each output is a function."""
     reach = {port.name: 0 for port in outputs}
@@ -71,7 +71,7 @@ def sums_to_one(answer: Array, probe: GraphProbe) -> bool:
 
 
 def read_outputs(
-    header: Header, declared: GraphDeclaration, answers: Answer, output: Role, probe: GraphProbe
+    header: Header, declared: GraphDeclaration, answers: Outputs, output: Role, probe: GraphProbe
 ) -> tuple[tuple[Role, ...], list[str]]:
     """The role of every output, and what was assumed."""
     result: list[Role] = []

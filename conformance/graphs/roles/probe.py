@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from ..process import Array, Feeds
+from ..process import Array, Feeds, Run
 from ..protocol import GraphRefused
 from ..reading import Header
 from ..sidecar import GraphDeclaration
@@ -145,8 +145,7 @@ def _is_shift(base: BaseCall, name: str, at: int) -> bool:
     return not base.change({name: values + vector}).any()
 
 
-Run = Callable[[Feeds], Mapping[str, Array]]
-Answer = Mapping[str, Array]
+Outputs = Mapping[str, Array]
 Change = np.ndarray[Any, np.dtype[np.bool_]]
 # Of the largest number of an answer, what a graph that computes with 8-bit integers is off by.
 _INTEGER_NOISE: Final = 1 / 16
@@ -173,7 +172,7 @@ class GraphProbe:
         self.noise = _noise(self.header)
         self._random = np.random.default_rng(5)
 
-    def call(self, feeds: Feeds) -> Answer | None:
+    def call(self, feeds: Feeds) -> Outputs | None:
         """The outputs by name, None when the runtime refuses; GraphLost goes through."""
         self.runs += 1
         try:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ..protocol import Array
 from .probing import ROUNDINGS
-
-Array = np.ndarray[Any, Any]
 
 # The cosine between rows that may be the same but for roundings; those that may not are not tried.
 ALIKE: Final = 0.75

@@ -10,11 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..process import GraphProcess
+from ..protocol import Array
 from ..reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Header, Port, Role
 from .core import Operand
 from .wiring import UnreadableError
-
-Array = np.ndarray[Any, Any]
 
 # Sizes where the graph leaves them open: different, so that no two axes are mistaken; no usual head
 # sizes, so that no scale is; then those at which a graph with baked sizes may still run.

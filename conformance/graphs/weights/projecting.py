@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..protocol import Array
 from .core import Core
 from .matching import factor_of
 from .probing import EIGHT_BITS, ROUNDINGS, RunnableGraph
 from .wiring import UnreadableError
-
-Array = np.ndarray[Any, Any]
 
 # Calls: several, since a graph may be fixed at one item of one token.
 CALLS: Final = 6

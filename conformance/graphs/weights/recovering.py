@@ -13,6 +13,7 @@ import torch
 
 from ..._golden import golden
 from ..opened import Stages
+from ..protocol import Array
 from .core import Core
 from .matching import Match, match_rows
 from .probing import ROUNDINGS, AffineMap, RunnableGraph, affine_maps, spoken
@@ -26,8 +27,6 @@ from .projecting import (
     stored_bias,
 )
 from .wiring import Node, UnreadableError, Wiring
-
-Array = np.ndarray[Any, Any]
 
 # Inputs: the matrix, its zero point, and for fused nodes its scale before it.
 _MATRIX: Final = 1

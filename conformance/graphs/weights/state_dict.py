@@ -20,6 +20,7 @@ from ..._golden import golden
 from ...base.parameter_names import role_of
 from ...errors import UsageError
 from ..opened import GraphProjections
+from ..protocol import Array
 from .matching import NEAREST, SPOKEN, Reference, compare_projections, locate_projections
 from .probing import RunnableGraph
 from .projecting import snapped
@@ -142,9 +143,6 @@ def _pieces(roles: str, tensor: Tensor, widths: Mapping[str, int]) -> Iterator[t
         tensor = tensor.T
     if tensor.shape[0] % len(roles) == 0:
         yield from zip(roles, tensor.chunk(len(roles)), strict=True)
-
-
-Array = np.ndarray[Any, Any]
 
 
 def head_counts(

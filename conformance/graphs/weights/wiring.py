@@ -14,13 +14,13 @@ import onnx
 from onnx import numpy_helper
 
 from ..parsing import embedded
+from ..protocol import Array
 
 
 class UnreadableError(Exception):
     """The structure is not one that weights can be read from; the message says why."""
 
 
-Array = np.ndarray[Any, Any]
 Node = onnx.NodeProto
 
 # What comes out of these says nothing of the values that went in.
