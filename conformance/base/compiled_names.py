@@ -1,4 +1,4 @@
-"""What the compiled forms of a candidate are called: see :mod:`conformance.adapters.compiled`."""
+"""The names of the compiled forms of a candidate: see :mod:`conformance.adapters.compiled`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Geometry:
     output_size: int
 
     def replace(self, **sizes: int) -> Geometry:
-        """The same geometry with some sizes changed."""
+        """A copy with some sizes changed."""
         return dataclasses.replace(self, **sizes)
 
 
@@ -45,7 +45,7 @@ GeometryRule = Mapping[str, Pin] | Callable[[Geometry], Geometry]
 
 @dataclass(frozen=True)
 class Pins:
-    """What a candidate cannot change: allowed sizes, fields that equal another, and a builder."""
+    """The pins of a candidate: allowed sizes, fields that equal another, and a builder."""
 
     sizes: Mapping[str, tuple[int, ...]]
     equal_to: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the command line gives beside a graph."""
+"""The options of the command line for graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """What is said of the graphs among the targets.
+    """The options for the graphs among the targets.
 
     source
         The target of the module that they were exported from.
@@ -38,7 +38,7 @@ NO_GRAPH_OPTIONS = GraphOptions()
 
 
 def read_graph_options(given: Any) -> GraphOptions:
-    """The same from a report; raises UsageError for what no report holds."""
+    """The options in the ``beside`` of a record; raises UsageError for anything else."""
     if given is None:
         return NO_GRAPH_OPTIONS
     known = {field.name for field in dataclasses.fields(GraphOptions)}

@@ -90,5 +90,5 @@ class Deadline:
 
     @property
     def sentence(self) -> str:
-        """What is said of what it cut off."""
+        """The reason of a clause that it cut off."""
         return f"the limit of {spoken(self.limit)} was reached"

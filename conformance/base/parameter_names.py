@@ -1,4 +1,4 @@
-"""What the names in a module say about the roles of its parameters."""
+"""The roles of parameters, read from their names in a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of a clause yields: plain data that any view can show."""
+"""The result of a clause: plain data that any view can show."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ClauseResult:
     coverage: dict[str, Any] | None = None
 
     def replace(self, **changes: Any) -> ClauseResult:
-        """The same result with some fields changed."""
+        """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:

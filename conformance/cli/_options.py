@@ -185,7 +185,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class LongWork:
-    """What the options say, checked."""
+    """The checked values of the options of a long run."""
 
     jobs: int
     max_time: float | None
@@ -210,7 +210,7 @@ def read_long(
     databases: tuple[str, ...],
     seed: int | None,
 ) -> LongWork:
-    """What the options say; raises UsageError."""
+    """The checked values of the options; raises UsageError."""
     explores = PROFILES[profile].explores
     for text in databases:
         check_database(text)

@@ -1,4 +1,4 @@
-"""What commands write to: terminals and pipes, files of views, and GitHub Actions."""
+"""The output of commands: terminals and pipes, files of views, and GitHub Actions."""
 
 from __future__ import annotations
 

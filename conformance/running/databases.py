@@ -62,7 +62,7 @@ def _check_redis(text: str) -> None:
 
 
 def shown(text: str) -> str:
-    """The same without a password."""
+    """The text of a database without its password."""
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -84,7 +84,7 @@ class OpenDatabase:
 def open_databases(texts: Sequence[str]) -> OpenDatabase | None:
     """The databases that texts name, as one; raises UsageError where one cannot be used at all.
 
-    An artifact that is not there yet is none to wait for: it is said, and nothing is read from it.
+    An artifact that does not exist yet gives a note, and nothing is read from it.
     """
     from hypothesis.database import MultiplexedDatabase  # noqa: PLC0415 (on demand)
 
@@ -156,11 +156,11 @@ def _github(owner: str, repository: str) -> OpenDatabase:
     home = os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or ".hypothesis"
     cache = Path(home) / "github-artifacts" / owner / repository / ARTIFACT
     shared = GitHubArtifactDatabase(owner, repository, ARTIFACT, path=cache)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             list(shared.fetch(b""))  # which loads the artifact, once
-            said = [str(warning.message).strip() for warning in told]
+            said = [str(warning.message).strip() for warning in caught]
         except (OSError, ValueError, KeyError) as error:  # what the service or the disk answers
             said = [_said(error)]
             shared = GitHubArtifactDatabase(owner, repository, ARTIFACT, path=cache)

@@ -24,7 +24,7 @@ NOTHING: Final = "."
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What of a clause and its candidate decides how its examples are counted.
+    """The facts of a clause and its candidate that decide how its examples are counted.
 
     ``subtle`` clauses get no further examples where none binds, and are excused then. So are those
     of a candidate whose declared precision hides the difference (``excused``).
@@ -37,7 +37,7 @@ class Terms:
 
 @dataclass
 class Tally:
-    """What the examples of one clause showed so far.
+    """The counts of the examples of one clause so far.
 
     ``planned`` are the examples that are asked if none fails, and ``remembered`` those of a
     database that come before them. ``main`` is how many one machine would ask, ``margins`` are the

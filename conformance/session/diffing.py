@@ -1,4 +1,4 @@
-"""What changed from one record to another: data for views, and whether anything got worse."""
+"""The difference between two records: data for views, and whether anything got worse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[Any, ...]
 
 
 def difference(old: Entry, new: Entry, *, ratio: float = 2.0) -> dict[str, Any]:
-    """What changed from the old record to the new one, as data that JSON can hold.
+    """The changes from the old record to the new one, as data that JSON can hold.
 
     ``added``, ``changed``, ``drift`` and ``fixed`` list clauses with both sides; ``came`` and
     ``went`` candidates and clauses that only one record has; ``verdicts``, ``expectations``,
@@ -182,7 +182,7 @@ PARTS: Final = 100
 
 
 def side(clause: Entry) -> dict[str, Any]:
-    """What a comparison tells of a clause in one of the records."""
+    """The part of a clause's entry that is compared."""
     violation = clause.get("violation") or {}
     return {
         "status": clause["status"],
@@ -197,7 +197,7 @@ def side(clause: Entry) -> dict[str, Any]:
 def compared(
     old: Entry, new: Entry, *, ratio: float, same_problems: bool = True
 ) -> tuple[Change, bool, str]:
-    """What became of a clause, whether that is worse, and in which way.
+    """The change of a clause, whether it is worse, and in which way.
 
     Margins depend on the problems that were drawn: without ``same_problems``, or where one record
     has tried more of them, one that moved is told, but no worse.
@@ -218,7 +218,7 @@ def compared(
 
 
 def _another_failure(old: Entry, new: Entry) -> tuple[Change, bool, str]:
-    """What differs between two failures: their kinds, their diagnoses, whether they are expected.
+    """The differences between two failures: kind, diagnosis, and whether they are expected.
 
     A failure that is announced now is no worse; one that is another, or announced no more, is.
     """
@@ -284,7 +284,7 @@ def _settings(record: Entry) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(record: Entry) -> Iterator[tuple[str, str]]:
-    """What makes a record less than a whole run: a limit that cut it, a shard."""
+    """The limit and the shard: a record may be less than a whole run."""
     limit, shard = record.get("limit") or {}, record.get("shard") or {}
     reached = f"reached after {limit.get('seconds')} s"
     yield "time limit", reached if limit.get("reached") else "not reached"

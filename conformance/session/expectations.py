@@ -82,12 +82,12 @@ def _judge_failure(
 
 
 def drop(entry: ExpectedFailure) -> str:
-    """What to do about an expectation that nothing answers to any more."""
+    """The advice on an expectation that no failure meets any more."""
     return "drop the expectation" + ("" if entry.place is None else f" in {entry.place}")
 
 
 def _change(entry: ExpectedFailure, key: str, words: str) -> str:
-    """What to do, and in which line where that is known."""
+    """The advice, with the line where it has one."""
     where = "its declaration" if entry.place is None else entry.place.of(key)
     return f"repair it, or {words} in {where}"
 
@@ -138,7 +138,7 @@ class Stale:
         return fnmatchcase(candidate, self.expectation.candidate)
 
     def of(self, candidate: str) -> Stale:
-        """The same, said of one candidate: the one whose declaration holds it."""
+        """The entry for one candidate, whose declaration holds the expectation."""
         return replace(self, expectation=replace(self.expectation, candidate=candidate))
 
     def as_json(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Stale:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a run was asked for: the selected slugs; dtypes and devices when they were chosen."""
+    """The selected slugs of a run, and its dtypes and devices where the user chose them."""
 
     slugs: Collection[str]
     dtypes: tuple[str, ...] | None = None
@@ -252,7 +252,7 @@ def _expired_ones(
     results: Mapping[str, Sequence[ClauseResult]],
     today: date,
 ) -> list[Stale]:
-    """Those past their last day, unless all that they speak of has passed and is red anyway."""
+    """The expired expectations, except where every clause passed, which is red anyway."""
     found = []
     for entry in entries:
         there = any(result.status in _STILL_THERE for _, result in _runs(entry, results))
@@ -267,7 +267,7 @@ def _different_ones(
     results: Mapping[str, Sequence[ClauseResult]],
     all_entries: Sequence[ExpectedFailure],
 ) -> list[Stale]:
-    """Those that name a clause which fails in a way that no expectation covers.
+    """The expectations that name a clause which fails in a way that no expectation covers.
 
     A glob announces no clause in particular: what it does not cover is a failure like any other.
     """
@@ -292,7 +292,7 @@ def _covered(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFai
 def _runs(
     entry: ExpectedFailure, results: Mapping[str, Sequence[ClauseResult]]
 ) -> list[tuple[str, ClauseResult]]:
-    """What was run of that which an expectation speaks of."""
+    """The results that an expectation is about, with the names of their candidates."""
     return [
         (name, result)
         for name, some in results.items()

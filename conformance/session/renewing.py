@@ -112,7 +112,7 @@ def _check(text: str, entries: Sequence[ExpectedFailure], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """What a run is held against.
+    """The files of expected failures of a run, and whether it is strict.
 
     expected
         The file of expected failures.
@@ -128,14 +128,14 @@ class Gate:
 
     @property
     def files(self) -> list[Path]:
-        """The files that hold what is known already, each once."""
+        """The files that are read, each once."""
         renewed = self.write if self.write is not None and self.write.is_file() else None
         given = [path for path in (self.expected, renewed) if path is not None]
         same = len(given) > 1 and given[0].resolve() == given[1].resolve()
         return given[:1] if same else given
 
     def entries(self, slugs: Collection[str]) -> tuple[ExpectedFailure, ...]:
-        """What is expected of the run; raises UsageError for any of the files that is bad."""
+        """The expected failures of the run; raises UsageError for a bad file."""
         read = [parse(read_text(path), path) for path in self.files]
         for path, entries in zip(self.files, read, strict=True):
             check_entries(entries, slugs, path)

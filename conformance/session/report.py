@@ -185,7 +185,7 @@ def candidate_entry(
 
 
 def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
-    """What share of the combinations of its parameters all clauses about them have asked."""
+    """The combinations of parameters that the clauses about combinations have covered."""
     told = [result.coverage for result in results if result.coverage]
     if not told:
         return {}
@@ -244,7 +244,7 @@ def build_report(
 
 
 def _tool(specification: str) -> dict[str, str]:
-    """What made the record, and where it is documented, if anywhere."""
+    """The tool that made the record, with its documentation if it has one."""
     documentation = project_url(TOOL, "Documentation")
     return {
         "name": TOOL,
@@ -255,6 +255,6 @@ def _tool(specification: str) -> dict[str, str]:
 
 
 def _clauses(ready: Ready, candidates: Sequence[CandidateEntry]) -> dict[str, dict[str, str]]:
-    """What there is to know of each clause that the record speaks of, by slug."""
+    """The facts on each clause of the record, by slug."""
     slugs = {clause["id"] for candidate in candidates for clause in candidate["clauses"]}
     return {slug: told for slug, told in ready.clauses.items() if slug in slugs}

@@ -66,7 +66,7 @@ class ClauseCase:
 
     @property
     def test_id(self) -> str:
-        """What stands in the brackets of a suite's test."""
+        """The text in the brackets of a suite's test."""
         return f"{self.candidate}-{self.id}"
 
     def __call__(self) -> None:
@@ -92,7 +92,7 @@ class ClauseCase:
         return _explained(self.result, self.requirement)
 
     def properties(self) -> list[tuple[str, object]]:
-        """What is recorded for the test, such as in JUnit's properties."""
+        """The properties of the test, as JUnit shows them."""
         if self.result is None:
             return []
         return [*self._facts(self.result), *_findings(self.result)]

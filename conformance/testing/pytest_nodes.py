@@ -1,4 +1,4 @@
-"""What pytest collects: the clauses of ``--candidate``, and the cases of a suite."""
+"""The nodes that pytest collects: the clauses of ``--candidate``, and the cases of a suite."""
 
 from __future__ import annotations
 

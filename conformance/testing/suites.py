@@ -25,7 +25,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
-    """What a suite checks and how; None leaves a choice to the command line and the ini file."""
+    """The targets and choices of a suite; None leaves one to the command line and the ini file."""
 
     targets: tuple[Any, ...]
     profile: str | None = None

@@ -1,4 +1,4 @@
-"""What a run ran on, for the report."""
+"""The versions, the machine and the device of a run, for the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line's process and its worker say to each other: plain data, no torch."""
+"""The messages between the command line's process and its workers: plain data, no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAN_TARGETS: Final = "conformance.running.workers.planning:plan_targets"
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What to check and how hard; everything a worker needs to start over.
+    """The targets, the profile and the choices of a run: all that a worker needs to start over.
 
     ``loader`` names the function (``conformance.module:function``) that makes plans of the options
     in the worker: it is called like ``plan_targets``, and each of its plans has ``loaded()``.
@@ -89,10 +89,10 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """What a worker knows before it loads anything: the specification and its surroundings.
+    """The specification and the environment, which a worker sends before it loads anything.
 
     ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
-    origin. ``elsewhere`` are the slugs of clauses that nothing is asked on a CPU. ``clauses`` is
+    origin. ``elsewhere`` are the slugs of clauses that never apply on a CPU. ``clauses`` is
     what reports tell of each clause beside its results.
     """
 

@@ -199,7 +199,7 @@ class CandidatePlan:
 
 
 def _precision(run: CandidateRun) -> dict[str, list[str]]:
-    """What the declaration allows in each dtype, in words, at any scale.
+    """The tolerances that the declaration allows in each dtype, in words, at any scale.
 
     Tensor cores add otherwise than a CPU does: of several devices each is named.
     """
@@ -214,7 +214,7 @@ def _precision(run: CandidateRun) -> dict[str, list[str]]:
 
 
 def _gauge(candidate: Candidate) -> str:
-    """What was not verified of a candidate, or ""."""
+    """The facts of a candidate that no clause can verify, or ""."""
     if candidate.graph is not None and candidate.graph.projections.gauge:
         return candidate.graph.projections.gauge
     if candidate.golden_known:
@@ -306,7 +306,7 @@ def _planned(
 
 
 def _memory(options: RunOptions, on_step: OnStep) -> tuple[FailureMemory | None, tuple[str, ...]]:
-    """What remembers failures, with notes on it; all candidates share it."""
+    """The memory of failures, which all candidates share, and notes on it."""
     if not options.databases:
         return None, ()
     on_step("opening", "the database of failures")

@@ -81,7 +81,7 @@ def _asked_before(
 
 
 def asked(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
-    """What a counterexample asks of whom; raises UsageError where that cannot be asked."""
+    """Clause, subject and problem of a counterexample; raises UsageError where one is missing."""
     clauses = {clause.id: clause for clause in all_clauses()}
     slug = argument["clause"]
     if slug not in clauses:

@@ -27,7 +27,7 @@ _FAILED: Final = ("failed", "expected-failure")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What one shard says of a clause: its result, as found, and its trail."""
+    """The result of a clause in one shard, before any expectation, and its trail."""
 
     shard: Shard
     result: ClauseResult
@@ -324,7 +324,7 @@ def _key(result: ClauseResult) -> tuple[str, str, str]:
 def _unasked(
     shard: ShardRecord, own: Sequence[Sequence[ClauseResult]], number: int
 ) -> ClauseResult:
-    """What a shard whose time was up before anything was loaded says of a clause."""
+    """The result of a clause in a shard whose time was up before anything was loaded."""
     known = next(results[number] for results in own if results)
     if known.status == "not-applicable" and known.trail is None:
         return known.replace(seconds=0.0)

@@ -90,7 +90,7 @@ def _check_same(first: ShardRecord, other: ShardRecord) -> None:
 
 
 def _facts() -> Iterator[tuple[str, Callable[[Record], Any]]]:
-    """What shards of one run have in common, the most telling first."""
+    """The facts that shards of one run have in common, the most important first."""
     yield "the number of shards", lambda record: record["shard"]["count"]
     yield "the version", lambda record: _in(record, "tool", "version")
     yield "the specification", lambda record: _in(record, "tool", "specification")
