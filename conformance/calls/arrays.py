@@ -57,7 +57,7 @@ def of_tensors(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
 
 def builder_of_tensors(build: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """The same for the builder of a layer, which takes matrices and returns a function."""
+    """The builder of a layer, as one that takes tensors and returns a function of tensors."""
     if kind == "torch":
         return build
 
@@ -95,7 +95,7 @@ def to_tensors(returned: Any, kind: str) -> Any:
 
 
 def _as_tensor(array: Any) -> Any:
-    """The same numbers as a tensor, in the same memory where that can be written to."""
+    """A tensor of an array's numbers, in the same memory where that can be written to."""
     numpy = importlib.import_module("numpy")
     plain = numpy.asarray(array)
     if plain.dtype.name == "bfloat16":

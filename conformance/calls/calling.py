@@ -162,7 +162,7 @@ def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
 
 
 def _at_hand(inputs: Inputs, *, copy: bool) -> Arguments:
-    """The same on the CPU."""
+    """The arguments of a call, on the CPU."""
     fresh = handed_over(inputs)
     if not inputs.head_layout.is_own:
         return arranged_tokens(fresh), keyword_arguments(inputs)

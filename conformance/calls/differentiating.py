@@ -45,7 +45,7 @@ class Gradients:
     output: Tensor
 
     def without(self, names: Collection[str]) -> Gradients:
-        """The same without some of them."""
+        """The gradients without those of some names."""
         kept = {name: tensor for name, tensor in self.found.items() if name not in names}
         missing = self.missing.difference(names)
         return Gradients(found=kept, missing=missing, output=self.output)
@@ -139,7 +139,7 @@ class Taped:
         )
 
     def _inputs(self, gradients: Iterable[Tensor | None]) -> dict[str, Tensor | None]:
-        """Those of the tokens, of the bias, of a cache and of sinks, in the harness' own axes."""
+        """The gradients of tokens, bias, cache and sinks, in the harness' own axes."""
         arrived = dict(zip(self.leaves, gradients, strict=True))
         found: dict[str, Tensor | None] = {}
         for name in KEYWORD_LEAVES:
@@ -160,7 +160,7 @@ class Taped:
         return found | self._of_heads(arrived)
 
     def _of_heads(self, arrived: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """Those of query, key and value that lie in the inputs which asked for gradients."""
+        """The gradients of query, key and value where they lie together in one input."""
         given = zip(self.given_names, self.given[0], strict=True)
         whole = tuple(
             torch.zeros_like(tensor) if one is None else one

@@ -229,7 +229,7 @@ def _held(owner: Any, names: tuple[str, ...], *, closed: bool) -> _Names:
 
 
 def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Like ``itemgetter`` for no name or one, which would not give a tuple."""
+    """Get the values of no name or one; ``itemgetter`` would not give a tuple."""
     return lambda known: tuple(known[name] for name in names)
 
 

@@ -110,7 +110,7 @@ class Allocations(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """The same in older versions of torch."""
+        """Older versions of torch call it so."""
         return True
 
     def __torch_dispatch__(
@@ -158,7 +158,7 @@ class Allocations(TorchDispatchMode):
 
 
 class _Uncompiled(Allocations):
-    """The same where torch's compiler is not there: to keep itself out, it would be imported."""
+    """A watch that does not import torch's compiler to keep it out."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

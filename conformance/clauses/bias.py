@@ -155,7 +155,7 @@ def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Ten
 
 
 def _unbiased(inputs: Inputs) -> Inputs:
-    """The same inputs with a bias of zeros, where they have one."""
+    """Inputs whose bias, where they have one, is zero."""
     return inputs.replace(bias=None if inputs.bias is None else torch.zeros_like(inputs.bias))
 
 

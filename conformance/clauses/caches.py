@@ -239,7 +239,7 @@ def cache_no_memory(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_other_cache(inputs: Inputs, other: Inputs) -> Inputs:
-    """The same call with other tokens in the cache."""
+    """A call whose cache holds the tokens of another."""
 
     def changed(tokens: Tensor, others: Tensor) -> Tensor:
         return torch.cat([others[..., : inputs.past, :], tokens[..., inputs.past :, :]], dim=-2)

@@ -102,7 +102,7 @@ def causal_combined(subject: Subject, problem: Problem) -> Finding:
 
 
 def _losses(inputs: Inputs) -> list[Inputs]:
-    """The same inputs, each time with one of the companions of the causal flag left out."""
+    """Inputs without the bias, the scale, the softcap or the window, one of them at a time."""
     given = [name for name in OPTIONAL if getattr(inputs, name) is not None]
     return [inputs.replace(**{name: None}) for name in given]
 

@@ -78,7 +78,7 @@ REPEATS = 8
     explained=False,
 )
 def matches_cpu(subject: Subject, problem: Problem) -> Finding:
-    """The same numbers on both."""
+    """The answer to one problem on both devices."""
     there = subject.inputs(problem)
     here = there.replace(device="cpu")
     return relate(

@@ -173,7 +173,7 @@ def _refused(subject: Subject, longer: Inputs, told: str) -> Violation | None:
 
 
 def _longer(subject: Subject, inputs: Inputs, field: str) -> Inputs:
-    """The same inputs with their first item, query or key once more."""
+    """Inputs whose first item, query or key is there once more."""
     if field == "batch":
         return inputs.map_tokens(lambda tokens: _once_more(tokens, 0))
     both = not can_cross(subject.candidate) and inputs.mode == "self"
@@ -190,7 +190,7 @@ def _once_more(tokens: Tensor, axis: int) -> Tensor:
 
 
 def _other_lengths(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
-    """The same tokens among another number of them, and which rows of the answer stay.
+    """Inputs with fewer or more of their tokens, and which rows of the answer stay.
 
     Without a rule of order every key twice leaves the weighted mean as it is; a diagonal stays
     where it is when as many queries as keys go from the end.

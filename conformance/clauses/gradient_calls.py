@@ -94,7 +94,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
 
 
 def _of_equal_items(subject: Subject, asked: GradientRun) -> GradientRun:
-    """The same with the tokens of the first item in all, which a stride of zero can hold."""
+    """Gradients for items that are all the first one, which a stride of zero can hold."""
     inputs = asked.inputs
 
     equal = inputs.map_tokens(lambda tokens: tokens[:1].expand(tokens.shape).contiguous())
@@ -229,7 +229,7 @@ def interleaved(subject: Subject, problem: Problem) -> Finding:
     applies=(records_gradients,),
 )
 def repeated(subject: Subject, problem: Problem) -> Finding:
-    """The same output gradient twice through one history."""
+    """One output gradient, twice through one history."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)

@@ -48,7 +48,7 @@ def _takes(candidate: Candidate, geometry: Geometry) -> bool:
 
 
 def _with_heads(candidate: Candidate, geometry: Geometry, kv_heads: int) -> Geometry | None:
-    """The same sizes with so many key/value heads; None where the declaration has no room."""
+    """Sizes with another number of key/value heads; None where the declaration has no room."""
     changed = geometry.replace(num_kv_heads=kv_heads)
     return changed if _takes(candidate, changed) else None
 

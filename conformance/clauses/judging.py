@@ -97,7 +97,7 @@ def is_golden(
     judged: Tensor | None = None,
     signal: bool = True,
 ) -> Finding:
-    """The same of an answer that is there already."""
+    """The answer at hand equals the golden one within its bound; see :func:`matches_golden`."""
     known = subject.golden(inputs)
     judged = known.judged if judged is None else judged
     agreement = compare(answer, known.output, known.bound, judged=judged, wording=wording)
@@ -178,7 +178,7 @@ def relate(
     judged: Tensor | None = None,
     counterfactual: Counterfactual | None = None,
 ) -> Finding:
-    """Like :func:`same_answer` for answers that are there already."""
+    """Two answers at hand agree, as in :func:`same_answer`; each comes with its inputs."""
     golden_one, bound_one, judged_one = subject.frame(first[0])
     golden_two, bound_two, judged_two = subject.frame(second[0])
     shape = bound_two.shape
@@ -203,7 +203,7 @@ def relate(
 def same_unless_identical(
     subject: Subject, first: tuple[Inputs, Tensor], second: tuple[Inputs, Tensor], wording: str
 ) -> Finding:
-    """Like :func:`relate` for equal inputs, without asking for a bound where the bits agree."""
+    """Two answers to equal inputs agree; no bound is computed where their bits do."""
     if identical(first[1], second[1]) and bool(first[1].isfinite().all()):
         return Finding(margin=0.0)
     return relate(subject, first, second, wording)
@@ -407,7 +407,7 @@ def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
 
 
 def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Finding:
-    """The same of weights that were returned already."""
+    """The returned weights of an answer equal the golden ones; see above."""
     known = subject.golden(inputs)
     bound = subject.oracle.weights_bound(inputs)
     if answer.weights is None:

@@ -83,7 +83,7 @@ def asked_inputs(subject: Subject, problem: Problem, *, whole: bool = False) -> 
 
 
 def with_full_rows(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
-    """The same, without a causal rule or a window that would leave some query without keys.
+    """The inputs of a problem without the window or the flag that leaves a query without keys.
 
     What gradients a row without keys gives is the matter of a clause of its own.
     """

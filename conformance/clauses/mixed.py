@@ -106,7 +106,7 @@ def inputs_by_rule(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def undeclared_inputs(subject: Subject, problem: Problem) -> Finding:
-    """The same mixtures where nothing is promised."""
+    """The mixtures of mixed.inputs, where nothing is promised."""
     inputs = mixture(subject, problem)
     answer = subject.answer_or_refusal(inputs)
     if answer is None:

@@ -291,7 +291,7 @@ def _meeting(inputs: Inputs, allowed: Tensor, role: str, chosen: int) -> Tensor:
 
 
 def _poisoned(inputs: Inputs, role: str, chosen: int) -> Inputs:
-    """The same with one token of nothing but NaN, in every role that it plays."""
+    """Inputs with one token of nothing but NaN, in every role that it plays."""
     token = "key" if inputs.mode == "self" or (inputs.mode, role) == ("memory", "value") else role
     poisoned: Tensor = getattr(inputs, token).clone()
     poisoned[..., chosen, :] = math.nan

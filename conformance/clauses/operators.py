@@ -86,7 +86,7 @@ def _calls(subject: Subject, problem: Problem) -> list[Called]:
 
 
 def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
-    """The same call with a mode that listens, entered and left within it."""
+    """A forward that enters a mode of torch for each call, and leaves it."""
 
     def called(*positional: Any, **keywords: Any) -> Any:
         with mode:
@@ -157,7 +157,7 @@ def compiled_agrees(subject: Subject, problem: Problem) -> Finding:
 
 
 def _eager(subject: Subject) -> Subject:
-    """The same candidate before it was compiled, asked the same."""
+    """The subject of the candidate before it was compiled."""
     if subject.candidate.eager is None:
         msg = "the clause does not apply to what is not compiled"
         raise LookupError(msg)

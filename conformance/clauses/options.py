@@ -142,7 +142,7 @@ def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: 
 
 
 def _losses(inputs: Inputs) -> list[Inputs]:
-    """The same inputs, each time with one of the options left out."""
+    """Inputs with one of their options left out, each in turn."""
     given = [name for name in OPTIONAL if getattr(inputs, name) is not None]
     lost = [inputs.replace(**{name: None}) for name in given]
     lost += [inputs.without_mask()] if inputs.masked else []

@@ -57,7 +57,7 @@ def alibi(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_heads(subject: Subject, problem: Problem) -> Problem:
-    """The same with another number of heads, by its seed, each with keys of its own."""
+    """A problem with another number of heads, by its seed, each with keys of its own."""
     count = HEADS[problem.seed % len(HEADS)]
     wanted = problem.geometry.replace(num_heads=count, num_kv_heads=count)
     return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, DISTANCES))
@@ -120,7 +120,7 @@ def formula(subject: Subject, problem: Problem) -> Finding:
 
 
 def _extended(subject: Subject, problem: Problem) -> Problem:
-    """The same with more positions or channels, by its seed; reduced problems stay as they are."""
+    """A problem with more positions or channels, by its seed; reduced ones stay as they are."""
     length, width = EXTENDED[problem.seed % len(EXTENDED)]
     longest = subject.declaration.max_length or length
     sizes = problem.geometry
@@ -276,7 +276,7 @@ def rotary(subject: Subject, problem: Problem) -> Finding:
 
 
 def _far(subject: Subject, problem: Problem) -> Problem:
-    """The same with other lengths and head sizes, by its seed, as far as they are free."""
+    """A problem with other lengths and head sizes, by its seed, as far as they are free."""
     if problem.past:
         return problem
     if _crowded(subject, problem):

@@ -169,7 +169,7 @@ def overwrite(given: Arguments, values: Arguments) -> None:
 
 
 def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
-    """The same question with items in another order: what was remembered by shape does not fit."""
+    """Inputs with their items in another order: what was remembered by shape does not fit."""
     generator = generator_for(problem, 12)
     if inputs.geometry.batch == 1:
         declared = subject.declaration

@@ -299,7 +299,7 @@ class Subject:
         return answer
 
     def _recorded(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
-        """The same, kept with its arguments as they were before the call."""
+        """Call and record the call, with its arguments as they were before it."""
         made = RecordedCall(inputs=inputs, forward=forward, given=given, before=moved(given, CPU))
         recording = Recording() if self.recording is None else self.recording
         calls = recording.calls

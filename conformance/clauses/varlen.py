@@ -224,7 +224,7 @@ def _where_some_lack(found: Finding, inputs: Inputs, *, queries: bool) -> Findin
 
 
 def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: Problem) -> Inputs:
-    """The same lengths, and other tokens in every sequence but those that stay."""
+    """Other tokens of the same number in every sequence but those that stay."""
     size = NEIGHBOURS if wide_range(subject) else HALF_NEIGHBOURS
     where, generator = stays.reshape(-1, 1, 1, 1), generator_for(problem, 21)
 

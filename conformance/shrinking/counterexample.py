@@ -57,7 +57,7 @@ def _own(subject: Subject, inputs: Inputs) -> Tensor | None:
 
 
 def _asking(inputs: Inputs, first: int) -> Inputs:
-    """The same question with values whose channel c is one at the key first + c alone."""
+    """Inputs whose values are unit vectors: channel c is one at the key first + c alone."""
     value = torch.zeros_like(inputs.value)
     for channel, key in enumerate(range(first, min(first + value.shape[-1], value.shape[-2]))):
         value[..., key, channel] = 1.0
@@ -93,14 +93,12 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
         "got": violation.got,
         **violation.compared,
     }
-    if "relation" in data:
-        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+    for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+        if "relation" in data:
             entry.update(_right(subject, call))
-    if violation.kind in WRONG_NUMBERS:
-        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+        if violation.kind in WRONG_NUMBERS:
             entry.update(attention(subject, call))
-    if violation.kind == "mutated":
-        for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
+        if violation.kind == "mutated":
             _mark_edited(call, entry)
     return data
 

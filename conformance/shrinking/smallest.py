@@ -144,7 +144,7 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
 def examine_recorded(
     clause: Clause, subject: Subject, problem: Problem, into: Recording | None = None
 ) -> tuple[Finding, Recording]:
-    """The same with the calls that were made, kept in a recording of ours or in a given one."""
+    """One example of a clause and a recording of its calls, in ``into`` where that is given."""
     recording = Recording() if into is None else into
     with subject.recorded(recording):
         return examine(clause, subject, problem), recording
