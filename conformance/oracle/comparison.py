@@ -92,7 +92,7 @@ class Comparison:
         return dict(zip(self.axes, self.index, strict=True)) if named else {}
 
     def replace(self, **changes: Any) -> Comparison:
-        """The same comparison with more known about it."""
+        """The comparison with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @property

@@ -42,7 +42,7 @@ class GradientAnswer:
 
 
 def as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
-    """Those of keys and values apart from those of the first ones that are handed over cached."""
+    """The gradients, with those of cached keys and values under names of their own."""
     if not inputs.past:
         return gradients
     found: dict[str, Gradient] = {}

@@ -81,7 +81,7 @@ def core_fits(attention: golden.Attention, upstream: Tensor, limit: float) -> bo
 def layer_fits(
     layer: golden.MultiHeadAttention, upstream: Tensor, contract: Contract, limit: float
 ) -> bool:
-    """The same of a layer between its projections; ``upstream [B, Lq, Eo]``."""
+    """Whether the steps between the projections of a layer fit; ``upstream [B, Lq, Eo]``."""
     back = layer_backward(layer, upstream.double(), contract)
     return _steps_fit(layer.core, back.gradients, limit)
 

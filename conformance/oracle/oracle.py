@@ -58,7 +58,7 @@ class Golden:
 
     @cached_property
     def representable_core(self) -> Tensor:
-        """The same for each head of the attention proper: ``[B, H, Lq]``."""
+        """The representable rows of each head: ``[B, H, Lq]``."""
         rows = representable_rows(self.core, self.limit)
         return rows if self.absent is None else rows & ~self.absent
 
@@ -164,7 +164,7 @@ def known_weights(inputs: Inputs) -> golden.ProjectionWeights:
 def evaluate(
     inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False
 ) -> golden.Attention | golden.MultiHeadAttention:
-    """Run the golden on one example, with gradients recorded if asked for."""
+    """Run the golden on one example, with gradients recorded where ``recorded``."""
     tokens = (inputs.query, inputs.key, inputs.value)
     with torch.set_grad_enabled(recorded):
         if not inputs.is_layer:

@@ -90,7 +90,7 @@ class Yardstick:
         return fit(self.error(answer), self.statistics, self.judged)
 
     def sharp_fit(self, answer: Tensor) -> tuple[Fit, float] | None:
-        """The same by the deviations of roundings, and what it may leave."""
+        """The fit in units of the deviations of roundings, and what it may leave."""
         if self.statistics is None or not bool(torch.isfinite(answer).all()):
             return None
         return sharp_fit(self.error(answer), self.statistics, self.judged)

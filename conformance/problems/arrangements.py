@@ -55,10 +55,7 @@ def _shared(placed: list[Tensor], inputs: Inputs) -> Tensors:
 
 
 def with_equal_sequences(inputs: Inputs) -> Inputs:
-    """The same inputs, with as many queries in each sequence as it has keys.
-
-    They are as they were where no mask of the form "sequences" says how many there are.
-    """
+    """The inputs with as many queries in each sequence as keys; unchanged without sequences."""
     if inputs.mask_form != SEQUENCES or inputs.keep is None:
         return inputs
     keys = there(inputs, "key", inputs.key)

@@ -77,10 +77,9 @@ def counts_from_first(candidate: Candidate) -> bool:
 
 
 def cached(inputs: Inputs, past: int, candidate: Candidate) -> Inputs:
-    """The same question with the first ``past`` keys and values handed over as a cache.
+    """The inputs with the first ``past`` keys and values handed over as a cache.
 
-    Where queries and new keys are as many, the queries of cached tokens are left out: only what is
-    new is asked.
+    Where queries and new keys are as many, the queries of cached tokens are left out.
     """
     if not can_cross(candidate):
         inputs = query_rows(inputs, past, inputs.geometry.query_length)
@@ -118,7 +117,7 @@ def first_keys(inputs: Inputs, count: int) -> Inputs:
 
 
 def without_cache(inputs: Inputs) -> Inputs:
-    """The same queries without the keys that are handed over as a cache: they are lost."""
+    """The inputs without the keys of the cache, as if they were lost."""
     return _keys(inputs, slice(inputs.past, None)).replace(past=0)
 
 

@@ -131,7 +131,7 @@ def combinations(
 
 
 def with_other_values(problem: Problem, seed: int) -> Problem:
-    """The same combination with other values, and another scale and cap where any is given."""
+    """The combination with other values, and with another scale and cap where it has them."""
     draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
     return problem.replace(
         seed=draw.randrange(2**31),
@@ -195,8 +195,7 @@ class _Parameters:
 
     def _patterns(self, offered: list[tuple[str, str]]) -> list[str]:
         forms = {form for form, _ in offered}
-        told = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}
-        some = {name for form in forms for name in told.get(form, PATTERNS)}
+        some = {name for form in forms for name in _EXPRESSED.get(form, PATTERNS)}
         ways = itertools.product(forms, (False, True), (False, True))
         if not any(self._judges(form, causal=flag, weights=too) for form, flag, too in ways):
             some.discard(EMPTY)
@@ -324,16 +323,16 @@ class _Parameters:
                 "each form of mask has shapes of its own",
                 (("mask", (label,)), ("mask shape", others)),
             )
-            can = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}.get(value[0], PATTERNS)
-            cannot = self._values("mask pattern", but=(NONE, *can))
-            told = "lengths only say how many of the first keys there are"
-            yield Rule(told, (("mask", (label,)), ("mask pattern", cannot)))
+            possible = _EXPRESSED.get(value[0], PATTERNS)
+            cannot = self._values("mask pattern", but=(NONE, *possible))
+            reason = "lengths only say how many of the first keys there are"
+            yield Rule(reason, (("mask", (label,)), ("mask pattern", cannot)))
         lone = "a sequence that lacks queries is one of several"
         yield Rule(lone, (("mask pattern", (NO_QUERIES,)), ("batch", self._one_item())))
         if either_or(self.candidate):
-            told = "flag and mask are asked for one at a time where not both count"
+            reason = "flag and mask are asked for one at a time where not both count"
             masks = self._values("mask", but=(NONE,))
-            yield Rule(told, (("mask", masks), ("causal", ("yes",))))
+            yield Rule(reason, (("mask", masks), ("causal", ("yes",))))
 
     def _rules_of_sizes(self) -> Iterator[Rule]:
         """Sizes that a declaration does not leave together."""
@@ -344,8 +343,8 @@ class _Parameters:
                     for second, others in self.meant[two].items()
                     if not self._leaves({**sizes, **others})
                 ]
-                told = "the declared geometry has no such sizes together"
-                yield Rule(told, ((one, (first,)), (two, tuple(apart))))
+                reason = "the declared geometry has no such sizes together"
+                yield Rule(reason, ((one, (first,)), (two, tuple(apart))))
 
     def _leaves(self, sizes: Fields) -> bool:
         """Whether the declaration leaves room for some sizes."""
@@ -356,16 +355,16 @@ class _Parameters:
         cached = self._values("cache", but=(NONE,))
         yield Rule("one key at least is new", (("cache", cached), ("keys", ("1",))))
         if counts_from_first(self.candidate):
-            told = "nobody says whether places are counted from the first cached key"
-            yield Rule(told, (("cache", cached), ("causal", ("yes",))))
-            yield Rule(told, (("cache", cached), ("window", self._values("window", but=(NONE,)))))
+            reason = "nobody says whether places are counted from the first cached key"
+            yield Rule(reason, (("cache", cached), ("causal", ("yes",))))
+            yield Rule(reason, (("cache", cached), ("window", self._values("window", but=(NONE,)))))
 
     def _rules_of_empty_rows(self) -> Iterator[Rule]:
         """Rows that mask, causal rule or window leave without a key, where nothing is said of them.
 
         A parameter that there is not has one value, which is not spoken of.
         """
-        told = "nothing is known of the queries that would have no key"
+        reason = "nothing is known of the queries that would have no key"
         returned = self._values("weights returned") or ("",)
         for flag in self._values("causal") or ("",):
             unknown = {too: self._unjudged(flag, too) for too in returned}
@@ -384,9 +383,9 @@ class _Parameters:
                     if name in self.meant and values and not (name == "mask" and every)
                 ]
                 if unknown[too]:
-                    yield Rule(told, (*call, ("mask pattern", (EMPTY,))))
+                    yield Rule(reason, (*call, ("mask pattern", (EMPTY,))))
                     for sizes in self._leaving_none(flag):
-                        yield Rule(told, (*call, *sizes))
+                        yield Rule(reason, (*call, *sizes))
 
     def _unjudged(self, flag: str, too: str) -> tuple[str, ...]:
         """The masks with which nothing is known of a row without keys in such a call."""
@@ -409,30 +408,30 @@ class _Parameters:
                 yield tuple((name, (value,)) for name, value in row.items())
 
     def _rules_of_memory(self) -> Iterator[Rule]:
-        told = "one item, or one head, is repeated by no stride"
-        yield Rule(told, (("memory", ("expanded",)), ("batch", self._one_item())))
+        reason = "one item, or one head, is repeated by no stride"
+        yield Rule(reason, (("memory", ("expanded",)), ("batch", self._one_item())))
         one_head = [value for value, own in self._known("heads") if own["num_kv_heads"] == 1]
-        yield Rule(told, (("memory", ("expanded-heads",)), ("heads", tuple(one_head))))
-        told = "tensors of different shapes cannot be one"
+        yield Rule(reason, (("memory", ("expanded-heads",)), ("heads", tuple(one_head))))
+        reason = "tensors of different shapes cannot be one"
         shared, all_one = (KEY_IS_VALUE, ALL_ONE), (ALL_ONE,)
         layer = self.candidate.kind == "layer"
         fields = ("key_size", "value_size") if layer else CHANNELS
         for name in ("widths",) if layer else ("head size",):
             apart = [value for value, own in self._known(name) if own[fields[0]] != own[fields[1]]]
-            yield Rule(told, (("tensors", shared), (name, tuple(apart))))
+            yield Rule(reason, (("tensors", shared), (name, tuple(apart))))
         if not layer:
             grouped = [value for value, own in self._known("heads") if len(set(own.values())) > 1]
-            yield Rule(told, (("tensors", all_one), ("heads", tuple(grouped))))
+            yield Rule(reason, (("tensors", all_one), ("heads", tuple(grouped))))
         else:
             widths = [v for v, own in self._known("widths") if own["query_size"] != own["key_size"]]
-            yield Rule(told, (("tensors", all_one), ("widths", tuple(widths))))
+            yield Rule(reason, (("tensors", all_one), ("widths", tuple(widths))))
         for (queries, one), (keys, two) in itertools.product(
             self._sizes("queries").items(), self._sizes("keys").items()
         ):
             given = (("queries", (queries,)), ("keys", (keys,)))
             sides = [side for side in given if side[0] in self.meant]
             if one["query_length"] != two["key_length"] and sides:
-                yield Rule(told, (("tensors", all_one), *sides))
+                yield Rule(reason, (("tensors", all_one), *sides))
         cached = self._values("cache", but=(NONE,))
         yield Rule("queries are more than new keys", (("tensors", all_one), ("cache", cached)))
 
@@ -485,6 +484,10 @@ class _Parameters:
             return_weights=given.get("weights returned", False),
             dropout=given.get("dropout"),
         )
+
+
+# The patterns of the forms that cannot express all.
+_EXPRESSED: Final = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}
 
 
 def _spelled(value: Any) -> str:

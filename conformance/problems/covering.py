@@ -162,7 +162,7 @@ class _Values:
         return True
 
     def can_join(self, row: int, value: int) -> bool:
-        """The same for a row that can be and one more value: mostly it joins a known whole row."""
+        """Whether a possible row can have one more value: mostly it joins a known whole row."""
         row, value = row & self._ruled, value & self._ruled
         known = self._known.get(row)
         if value and known and row | value not in self._known:
@@ -173,7 +173,7 @@ class _Values:
         return self._completed(row | value) is not None
 
     def completed(self, bits: int) -> int | None:
-        """The same with a value of each parameter that a rule speaks of, None if there is none."""
+        """The values with one of each parameter that rules name; None if there is no such row."""
         found = self._completed(bits & self._ruled)
         return None if found is None else found | bits
 
@@ -250,9 +250,9 @@ class _Values:
         for own in self.of:
             if bits & sum(own):
                 continue
-            told = [self._broken(bits | bit) for bit in own]
-            if all(told):
-                met |= dict.fromkeys(told)
+            reasons = [self._broken(bits | bit) for bit in own]
+            if all(reasons):
+                met |= dict.fromkeys(reasons)
         return "; ".join(sorted(met)) or "no value of the other parameters goes with them"
 
     def counted(self, strength: int) -> tuple[int, dict[str, int]]:

@@ -17,8 +17,8 @@ from .space import Space, can_cross, stays_even
 from .strategies import Draft
 
 # Sizes in the order of Geometry's fields: batch, heads, key/value heads, query and key length, head
-# size, value head size, and the widths of query, key, value and output. What is asked of large
-# problems in fewer examples sees the first of them alone.
+# size, value head size, and the widths of query, key, value and output. Clauses with few examples
+# take the first of them alone.
 _SIZES: Final = (
     (2, 3, 3, 5, 7, 4, 6, 11, 13, 9, 10),  # every axis of another size
     (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),  # nothing but ones
@@ -117,7 +117,7 @@ def edge_problems(
 
 
 def _every(candidate: Candidate, space: Space, *, dtype: str, strength: int) -> Iterable[Problem]:
-    """The same before those are left out that are not in the space, or known."""
+    """The edge problems, among them repeated ones and some outside the space."""
     if space.edges == "combinations":
         return combinations(candidate, space, dtype=dtype, strength=strength).problems
     if space.edges == "tiles":

@@ -32,25 +32,25 @@ def fitted_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> G
 
 
 def causal_flag(candidate: Candidate, *, flagged: bool, masked: bool = False) -> bool:
-    """Whether a problem is causal: where it can be asked for, and wherever it always is.
+    """Whether a problem is causal: where the flag is offered and set, or always in force.
 
-    ``masked`` says that it has a mask beside which the flag is not given: see ``either_or``.
+    ``masked`` says that it has a mask with which the flag is not combined: see ``either_or``.
     """
     declared = candidate.declaration
     return declared.always_causal or (flagged and declared.causal is not None and not masked)
 
 
 def one_at_a_time(problem: Problem, candidate: Candidate) -> Problem:
-    """The problem without its flag where a mask is given and both are not asked for together."""
+    """The problem without its flag where it has a mask that the flag is not combined with."""
     alone = problem.mask is not None and either_or(candidate)
     causal = causal_flag(candidate, flagged=problem.causal, masked=alone)
     return problem.replace(causal=causal)
 
 
 def either_or(candidate: Candidate) -> bool:
-    """Whether flag and mask are asked for one at a time: where not both count together.
+    """Whether flag and mask come one at a time: where not both count.
 
-    ``mask.causal-and-mask`` alone gives both.
+    ``mask.causal-and-mask`` alone combines them.
     """
     return candidate.declaration.semantics.causal_combination != "both"
 

@@ -59,7 +59,7 @@ class Inputs:
         How tensors and mask lie in memory when they are handed over; see
         :mod:`conformance.problems.memory_layouts`.
     grad_mode
-        Whether the call is made with gradients recorded, which nobody asks for here.
+        Whether the call is made with gradients recorded, though none is computed.
     shared
         Whether inputs that are one object here are handed over as one object, too.
     always_causal
@@ -142,11 +142,11 @@ class Inputs:
         )
 
     def replace(self, **changes: Any) -> Inputs:
-        """The same inputs with some fields changed."""
+        """The inputs with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def without_mask(self) -> Inputs:
-        """The same problem with every key kept and no mask handed over."""
+        """The inputs with every key kept and no mask handed over."""
         return self.replace(keep=None, bias=None, mask_form=None, mask_shape="", present=None)
 
     def with_tokens(

@@ -227,7 +227,7 @@ def _tokens(
 
 
 def _alike(drawn: Inputs, problem: Problem) -> Inputs:
-    """The same inputs, equal where they are one tensor or lie in memory once for several."""
+    """Inputs that are equal where they are one tensor, or are repeated in memory."""
     if not problem.shared and problem.layout not in REPEATED:
         return drawn
     query, key, value = drawn.query, drawn.key, drawn.value
@@ -260,7 +260,7 @@ def _weights(
 def in_dtype(
     weights: golden.ProjectionWeights | None, working: torch.dtype
 ) -> golden.ProjectionWeights | None:
-    """The same weights in a working dtype, on the CPU."""
+    """The weights in a working dtype, on the CPU."""
     if weights is None:
         return None
     tensors = {name: tensor for name, tensor in vars(weights).items() if tensor is not None}

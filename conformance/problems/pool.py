@@ -37,9 +37,9 @@ class Pool:
         self._known: dict[tuple[Space, str], list[Problem]] = {}
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
-        """The problems of a space: at least as many as the profile asks for.
+        """The problems of a space: at least as many as the profile says.
 
-        The leading dtype, which is the one asked for first if none was named, gets them all: most
+        The leading dtype, by default the first in use, gets them all: most
         mistakes show in every dtype. Each device gets the same.
         """
         self._leading = self._leading or dtype
@@ -52,7 +52,7 @@ class Pool:
 
     def further(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """A few other problems of a space, for a clause whose examples happened not to bind."""
-        asked = set(self.problems(space, dtype, device))
+        first = set(self.problems(space, dtype, device))
         drawn = draw_problems(
             self._candidate,
             space,
@@ -63,10 +63,10 @@ class Pool:
         )
         edges = edge_problems(self._candidate, space, dtype=dtype)
         placed = [problem.replace(device=device) for problem in [*edges[:FURTHER], *drawn]]
-        return [problem for problem in dict.fromkeys(placed) if problem not in asked]
+        return [problem for problem in dict.fromkeys(placed) if problem not in first]
 
     def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
-        """As many problems as the profile asks for, all drawn: each turn has a seed of its own."""
+        """As many problems as the profile says, all drawn: each turn has a seed of its own."""
         found = draw_problems(
             self._candidate,
             space,

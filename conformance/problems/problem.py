@@ -14,9 +14,9 @@ class MaskPlan:
     """How the mask of a problem is made and handed over.
 
     ``pattern`` names what it hides (see :mod:`conformance.problems.mask_patterns`), ``form`` the
-    keyword
-    it arrives in, ``shape`` its axes in letters. ``finite_bias`` adds finite values to a ``bias``.
-    Where it is ``visible``, each query keeps a key that neither causal rule nor window hides.
+    keyword it arrives in, ``shape`` its axes in letters. ``finite_bias`` adds finite values to a
+    ``bias``. Where it is ``visible``, each query keeps a key that neither causal rule nor window
+    hides.
     """
 
     pattern: str
@@ -26,7 +26,7 @@ class MaskPlan:
     visible: bool = False
 
     def replace(self, **changes: Any) -> MaskPlan:
-        """The same plan with some fields changed."""
+        """The plan with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -36,8 +36,7 @@ class Overrides:
 
     ``tensors`` are pairs of a name and its values in row-major order: ``query``, ``key``,
     ``value``, ``keep``, ``bias``, ``sinks``, or a role of the weights such as ``q`` or ``o_bias``.
-    A tensor of another size is left as it is drawn: a clause may ask further problems that it makes
-    of this one.
+    A tensor of another size stays as it is drawn: a clause may derive further problems from one.
     """
 
     seed: int
@@ -48,7 +47,7 @@ class Overrides:
         return dict(self.tensors).get(name)
 
     def replace(self, name: str, values: tuple[float, ...]) -> Overrides:
-        """The same with the values of one tensor given."""
+        """The overrides with other values of one tensor."""
         changed = {**dict(self.tensors), name: values}
         return Overrides(seed=self.seed, tensors=tuple(changed.items()))
 
@@ -65,7 +64,7 @@ class Problem:
     ``layout`` and ``mask_layout`` say how tensors and mask lie in memory (see
     :mod:`conformance.problems.memory_layouts`; "expanded" items or heads are equal ones),
     ``shared`` which inputs are one tensor: "key-value", or "all". ``return_weights`` and
-    ``dropout`` are requested in the call.
+    ``dropout`` are options of the call.
     """
 
     geometry: Geometry
@@ -89,7 +88,7 @@ class Problem:
     dropout: float | None = None
 
     def replace(self, **changes: Any) -> Problem:
-        """The same problem with some fields changed."""
+        """The problem with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:

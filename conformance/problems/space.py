@@ -34,7 +34,7 @@ WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 LENGTHS = ("query_length", "key_length")
 # The length that is preferred at most where queries and keys have one.
 LONGEST_SQUARE = 129
-# What a candidate's own geometry function is asked about to see which sizes it decides.
+# The geometry that shows which sizes a candidate's own geometry function decides.
 PROBE = Geometry(
     batch=2,
     num_heads=2,
@@ -82,8 +82,8 @@ class Space:
         The hand-picked problems: of all "sizes", "combinations" of all that a candidate declares,
         long "lengths", or the edges of large "tiles" where gradients are judged.
     purpose
-        What combinations are asked for, on which it depends which there are: the "answer",
-        "gradients", or what an "operator" does with each option.
+        What combinations are for: the "answer", "gradients", or what an "operator" does with each
+        option.
     kinds
         The kinds of candidates that it speaks of.
     """
@@ -107,7 +107,7 @@ class Space:
     kinds: tuple[str, ...] = ("core", "layer")
 
     def replace(self, **changes: Any) -> Space:
-        """The same space with some constraints changed."""
+        """The space with some constraints changed."""
         return dataclasses.replace(self, **changes)
 
     @property
@@ -160,9 +160,9 @@ class Space:
             return "no causal flag is declared"
         if self.mask == "always" and not self.options(candidate):
             return self._no_mask(candidate)
-        return self._not_apart(candidate) or self._too_small(candidate)
+        return self._equal_sizes(candidate) or self._too_small(candidate)
 
-    def _not_apart(self, candidate: Candidate) -> str:
+    def _equal_sizes(self, candidate: Candidate) -> str:
         """Which two sizes that must differ are one, or ""."""
         if self.square == "never" and not can_cross(candidate):
             return "query and key have the same length"
@@ -181,9 +181,12 @@ class Space:
                 return "it takes one item without a batch axis"
             pinned = [name for name in group if name in declared.pins.sizes]
             if not allowed:
-                return f"its geometry pins {self._apart(group)} to different {self._measure(group)}"
-            told = "its geometry pins " + pinned[0] if pinned else "its longest length is"
-            return f"{told} below {least}"
+                lengths = "key_length" in group
+                names = "query and key" if lengths else " and ".join(group)
+                sizes = "lengths" if lengths else "sizes"
+                return f"its geometry pins {names} to different {sizes}"
+            limit = "its geometry pins " + pinned[0] if pinned else "its longest length is"
+            return f"{limit} below {least}"
         return self._built_too_small(candidate)
 
     def _built_too_small(self, candidate: Candidate) -> str:
@@ -199,12 +202,6 @@ class Space:
             if name not in absent and all(getattr(sizes, name) < least for sizes in built):
                 return f"its geometry makes {name} smaller than {least}"
         return ""
-
-    def _apart(self, group: tuple[str, ...]) -> str:
-        return "query and key" if "key_length" in group else " and ".join(group)
-
-    def _measure(self, group: tuple[str, ...]) -> str:
-        return "lengths" if "key_length" in group else "sizes"
 
     def _no_mask(self, candidate: Candidate) -> str:
         declared = candidate.declaration.masks
@@ -235,8 +232,8 @@ class Space:
     def admits(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether a problem (a reduced one) still belongs to the space."""
         declared = candidate.declaration
-        unasked = declared.always_causal and not problem.causal
-        if unasked or problem.values not in self.recipes(problem.dtype, candidate):
+        flagless = declared.always_causal and not problem.causal
+        if flagless or problem.values not in self.recipes(problem.dtype, candidate):
             return False
         sizes = problem.geometry
         absent = WIDTHS if candidate.kind == "core" else ()

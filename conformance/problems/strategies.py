@@ -134,7 +134,7 @@ CHOICES = 2**16
 OVERSAMPLING = 3
 # At least so many drafts are drawn, and twice as many where these are not enough.
 FEW_DRAFTS = 10
-# Choices are told apart modulo this: more than a space offers of anything.
+# Choices are compared modulo this: more than a space offers of anything.
 VARIETY = 12
 
 
@@ -274,7 +274,7 @@ def draw_problems(
 
 
 def _another(problem: Problem, known: list[Problem]) -> Problem:
-    """The same, with a fresh seed if it is known: pinned sizes make likes of unlike drafts."""
+    """The problem, with another seed if it is drawn already: pinned sizes make drafts alike."""
     while problem in known:
         problem = problem.replace(seed=problem.seed + 1)
     return problem

@@ -103,9 +103,8 @@ def contract_for(declaration: Declaration, dtype: str, scale: float) -> Contract
     """The contract of a candidate for tensors of ``dtype`` ("float32", "float64" ...) and a scale.
 
     It follows from the declared ``accumulate``, ``tf32``, ``scores``, ``precision`` and ``devices``
-    alone. Without
-    a declared accumulator float16 and bfloat16 add in float32, as torch does, the others in
-    themselves. Raises ValueError for a dtype without a model.
+    alone. Without a declared accumulator float16 and bfloat16 add in float32, as torch does, the
+    others in themselves. Raises ValueError for a dtype without a model.
     """
     if dtype not in model.UNIT_ROUNDOFF:
         msg = f"dtype is {dtype!r}: known are {', '.join(model.UNIT_ROUNDOFF)}"
@@ -165,25 +164,25 @@ def _on_tensor_cores(declaration: Declaration, dtype: str) -> bool:
 
 def describe(contract: Contract) -> list[str]:
     """What a contract allows, one sentence a freedom, in the order of the computation."""
-    told = [
+    sentences = [
         f"tensors are rounded to a relative error of {_power(contract.unit_roundoff)}",
         f"products are added up with one of {_power(contract.accumulator_roundoff)} a step",
     ]
     if contract.activation_steps:
-        told.append(
+        sentences.append(
             f"tokens are rounded to {contract.activation_steps} steps of their range before each "
             "projection, its matrix to 7 bits or more"
         )
     if contract.operand_roundoff:
-        told.append(f"operands of products are rounded to {_power(contract.operand_roundoff)}")
-    told.append(_scaling(contract))
-    told.append(_scores(contract))
-    told.append(
+        sentences.append(f"operands of products are rounded to {_power(contract.operand_roundoff)}")
+    sentences.append(_scaling(contract))
+    sentences.append(_scores(contract))
+    sentences.append(
         f"exp is accurate to {contract.exp_error:g} steps of the sum, in blocks of "
         f"{contract.key_block} keys or more"
     )
-    told.append(_weights(contract))
-    return told
+    sentences.append(_weights(contract))
+    return sentences
 
 
 def _scaling(contract: Contract) -> str:

@@ -77,7 +77,7 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
 
 
 def sharp_fit(error: Tensor, statistics: Statistics, judged: Tensor) -> tuple[Fit, float] | None:
-    """The same in units of the deviation of each error, and how large the rest may then be.
+    """A fit in units of the deviation of each error, and how large the rest may then be.
 
     The mean square of evenly distributed roundings is 1 then, with noise. Errors of one row may go
     together (a rounded weight moves all its channels), those of two rows do not: so many numbers

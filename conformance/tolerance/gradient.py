@@ -63,7 +63,7 @@ class Gradient:
         return self.seen(lambda part: part[..., kept, :])
 
     def of_channels(self, kept: slice) -> Gradient:
-        """The same of some of the channels."""
+        """The gradient of some of the channels."""
         return self.seen(lambda part: part[..., kept])
 
     def seen(self, view: Callable[[Tensor], Tensor]) -> Gradient:

@@ -16,7 +16,7 @@ from . import model
 
 
 def with_sink(attention: golden.Attention) -> golden.Attention:
-    """The same evaluation with a key and a value of zeros whose logit is the sink's.
+    """An evaluation with one more key and value, of zeros, whose logit is the sink's.
 
     It stands last, every query attends it, and the weights of a row sum to one again. The given
     heads stay as they are.

@@ -79,10 +79,10 @@ def _slope_at(scores: Tensor, semantics: golden.Semantics) -> Tensor:
             modified = golden.modify(leaf, semantics)
             if not modified.requires_grad:
                 return torch.zeros_like(scores)
-            asked = (torch.ones_like(scores), weights)
+            directions = (torch.ones_like(scores), weights)
             found = [
                 torch.autograd.grad(modified, leaf, each, retain_graph=True, allow_unused=True)[0]
-                for each in asked
+                for each in directions
             ]
         except Exception:  # noqa: BLE001 (a user's function, and what torch says of it)
             return unknown

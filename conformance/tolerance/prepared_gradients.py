@@ -29,7 +29,7 @@ from .worst_gradients import WorstErrors
 
 
 def as_met(attention: golden.Attention) -> golden.Attention:
-    """The same evaluation, for which query and key are given as they meet."""
+    """An evaluation whose given query and key are the heads that meet."""
     plain = attention.semantics.replace(qk_norm="none", rotary="none")
     if plain == attention.semantics:
         return attention

@@ -44,7 +44,7 @@ class ErrorSpread:
         return squares.addcmul_(self.linear, self.linear).sqrt_()
 
     def deviation(self) -> Tensor:
-        """The same where every rounding falls evenly within its bounds: a third of its square."""
+        """The typical error where roundings fall evenly within bounds: a third of their square."""
         squares = torch.addcmul(self.variance, self.last, self.last).div_(model.UNIFORM)
         return squares.addcmul_(self.linear, self.linear).sqrt_()
 

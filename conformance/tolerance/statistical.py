@@ -50,7 +50,7 @@ def _edges(length: int) -> set[int]:
 
 
 def restrict(attention: golden.Attention, rows: Tensor) -> golden.Attention:
-    """The same evaluation with the query rows ``rows`` (int64 ``[R]``) only."""
+    """An evaluation of the query rows ``rows`` (int64 ``[R]``) only."""
     if rows.numel() == attention.query.shape[-2]:
         return attention
     bias, alibi = attention.bias, attention.alibi

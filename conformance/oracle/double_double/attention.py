@@ -28,7 +28,7 @@ from .numbers import (
 def supports(semantics: golden.Semantics) -> bool:
     """Whether attention at this point can be evaluated here.
 
-    That asks for a softmax over the keys and for ignored keys whose logit is replaced or lowered by
+    It needs a softmax over the keys and for ignored keys whose logit is replaced or lowered by
     ``mask_fill``; a cap that comes after the mask is known with a fill of minus infinity only. It
     knows no positions, no normalised heads and no function of the scores.
     """
@@ -154,10 +154,10 @@ def _softmax(logits: DoubleDouble, live: Tensor, sinks: Tensor | None) -> Double
         return exact(torch.zeros_like(logits.high))
     if sinks is not None:
         more = sinks[:, None, None].expand(*live.shape[:-1], 1)
-        heard = more > -math.inf
-        high = torch.cat([logits.high, more.masked_fill(~heard, 0.0)], dim=-1)
+        counts = more > -math.inf
+        high = torch.cat([logits.high, more.masked_fill(~counts, 0.0)], dim=-1)
         low = torch.cat([logits.low, torch.zeros_like(more)], dim=-1)
-        every = _softmax(DoubleDouble(high, low), torch.cat([live, heard], dim=-1), None)
+        every = _softmax(DoubleDouble(high, low), torch.cat([live, counts], dim=-1), None)
         return DoubleDouble(every.high[..., :-1], every.low[..., :-1])
     high = logits.high.masked_fill(~live, -math.inf)
     finite = DoubleDouble(logits.high.masked_fill(~live, 0.0), logits.low.masked_fill(~live, 0.0))
