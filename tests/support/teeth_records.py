@@ -41,7 +41,7 @@ def entry(name: str, **more: Any) -> LoadedEntry:
         "gauge": "",
         "deviations": (),
         "expected": (),
-        "tasks": (),
+        "planned": (),
         "sentence": f"{name} is <wrong>.",
         "fix": "do it right",
         "primary": "mask.golden",
