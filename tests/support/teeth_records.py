@@ -9,7 +9,7 @@ from records import result
 from conformance.base.results import ClauseResult
 from conformance.running.workers.messages import Ready
 from conformance.tools.teeth.options import LoadedEntry, TeethOptions
-from conformance.tools.teeth.record import Caught, build_record
+from conformance.tools.teeth.record import TeethProgress, build_record
 
 READY = Ready(
     environment={"python": "3.11", "torch": "2.6"},
@@ -74,7 +74,7 @@ def record(
     **more: Any,
 ) -> dict[str, Any]:
     """The record of entries with their results."""
-    caught = Caught(
+    caught = TeethProgress(
         ready=READY,
         loaded=[*(one for one, _ in pairs), *unheard],
         results={one.name: results for one, results in pairs},

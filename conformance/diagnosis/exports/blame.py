@@ -32,14 +32,14 @@ from .steps import (
 def sentence(trail: Trail, number: int, stage: str, level: str) -> str:
     """What a person reads: the step, the stage in it, and what to make of it."""
     this = trail.outcomes[number]
-    told = _step_told(trail, number, level)
+    text = _step_sentence(trail, number, level)
     if this.text:
-        return f"{told} ({this.text})"
+        return f"{text} ({this.text})"
     inside = f"; inside the graph, {SPOKEN[stage]} are the first to be wrong" if stage else ""
-    return told + inside.replace("projection are", "projection is")
+    return text + inside.replace("projection are", "projection is")
 
 
-def _step_told(trail: Trail, number: int, level: str) -> str:
+def _step_sentence(trail: Trail, number: int, level: str) -> str:
     names = [one.step.name for one in trail.outcomes]
     step, later = names[number], [names[at] for at in trail.departures if at > number]
     gives = "gives no answer" if trail.outcomes[number].output is None else "is wrong"
@@ -66,6 +66,24 @@ def _step_told(trail: Trail, number: int, level: str) -> str:
     )
 
 
+def _entry(
+    step: str,
+    text: str,
+    steps: Sequence[tuple[str, bool, str]],
+    *,
+    stage: str = "",
+    level: str = "",
+) -> dict[str, Any]:
+    """The blame as the report has it; each of ``steps`` has a name, whether it departs, a text."""
+    return {
+        "step": step,
+        "stage": stage,
+        "level": level,
+        "text": text,
+        "steps": [{"step": name, "departs": departs, "text": why} for name, departs, why in steps],
+    }
+
+
 def without_influence(
     graph: OpenedGraph, inputs: Inputs, name: str, some: Sequence[Step]
 ) -> dict[str, Any] | None:
@@ -88,20 +106,12 @@ def without_influence(
         return None
     blamed = reads[number][0]
     before = reads[number - 1][0] if number else ""
-    told = f"the {before} reads the input {name!r}, the {blamed} does not"
+    text = f"the {before} reads the input {name!r}, the {blamed} does not"
     if not before:
-        told = f"the {blamed} does not read the input {name!r}"
+        text = f"the {blamed} does not read the input {name!r}"
     if blamed == SOURCE:
-        told = f"the source itself does not read {name!r}: the export is faithful"
-    return {
-        "step": blamed,
-        "stage": "",
-        "level": "",
-        "text": told,
-        "steps": [
-            {"step": one, "departs": at == number, "text": ""} for at, (one, _) in enumerate(reads)
-        ],
-    }
+        text = f"the source itself does not read {name!r}: the export is faithful"
+    return _entry(blamed, text, [(one, at == number, "") for at, (one, _) in enumerate(reads)])
 
 
 def without_refusal(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
@@ -112,21 +122,13 @@ def without_refusal(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
     number = answers.index(True)
     step = outcomes[number].step.name
     before = outcomes[number - 1].step.name if number else ""
-    told = f"the {before} refuses this, the {step} answers it"
+    text = f"the {before} refuses this, the {step} answers it"
     if not before:
-        told = f"the {step} does not refuse this"
+        text = f"the {step} does not refuse this"
     if step == SOURCE:
-        told = "the source itself does not refuse this: the export is faithful"
-    return {
-        "step": step,
-        "stage": "",
-        "level": "",
-        "text": told,
-        "steps": [
-            {"step": outcome.step.name, "departs": at == number, "text": outcome.text}
-            for at, outcome in enumerate(outcomes)
-        ],
-    }
+        text = "the source itself does not refuse this: the export is faithful"
+    every = enumerate(outcomes)
+    return _entry(step, text, [(one.step.name, at == number, one.text) for at, one in every])
 
 
 # Clauses that compare the steps with one another: what is wrong in all of them is none of theirs.
@@ -177,18 +179,18 @@ class Blamer:
     def _blamed(
         self, clause: str, violation: Violation, recording: Recording, alive: Alive
     ) -> dict[str, Any] | None:
-        asked = list({id(call.inputs): call.inputs for call in recording.calls}.values())
-        told = [inputs for inputs in asked if self._has_answer(inputs)][:_MOST_CALLS]
-        seen = [(inputs, self._outcomes(inputs, alive)) for inputs in told]
-        if asked and not told and violation.kind == "not-raised":
-            return without_refusal(self._outcomes(asked[-1], alive))
+        every = list({id(call.inputs): call.inputs for call in recording.calls}.values())
+        some = [inputs for inputs in every if self._has_answer(inputs)][:_MOST_CALLS]
+        answers = [(inputs, self._outcomes(inputs, alive)) for inputs in some]
+        if every and not some and violation.kind == "not-raised":
+            return without_refusal(self._outcomes(every[-1], alive))
         for sharp in (False, True):
-            for inputs, outcomes in seen:
+            for inputs, outcomes in answers:
                 absolute = clause not in RELATIVE
                 trail = Trail(self.subject, inputs, outcomes, absolute=absolute, sharp=sharp)
                 if trail.departures:
-                    return self._told(self._trusted(trail))
-        if not asked and clause == MATCHES and self.graph.lacking:
+                    return self._blame_of(self._trusted(trail))
+        if not every and clause == MATCHES and self.graph.lacking:
             return self._without_input()
         return None
 
@@ -197,23 +199,17 @@ class Blamer:
 
         A source that departs, and a graph that departs from it: then the reading may be at fault.
         """
-        told = [
+        roles = [
             self.graph.declaration.inputs.get(role.name, {}) for role in self.graph.reading.masks
         ]
-        guessed = trail.inputs.masked and not all("role" in one for one in told)
+        guessed = trail.inputs.masked and not all("role" in one for one in roles)
         if not guessed or trail.departures[0] != 0 or len(trail.departures) == 1:
             return trail
         return Trail(self.subject, trail.inputs, trail.outcomes, absolute=False)
 
     def _without_input(self) -> dict[str, Any]:
         names = ", ".join(self.graph.lacking)
-        return {
-            "step": AT_LOWEST,
-            "stage": "",
-            "level": "",
-            "text": f"the export is to blame: the graph has no input for {names}",
-            "steps": [],
-        }
+        return _entry(AT_LOWEST, f"the export is to blame: the graph has no input for {names}", [])
 
     def _has_answer(self, inputs: Inputs) -> bool:
         """Whether some answer is right: a call may be made to be refused."""
@@ -232,22 +228,20 @@ class Blamer:
             outcomes.append(outcome(step, inputs))
         return outcomes
 
-    def _told(self, trail: Trail) -> dict[str, Any]:
+    def _blame_of(self, trail: Trail) -> dict[str, Any]:
         number = trail.departures[0]
         names = [one.step.name for one in trail.outcomes]
         step = names[number]
         stage = self._stage(trail, number)
         level = self._level(trail) if step == AT_HIGHEST else ""
-        return {
-            "step": step,
-            "stage": stage,
-            "level": level,
-            "text": sentence(trail, number, stage, level),
-            "steps": [
-                {"step": name, "departs": at in trail.departures, "text": one.text}
-                for at, (name, one) in enumerate(zip(names, trail.outcomes, strict=True))
-            ],
-        }
+        every = enumerate(trail.outcomes)
+        return _entry(
+            step,
+            sentence(trail, number, stage, level),
+            [(one.step.name, at in trail.departures, one.text) for at, one in every],
+            stage=stage,
+            level=level,
+        )
 
     def _stage(self, trail: Trail, number: int) -> str:
         """The first stage that is wrong inside the graph, "" where nobody can tell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -13,8 +14,6 @@ from ._steps import rekept, remasked, require
 from .named import DeclaredCall, InputsChange, NamedMistake, named
 
 _FORMS: Final = ("keep", "drop", "keep_int", "lengths")
-
-
 _BOOLEAN: Final = ("keep", "drop", "keep_int")
 
 
@@ -38,23 +37,17 @@ def _turned(table: Tensor) -> Tensor:
     return table.transpose(-1, -2)
 
 
-def _hides_queries(_inputs: Inputs, keep: Tensor) -> Tensor:
-    require(keep.shape[-2] == 1)
-    return keep.transpose(-1, -2)
-
-
 def _square(inputs: Inputs) -> bool:
     return inputs.geometry.query_length == inputs.geometry.key_length
 
 
 def _on_queries(inputs: Inputs, keep: Tensor) -> Tensor | None:
-    return _hides_queries(inputs, keep) if keep.shape[-2] == 1 and _square(inputs) else None
+    return keep.transpose(-1, -2) if keep.shape[-2] == 1 and _square(inputs) else None
 
 
 def _on_queries_too(inputs: Inputs, keep: Tensor) -> Tensor | None:
-    if keep.shape[-2] != 1 or not _square(inputs):
-        return None
-    return keep & keep.transpose(-1, -2)
+    turned = _on_queries(inputs, keep)
+    return None if turned is None else keep & turned
 
 
 def _folded(order: Callable[[Tensor, int, int], Tensor]) -> InputsChange:
@@ -137,11 +130,15 @@ def _without_mask(forms: tuple[str, ...], *, bias_too: bool = False) -> InputsCh
     return inputs_for
 
 
-def _shared(reduce: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor | None]:
+def _shared(reduce: Callable[..., Tensor]) -> Callable[[Tensor], Tensor | None]:
     """One table for all batch items; a bias has none that they could share."""
 
     def change(table: Tensor) -> Tensor | None:
-        return reduce(table) if table.dtype == torch.bool and table.shape[0] > 1 else None
+        return (
+            reduce(table, dim=0, keepdim=True)
+            if table.dtype == torch.bool and table.shape[0] > 1
+            else None
+        )
 
     return change
 
@@ -242,15 +239,17 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         {"inputs": rekept(_on_queries)},
         {"inputs": rekept(_on_queries_too)},
     ),
-    *named("mask-of-all-items", "equivariance.batch-independent")(
-        "a key that is hidden in one batch item is hidden in all",
-        "let each item have its own mask",
-        {"inputs": remasked(_shared(lambda table: table.all(dim=0, keepdim=True)))},
-    ),
-    *named("mask-of-any-item", "equivariance.batch-independent")(
-        "a key that is kept in one batch item is kept in all",
-        "let each item have its own mask",
-        {"inputs": remasked(_shared(lambda table: table.any(dim=0, keepdim=True)))},
+    *(
+        mistake
+        for number, state, reduce in (
+            ("all-items", "hidden", torch.all),
+            ("any-item", "kept", torch.any),
+        )
+        for mistake in named(f"mask-of-{number}", "equivariance.batch-independent")(
+            f"a key that is {state} in one batch item is {state} in all",
+            "let each item have its own mask",
+            {"inputs": remasked(_shared(reduce))},
+        )
     ),
     *named("mask-flipped", "mask.golden")(
         "the mask is read from the last key to the first",
@@ -276,47 +275,51 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _lengths(change: Callable[[Tensor, int], Tensor]) -> InputsChange:
+def _lengths(change: Callable[[Tensor], Tensor]) -> InputsChange:
     """Other lengths ``[b, 1, q, 1]`` than those that are given."""
 
     def keep_of(_inputs: Inputs, keep: Tensor) -> Tensor:
-        keys = keep.shape[-1]
-        return torch.arange(keys) < change(keep.sum(dim=-1, keepdim=True), keys)
+        return torch.arange(keep.shape[-1]) < change(keep.sum(dim=-1, keepdim=True))
 
     return rekept(keep_of, forms=("lengths",))
+
+
+def _rounded_up(lengths: Tensor, tile: int) -> Tensor:
+    return (lengths + tile - 1) // tile * tile
+
+
+def _of_one(lengths: Tensor, chosen: Callable[..., Tensor]) -> Tensor:
+    return chosen(lengths).expand_as(lengths)
 
 
 LENGTHS: Final[tuple[NamedMistake, ...]] = (
     *named("lengths-inclusive", "mask.forms-agree")(
         "the key at the length itself is still attended",
         "compare with <, not with <=",
-        {"inputs": _lengths(lambda lengths, _keys: lengths + 1)},
+        {"inputs": _lengths(lambda lengths: lengths + 1)},
     ),
     *named("lengths-one-short", "mask.forms-agree")(
         "the last key before the length is hidden",
         "keys 0 to length - 1 are attended",
-        {"inputs": _lengths(lambda lengths, _keys: lengths - 1)},
+        {"inputs": _lengths(lambda lengths: lengths - 1)},
     ),
     *named("lengths-rounded-up", "mask.forms-agree")(
         "lengths are rounded up to a whole tile of 8, 16 or 32 keys",
         "mask the rest of the last tile, too",
-        {"inputs": _lengths(lambda lengths, _keys: (lengths + 7) // 8 * 8)},
-        {"inputs": _lengths(lambda lengths, _keys: (lengths + 15) // 16 * 16)},
-        {"inputs": _lengths(lambda lengths, _keys: (lengths + 31) // 32 * 32)},
+        *({"inputs": _lengths(partial(_rounded_up, tile=tile))} for tile in (8, 16, 32)),
     ),
     *named("lengths-from-the-end", "mask.forms-agree")(
         "lengths are counted from the last key, as if the padding came first",
         "keep the first keys",
         {"inputs": rekept(lambda _inputs, keep: keep.flip(-1), forms=("lengths",))},
     ),
-    *named("lengths-of-the-longest", "mask.per-item")(
-        "the longest of the lengths is used for all",
-        "compare each item with its own length",
-        {"inputs": _lengths(lambda lengths, _keys: lengths.amax().expand_as(lengths))},
-    ),
-    *named("lengths-of-the-shortest", "mask.per-item")(
-        "the shortest of the lengths is used for all",
-        "compare each item with its own length",
-        {"inputs": _lengths(lambda lengths, _keys: lengths.amin().expand_as(lengths))},
+    *(
+        mistake
+        for name, chosen in (("longest", torch.amax), ("shortest", torch.amin))
+        for mistake in named(f"lengths-of-the-{name}", "mask.per-item")(
+            f"the {name} of the lengths is used for all",
+            "compare each item with its own length",
+            {"inputs": _lengths(partial(_of_one, chosen=chosen))},
+        )
     ),
 )

@@ -28,8 +28,6 @@ from ._steps import (
 from .named import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
-
-
 _CONVEX: Final = "numerics.convex"
 
 
@@ -50,21 +48,13 @@ def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
     return core
 
 
-def _less(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
-    def weights(logits: Tensor) -> Tensor:
-        exponentials = torch.exp(logits - largest(logits))
-        return exponentials / exponentials.sum(dim=-1, keepdim=True)
-
-    return _in_working_dtype(weights)
-
-
-def _less_guarded(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
-    """With a sum of zero kept from dividing."""
+def _less(largest: Callable[[Tensor], Tensor | float], *, guarded: bool = False) -> CoreChange:
+    """Exponentials of logits less a number; a guarded sum of zero does not divide."""
 
     def weights(logits: Tensor) -> Tensor:
         exponentials = torch.exp(logits - largest(logits))
         total = exponentials.sum(dim=-1, keepdim=True)
-        return exponentials / torch.where(total == 0.0, 1.0, total)
+        return exponentials / (torch.where(total == 0.0, 1.0, total) if guarded else total)
 
     return _in_working_dtype(weights)
 
@@ -82,6 +72,15 @@ def _less_at_last(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
         return dataclasses.replace(attention, output=output)
 
     return core
+
+
+def _every_division(largest: Callable[[Tensor], Tensor | float]) -> list[dict[str, CoreChange]]:
+    changes = (_less(largest), _less(largest, guarded=True), _less_at_last(largest))
+    return [{"core": change} for change in changes]
+
+
+def _largest_of_head(logits: Tensor) -> Tensor:
+    return logits.amax(dim=(-2, -1), keepdim=True)
 
 
 def _not_rescaled(block: int, *, sums_too: bool) -> CoreChange:
@@ -130,25 +129,19 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
     *named("maximum-not-subtracted", "numerics.large-logits")(
         "the exponentials are taken without subtracting the row's largest logit: they overflow",
         "subtract each row's largest logit first, or use torch.softmax",
-        {"core": _less(lambda _logits: 0.0)},
-        {"core": _less_guarded(lambda _logits: 0.0)},
-        {"core": _less_at_last(lambda _logits: 0.0)},
+        *_every_division(lambda _logits: 0.0),
     ),
     *named("maximum-of-the-whole-tensor", "numerics.large-logits")(
         "one maximum is subtracted from all rows: low rows vanish",
         "subtract each row's own largest logit",
-        {"core": _less(lambda logits: logits.max())},
-        {"core": _less_guarded(lambda logits: logits.max())},
-        {"core": _less_at_last(lambda logits: logits.max())},
-        {"core": _less(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
-        {"core": _less_guarded(lambda logits: logits.amax(dim=(-2, -1), keepdim=True))},
+        *_every_division(torch.max),
+        {"core": _less(_largest_of_head)},
+        {"core": _less(_largest_of_head, guarded=True)},
     ),
     *named("running-maximum-starts-at-zero", "numerics.large-logits")(
         "the running maximum starts at zero: rows of very negative logits vanish",
         "start it at minus infinity",
-        {"core": _less(lambda logits: row_largest(logits).clamp_min(0.0))},
-        {"core": _less_guarded(lambda logits: row_largest(logits).clamp_min(0.0))},
-        {"core": _less_at_last(lambda logits: row_largest(logits).clamp_min(0.0))},
+        *_every_division(lambda logits: row_largest(logits).clamp_min(0.0)),
     ),
     *named("accumulator-not-rescaled", _GOLDEN)(
         "when the running maximum grows, what was added up before is not rescaled",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -26,11 +26,7 @@ from ._steps import (
 from .named import CoreChange, DeclaredCall, Heads, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
-
-
 _CONVEX: Final = "numerics.convex"
-
-
 _NORMALISE: Final = "divide the exponentials by their own sum over the keys"
 
 
@@ -77,30 +73,15 @@ def _transposed_weights(_call: DeclaredCall, attention: golden.Attention) -> gol
 
 
 def _distances(attention: golden.Attention) -> Tensor:
-    return -torch.cdist(attention.query, attention.key) * attention.scale
+    return torch.cdist(attention.query, attention.key)
 
 
-def _squared_distances(attention: golden.Attention) -> Tensor:
-    return -torch.cdist(attention.query, attention.key).square() * attention.scale
-
-
-def _clamped(largest: float) -> CoreChange:
-    return rescored(lambda attention: plain_scores(attention).clamp(-largest, largest))
-
-
-def _clamped_above(largest: float) -> CoreChange:
-    return rescored(lambda attention: plain_scores(attention).clamp_max(largest))
+def _clamped(least: float, largest: float) -> CoreChange:
+    return rescored(lambda attention: plain_scores(attention).clamp(least, largest))
 
 
 def _times_keys(power: float) -> CoreChange:
     return with_output(lambda attention: attention.output * attention.logits.shape[-1] ** power)
-
-
-def _as_logits(change: Callable[[Tensor], Tensor]) -> CoreChange:
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        return dataclasses.replace(attention, output=change(attention.output))
-
-    return core
 
 
 WEIGHING: Final[tuple[NamedMistake, ...]] = (
@@ -108,9 +89,9 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "the logits are clamped",
         "subtract each row's largest logit instead",
         *(
-            {"core": make(float(largest))}
-            for make in (_clamped, _clamped_above)
-            for largest in (5, 10, 20, 30, 50, 60, 80, 88, 100)
+            {"core": _clamped(sign * largest, largest)}
+            for sign in (-1.0, -math.inf)
+            for largest in (5.0, 10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0, 100.0)
         ),
     ),
     *named("weights-of-sigmoid", "numerics.constant-value")(
@@ -192,8 +173,8 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     *named("scores-of-distances", "numerics.key-shift")(
         "the scores are negative distances between query and key",
         "take dot products",
-        {"core": rescored(_distances)},
-        {"core": rescored(_squared_distances)},
+        {"core": rescored(lambda core: -_distances(core) * core.scale)},
+        {"core": rescored(lambda core: -_distances(core).square() * core.scale)},
     ),
     *named("scores-without-sign", _GOLDEN)(
         "the sign of the scores is lost",
@@ -208,7 +189,7 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     *named("heads-output-rectified", "numerics.value-linear")(
         "an activation function is applied to the weighted sums: negative ones become zero",
         "leave it out",
-        {"core": _as_logits(torch.relu)},
+        {"core": with_output(lambda attention: attention.output.relu())},
     ),
     *named("output-times-root-of-keys", _CONVEX)(
         "the weighted sums are multiplied by the root of the number of keys",

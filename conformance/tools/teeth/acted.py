@@ -1,4 +1,4 @@
-"""Acts out mistakes that are more than a point: other questions, heads, weights, answers."""
+"""Acts out mistakes as candidates: other points, inputs, heads, weights, answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...base.geometry import Geometry
+from ...base.geometry import FIELDS, Geometry
 from ...declare.candidate import Candidate
 from ...declare.decorators import core, layer
 from ...diagnosis.acting import act
@@ -22,10 +22,11 @@ from ...errors import DeclarationError
 from ...oracle.oracle import Oracle
 from ...oracle.oracle import evaluate as evaluate_golden
 from ...problems.inputs import Inputs
+from ...problems.materialise import projection_shapes, token_shapes
 
 
 class Evaluation(Protocol):
-    """What was evaluated: an attention of the golden, or one with a mistake made on the way."""
+    """An attention of the golden, or one in which a mistake was made."""
 
     @property
     def output(self) -> Tensor:
@@ -115,7 +116,7 @@ def evaluate_at(
 
 
 class ActedCore:
-    """A core ``[B, H, L, D]`` whose answer is an evaluation of what it was asked."""
+    """A core ``[B, H, L, D]`` whose answer is an evaluation of its inputs."""
 
     def __init__(self, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
@@ -136,12 +137,12 @@ class ActedCore:
         past_value: Tensor | None = None,
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The evaluation's output in the query's dtype, with the weights where they are asked."""
+        """The evaluation's output in the query's dtype, with the weights if requested."""
         if past_key is not None and past_value is not None:
             options["past"] = past_key.shape[-2]
             key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
         forms = {"keep": keep, "drop": drop, "keep_int": keep_int, "lengths": lengths, "bias": bias}
-        asked = Inputs(
+        inputs = Inputs(
             geometry=self.geometry(query, key, value),
             mode="separate",
             batched=True,
@@ -152,7 +153,7 @@ class ActedCore:
             **read_masks(forms, key.shape[-2]),
             **options,
         )
-        output, weights = answer(self.evaluate, asked)
+        output, weights = answer(self.evaluate, inputs)
         if not return_weights:
             return output.to(query.dtype)
         return output.to(query.dtype), weights.to(query.dtype)
@@ -203,21 +204,21 @@ class ActedLayer(ActedCore):
         )
 
 
-def answer(evaluate: Evaluate, asked: Inputs) -> tuple[Tensor, Tensor]:
+def answer(evaluate: Evaluate, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Output and weights of an evaluation, in which a value of weight zero cannot hurt.
 
     The golden multiplies whole matrices, and 0 * NaN is NaN: a row that meets no broken value takes
     its answer from the evaluation without them, or each mistake would fail the clause about those.
     """
-    answered = evaluate(asked)
+    answered = evaluate(inputs)
     weights = _core_of(answered).weights
-    broken = ~torch.isfinite(asked.value).all(dim=-1)
+    broken = ~torch.isfinite(inputs.value).all(dim=-1)
     if not bool(broken.any()):
         return answered.output, weights
-    without = asked.replace(value=asked.value.masked_fill(broken.unsqueeze(-1), 0.0))
-    shared = broken.unsqueeze(1) if asked.is_layer else broken.any(dim=1, keepdim=True)
+    without = inputs.replace(value=inputs.value.masked_fill(broken.unsqueeze(-1), 0.0))
+    shared = broken.unsqueeze(1) if inputs.is_layer else broken.any(dim=1, keepdim=True)
     meets = ((weights != 0.0) & shared.unsqueeze(2)).any(dim=-1)
-    rows = (meets.any(dim=1) if asked.is_layer else meets).unsqueeze(-1)
+    rows = (meets.any(dim=1) if inputs.is_layer else meets).unsqueeze(-1)
     if rows.shape[-2] != answered.output.shape[-2]:
         return answered.output, weights
     return torch.where(rows, answered.output, evaluate(without).output), weights
@@ -246,21 +247,10 @@ def read_masks(forms: Mapping[str, Tensor | None], key_length: int) -> dict[str,
 
 
 _POINTS: Final = (golden.STANDARD, OTHER_POINT)
-# Features that only some mistakes speak of, by the family of their clause.
+# Features that only some mistakes need, by the family of their clause.
 _MORE: Final = {"sinks": ("sinks",)}
-_MIXED: Final = Geometry(
-    batch=2,
-    num_heads=4,
-    num_kv_heads=2,
-    query_length=3,
-    key_length=5,
-    head_size=3,
-    value_head_size=2,
-    query_size=6,
-    key_size=7,
-    value_size=5,
-    output_size=9,
-)
+# Sizes in the order of Geometry's fields, all different.
+_MIXED: Final = Geometry(**dict(zip(FIELDS, (2, 4, 2, 3, 5, 3, 2, 6, 7, 5, 9), strict=True)))
 _WIDTH: Final = {"query_size": 12, "key_size": 12, "value_size": 12, "output_size": 12}
 _ALIKE: Final = _MIXED.replace(num_kv_heads=4, query_length=5, value_head_size=3, **_WIDTH)
 # Longer than a tile, wider than a padded head.
@@ -271,7 +261,7 @@ def act_out_named(named: NamedMistake) -> Candidate:
     """A candidate that makes a named mistake wherever it can be made.
 
     It is a core at the standard if that can show the mistake, else a core at another point, else a
-    layer. What shows on none of the samples stays a core: the clauses will tell.
+    layer. What shows on none of the samples stays a core: the clauses decide.
     """
     points = [point.replace(**named.base) for point in _POINTS]
     more = _MORE.get(named.primary.partition(".")[0], ())
@@ -286,7 +276,7 @@ def _evaluation(named: NamedMistake, kind: str, declared: golden.Semantics) -> E
     oracle = _oracle(kind, declared)
 
     def evaluate(inputs: Inputs) -> Evaluation:
-        right = evaluate_at(inputs, declared)  # which refuses shapes that do not belong together
+        right = evaluate_at(inputs, declared)  # it refuses shapes that do not belong together
         try:
             return act(oracle, declared, (named,), inputs)
         except NotExpressible:
@@ -297,7 +287,7 @@ def _evaluation(named: NamedMistake, kind: str, declared: golden.Semantics) -> E
 
 @cache
 def _oracle(kind: str, declared: golden.Semantics) -> Oracle:
-    """What derives no bound here, but is asked for one by nobody."""
+    """An oracle at a point; nothing needs a bound of it."""
     candidate = acted("standard", kind, declared, partial(evaluate_at, point=declared))
     return Oracle(candidate.declaration, "float64")
 
@@ -321,14 +311,14 @@ def _shows(named: NamedMistake, call: DeclaredCall, right: Tensor) -> bool:
 
 @cache
 def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[DeclaredCall, Tensor], ...]:
-    """Questions that use all there is to ask, with their answers, at a point."""
+    """Calls that use every option, with their answers, at a point."""
     return tuple(
         (DeclaredCall(inputs=inputs, semantics=declared), evaluate_at(inputs, declared).output)
-        for inputs in _questions(kind)
+        for inputs in _calls(kind)
     )
 
 
-def _questions(kind: str) -> tuple[Inputs, ...]:
+def _calls(kind: str) -> tuple[Inputs, ...]:
     """At sizes that differ, at equal ones, and once at large ones."""
     generator = torch.Generator().manual_seed(0)
     found = [
@@ -383,32 +373,14 @@ def _sample(
     def drawn(*shape: int) -> Tensor:
         return 2.0 * torch.randn(*shape, generator=generator)
 
-    batch, queries, keys = sizes.batch, sizes.query_length, sizes.key_length
-    tokens = (
-        drawn(batch, sizes.num_heads, queries, sizes.head_size),
-        drawn(batch, sizes.num_kv_heads, keys, sizes.head_size),
-        drawn(batch, sizes.num_kv_heads, keys, sizes.value_head_size),
-    )
+    tokens = [drawn(*shape) for shape in token_shapes(sizes, layer=False)]
     weights = None
     if kind == "layer":
-        tokens = (
-            drawn(batch, queries, sizes.query_size),
-            drawn(batch, keys, sizes.key_size),
-            drawn(batch, keys, sizes.value_size),
-        )
-        rows = [sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size]
-        rows += [sizes.num_kv_heads * sizes.value_head_size]
-        merged = sizes.num_heads * sizes.value_head_size
-        weights = golden.ProjectionWeights(
-            q=drawn(rows[0], sizes.query_size),
-            k=drawn(rows[1], sizes.key_size),
-            v=drawn(rows[2], sizes.value_size),
-            o=drawn(sizes.output_size, merged),
-            q_bias=drawn(rows[0]),
-            k_bias=drawn(rows[1]),
-            v_bias=drawn(rows[2]),
-            o_bias=drawn(sizes.output_size),
-        )
+        tokens = [drawn(*shape) for shape in token_shapes(sizes, layer=True)]
+        shapes = projection_shapes(sizes)
+        matrices = {role: drawn(*shape) for role, shape in shapes.items()}
+        biases = {f"{role}_bias": drawn(rows) for role, (rows, _) in shapes.items()}
+        weights = golden.ProjectionWeights(**matrices, **biases)
     query, key, value = tokens
     return Inputs(
         geometry=sizes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from ...base.profile import PROFILES, Profile
 from ...base.results import ClauseResult
@@ -47,7 +47,7 @@ def run_entries(pool: WorkerPool, loaded: list[LoadedEntry], pace: Pace, report:
     pool.work(
         range(len(loaded)),
         do,
-        lambda index, said: report(loaded[index], *said),
+        lambda index, results: report(loaded[index], *results),
         most=-(-len(loaded) // _ENTRIES_A_WORKER),
     )
 
@@ -92,7 +92,7 @@ def plan_teeth(
 
 @dataclass(kw_only=True)
 class Bench:
-    """Holds the run of one candidate: its problems and answers go when the next one comes."""
+    """Holds the run of one candidate; its problems and answers are freed with the next one."""
 
     profile: Profile
     seed: int
@@ -135,14 +135,16 @@ class TeethPlan:
         return self.bench.run_of(self.entry.candidate)
 
     def loaded(self) -> LoadedEntry:
-        """The same as plain data."""
+        """The entry as plain data."""
         entry, candidate = self.entry, self.entry.candidate
-        told: dict[str, Any] = {
-            name: getattr(entry, name)
-            for name in ("name", "sentence", "fix", "primary", "also", "origin", "correct")
-        }
         return LoadedEntry(
-            **told,
+            name=entry.name,
+            sentence=entry.sentence,
+            fix=entry.fix,
+            primary=entry.primary,
+            also=entry.also,
+            origin=entry.origin,
+            correct=entry.correct,
             target=candidate.target,
             kind=candidate.kind,
             declaration={},
@@ -151,6 +153,3 @@ class TeethPlan:
             expected=candidate.declaration.expected_failures,
             planned=tuple(self.planned),
         )
-
-
-__all__ = ["TeethPlan", "plan_teeth"]

@@ -1,4 +1,4 @@
-"""What a run of the catalogue is told, and what its parts are called: plain data, no torch."""
+"""The options of a run of the catalogue, and its entries: plain data without torch."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ from ...running.workers.pool import WorkerPool
 from .jobs import Pace, catches, entries_of, run_entries
 from .options import REPOSITORY, LoadedEntry, TeethOptions
 
-# What of the summary must be empty.
+# The lists of the summary that must be empty.
 _RED: Final = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run")
-# Of several results of one clause (one a dtype) the one that says most.
+# Of several results of one clause (one a dtype) the first in this order counts.
 _LOUDEST: Final = ("error", "failed", "expected-failure", "untestable", "passed")
 
 
 @dataclass(kw_only=True)
-class Caught:
-    """What a run knows so far; an interrupted one is recorded from it."""
+class TeethProgress:
+    """The results of a run so far; an interrupted one is recorded from it."""
 
     ready: Ready
     loaded: list[LoadedEntry] = field(default_factory=list)
@@ -33,7 +33,12 @@ class Caught:
 
 
 def build_record(
-    caught: Caught, options: TeethOptions, *, first: bool, judged: Collection[str], seconds: float
+    caught: TeethProgress,
+    options: TeethOptions,
+    *,
+    first: bool,
+    judged: Collection[str],
+    seconds: float,
 ) -> dict[str, Any]:
     """The whole record, as data that JSON can hold.
 
@@ -75,39 +80,39 @@ def build_record(
 
 def _statuses(results: Iterable[ClauseResult]) -> dict[str, ClauseResult]:
     """One result a clause, the loudest; those that do not apply are left out."""
-    found: dict[str, ClauseResult] = {}
+    loudest: dict[str, ClauseResult] = {}
     for result in results:
         if result.status == "not-applicable":
             continue
-        known = found.get(result.id)
-        if known is None or _loudness(result) < _loudness(known):
-            found[result.id] = result
-    return found
+        other = loudest.get(result.id)
+        if other is None or _loudness(result) < _loudness(other):
+            loudest[result.id] = result
+    return loudest
 
 
 def _loudness(result: ClauseResult) -> int:
     return _LOUDEST.index(result.status) if result.status in _LOUDEST else 0
 
 
-def _row(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
+def _row(entry: LoadedEntry, caught: TeethProgress) -> dict[str, Any]:
     """What mistakes and correct candidates have in common."""
-    found = _statuses(caught.results[entry.name])
+    statuses = _statuses(caught.results[entry.name])
     return {
         "name": entry.name,
         "kind": entry.kind,
         "origin": entry.origin,
         "complete": entry.name in caught.complete,
-        "clauses": {slug: result.status for slug, result in found.items()},
+        "clauses": {slug: result.status for slug, result in statuses.items()},
         "reasons": {
             slug: result.reason
-            for slug, result in found.items()
+            for slug, result in statuses.items()
             if result.status not in ("passed", "not-applicable")
         },
         "seconds": round(sum(result.seconds for result in caught.results[entry.name]), 2),
     }
 
 
-def _mistake(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
+def _mistake(entry: LoadedEntry, caught: TeethProgress) -> dict[str, Any]:
     results = caught.results[entry.name]
     catching = list(dict.fromkeys(result.id for result in results if catches(result)))
     return {
@@ -126,14 +131,13 @@ def _mistake(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
 
 def _why_missed(entry: LoadedEntry, results: Sequence[ClauseResult]) -> str:
     """What the primary clause said instead of failing, or ""."""
-    mine = [result for result in results if result.id == entry.primary]
-    if not mine or any(catches(result) for result in mine):
+    own = [result for result in results if result.id == entry.primary]
+    if not own or any(catches(result) for result in own):
         return ""
-    said = mine[0]
-    return f"{said.status}: {said.reason}" if said.reason else said.status
+    return f"{own[0].status}: {own[0].reason}" if own[0].reason else own[0].status
 
 
-def _correct(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
+def _correct(entry: LoadedEntry, caught: TeethProgress) -> dict[str, Any]:
     results = caught.results[entry.name]
     red = [result for result in results if result.status in ("failed", "unexpected-pass")]
     return {
@@ -143,7 +147,7 @@ def _correct(entry: LoadedEntry, caught: Caught) -> dict[str, Any]:
     }
 
 
-def _clauses(caught: Caught, mistakes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _clauses(caught: TeethProgress, mistakes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every clause with the mistakes that it catches, and those that name it as primary."""
     ready = caught.ready
     return [
@@ -160,7 +164,7 @@ def _clauses(caught: Caught, mistakes: Sequence[Mapping[str, Any]]) -> list[dict
 
 
 def _summary(
-    caught: Caught,
+    caught: TeethProgress,
     clauses: Sequence[Mapping[str, Any]],
     mistakes: Sequence[Mapping[str, Any]],
     correct: Sequence[Mapping[str, Any]],
@@ -199,18 +203,18 @@ def exit_code(record: Mapping[str, Any]) -> int:
 Progress = Callable[[str, int, int], None]
 
 
-def _silent(_doing: str, _done: int, _total: int) -> None:
-    """Show nothing."""
-
-
-def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -> dict[str, Any]:
+def run_teeth(
+    options: TeethOptions,
+    pace: Pace,
+    progress: Progress = lambda _doing, _done, _total: None,
+) -> dict[str, Any]:
     """Run every clause on every entry of the catalogue and return the record.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
-    caught = Caught(ready=Ready(environment={}, specification="", sentences={}))
+    caught = TeethProgress(ready=Ready(environment={}, specification="", sentences={}))
     try:
         with WorkerPool(options, jobs=pace.jobs, timeout=pace.timeout) as pool:
             _go(caught, pool, pace, progress)
@@ -225,7 +229,7 @@ def run_teeth(options: TeethOptions, pace: Pace, progress: Progress = _silent) -
     )
 
 
-def _go(caught: Caught, pool: WorkerPool, pace: Pace, progress: Progress) -> None:
+def _go(caught: TeethProgress, pool: WorkerPool, pace: Pace, progress: Progress) -> None:
     progress("loading", 0, 0)
     caught.ready = pool.start()
     caught.loaded = entries_of(pool.load())
@@ -241,12 +245,12 @@ def _go(caught: Caught, pool: WorkerPool, pace: Pace, progress: Progress) -> Non
     run_entries(pool, caught.loaded, pace, report)
 
 
-def _judged(options: TeethOptions, caught: Caught) -> set[str]:
+def _judged(options: TeethOptions, caught: TeethProgress) -> set[str]:
     """The clauses that must catch something.
 
     All of them where the repository's catalogue is there, as the shipped mistakes alone do not
     reach every clause; elsewhere those of installed distributions; none where mistakes were chosen
-    or not all of them ran. Those that ask nothing on a CPU, where the catalogue runs, need not.
+    or not all of them ran. Those that have no problem on a CPU, where the catalogue runs, need not.
     """
     if options.targets or options.mistakes or options.not_mistakes or caught.interrupted:
         return set()

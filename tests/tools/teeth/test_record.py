@@ -10,7 +10,7 @@ from records import result
 from teeth_records import BAD, GOOD, READY, correct, entry, failed, passed, record
 
 from conformance.tools.teeth.options import TeethOptions
-from conformance.tools.teeth.record import Caught, build_record, exit_code
+from conformance.tools.teeth.record import TeethProgress, build_record, exit_code
 from conformance.views.teeth import summary_lines
 
 
@@ -61,7 +61,7 @@ def test_a_bad_run_is_red() -> None:
 def test_clauses_about_other_devices_are_told_apart() -> None:
     """What asks nothing on a CPU is named as such where it caught nothing, and is no finding."""
     ready = dataclasses.replace(READY, elsewhere=frozenset({"house.rule", "mask.golden"}))
-    caught = Caught(ready=ready, loaded=[entry("m")], results={"m": [failed("mask.golden")]})
+    caught = TeethProgress(ready=ready, loaded=[entry("m")], results={"m": [failed("mask.golden")]})
     found = build_record(
         dataclasses.replace(caught, complete={"m"}),
         TeethOptions(targets=()),
