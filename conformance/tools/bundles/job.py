@@ -37,15 +37,15 @@ from ...shrinking.counterexample import as_given, describe, described_calls, des
 from ...shrinking.smallest import examine_recorded
 from .arrays import Array, named_arrays, write_arrays
 
-Told = dict[str, Any]
+Data = dict[str, Any]
 Watch = Callable[["DetailedRecording"], None]
 # What ``adapters.construct`` says of a class whose names told it the sizes.
 _CONSTRUCTED: Final = "constructed as "
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Heard:
-    """One call of a user's module: its arguments as they were, and what it returned."""
+class ModuleCall:
+    """One call of a user's module: its arguments and its answer."""
 
     given: Given
     returned: Any = None
@@ -61,7 +61,7 @@ class DetailedRecording(Recording):
 
     watch: Watch = lambda _recording: None
     under_way: RecordedCall | None = None
-    heard: list[list[Heard]] = field(default_factory=list)
+    heard: list[list[ModuleCall]] = field(default_factory=list)
 
     def begin(self, made: RecordedCall) -> None:
         """Tell of a call that is about to be made."""
@@ -71,9 +71,9 @@ class DetailedRecording(Recording):
 
     def add_built(self, forward: Forward, inputs: Inputs) -> None:
         """Keep what a layer was built for, and listen to the module inside it."""
-        known = any(made is forward for made, _ in self.built)
+        recorded = any(made is forward for made, _ in self.built)
         super().add_built(forward, inputs)
-        if isinstance(forward, AdaptedModule) and not known:
+        if isinstance(forward, AdaptedModule) and not recorded:
             forward.calling = _listening(forward.calling, self)
 
     def with_under_way(self) -> Recording:
@@ -82,19 +82,19 @@ class DetailedRecording(Recording):
         return Recording(calls=calls, built=self.built)
 
 
-class _Ear:
+class _RecordedModule:
     """Stands for a module where it is called."""
 
-    def __init__(self, module: nn.Module, heard: list[Heard]) -> None:
+    def __init__(self, module: nn.Module, heard: list[ModuleCall]) -> None:
         self._module = module
         self._heard = heard
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call the module, and keep what it was given and what came back."""
         given = moved((positional, keywords), CPU)
-        self._heard.append(Heard(given=given))
+        self._heard.append(ModuleCall(given=given))
         returned = self._module(*positional, **keywords)
-        self._heard[-1] = Heard(given=given, returned=returned)
+        self._heard[-1] = ModuleCall(given=given, returned=returned)
         return returned
 
     def __getattr__(self, name: str) -> Any:
@@ -102,14 +102,14 @@ class _Ear:
 
 
 def _listening(calling: Callable[..., Any], recording: DetailedRecording) -> Callable[..., Any]:
-    def call(module: nn.Module, inputs: tuple[Tensor, ...], keywords: Told) -> Any:
+    def call(module: nn.Module, inputs: tuple[Tensor, ...], keywords: Data) -> Any:
         heard = recording.heard[-1] if recording.heard else []
-        return calling(_Ear(module, heard), inputs, keywords)
+        return calling(_RecordedModule(module, heard), inputs, keywords)
 
     return call
 
 
-def under_way(subject: Subject, problem: Problem, recording: DetailedRecording) -> Told:
+def under_way(subject: Subject, problem: Problem, recording: DetailedRecording) -> Data:
     """What is known while a call is made that may not come back."""
     return {
         "candidate": subject.candidate.name,
@@ -122,7 +122,7 @@ def under_way(subject: Subject, problem: Problem, recording: DetailedRecording) 
 
 
 def add_details(
-    data: Told, subject: Subject, recording: DetailedRecording, *, compared: bool
+    data: Data, subject: Subject, recording: DetailedRecording, *, compared: bool
 ) -> None:
     """Add to the description of a failure what only a bundle holds.
 
@@ -146,14 +146,14 @@ def add_details(
             }
 
 
-def _rows(call: RecordedCall) -> Told:
+def _rows(call: RecordedCall) -> Data:
     """Which rows of a packed answer belong to which sequence."""
     if not call.inputs.head_layout.has_sequences:
         return {}
     return {"rows": table(there(call.inputs, "query", call.inputs.query))}
 
 
-def _right(subject: Subject, call: RecordedCall) -> Told:
+def _right(subject: Subject, call: RecordedCall) -> Data:
     """The golden answer to a call and its bound, and whether the candidate's is beyond it."""
     candidate = subject.candidate
     if call.output is None or not candidate.golden_known or candidate.kind == "positions":
@@ -170,7 +170,7 @@ def _right(subject: Subject, call: RecordedCall) -> Told:
     }
 
 
-def _as_heard(call: RecordedCall, heard: list[Heard]) -> Told:
+def _as_heard(call: RecordedCall, heard: list[ModuleCall]) -> Data:
     """The one call of a user's module that a call of the harness became; nothing if it was not one.
 
     ``swapped`` says that the module's tokens come before its batch.
@@ -186,14 +186,14 @@ def _as_heard(call: RecordedCall, heard: list[Heard]) -> Told:
         return {}
     return {
         "module_call": {
-            "arguments": [_told(value) for value in positional],
-            "keywords": {name: _told(value) for name, value in keywords.items()},
+            "arguments": [_argument(value) for value in positional],
+            "keywords": {name: _argument(value) for name, value in keywords.items()},
             "swapped": swapped,
         }
     }
 
 
-def _told(value: Any) -> Any:
+def _argument(value: Any) -> Any:
     return as_given(value) if isinstance(value, Tensor) else value
 
 
@@ -219,7 +219,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _gradients(call: RecordedCall, pulled: list[BackwardPass]) -> Told:
+def _gradients(call: RecordedCall, pulled: list[BackwardPass]) -> Data:
     """The gradients that flowed back through a call, by the names of its arguments."""
     mine = [one for one in pulled if one.answer is call.answer]
     own_axes = call.inputs.head_layout.is_own
@@ -248,7 +248,7 @@ def _numbered(call: RecordedCall) -> tuple[str, ...]:
     return tuple(f"input {number}" for number in range(len(call.given[0])))
 
 
-def construction(assumptions: tuple[str, ...]) -> Told:
+def construction(assumptions: tuple[str, ...]) -> Data:
     """The arguments with which a class was constructed once, as its assumptions say."""
     for told in assumptions:
         if told.startswith(_CONSTRUCTED):

@@ -27,7 +27,7 @@ from ...graphs.validation import read_header
 from ...running.workers.messages import Loaded, RunOptions
 from ...targets.loading import guarded, put_on_path
 from ...targets.resolving import how_to_make, is_path, object_of, split_target
-from .asking import Asking, ask, described
+from .export_call import ExportCall, described, export_call
 
 _ACCEPTED: Final = (
     "a torch.nn.Module: an instance, a class that can be constructed, or a function without "
@@ -142,11 +142,11 @@ def require_exporter() -> None:
         raise UsageError(msg)
 
 
-def export(asking: Asking, exporter: str, opset: int, path: Path) -> None:
+def export(call: ExportCall, exporter: str, opset: int, path: Path) -> None:
     """Write a module as one file with dynamic axes; raises NotExported with one sentence."""
     try:
         with _quiet(), torch.no_grad():
-            (_by_dynamo if exporter == DYNAMO else _by_tracing)(asking, opset, path)
+            (_by_dynamo if exporter == DYNAMO else _by_tracing)(call, opset, path)
     except Exception as error:  # an exporter runs the user's code, and may raise anything
         text = _told(error)
         raise NotExported(text, unsupported=any(one in text for one in _TOO_NEW)) from error
@@ -163,18 +163,18 @@ def _told(error: BaseException) -> str:
     return printable(f"{type(cause).__name__}: {shown}" if shown else type(cause).__name__)
 
 
-def _by_dynamo(asking: Asking, opset: int, path: Path) -> None:
-    given = asking.arguments()
+def _by_dynamo(call: ExportCall, opset: int, path: Path) -> None:
+    given = call.arguments()
     torch.onnx.export(
-        asking.module,
+        call.module,
         (),
         str(path),
         kwargs=given,
         dynamo=True,
         opset_version=opset,
-        output_names=list(asking.outputs),
+        output_names=list(call.outputs),
         dynamic_shapes={
-            name: None if tensor is None else dict(asking.axes.get(name, {}))
+            name: None if tensor is None else dict(call.axes.get(name, {}))
             for name, tensor in given.items()
         },
         external_data=False,
@@ -185,27 +185,27 @@ def _by_dynamo(asking: Asking, opset: int, path: Path) -> None:
 class _Named(nn.Module):
     """A module that takes its tensors in an order: tracing knows no keywords."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, call: ExportCall) -> None:
         super().__init__()
-        self.asking = asking
-        self.module = asking.module
+        self.call = call
+        self.module = call.module
 
     def forward(self, *tensors: Tensor) -> Any:
         """Whatever the module says."""
-        given = dict(zip(self.asking.inputs, tensors, strict=True))
-        return self.module(**{**self.asking.arguments(), **given})
+        given = dict(zip(self.call.inputs, tensors, strict=True))
+        return self.module(**{**self.call.arguments(), **given})
 
 
-def _by_tracing(asking: Asking, opset: int, path: Path) -> None:
+def _by_tracing(call: ExportCall, opset: int, path: Path) -> None:
     torch.onnx.export(
-        _Named(asking).eval(),
-        tuple(asking.inputs.values()),
+        _Named(call).eval(),
+        tuple(call.inputs.values()),
         str(path),
         dynamo=False,
         opset_version=opset,
-        input_names=list(asking.inputs),
-        output_names=list(asking.outputs),
-        dynamic_axes={name: dict(axes) for name, axes in asking.axes.items()},
+        input_names=list(call.inputs),
+        output_names=list(call.outputs),
+        dynamic_axes={name: dict(axes) for name, axes in call.axes.items()},
         verbose=False,
     )
 
@@ -234,7 +234,7 @@ class Exportable:
     module: nn.Module
 
     def loaded(self) -> Loaded:
-        """The same as plain data."""
+        """Plain data for the supervisor."""
         return Loaded(
             name=type(self.module).__name__,
             target=self.target,
@@ -247,12 +247,12 @@ class Exportable:
         )
 
     @cached_property
-    def asking(self) -> Asking:
+    def call(self) -> ExportCall:
         """How it is called; raises UsageError."""
-        asking: Asking = guarded(
-            f"{self.target} cannot be called", lambda: ask(self.module, self.target)
+        call: ExportCall = guarded(
+            f"{self.target} cannot be called", lambda: export_call(self.module, self.target)
         )
-        return asking
+        return call
 
 
 def modules_of(options: RunOptions, tell: Tell = lambda _what, _name: None) -> list[Exportable]:
@@ -265,21 +265,24 @@ def modules_of(options: RunOptions, tell: Tell = lambda _what, _name: None) -> l
     return found
 
 
-def prepare(thing: Exportable, folder: str, tell: Tell) -> dict[str, Any]:
+def prepare(exportable: Exportable, folder: str, tell: Tell) -> dict[str, Any]:
     """Find out how the module is called, and keep it beside its graphs to come."""
-    tell("asking", thing.target)
-    inputs = described(thing.asking)
-    return {"inputs": inputs, "source": str(keep_source(thing.target, thing.module, Path(folder)))}
+    tell("calling", exportable.target)
+    inputs = described(exportable.call)
+    return {
+        "inputs": inputs,
+        "source": str(keep_source(exportable.target, exportable.module, Path(folder))),
+    }
 
 
-def export_one(thing: Exportable, wanted: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def export_one(exportable: Exportable, wanted: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Export the module once and read the graph; what goes wrong is the ``reason``."""
     path = Path(wanted["path"])
     outcome = {"verdict": "", "reason": "", "opset": None}
     tell("exporting", path.name)
-    load_kept(thing.module, path.parent)  # a worker that was lost has built another one
+    load_kept(exportable.module, path.parent)  # a worker that was lost has built another one
     try:
-        export(thing.asking, wanted["exporter"], wanted["opset"], path)
+        export(exportable.call, wanted["exporter"], wanted["opset"], path)
     except NotExported as error:
         if error.unsupported:
             return {**outcome, "verdict": "unsupported", "reason": str(error)}
@@ -287,7 +290,9 @@ def export_one(thing: Exportable, wanted: dict[str, Any], tell: Tell) -> dict[st
     tell("reading", path.name)
     try:
         opset = read_header(path).opsets.get("")
-        read = graph_candidate(path, GraphRequest(source=source_of(thing.module, thing.target)))
+        read = graph_candidate(
+            path, GraphRequest(source=source_of(exportable.module, exportable.target))
+        )
     except UsageError as error:
         return {**outcome, "verdict": "not-read", "reason": f"cannot be read: {error}"}
     if read.graph is not None:

@@ -8,7 +8,7 @@ from modules_to_export import Padded
 from torch import Tensor, nn
 
 from conformance.errors import UsageError
-from conformance.tools.exporting.asking import ask
+from conformance.tools.exporting.export_call import export_call
 
 
 class Masked(nn.Module):
@@ -45,13 +45,13 @@ class Masked(nn.Module):
 
 
 def shapes(module: nn.Module) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in ask(module, "it").inputs.items()}
+    return {name: list(tensor.shape) for name, tensor in export_call(module, "it").inputs.items()}
 
 
 def test_sizes_are_distinct_and_more_than_one() -> None:
     """No two of batch, queries, keys and heads are of one size: tracing tells them apart."""
     for heads in (2, 4):
-        asking = ask(nn.MultiheadAttention(8, heads, batch_first=True), "it")
+        asking = export_call(nn.MultiheadAttention(8, heads, batch_first=True), "it")
         batch, queries, _ = asking.inputs["query"].shape
         keys = asking.inputs["key"].shape[1]
         assert len({batch, queries, keys, heads, 1}) == 5
@@ -59,7 +59,7 @@ def test_sizes_are_distinct_and_more_than_one() -> None:
 
 def test_torchs_layer() -> None:
     """Both masks are found under their names, every axis is dynamic, the weights have a name."""
-    asking = ask(nn.MultiheadAttention(8, 2, batch_first=True), "it")
+    asking = export_call(nn.MultiheadAttention(8, 2, batch_first=True), "it")
     assert list(asking.inputs) == ["query", "key", "value", "key_padding_mask", "attn_mask"]
     assert asking.axes == {
         "query": {0: "batch", 1: "query_length"},
@@ -73,7 +73,7 @@ def test_torchs_layer() -> None:
 
 def test_tokens_before_items() -> None:
     """A module whose tensors are [L, B, E] has its axes named so."""
-    asking = ask(nn.MultiheadAttention(8, 2), "it")
+    asking = export_call(nn.MultiheadAttention(8, 2), "it")
     assert asking.axes["query"] == {0: "query_length", 1: "batch"}
     assert asking.axes["key_padding_mask"] == {0: "batch", 1: "key_length"}
 
@@ -91,7 +91,7 @@ def test_masks_are_found_by_trying(
     form: str, shape: list[int] | None, dtype: torch.dtype | None
 ) -> None:
     """The first form of a mask that is taken and has an influence is exported, if there is one."""
-    asking = ask(Masked(form), "it")
+    asking = export_call(Masked(form), "it")
     found = asking.inputs.get("attn_mask")
     assert (None if found is None else list(found.shape)) == shape
     assert (None if found is None else found.dtype) == dtype
@@ -99,7 +99,7 @@ def test_masks_are_found_by_trying(
 
 def test_lengths_that_must_be_given() -> None:
     """A parameter without a default that names lengths gets lengths."""
-    asking = ask(Padded(), "it")
+    asking = export_call(Padded(), "it")
     assert asking.inputs["valid_lens"].tolist() == [2] * 4
     assert asking.axes["valid_lens"] == {0: "batch"}
 
@@ -112,4 +112,4 @@ def test_a_module_of_other_inputs() -> None:
             return number + 1
 
     with pytest.raises(UsageError):
-        ask(Scalar(), "it")
+        export_call(Scalar(), "it")

@@ -24,7 +24,7 @@ _LENGTHS: Final = ("B", "BQ")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ExampleSizes:
     """The sizes of example inputs."""
 
     batch: int
@@ -38,7 +38,7 @@ class Tried:
 
     module: nn.Module
     inputs: Mapping[str, Tensor]
-    sizes: Sizes
+    sizes: ExampleSizes
     heads: int
     failure: str = field(default="gives no tensor")
 
@@ -134,7 +134,7 @@ def _pairs(letters: str, tried: Tried, name: str) -> Iterator[tuple[Tensor, Tens
     yield from forms[1:2] + forms[:1] + forms[2:] if "bias" in name.lower() else forms
 
 
-# Sizes that are not one another's, nor one: what is traced must not be told apart by chance alone.
+# Sizes that all differ, and are not one: a traced graph must not take one axis for another.
 BATCHES: Final = (2, 4)
 QUERIES: Final = 3
 KEYS: Final = 5
@@ -144,7 +144,7 @@ _BATCH, _QUERY, _KEY = "batch", "query_length", "key_length"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class ExportCall:
     """How a module is called for its export.
 
     inputs
@@ -165,8 +165,8 @@ class Asking:
         return {**absent(self.module), **self.inputs}
 
 
-def ask(module: nn.Module, shown: str) -> Asking:
-    """Find out how to call a module; raises UsageError with one sentence where nobody can tell."""
+def export_call(module: nn.Module, shown: str) -> ExportCall:
+    """How to call a module for its export; raises UsageError with one sentence."""
     request = ModuleRequest(shown=shown)
     widths: tuple[tuple[int, ...], ...]
     heads = 0
@@ -198,7 +198,7 @@ def _calling(module: nn.Module, request: ModuleRequest, why: str) -> Calling:
 
 
 def _possible_widths(module: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """The widths that linear layers take, for modules whose projections nobody recognises."""
+    """The widths that linear layers take, for modules whose projections are not recognised."""
     found = {part.in_features for part in module.modules() if isinstance(part, nn.Linear)}
     found |= {parameter.shape[-1] for parameter in module.parameters() if parameter.dim() > 1}
     return tuple((width,) * 3 for width in sorted(found))
@@ -212,15 +212,15 @@ def _names(module: nn.Module, calling: Calling) -> tuple[str, ...]:
     return tuple(positional[: _COUNT[calling.inputs]])
 
 
-def _sizes(batch: int, calling: Calling) -> Iterator[Sizes]:
+def _sizes(batch: int, calling: Calling) -> Iterator[ExampleSizes]:
     """Lengths that differ, and one length where a module takes no other."""
     if calling.inputs != "self":
-        yield Sizes(batch=batch, queries=QUERIES, keys=KEYS)
-    yield Sizes(batch=batch, queries=KEYS, keys=KEYS)
+        yield ExampleSizes(batch=batch, queries=QUERIES, keys=KEYS)
+    yield ExampleSizes(batch=batch, queries=KEYS, keys=KEYS)
 
 
 def _tokens(
-    names: tuple[str, ...], width: tuple[int, ...], sizes: Sizes, calling: Calling
+    names: tuple[str, ...], width: tuple[int, ...], sizes: ExampleSizes, calling: Calling
 ) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     lengths = (sizes.queries, sizes.keys, sizes.keys)
@@ -231,7 +231,7 @@ def _tokens(
     return found
 
 
-def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> Asking:
+def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> ExportCall:
     """The masks that the module takes, each in the first form that has an influence."""
     inputs, axes = dict(tried.inputs), _token_axes(names, tried.sizes, calling)
     for name in mask_parameters(tried.module.forward):
@@ -241,11 +241,11 @@ def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> Askin
         if found is not None:
             inputs[name], axes[name] = found
     outputs = dataclasses.replace(tried, inputs=inputs).outputs()
-    return Asking(module=tried.module, inputs=inputs, axes=axes, outputs=outputs)
+    return ExportCall(module=tried.module, inputs=inputs, axes=axes, outputs=outputs)
 
 
 def _token_axes(
-    names: tuple[str, ...], sizes: Sizes, calling: Calling
+    names: tuple[str, ...], sizes: ExampleSizes, calling: Calling
 ) -> dict[str, dict[int, str]]:
     items, tokens = (1, 0) if calling.sequence_first else (0, 1)
     apart = sizes.queries != sizes.keys
@@ -253,9 +253,9 @@ def _token_axes(
     return {name: {items: _BATCH, tokens: word} for name, word in zip(names, lengths, strict=False)}
 
 
-def described(asking: Asking) -> dict[str, Any]:
-    """The same as plain data, for the record."""
+def described(call: ExportCall) -> dict[str, Any]:
+    """The inputs as plain data, for the record."""
     return {
         name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-        for name, tensor in asking.inputs.items()
+        for name, tensor in call.inputs.items()
     }
