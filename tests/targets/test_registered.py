@@ -136,6 +136,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("module", "why"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_distribution_is_one_sentence(tmp_path: Path, module: str, why: str) -> None:
     """A command names the distribution and the entry point and exits with 2, no traceback."""
@@ -187,6 +188,7 @@ BROKEN_MISTAKES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("module", "why"), BROKEN_MISTAKES.values(), ids=BROKEN_MISTAKES.keys())
 def test_a_broken_mistake_is_one_sentence(tmp_path: Path, module: str, why: str) -> None:
     """``teeth`` names the distribution and the entry point and exits with 2."""
