@@ -51,6 +51,7 @@ def test_rows_without_keys_by_form() -> None:
     assert "empty_rows={'keep': 'zeros', 'bias': 'nan'}" in said
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "target",
     [

@@ -17,6 +17,7 @@ from conformance.tools.teeth.acted import act_out, correct_candidates, read_mask
 FEW = dataclasses.replace(PROFILES["quick"], examples=4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("candidate", correct_candidates(), ids=lambda candidate: candidate.name)
 def test_the_standard_acted_out_conforms(candidate: conformance.Candidate) -> None:
     """Core and layer, at two points: no clause of any level fails."""
