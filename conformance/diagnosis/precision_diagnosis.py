@@ -35,7 +35,7 @@ from .precision_losses import (
 )
 
 Observed = Sequence[tuple[Inputs, Tensor]]
-# Edge problems of each space that the candidate is asked: one of each recipe.
+# Edge problems that the candidate answers from each space: one of each recipe.
 PROBED: Final = 2
 # Wrong answers that every loss of precision is tried on, and the part it must explain to go on.
 FIRST_TRIED: Final = 3
@@ -107,7 +107,7 @@ def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
 
 
 def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
-    """The same where single answers are too few or too coarse, and many elements together tell."""
+    """A scale error where single answers are too few or too coarse, and many elements show it."""
     for inputs, output in _probed(subject):
         measured = subject.yardstick(inputs)
         found = measured.fit(output)
@@ -128,11 +128,11 @@ def _head_sizes(subject: Subject, spoken: Sequence[Inputs]) -> set[int]:
 
 def _scale(least: float, most: float, head_sizes: set[int]) -> dict[str, Any]:
     one, other = f"{least:+.3g}", f"{most:+.3g}"
-    told = one if one == other else f"between {one} and {other}"
+    error = one if one == other else f"between {one} and {other}"
     where = f" (seen at head size {min(head_sizes)} only)" if len(head_sizes) == 1 else ""
     return {
         "name": "scale-off",
-        "text": f"the logits are multiplied by a scale whose relative error is {told}{where}",
+        "text": f"the logits are multiplied by a scale whose relative error is {error}{where}",
         "confidence": 1.0,
         "scale_error": most if abs(most) >= abs(least) else least,
     }

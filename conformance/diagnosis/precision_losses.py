@@ -135,7 +135,7 @@ def rounded_sum(rounding: Rounding, at_once: int) -> LossyOutput:
 
 
 def rounded_unnormalised(rounding: Rounding, at_once: int) -> LossyOutput:
-    """The same for weights that are divided by their sum afterwards, as fused kernels do."""
+    """Every partial sum rounded, of weights that are divided by their sum afterwards."""
 
     def output(core: golden.Attention) -> Tensor:
         largest = _largest_weight(core)
@@ -243,8 +243,8 @@ class PrecisionLoss:
     def text(self) -> str:
         """What happens, and the remedy if there is one."""
         spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
-        told = self.what.format(spoken)
-        return f"{told}: {self.remedy}" if self.remedy else told
+        text = self.what.format(spoken)
+        return f"{text}: {self.remedy}" if self.remedy else text
 
     def in_ten_bits(self) -> str:
         """The text where float16 and TensorFloat-32 explain the answers alike: no safe remedy."""

@@ -1,4 +1,4 @@
-"""What ``conformance replay`` does: finds counterexamples in a report and asks them again."""
+"""What ``conformance replay`` does: runs the counterexamples of a report again."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def _check_slug(entries: Sequence[Record], slug: str, found: list[FailedClause])
         failed = sorted(
             {case.clause["id"] for entry in entries for case in _failures(entry, "", {})}
         )
-        told = f"; failed: {', '.join(failed)}" if failed else ""
-        msg = f"{slug} has not failed, it is {statuses[slug]}: nothing to replay{told}"
+        failures = f"; failed: {', '.join(failed)}" if failed else ""
+        msg = f"{slug} has not failed, it is {statuses[slug]}: nothing to replay{failures}"
         raise UsageError(msg)
 
 
@@ -156,8 +156,8 @@ def replay(
 ) -> Iterator[Replayed]:
     """Ask each case again, one worker a candidate; ``target`` replaces the report's.
 
-    What passes when it is asked alone is asked once more in a fresh worker, behind all that the run
-    asked before it: an answer may depend on earlier calls.
+    What passes alone runs once more in a fresh worker, after all earlier calls of the run: an
+    answer may depend on them.
 
     Raises UsageError for a target that does not resolve any more, HarnessError when no worker runs.
     """

@@ -150,7 +150,7 @@ class Trail:
 
         try:
             found = agree(self.subject, self.inputs, one.output, other.output, "", spread=spread)
-        except CandidateFailure:  # where it answers once but not when it is asked again
+        except CandidateFailure:  # it answers the first call and not the second
             return False
         return found.violation is None
 

@@ -61,17 +61,17 @@ class Evidence:
 
 
 class RecordingOracle(Oracle):
-    """An oracle that keeps what it was asked, and how many counterfactuals were compared before."""
+    """An oracle that records its inputs, and how many counterfactuals were compared before."""
 
     def __init__(self, subject: Subject, compared: list[CounterfactualDifference]) -> None:
         super().__init__(subject.declaration, subject.dtype)
         self.compared = compared
-        self.asked: list[tuple[int, Inputs]] = []
+        self.inputs: list[tuple[int, Inputs]] = []
         self.others: list[tuple[int, Inputs, golden.Semantics]] = []
 
     def answer(self, inputs: Inputs) -> Golden:
         """The golden answer; noted."""
-        self.asked.append((len(self.compared), inputs))
+        self.inputs.append((len(self.compared), inputs))
         return super().answer(inputs)
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
@@ -85,7 +85,7 @@ def evidence(slug: str) -> Evidence:
     """The first small edge problem of a clause that binds because a part of the answer moves.
 
     Where all of it moves in every problem, the first of them. Raises LookupError where no small
-    problem binds, or no core is asked.
+    problem binds, or none is for a core.
     """
     clause = next(known for known in all_clauses() if known.id == slug)
     whole: Evidence | None = None
@@ -119,11 +119,11 @@ def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence |
         subject.oracle = oracle
         finding = examine(clause, subject, problem)
     shown = next((n for n, each in enumerate(compared) if bool(each.moved.any())), None)
-    asked = [inputs for before, inputs in oracle.asked if shown is not None and before <= shown]
+    calls = [inputs for before, inputs in oracle.inputs if shown is not None and before <= shown]
     others = [(inputs, point) for before, inputs, point in oracle.others if before == shown]
-    if not finding.binding or shown is None or not asked:
+    if not finding.binding or shown is None or not calls:
         return None
-    seen = _seen(asked[-1], candidate.declaration.semantics)
+    seen = _seen(calls[-1], candidate.declaration.semantics)
     instead = _seen(*others[-1]) if others else None
     return Evidence(
         clause=clause,
@@ -152,17 +152,17 @@ def described(found: Evidence) -> str:
         _motion(found.moved[item, head], found.judged[item, head]),
     )
     count = f"{int(found.moved.sum())} of {int(found.judged.sum())} judged elements move"
-    told = f"{_example(found)}; item {item}, head {head}; {count} in all"
+    note = f"{_example(found)}; item {item}, head {head}; {count} in all"
     return draw(
         f"What binds {found.clause.id}",
-        f"{found.clause.sentence} Counterfactual: {found.clause.counterfactual}. Example: {told}.",
+        f"{found.clause.sentence} Counterfactual: {found.clause.counterfactual}. Example: {note}.",
         [
             Panel(title="What a query may see", rows="query", columns="key", cells=sight),
             Panel(
                 title="What the counterfactual moves", rows="row", columns="channel", cells=motion
             ),
         ],
-        note=told,
+        note=note,
     )
 
 
@@ -176,11 +176,11 @@ def _shown(found: Evidence) -> tuple[int, int]:
     items, heads = found.moved.shape[:2]
     places = [(item, head) for item in range(items) for head in range(heads)]
 
-    def told(place: tuple[int, int]) -> int:
+    def kinds(place: tuple[int, int]) -> int:
         moved, judged = found.moved[place], found.judged[place]
         return int(bool(moved.any())) + int(bool((judged & ~moved).any()) and bool(moved.any()))
 
-    return max(places, key=told)
+    return max(places, key=kinds)
 
 
 def _sight(seen: Tensor, instead: Tensor) -> list[str]:
