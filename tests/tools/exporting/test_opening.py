@@ -16,7 +16,7 @@ from conformance.errors import UsageError
 from conformance.targets.resolving import object_of
 from conformance.tools.exporting.job import keep_source, module_of
 
-FILE = CHECKOUT / "tests" / "modules_to_export.py"
+FILE = CHECKOUT / "tests" / "support" / "modules_to_export.py"
 
 
 @pytest.mark.parametrize("name", ["instance", "Itself", "multihead"])

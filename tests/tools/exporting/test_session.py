@@ -15,7 +15,7 @@ from conformance.tools.exporting.session import exit_code_of
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-FILE = CHECKOUT / "tests" / "modules_to_export.py"
+FILE = CHECKOUT / "tests" / "support" / "modules_to_export.py"
 FAST = ("--only", "export.dynamic-*", "--only", "export.matches-source", "--only", "numerics.scale")
 
 
