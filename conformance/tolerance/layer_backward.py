@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from conformance._golden import golden
 
@@ -59,6 +60,10 @@ class LayerBackward:
     def num_kv_heads(self) -> int:
         """The number of key/value heads."""
         return self.parts["k"].num_heads
+
+    def widened(self, product: Tensor) -> Tensor:
+        """A gradient of the output matrix with zeros in the columns that no head meets."""
+        return pad(product, (0, self.output_width - product.shape[-1]))
 
 
 def layer_backward(

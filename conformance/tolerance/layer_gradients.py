@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from conformance._golden import golden
 
@@ -166,15 +165,11 @@ def _output_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tenso
     error = one_sided_bound(core, contract, carried)
     merged = golden.merge_heads(error, backward.semantics)
     product = weight_error(backward.layer.merged, backward.output_gradient, merged, contract).mT
-    missing = backward.output_width - product.shape[-1]
-    found = {"o": pad(product, (0, missing))}
+    found = {"o": backward.widened(product)}
     if backward.output_bias:
         ones = ones_like_tokens(backward.output_gradient)
         found["o_bias"] = weight_error(backward.output_gradient, ones, None, contract).squeeze(-1)
     return found
-
-
-__all__ = ["layer_gradients"]
 
 
 def layer_gradients(
@@ -257,13 +252,7 @@ def _values(backward: LayerBackward) -> dict[str, Tensor]:
     if backward.output_matrix is not None:
         flat = backward.output_gradient.flatten(0, 1)
         product = flat.mT @ backward.layer.merged.flatten(0, 1)
-        values["o"] = widened(product, backward)
+        values["o"] = backward.widened(product)
         if backward.output_bias:
             values["o_bias"] = flat.sum(dim=0)
     return values
-
-
-def widened(product: Tensor, backward: LayerBackward) -> Tensor:
-    """Columns of the output matrix that no head meets have no gradient: zeros up to its width."""
-    missing = backward.output_width - product.shape[-1]
-    return torch.nn.functional.pad(product, (0, missing))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from conformance._golden import golden
 
@@ -190,8 +189,7 @@ def _output_variances(backward: LayerBackward, spread: Propagation) -> dict[str,
     heads = heads + (contract.unit_roundoff * core.output).square() + contract.underflow**2
     merged = golden.merge_heads(heads, semantics)
     product = product_variance(backward.layer.merged, backward.output_gradient, merged, contract).mT
-    missing = backward.output_width - product.shape[-1]
-    found = {"o": pad(product, (0, missing))}
+    found = {"o": backward.widened(product)}
     if backward.output_bias:
         ones = ones_like_tokens(backward.output_gradient)
         exact = torch.zeros_like(backward.output_gradient)
