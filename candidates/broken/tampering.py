@@ -90,7 +90,7 @@ class ComparisonReplaced(AgreesAlways):
     """The comparison is replaced by one that finds every answer within its bound."""
 
     def reach(self) -> None:
-        comparison = harness("comparison")
+        comparison = harness("oracle.comparison")
 
         def agree(*_: Any, **__: Any) -> Any:
             return comparison.Comparison(margin=0.0)
@@ -105,7 +105,7 @@ class ComparisonRewritten(AgreesAlways):
     """The code of the function that says whether two answers disagree is exchanged."""
 
     def reach(self) -> None:
-        harness("comparison").disagreement.__code__ = (lambda _: "").__code__
+        harness("oracle.comparison").disagreement.__code__ = (lambda _: "").__code__
 
 
 @core("state.untampered", "numerics.golden")

@@ -165,8 +165,7 @@ def untouched_tail(subject: Subject, problem: Problem) -> Finding:
     before = [buffer.clone() for buffer in buffers]
     answer = subject.ask(subject.forward(inputs), given, inputs).output
     if not all(identical(*pair) for pair in zip(buffers, before, strict=True)):
-        message = "the call wrote into the cache that it was given, or behind it"
-        return violated("mutated", message)
+        return violated("mutated", "the call wrote into the cache that it was given, or behind it")
     wording = "unused slots behind the cache change the answer"
     return same_unless_identical(
         subject, (inputs, subject.answer(inputs)), (inputs, answer), wording

@@ -18,7 +18,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
 from ..tolerance import model
-from .judging import finite_limit, is_golden, read_heads, wide_range
+from .judging import finite_limit, matches_golden, read_heads, wide_range
 from .judging_gradients import (
     GradientRun,
     asked_inputs,
@@ -120,7 +120,8 @@ def _beside_answer(subject: Subject, problem: Problem) -> Finding:
     upstream = output_gradient(subject, problem, inputs)
     found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
     judged = matches_golden_gradients(subject, inputs, upstream, found)
-    answered = is_golden(subject, inputs, found.output, "recorded, the answer is another")
+    wording = "recorded, the answer is another"
+    answered = matches_golden(subject, inputs, wording, answer=found.output)
     return Finding(
         binding=judged.binding,
         margin=judged.margin,

@@ -67,37 +67,17 @@ def matches_golden(
     inputs: Inputs,
     wording: str,
     *,
+    answer: Tensor | None = None,
     counterfactual: Counterfactual | None = None,
     judged: Tensor | None = None,
     signal: bool = True,
 ) -> Finding:
-    """The answer equals the golden one within its bound.
+    """The answer, which is asked for unless it is at hand, equals the golden one in its bound.
 
     ``counterfactual`` is what the example must be able to tell apart: other inputs or another
     point. With ``signal`` answers that are no attention must be clearly wrong, too.
     """
-    return is_golden(
-        subject,
-        inputs,
-        subject.answer(inputs),
-        wording,
-        counterfactual=counterfactual,
-        judged=judged,
-        signal=signal,
-    )
-
-
-def is_golden(
-    subject: Subject,
-    inputs: Inputs,
-    answer: Tensor,
-    wording: str,
-    *,
-    counterfactual: Counterfactual | None = None,
-    judged: Tensor | None = None,
-    signal: bool = True,
-) -> Finding:
-    """The answer at hand equals the golden one within its bound; see :func:`matches_golden`."""
+    answer = subject.answer(inputs) if answer is None else answer
     known = subject.golden(inputs)
     judged = known.judged if judged is None else judged
     agreement = compare(answer, known.output, known.bound, judged=judged, wording=wording)
@@ -396,18 +376,12 @@ def permuted_heads_view(inputs: Inputs, order: Tensor) -> View:
     return as_given if inputs.is_layer else (lambda answer: answer[:, order])
 
 
-def matches_golden_weights(subject: Subject, inputs: Inputs) -> Finding:
+def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Finding:
     """The returned weights equal the golden ones; rows without keys or that overflow are left out.
 
     The weights are the output for values that are unit vectors, so the bound of the core for those
     values is the bound of the weights.
     """
-    answer = subject.call(subject.forward(inputs), inputs)
-    return are_golden_weights(subject, inputs, answer)
-
-
-def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Finding:
-    """The returned weights of an answer equal the golden ones; see above."""
     known = subject.golden(inputs)
     bound = subject.oracle.weights_bound(inputs)
     if answer.weights is None:

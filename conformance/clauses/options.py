@@ -11,7 +11,7 @@ from ..problems.fitting import causal_flag
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
 from ..problems.space import EVERY_OPTION
-from .judging import all_of, are_golden_weights, is_golden
+from .judging import all_of, are_golden_weights, matches_golden
 from .leaks import follows_empty_rule
 from .registry import Finding, clause, requires
 from .subject import Subject
@@ -135,7 +135,8 @@ def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: 
     lost = _losses(inputs)
     other = lost[problem.seed % len(lost)] if lost else None
     wording = "an answer forgets one of the options that are given together"
-    found = [is_golden(subject, inputs, answer.output, wording, counterfactual=other)]
+    judged = matches_golden(subject, inputs, wording, answer=answer.output, counterfactual=other)
+    found = [judged]
     if inputs.return_weights:
         found.append(are_golden_weights(subject, inputs, answer))
     return all_of(found)

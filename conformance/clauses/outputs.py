@@ -56,8 +56,7 @@ def out_written(subject: Subject, problem: Problem) -> Finding:
     plain = subject.answer(inputs)
     written = _ask(subject, inputs, "contiguous")
     if written.returned is not None and not _is_same(written.returned, written.buffer):
-        message = "with out= another tensor is returned than the one that was given"
-        return violated("type", message)
+        return violated("type", "with out= another tensor is returned than the one that was given")
     output = written.answer.output
     left = int((output.isnan() & ~plain.isnan()).sum())
     if left:
@@ -127,8 +126,7 @@ def out_kept(subject: Subject, problem: Problem) -> Finding:
     subject.answer(other)
     if identical(taken(written.buffer), before):
         return Finding()
-    message = "a later call writes into the out= of an earlier one"
-    return violated("mutated", message)
+    return violated("mutated", "a later call writes into the out= of an earlier one")
 
 
 def _ask(subject: Subject, inputs: Inputs, layout: str) -> _Written:

@@ -12,7 +12,7 @@ from ..problems.memory_layouts import CANARIES, STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import KEY_FORMS, LENGTHS, OPTIONS, Space, can_cross, is_fixed
-from .judging import first_place, matches_golden_weights, same_answer, same_unless_identical
+from .judging import are_golden_weights, first_place, same_answer, same_unless_identical
 from .registry import Finding, clause, declares, requires, violated
 from .subject import Subject
 
@@ -209,7 +209,9 @@ offers_weights = declares("weights", "it does not return weights")
 )
 def weights(subject: Subject, problem: Problem) -> Finding:
     """Ask for the weights and compare them with the golden ones."""
-    return matches_golden_weights(subject, subject.inputs(problem).replace(return_weights=True))
+    inputs = subject.inputs(problem).replace(return_weights=True)
+    answer = subject.call(subject.forward(inputs), inputs)
+    return are_golden_weights(subject, inputs, answer)
 
 
 @clause(

@@ -56,8 +56,7 @@ def untampered(subject: Subject, problem: Problem) -> Finding:
 def _told(replaced: list[str]) -> Finding:
     """The violation, which names everything once."""
     named = list(dict.fromkeys(replaced))
-    message = f"a call changed what judges it: {', '.join(named)}"
-    return violated("tampered", message, got=named)
+    return violated("tampered", f"a call changed what judges it: {', '.join(named)}", got=named)
 
 
 def _golden(subject: Subject, inputs: Inputs) -> Golden | None:
@@ -110,8 +109,7 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
         identical(one[1], two[1])
         for one, two in zip(_reachable(inputs, None), _reachable(question, None), strict=True)
     ):
-        message = "a call changed what judges it: the question itself"
-        return violated("tampered", message)
+        return violated("tampered", "a call changed what judges it: the question itself")
     oracle = Oracle(subject.declaration, subject.dtype)
     known = oracle.answer(question)
     wording = "the answer to a question nobody has answered before is wrong"
@@ -164,8 +162,7 @@ def settings(subject: Subject, problem: Problem) -> Finding:
         changed.append("the seed of its random numbers")
     if not changed:
         return Finding()
-    message = f"the call changed {' and '.join(changed)} of torch"
-    return violated("mutated", message, got=changed)
+    return violated("mutated", f"the call changed {' and '.join(changed)} of torch", got=changed)
 
 
 def _settings() -> dict[str, Any]:
