@@ -68,6 +68,10 @@ def kinds_in(path: Path) -> set[str]:
         for keyword in call.keywords
         if ast.unparse(call.func).rpartition(".")[2] in ("Violation", "WorkerLost", "at")
         if keyword.arg == "kind" and isinstance(keyword.value, ast.Constant)
+    } | {
+        str(call.args[0].value)
+        for call in calls
+        if ast.unparse(call.func) == "violated" and isinstance(call.args[0], ast.Constant)
     }
 
 
