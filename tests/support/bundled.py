@@ -26,6 +26,7 @@ def failing(target: str, slug: str) -> dict[str, Any]:
         "target": candidate.target,
         "kind": candidate.shown_kind,
         "beside": None,
+        "verdict": "fails",
         "clauses": [{**failed.as_json(), "requirement": "It holds."}],
     }
 

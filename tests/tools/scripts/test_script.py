@@ -316,7 +316,8 @@ def test_one_script_shows_one_failure(folder: Path, capsys: pytest.CaptureFixtur
         }
         for slug in ("mask.no-leak", "mask.golden")
     ]
-    data = {"schema": 1, "candidates": [{"name": "mine", "target": "a.py:b", "clauses": clauses}]}
+    mine = {"name": "mine", "target": "a.py:b", "verdict": "fails", "clauses": clauses}
+    data = {"schema": 1, "candidates": [mine]}
     (folder / "out.json").write_text(json.dumps(data))
     assert run(["replay", "out.json", "--emit-script", "shows.py"]) == 2
     assert "name one of mine/mask.no-leak, mine/mask.golden" in capsys.readouterr().err
