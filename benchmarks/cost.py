@@ -26,8 +26,8 @@ import torch
 from torch import Generator, Tensor
 
 import conformance.oracle.double_double
+import conformance.oracle.extreme_logits
 import conformance.oracle.oracle
-import conformance.oracle.stretching
 import conformance.oracle.yardstick
 from conformance._golden import golden
 from conformance.base.geometry import Geometry
@@ -230,7 +230,7 @@ def clocked(names: Iterable[tuple[Any, str]]) -> Iterator[dict[str, float]]:
             setattr(module, name, function)
 
 
-GOLDEN = ((conformance.oracle.oracle, "evaluate"), (conformance.oracle.stretching, "evaluate"))
+GOLDEN = ((conformance.oracle.oracle, "evaluate"), (conformance.oracle.extreme_logits, "evaluate"))
 BOUNDS = (
     (conformance.oracle.oracle, "core_bound"),
     (conformance.oracle.oracle, "layer_bound"),

@@ -44,7 +44,7 @@ from torch import Tensor
 from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import contract_for, core_bound, layer_bound, model
-from conformance.tolerance.core import is_normalised
+from conformance.tolerance.attention_bound import is_normalised
 
 DIGITS = 60
 FLOAT32_SHARE = 1e-6

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from .base.printable_text import printable
 from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
-from .base.texts import printable
 from .errors import RAISED_AT, UsageError
 
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")

@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 
 from ..base.compiled_names import SUFFIXES
+from ..base.printable_text import printable
 from ..base.profile import Profile
-from ..base.texts import printable
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from .._golden import golden
 from ..base.geometry import Geometry, read_pins
-from ..base.texts import raised_text
+from ..base.printable_text import raised_text
 from ..declare.candidate import Candidate
 from ..declare.declaration import MASK_FORMS
 from ..declare.decorators import fixed_layer, layer
@@ -28,7 +28,8 @@ from .calling import (
     read_calling,
     second_input,
 )
-from .finding import (
+from .packing import HeadSizes, StoredProjections
+from .projection_search import (
     ModuleProjections,
     ModuleRequest,
     answers_golden,
@@ -36,7 +37,6 @@ from .finding import (
     recipe_notes,
     trial_notes,
 )
-from .packing import HeadSizes, StoredProjections
 from .trial import Trial, duplicate, instance_of, put_in_dtype
 
 

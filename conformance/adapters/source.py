@@ -17,9 +17,9 @@ from ..graphs.opened import GraphProjections
 from ..graphs.process import Array, Feeds, Run
 from ..graphs.protocol import GraphRefused
 from ..graphs.reading import GraphReading
-from .finding import ModuleRequest
 from .graph_forward import GraphForward
 from .module import understand
+from .projection_search import ModuleRequest
 
 _TAKES_A_TENSOR: Final = (
     inspect.Parameter.POSITIONAL_ONLY,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..base.texts import raised_text
+from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError
 from .calling import Calling
 from .packing import HEAD_NAMES, KV_HEAD_NAMES

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
+from ..base.printable_text import printable, raised_text, traceback_text
 from ..base.results import Violation
-from ..base.texts import printable, raised_text, traceback_text
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from ..graphs.protocol import GraphLost, GraphRefused

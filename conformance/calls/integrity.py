@@ -97,7 +97,7 @@ _CORE: Final = frozenset(
     for name in (
         *("oracle.comparison", "oracle.oracle", "oracle.yardstick", "calls.calling"),
         "clauses.judging",
-        *("tolerance.core", "tolerance.model"),
+        *("tolerance.attention_bound", "tolerance.model"),
     )
 ) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
 

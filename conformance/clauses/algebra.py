@@ -13,7 +13,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
-from ..tolerance.core import is_normalised
+from ..tolerance.attention_bound import is_normalised
 from .judging import first_place, read_heads, same_answer
 from .registry import Finding, clause
 from .subject import Subject

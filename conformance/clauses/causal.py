@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..oracle.stretching import lowered_key
+from ..oracle.extreme_logits import lowered_key
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem

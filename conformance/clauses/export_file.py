@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..base.printable_text import printable
 from ..base.results import Violation
-from ..base.texts import printable
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, Setting

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..calls.calling import arguments
 from ..declare.candidate import Candidate
-from ..oracle.stretching import single_key_inputs
+from ..oracle.extreme_logits import single_key_inputs
 from ..problems.materialise import generator_for, mask_sizes
 from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.compiled import COMPILED_CLAUSES, graphs_compiled
-from ..base.texts import printable
+from ..base.printable_text import printable
 from ..calls.calling import Forward, arguments
 from ..declare.candidate import Candidate
 from ..declare.operators import (

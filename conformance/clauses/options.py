@@ -12,7 +12,7 @@ from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
 from ..problems.space import EVERY_OPTION
 from .judging import all_of, are_golden_weights, matches_golden
-from .leaks import follows_empty_rule
+from .empty_rows import follows_empty_rule
 from .registry import Finding, clause, requires
 from .subject import Subject
 

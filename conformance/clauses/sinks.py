@@ -11,7 +11,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
 from .judging import matches_golden, measures_golden, narrow_range
-from .leaks import EMPTY
+from .empty_rows import EMPTY
 from .registry import Finding, clause, declares
 from .subject import Subject
 

@@ -24,7 +24,7 @@ from .judging_gradients import (
     records_gradients,
     with_full_rows,
 )
-from .leaks import follows_empty_rule
+from .empty_rows import follows_empty_rule
 from .registry import Finding, clause
 from .subject import Subject
 

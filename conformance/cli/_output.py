@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from ..base.files import check_distinct, check_writable, write_text
+from ..base.printable_text import printable
 from ..base.record import record_text
-from ..base.texts import printable
 from ..errors import UsageError
 from ..views.views import TERMINAL, VIEWS, View
 from ._options import Decorator

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from ..base.files import write_text
+from ..base.printable_text import printable
 from ..base.profile import DTYPES
 from ..base.record import record_text
-from ..base.texts import printable
 from ._options import SEED, file_option, json_option, profile_option, separated, timeout_option
 from ._output import check_files, printing, progress_bar
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from ..base.printable_text import printable
 from ..base.record import exit_code
-from ..base.texts import printable
 from ..errors import UsageError
 from ._options import (
     DEVICE,

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..clauses.subject import Subject
 from ..oracle.comparison import compare
 from ..tolerance import model
-from .acting import MistakenAnswer
 from .battery import BatteryAnswer
+from .mistaken_answer import MistakenAnswer
 
 
 def _skipped(subject: Subject, observed: BatteryAnswer) -> Tensor:

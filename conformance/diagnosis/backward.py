@@ -21,7 +21,7 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
-from .facts import NO_MISTAKE, UNKNOWN
+from .answer_facts import NO_MISTAKE, UNKNOWN
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
 

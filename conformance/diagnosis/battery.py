@@ -15,7 +15,7 @@ from ..calls.devices import taken
 from ..clauses.numerics import largest_product
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
-from ..oracle.stretching import lowered_key, single_key_inputs
+from ..oracle.extreme_logits import lowered_key, single_key_inputs
 from ..problems.arrangements import canonical_output, presented_shape
 from ..problems.caching import draws_cache
 from ..problems.fitting import causal_flag, fitted_geometry

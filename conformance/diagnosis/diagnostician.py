@@ -16,11 +16,11 @@ from ..clauses.registry import Clause
 from ..clauses.subject import Differentiator, Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
-from .acting import Combination, act
 from .agreement import agrees, margin
+from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import BatteryAnswer, answer_to, observe
-from .facts import repeats, unknown_entry
+from .mistaken_answer import Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .precision_diagnosis import precision_entry, scale_entry
 from .search import MistakeSearch, touches_any

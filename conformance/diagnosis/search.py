@@ -15,10 +15,10 @@ from ..declare.declaration import Declaration, mixed_in
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .acting import Combination, act
 from .agreement import agrees, closeness, margin
 from .battery import BatteryAnswer
 from .conditions import CONDITIONS, FEWEST_RIGHT, Condition
+from .mistaken_answer import Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from ..base.texts import printable
+from ..base.printable_text import printable
 from ..errors import UsageError
 from .process import GraphProcess, Setting
 from .protocol import GraphLost, GraphRefused

@@ -10,9 +10,9 @@ from ..declare.declaration import Declaration
 from ..problems.materialise import TORCH_DTYPES
 from ..tolerance import Contract, Gradient, model
 from ..tolerance.backward_pass import BackwardPass, backward_pass
-from ..tolerance.keys import unmerge_heads
 from ..tolerance.layer_backward import layer_backward
 from ..tolerance.prepared_gradients import as_met, largest_step
+from ..tolerance.visible_keys import unmerge_heads
 
 
 def finite_limit(declaration: Declaration, dtype: str) -> float:

@@ -14,7 +14,7 @@ from .._golden import golden
 from ..declare.declaration import Declaration
 from ..problems.inputs import Inputs
 from ..tolerance import Contract, contract_for, core_bound, layer_bound
-from ..tolerance.core import shares, weights_bound
+from ..tolerance.attention_bound import shares, weights_bound
 from ..tolerance.layer import head_errors
 from .headroom import finite_limit, representable_output, representable_rows
 

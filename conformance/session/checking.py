@@ -18,7 +18,7 @@ from ..running.workers.messages import Loaded, Ready, RunOptions
 from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, OutOfTime
 from . import expectations
-from .acceptance import UnjudgedRun
+from .accepted_failures import UnjudgedRun
 from .expectations import Selection, Stale, by_candidate, judge
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
@@ -188,7 +188,8 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
     word, reason = verdict(loaded, results, stale, missing=missing)
     took = sum(result.seconds for result in results)
     applied = sum(result.status != "not-applicable" for result in results)
-    announce(f"{loaded.name}: {word}, {applied} clauses in {took:.0f} s ({reason})")
+    noun = "clause" if applied == 1 else "clauses"
+    announce(f"{loaded.name}: {word}, {applied} {noun} in {took:.0f} s ({reason})")
 
 
 def _judged(run: _Run, loaded: Loaded, result: ClauseResult, options: RunOptions) -> ClauseResult:

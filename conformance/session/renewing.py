@@ -13,9 +13,9 @@ import tomlkit
 from ..base.expected import ExpectedFailure
 from ..base.expected_file import entry_lines, list_line, parse, read_text
 from ..base.files import write_text
-from ..base.texts import printable
+from ..base.printable_text import printable
 from ..errors import UsageError
-from .acceptance import Acceptance, UnjudgedRun, accept
+from .accepted_failures import Acceptance, UnjudgedRun, accept
 from .expectations import check_entries
 
 _HEAD: Final = """\

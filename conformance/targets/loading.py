@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from ..base.texts import printable
+from ..base.printable_text import printable
 from ..errors import UsageError
 
 CLAUSES: Final = "attention_conformance.clauses"

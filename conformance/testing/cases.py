@@ -10,8 +10,8 @@ from typing import Any, Final, NoReturn
 import pytest
 
 from ..base.expected import ExpectedFailure
+from ..base.printable_text import printable
 from ..base.results import ClauseResult
-from ..base.texts import printable
 from ..running.clause_run import PlannedClause
 from ..running.workers.planning import CandidatePlan
 from ..session.expectations import is_announced, judge

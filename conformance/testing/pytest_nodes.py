@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ..base.expected import ExpectedFailure, read_expected
+from ..base.printable_text import printable
 from ..base.profile import DTYPES, PROFILES
-from ..base.texts import printable
 from ..clauses.registry import all_clauses
 from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import RunOptions

@@ -9,8 +9,8 @@ It may import ``declare`` and what lies below it.
 
 from __future__ import annotations
 
+from .attention_bound import core_bound
 from .contract import Contract, contract_for
-from .core import core_bound
 from .fit import Fit, fit
 from .gradient import Gradient, GradientFit, add_gradients, gradient_fit, stack_gradients
 from .gradients import core_gradients

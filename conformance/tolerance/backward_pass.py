@@ -17,10 +17,10 @@ from torch import Tensor
 
 from conformance._golden import golden
 
-from .core import is_normalised
-from .keys import LiveKeys, has_sink, live_keys, with_sink
+from .attention_bound import is_normalised
 from .modified_gradients import function_slope
 from .prepared import is_prepared
+from .visible_keys import LiveKeys, has_sink, live_keys, with_sink
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,10 +15,10 @@ from . import model
 from .backward_pass import BackwardPass
 from .contract import Contract
 from .gradient import Scaling
-from .keys import sum_groups
 from .spread import scale_rounding
 from .statistical_gradients import Propagation
 from .storing import backward_contract
+from .visible_keys import sum_groups
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

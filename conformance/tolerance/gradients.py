@@ -13,7 +13,6 @@ from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
 from .gradient import Gradient
 from .gradient_scaling import core_scaling
-from .keys import has_sink, sum_groups
 from .prepared import prepared_errors
 from .prepared_gradients import as_met, has_statistics, of_given
 from .spread import Carried, deviations_for
@@ -27,6 +26,7 @@ from .storing import (
     value_store_variance,
     worst_of_stores,
 )
+from .visible_keys import has_sink, sum_groups
 from .worst_gradients import WorstErrors, worst_errors
 from .worst_pairs import sum_error
 

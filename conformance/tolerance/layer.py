@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 from conformance._golden import golden
 
 from . import model
+from .attention_bound import one_sided_bound
 from .contract import Contract, gamma
-from .core import one_sided_bound
 from .spread import Carried
 
 

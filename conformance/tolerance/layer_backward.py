@@ -12,8 +12,8 @@ from conformance._golden import golden
 
 from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
-from .keys import sum_groups, unmerge_heads, unsplit_heads
 from .prepared_gradients import as_met, pulled_back
+from .visible_keys import sum_groups, unmerge_heads, unsplit_heads
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from conformance._golden import golden
 
+from .attention_bound import one_sided_bound
 from .contract import Contract
-from .core import one_sided_bound
 from .gradient import Gradient, Scaling
 from .gradient_scaling import Slopes, Sum, noise, roundings, slopes
 from .gradients import grouped_worst
-from .keys import sum_groups, unmerge_heads, unsplit_heads
 from .layer import head_errors, projection_bound
 from .layer_backward import LayerBackward, ProjectionGradient, layer_backward, ones_like_tokens
 from .prepared import is_prepared, prepared_errors
@@ -24,6 +23,7 @@ from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation
 from .statistical_layer_gradients import layer_propagation, layer_variances, supports_statistics
 from .storing import Errors, stored
+from .visible_keys import sum_groups, unmerge_heads, unsplit_heads
 from .worst_gradients import worst_errors
 
 

@@ -20,11 +20,11 @@ from . import model
 from .backward_pass import BackwardPass
 from .contract import Contract, gamma
 from .gradient import Gradient
-from .keys import sum_groups
 from .positions import rotated_error
 from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
 from .spread import EXACT, Carried
 from .storing import Errors, stored
+from .visible_keys import sum_groups
 from .worst_gradients import WorstErrors
 
 

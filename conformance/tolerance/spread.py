@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import model
 from .contract import Contract
-from .keys import LiveKeys, more_keys
+from .visible_keys import LiveKeys, more_keys
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

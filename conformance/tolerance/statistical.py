@@ -16,8 +16,8 @@ from torch.nn.functional import linear
 from conformance._golden import golden
 
 from . import model
+from .attention_bound import is_normalised
 from .contract import Contract
-from .core import is_normalised
 from .layer import is_exact
 from .prepared import scale_error
 from .spread import Carried, ErrorSpread, deviations_for, scale_rounding

@@ -12,14 +12,14 @@ from torch.nn.functional import pad
 from conformance._golden import golden
 
 from . import model
+from .attention_bound import without_empty_rows
 from .contract import Contract
-from .core import without_empty_rows
-from .keys import LiveKeys, extremes, live_keys, with_sink
 from .positions import distance_size
 from .prepared import Prepared, prepared_variances
+from .softmax_and_sum import log_sum_exp_error, mean_bound, merge_error, perturb
 from .spread import EXACT, Carried, ErrorSpread
-from .stages import log_sum_exp_error, mean_bound, merge_error, perturb
 from .statistical_scores import coherent_variance, exponent_variance, scale_slope
+from .visible_keys import LiveKeys, extremes, live_keys, with_sink
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,13 +8,13 @@ from torch import Tensor
 from conformance._golden import golden
 
 from .contract import Contract
-from .keys import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
 from .layer import is_exact
 from .layer_backward import LayerBackward, ProjectionGradient, ones_like_tokens
 from .spread import Carried
 from .statistical_gradients import Propagation, propagation
 from .statistical_pairs import walk
 from .storing import key_store_variance, query_store_variance, value_store_variance
+from .visible_keys import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
 
 
 def supports_statistics(semantics: golden.Semantics) -> bool:

@@ -11,11 +11,11 @@ from torch import Tensor
 from . import model
 from .backward_pass import BackwardPass
 from .contract import Contract
-from .keys import LiveKeys
+from .softmax_and_sum import log_sum_exp_error
 from .spread import Carried
-from .stages import log_sum_exp_error
 from .statistical_scores import exponent_variance
 from .storing import score_gradient_stores
+from .visible_keys import LiveKeys
 from .worst_pairs import gate_error, uncapped
 
 

@@ -12,10 +12,10 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract
-from .keys import LiveKeys, has_sink
 from .positions import distance_size
+from .softmax_and_sum import fills, finite_size, partners_of_query_error
 from .spread import EXACT, Carried
-from .stages import fills, finite_size, partners_of_query_error
+from .visible_keys import LiveKeys, has_sink
 
 
 def coherent_variance(

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .backward_pass import BackwardPass
 from .contract import Contract
-from .keys import has_sink
 from .spread import Carried
 from .storing import (
     backward_contract,
@@ -18,6 +17,7 @@ from .storing import (
     score_gradient_stores,
     worst_of_stores,
 )
+from .visible_keys import has_sink
 from .worst_pairs import PairErrors, gate_unit, grown, pair_errors, sum_error
 
 

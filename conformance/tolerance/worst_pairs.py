@@ -12,13 +12,13 @@ from torch import Tensor
 from conformance._golden import golden
 
 from . import model
+from .attention_bound import one_sided_bound
 from .backward_pass import BackwardPass
 from .contract import Contract, gamma
-from .core import one_sided_bound
-from .keys import has_sink
 from .modified_gradients import function_slope_error
+from .softmax_and_sum import capped_error, exponent_error, log_sum_exp_error
 from .spread import Carried
-from .stages import capped_error, exponent_error, log_sum_exp_error
+from .visible_keys import has_sink
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ..base.record import GREEN
 from .complete import Record, complete, is_cut
-from .marks import is_strict, mark, problems
+from .verdict_marks import is_strict, mark, problems
 
 LABEL: Final = "attention"
 # The colour of each word, from the best word to the worst.

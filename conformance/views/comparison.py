@@ -15,8 +15,8 @@ from . import html_words, wording
 from .complete import Record, notes
 from .html_words import anchored, complete, worst
 from .markdown import code, escaped, row, table
-from .marks import whole
 from .printing import Fitting, Row, fitting, indented, write
+from .verdict_marks import whole
 from .wording import counted, cut
 
 # Descriptions in a declaration; its other keys are conventions.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..base.limits import spoken
-from ..base.texts import printable_record
+from ..base.printable_text import printable_record
 from .wording import counted
 
 Record = Mapping[str, Any]

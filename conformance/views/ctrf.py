@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from .complete import Record, complete, notes
-from .marks import RunProblem, case_id, details, is_strict, mark, problems, said, whole
+from .verdict_marks import RunProblem, case_id, details, is_strict, mark, problems, said, whole
 
 SPECIFICATION_VERSION: Final = "0.0.0"
 _STATUSES: Final = ("passed", "failed", "skipped", "pending", "other")

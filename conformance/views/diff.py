@@ -7,7 +7,7 @@ from typing import IO, Any, Final
 
 from rich.text import Text
 
-from ..base.texts import printable_record
+from ..base.printable_text import printable_record
 from .complete import Record
 from .markdown import code, escaped, row, table
 from .printing import indented, write

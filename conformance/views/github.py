@@ -13,7 +13,7 @@ from typing import Final
 
 from . import wording
 from .complete import Record, complete, file_of, line_of
-from .marks import is_strict, mark, problems, said
+from .verdict_marks import is_strict, mark, problems, said
 
 SHOWN: Final = 10  # of each level GitHub shows no more in one step
 _MESSAGE: Final = 1_000

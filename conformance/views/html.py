@@ -12,7 +12,7 @@ from . import comparison, html_failures, html_margins, html_tables, teeth
 from .complete import Record, notes
 from .html_heat import ratio_class
 from .html_words import LABELS, complete, duration, kind, rendered, short, worst
-from .marks import whole
+from .verdict_marks import whole
 from .wording import cut
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 from .complete import Record, complete, notes
-from .marks import RunProblem, case_id, details, is_strict, mark, problems, said
+from .verdict_marks import RunProblem, case_id, details, is_strict, mark, problems, said
 
 Properties = Iterable[tuple[str, str]]
 

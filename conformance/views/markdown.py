@@ -9,7 +9,7 @@ from typing import Final
 from ..base.record import GREEN
 from . import counterexample, wording
 from .complete import Record, complete, notes
-from .marks import case_id, is_strict, mark, problems, replay_command, whole
+from .verdict_marks import case_id, is_strict, mark, problems, replay_command, whole
 from .wording import count, shown_columns, worst_margin
 
 # What markdown gives a meaning anywhere in a line, the pipe of tables and the dollar of formulas.

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from . import wording
 from .complete import Record, complete, file_of, line_of, notes
 from .markdown import code, escaped
-from .marks import RunProblem, problems, replay_command, said
+from .verdict_marks import RunProblem, problems, replay_command, said
 
 Data = dict[str, Any]
 

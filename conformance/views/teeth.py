@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ..base.texts import printable_record
+from ..base.printable_text import printable_record
 from .complete import Record
 from .markdown import row as markdown_row
 from .markdown import table

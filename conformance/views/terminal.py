@@ -8,7 +8,7 @@ from typing import IO, Any, Final
 
 from rich.text import Text
 
-from ..base.texts import printable_record
+from ..base.printable_text import printable_record
 from . import counterexample, wording
 from .complete import Record, complete, notes
 from .printing import Fitting, fitting, indented, numeric, write

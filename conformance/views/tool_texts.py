@@ -8,8 +8,8 @@ from typing import IO, Any, Final
 from rich.table import Column
 from rich.text import Text
 
+from ..base.printable_text import printable, printable_record
 from ..base.record import GREEN
-from ..base.texts import printable, printable_record
 from . import wording
 from .complete import Record
 from .printing import Fitting, fitting, indented, numeric, write

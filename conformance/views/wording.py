@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ..base.texts import printable
+from ..base.printable_text import printable
 
 Record = Mapping[str, Any]
 

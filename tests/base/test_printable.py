@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.base.texts import printable, printable_record
+from conformance.base.printable_text import printable, printable_record
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.base.texts import LONGEST, raised_text, traceback_text
+from conformance.base.printable_text import LONGEST, raised_text, traceback_text
 
 HERE = Path(__file__).name
 LIBRARY = Path(sysconfig.get_path("purelib")) / "some_library" / "kernels.py"

@@ -20,7 +20,7 @@ import conformance
 from conformance.calls import integrity
 from conformance.clauses import masking
 from conformance.oracle import comparison, oracle
-from conformance.tolerance import core as bounds
+from conformance.tolerance import attention_bound as bounds
 from conformance.tolerance import model
 
 
@@ -46,7 +46,9 @@ CHANGES: dict[str, Callable[[], object]] = {
     "builtins.abs": lambda: setattr(sys.modules["builtins"], "abs", wrong),
     "conformance.oracle.comparison.compare": lambda: setattr(comparison, "compare", wrong),
     "Oracle.answer": lambda: setattr(oracle.Oracle, "answer", wrong),
-    "conformance.tolerance.core.core_bound": lambda: setattr(bounds, "core_bound", wrong),
+    "conformance.tolerance.attention_bound.core_bound": lambda: setattr(
+        bounds, "core_bound", wrong
+    ),
     "the code of conformance.oracle.comparison.moves": other_code,
     "conformance.tolerance.model.UNIT_ROUNDOFF": model.UNIT_ROUNDOFF.clear,  # type: ignore[attr-defined]  # a dict
     "a mode of torch that sees every call": lambda: TorchFunctionMode().__enter__(),

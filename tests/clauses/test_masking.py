@@ -11,7 +11,7 @@ from torch import Tensor
 from candidates.eager import Call, EagerCore, EagerLayer
 from conformance.clauses.masking import _broadcast_pairs, _form_pairs
 from conformance.clauses.subject import Subject
-from conformance.oracle.stretching import single_key_inputs, unmasked_scores
+from conformance.oracle.extreme_logits import single_key_inputs, unmasked_scores
 
 MASKED = problem(mask=plan())
 

@@ -45,7 +45,9 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=300,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (1, "")
+    assert done.returncode == 1, done.stderr
+    announced = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    assert announced == ["my_kernel", "unscaled", "evil"]
     (folder / "stdout").write_text(done.stdout, encoding="utf-8")
     return folder
 

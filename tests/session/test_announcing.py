@@ -6,7 +6,7 @@ import pytest
 from records import loaded, result
 
 from conformance.base.results import ClauseResult, Violation
-from conformance.session.acceptance import UnjudgedRun, announcements
+from conformance.session.accepted_failures import UnjudgedRun, announcements
 from conformance.session.expectations import Selection
 
 Pair = tuple[str, str]

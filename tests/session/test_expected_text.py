@@ -12,7 +12,7 @@ from refusals import refused
 
 from conformance.base.expected import ExpectedFailure
 from conformance.errors import UsageError
-from conformance.session.acceptance import Acceptance, NewExpectation
+from conformance.session.accepted_failures import Acceptance, NewExpectation
 from conformance.session.renewing import ExpectationFile, entry_text, read_written, rewrite
 
 PATH = Path("known.toml")

@@ -9,7 +9,7 @@ from records import READY, loaded, result
 from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
 from conformance.running.workers.messages import RunOptions
-from conformance.session.acceptance import UnjudgedRun
+from conformance.session.accepted_failures import UnjudgedRun
 from conformance.session.checking import _renew, _Run
 from conformance.session.expectations import Selection
 from conformance.session.renewing import Gate, Renewed, renew

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from conformance._golden import golden
-from conformance.adapters.finding import agrees
 from conformance.adapters.packing import HeadSizes
+from conformance.adapters.projection_search import agrees
 from conformance.base.geometry import Geometry
 from conformance.declare.candidate import Candidate
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from conformance._golden import golden
 from conformance.tolerance import core_gradients
 from conformance.tolerance.gradient import Gradient
-from conformance.tolerance.keys import with_sink
 from conformance.tolerance.modified_gradients import function_slope
+from conformance.tolerance.visible_keys import with_sink
 
 Function = Callable[..., Any]
 

@@ -10,8 +10,8 @@ from tolerance_inputs import FAMILIES, make
 
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound
+from conformance.tolerance.attention_bound import shares
 from conformance.tolerance.contract import STAGES
-from conformance.tolerance.core import shares
 
 SIZE = (1, 2, 5, 33, 8)
 

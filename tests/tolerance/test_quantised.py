@@ -24,7 +24,7 @@ from conformance.oracle.oracle import Oracle
 from conformance.problems.inputs import Inputs
 from conformance.problems.recipes import RECIPES
 from conformance.tolerance import contract_for, model
-from conformance.tolerance.core import shares
+from conformance.tolerance.attention_bound import shares
 from conformance.tolerance.layer import matrix_error, quantise
 
 DECLARED: Final = declare("layer", precision="int8-dynamic")

@@ -15,11 +15,11 @@ from torch import Generator, Tensor
 from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_statistics, model
-from conformance.tolerance.keys import live_keys
 from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical import restrict
 from conformance.tolerance.statistical_core import core_spread
 from conformance.tolerance.statistical_scores import coherent_variance, scale_slope
+from conformance.tolerance.visible_keys import live_keys
 
 SIZE = (2, 2, 7, 9, 4)
 DEVIATIONS = 7.0

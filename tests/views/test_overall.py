@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conformance.views.marks import GREEN, overall
+from conformance.views.verdict_marks import GREEN, overall
 from conformance.views.wording import counted
 
 

@@ -20,10 +20,10 @@ from .causality import CAUSALITY, WINDOWS
 from .fills import FILLED, ROWS
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .masking import LENGTHS, MASKING
-from .named import DeclaredCall, NamedMistake, NotExpressible, everywhere
-from .points import POINTS, mistaken_conventions
+from .named_mistake import DeclaredCall, NamedMistake, NotExpressible, everywhere
 from .projections import PROJECTIONS
 from .scaling import PREPARED, SCALING
+from .semantics_changes import POINTS, mistaken_conventions
 from .softmaxes import SINKS, SOFTCAPS, SOFTMAXES
 from .weighing import TILES, WEIGHING
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .named import CoreChange, DeclaredCall, InputsChange, NotExpressible
+from .named_mistake import CoreChange, DeclaredCall, InputsChange, NotExpressible
 
 BLOCKS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance.backward_pass import backward_pass
-from .named import BackwardCall, BackwardSteps, Gradients, NamedMistake, named
+from .named_mistake import BackwardCall, BackwardSteps, Gradients, NamedMistake, named
 
 GOLDEN_GRADIENTS: Final = "gradients.golden"
 _SHARED: Final = "add up the gradients of all query heads that read a key/value head"

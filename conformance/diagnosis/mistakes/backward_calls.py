@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from .backward import GOLDEN_GRADIENTS
-from .named import NamedMistake, named
+from .named_mistake import NamedMistake, named
 
 # Named by the clause that fails though the plain gradients of every problem are right.
 OF_CALLS: Final[tuple[NamedMistake, ...]] = (

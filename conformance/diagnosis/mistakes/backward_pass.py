@@ -12,7 +12,7 @@ from ...oracle.oracle import evaluate, known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.backward_pass import backward_pass
 from ...tolerance.keys import sum_groups
-from .named import BackwardCall, BackwardSteps, DeclaredCall, Gradients, NotExpressible
+from .named_mistake import BackwardCall, BackwardSteps, DeclaredCall, Gradients, NotExpressible
 
 
 def gradients_with(

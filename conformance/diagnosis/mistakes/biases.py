@@ -20,7 +20,7 @@ from ._steps import (
     unmasked_logits,
     weighing,
 )
-from .named import DeclaredCall, Heads, HeadsChange, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, Heads, HeadsChange, InputsChange, NamedMistake, named
 
 _BIAS: Final = "mask.bias-counts"
 

@@ -21,7 +21,7 @@ from ._steps import (
     has_softcap,
     has_window,
 )
-from .named import DeclaredCall, Heads, InputsChange, NamedMistake, Where, named
+from .named_mistake import DeclaredCall, Heads, InputsChange, NamedMistake, Where, named
 
 _JOIN: Final = "concatenate: the cached keys and values, then the new ones"
 _BEHIND: Final = "count places from the first cached key: the first new token stands behind them"

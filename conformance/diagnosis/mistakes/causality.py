@@ -13,7 +13,7 @@ from ..._golden import golden
 from ...declare.declaration import mixed_in
 from ...problems.inputs import Inputs
 from ._steps import changed, has_causal, has_window, keys_ahead, relogited
-from .named import DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
 _BLOCKS: Final = (2, 4, 8, 16, 32)
 

@@ -21,7 +21,7 @@ from ._steps import (
     unmasked_logits,
     weighing,
 )
-from .named import CoreChange, DeclaredCall, NamedMistake, named
+from .named_mistake import CoreChange, DeclaredCall, NamedMistake, named
 
 _FILL: Final = "fill the hidden logits with minus infinity"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import require, weighing, with_output
-from .named import (
+from .named_mistake import (
     CoreChange,
     DeclaredCall,
     Heads,

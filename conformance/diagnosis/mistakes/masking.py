@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...problems.inputs import Inputs
 from ._steps import rekept, remasked, require
-from .named import DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
 _FORMS: Final = ("keep", "drop", "keep_int", "lengths")
 _BOOLEAN: Final = ("keep", "drop", "keep_int")

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import require
-from .named import DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
 Weights = golden.ProjectionWeights
 _GOLDEN: Final = "numerics.golden"

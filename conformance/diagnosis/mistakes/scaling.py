@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import reweighed
-from .named import DeclaredCall, Heads, HeadsChange, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, Heads, HeadsChange, InputsChange, NamedMistake, named
 
 ScaleOf = Callable[[DeclaredCall], float]
 _USE_HEAD_SIZE: Final = "divide by the square root of the head size"

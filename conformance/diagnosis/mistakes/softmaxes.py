@@ -25,7 +25,7 @@ from ._steps import (
     row_largest,
     weighing,
 )
-from .named import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
 _CONVEX: Final = "numerics.convex"

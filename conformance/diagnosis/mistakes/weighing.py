@@ -23,7 +23,7 @@ from ._steps import (
     weighing,
     with_output,
 )
-from .named import CoreChange, DeclaredCall, Heads, NamedMistake, named
+from .named_mistake import CoreChange, DeclaredCall, Heads, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
 _CONVEX: Final = "numerics.convex"

@@ -13,7 +13,7 @@ from ..process import GraphProcess
 from ..protocol import GraphRefused
 from ..reading import GraphReading, Header
 from ..sidecar import GraphDeclaration
-from .core import find_cores, is_coarse, read_wiring
+from .attention_core import find_cores, is_coarse, read_wiring
 from .matching import compare_projections
 from .probing import FREE_SIZES, RunnableGraph
 from .projecting import UNKNOWN, gauge_of, snapped

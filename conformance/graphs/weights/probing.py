@@ -12,7 +12,7 @@ import numpy as np
 from ..process import GraphProcess
 from ..protocol import Array
 from ..reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Header, Port, Role
-from .core import Operand
+from .attention_core import Operand
 from .wiring import UnreadableError
 
 # Sizes where the graph leaves them open: different, so that no two axes are mistaken; no usual head

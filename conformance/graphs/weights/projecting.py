@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..protocol import Array
-from .core import Core
+from .attention_core import Core
 from .matching import factor_of
 from .probing import EIGHT_BITS, ROUNDINGS, RunnableGraph
 from .wiring import UnreadableError

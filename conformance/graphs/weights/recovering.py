@@ -14,7 +14,7 @@ import torch
 from ..._golden import golden
 from ..opened import Stages
 from ..protocol import Array
-from .core import Core
+from .attention_core import Core
 from .matching import Match, match_rows
 from .probing import ROUNDINGS, AffineMap, RunnableGraph, affine_maps, spoken
 from .projecting import (

@@ -19,7 +19,7 @@ from ...problems.edges import edge_problems
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...shrinking.smallest import examine
-from ..teeth.acted import correct_candidates
+from ..teeth.mistaken_candidates import correct_candidates
 from .svg import Panel, draw
 
 PICTURED: Final = frozenset(

@@ -28,7 +28,7 @@ from ...targets.loading import (
     taking_in,
 )
 from ...targets.resolving import candidates_of, object_of, resolve_one
-from .acted import act_out, act_out_named, correct_candidates
+from .mistaken_candidates import act_out, act_out_named, correct_candidates
 from .options import REPOSITORY, TeethOptions
 
 Tell = Callable[[str, str], None]

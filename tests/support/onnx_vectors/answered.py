@@ -11,9 +11,9 @@ from torch import Tensor
 from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound
-from conformance.tolerance.core import weights_bound
-from conformance.tolerance.keys import live_keys
-from conformance.tolerance.stages import exponent_error
+from conformance.tolerance.attention_bound import weights_bound
+from conformance.tolerance.softmax_and_sum import exponent_error
+from conformance.tolerance.visible_keys import live_keys
 
 from .asked import Question, questions
 from .collected import Vector

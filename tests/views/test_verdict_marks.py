@@ -9,7 +9,7 @@ from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate
 from conformance.base.record import exit_code
 from conformance.base.results import ClauseResult
 from conformance.views.complete import complete
-from conformance.views.marks import case_id, is_strict, mark, problems, said, whole
+from conformance.views.verdict_marks import case_id, is_strict, mark, problems, said, whole
 
 MARKS: dict[str, tuple[ClauseResult, str, str]] = {
     "passed": (result(), "passed", "passed"),

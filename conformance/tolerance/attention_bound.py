@@ -14,16 +14,16 @@ from conformance._golden import golden
 
 from . import model
 from .contract import STAGES, Contract, gamma
-from .keys import LiveKeys, live_keys, with_sink
 from .prepared import prepared_errors
-from .spread import EXACT, Carried
-from .stages import (
+from .softmax_and_sum import (
     exponent_error,
     mean_bound,
     perturb,
     rounded_result,
     weighted_sum_error,
 )
+from .spread import EXACT, Carried
+from .visible_keys import LiveKeys, live_keys, with_sink
 
 
 def is_normalised(semantics: golden.Semantics) -> bool:

@@ -17,8 +17,8 @@ from torch import Generator, Tensor
 from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for, core_bound, model
-from conformance.tolerance.keys import extremes, live_keys
 from conformance.tolerance.spread import Carried
+from conformance.tolerance.visible_keys import extremes, live_keys
 
 SIZE = (2, 2, 7, 9, 4)
 

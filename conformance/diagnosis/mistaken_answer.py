@@ -21,7 +21,7 @@ from ..oracle.oracle import Oracle
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
-from .mistakes.named import Heads
+from .mistakes.named_mistake import Heads
 
 Combination = tuple[NamedMistake, ...]
 

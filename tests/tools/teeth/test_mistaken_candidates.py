@@ -12,7 +12,7 @@ from examples import run_clause
 import conformance
 from conformance.base.profile import PROFILES
 from conformance.running.runner import CandidateRun
-from conformance.tools.teeth.acted import act_out, correct_candidates, read_masks
+from conformance.tools.teeth.mistaken_candidates import act_out, correct_candidates, read_masks
 
 FEW = dataclasses.replace(PROFILES["quick"], examples=4)
 

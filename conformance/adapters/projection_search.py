@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
-from ..base.texts import raised_text
+from ..base.printable_text import raised_text
 from ..declare.promises import declare
 from ..errors import DeclarationError
 from ..tolerance import contract_for, layer_bound

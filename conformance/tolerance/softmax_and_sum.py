@@ -12,10 +12,10 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract, gamma
-from .keys import LiveKeys, extremes, has_sink
 from .modified_gradients import modified_error
 from .positions import distance_error, distance_size
 from .spread import EXACT, Carried
+from .visible_keys import LiveKeys, extremes, has_sink
 
 
 def exponent_error(

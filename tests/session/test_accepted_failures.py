@@ -9,7 +9,7 @@ from records import READY, expected, loaded, result
 
 from conformance.base.expected import ExpectedFailure
 from conformance.base.results import ClauseResult, Violation
-from conformance.session.acceptance import TODO, Acceptance, UnjudgedRun, accept
+from conformance.session.accepted_failures import TODO, Acceptance, UnjudgedRun, accept
 from conformance.session.expectations import Selection, not_holding
 
 TODAY = date(2030, 6, 15)

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from ..._golden import golden
-from .named import NamedMistake, named
+from .named_mistake import NamedMistake, named
 
 POINTS: Final[tuple[NamedMistake, ...]] = (
     *named("scale-missing", "numerics.scale")(
