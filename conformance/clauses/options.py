@@ -11,8 +11,8 @@ from ..problems.fitting import causal_flag
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
 from ..problems.space import EVERY_OPTION
-from .judging import all_of, are_golden_weights, matches_golden
 from .empty_rows import follows_empty_rule
+from .judging import all_of, are_golden_weights, matches_golden
 from .registry import Finding, clause, requires
 from .subject import Subject
 

@@ -10,8 +10,8 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
-from .judging import matches_golden, measures_golden, narrow_range
 from .empty_rows import EMPTY
+from .judging import matches_golden, measures_golden, narrow_range
 from .registry import Finding, clause, declares
 from .subject import Subject
 

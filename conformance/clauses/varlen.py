@@ -16,6 +16,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
+from .empty_rows import follows_empty_rule
 from .gradients import gradients_beside_empty_rows, rows_are_finite
 from .judging import column, matches_golden, wide_range
 from .judging_gradients import (
@@ -24,7 +25,6 @@ from .judging_gradients import (
     records_gradients,
     with_full_rows,
 )
-from .empty_rows import follows_empty_rule
 from .registry import Finding, clause
 from .subject import Subject
 

@@ -18,7 +18,7 @@ from ...graphs.opened import OpenedGraph, Stages
 from ...graphs.process import Setting
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
-from ...tolerance.core import one_sided_bound
+from ...tolerance.attention_bound import one_sided_bound
 from ...tolerance.layer import head_errors
 from ...tolerance.spread import EXACT, Carried
 

@@ -11,7 +11,7 @@ from ..._golden import golden
 from ...oracle.oracle import evaluate, known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.backward_pass import backward_pass
-from ...tolerance.keys import sum_groups
+from ...tolerance.visible_keys import sum_groups
 from .named_mistake import BackwardCall, BackwardSteps, DeclaredCall, Gradients, NotExpressible
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ...base.texts import printable
+from ...base.printable_text import printable
 from ..scripts.code import is_graph
 from ..scripts.writing import absolute, comment, filled, script_text, text_of, why_not
 

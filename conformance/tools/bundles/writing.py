@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.files import check_folder, staged
+from ...base.printable_text import printable_record
 from ...base.profile import DTYPES
-from ...base.texts import printable_record
 from ...errors import UsageError
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, WorkerLost
 from ..replay import FailedClause, Progress, argument_of, opened

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ...adapters.calling import Calling, mask_parameters
-from ...adapters.finding import ModuleRequest
 from ...adapters.module import calling_of, understand
+from ...adapters.projection_search import ModuleRequest
 from ...errors import DeclarationError, UsageError
 from ...targets.loading import one_line
 

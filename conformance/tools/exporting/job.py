@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...adapters.graph import GraphRequest, graph_candidate
 from ...adapters.source import source_of
 from ...adapters.trial import instance_of
-from ...base.texts import printable
+from ...base.printable_text import printable
 from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
 from ...graphs.validation import read_header

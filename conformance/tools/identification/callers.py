@@ -12,8 +12,8 @@ from torch import nn
 from ..._golden import golden
 from ...adapters import multihead
 from ...adapters.calling import Calling, second_input
-from ...adapters.finding import ModuleProjections, ModuleRequest
 from ...adapters.module import calling_of, understand
+from ...adapters.projection_search import ModuleProjections, ModuleRequest
 from ...adapters.trial import duplicate, put_in_dtype
 from ...base.geometry import Geometry
 from ...calls.calling import CandidateFailure, guarded

@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 from ..._golden import golden
+from ...oracle.extreme_logits import single_key_inputs
 from ...oracle.oracle import evaluate
-from ...oracle.stretching import single_key_inputs
 from ...problems.inputs import Inputs
 from .agreement import Judge, Sample
 from .caller import Caller, Refusal

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from ...diagnosis.mistakes.points import filled_mistake
+from ...diagnosis.mistakes.semantics_changes import filled_mistake
 from .causality import empty_row_rules
 from .convention import MaskUse
 from .deviations import Deviation, without_effect

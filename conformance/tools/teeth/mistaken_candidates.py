@@ -15,7 +15,7 @@ from ..._golden import golden
 from ...base.geometry import FIELDS, Geometry
 from ...declare.candidate import Candidate
 from ...declare.decorators import core, layer
-from ...diagnosis.acting import act
+from ...diagnosis.mistaken_answer import act
 from ...diagnosis.mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ...diagnosis.search import touches
 from ...errors import DeclarationError
