@@ -21,6 +21,7 @@ MAY_IMPORT = {
         "numpy",
         "onnx",
         "onnxruntime",
+        "psutil",
         "pytest",
         "_pytest",
         "redis",
