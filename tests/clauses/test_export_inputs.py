@@ -51,8 +51,8 @@ def test_a_declared_constant_is_left_alone(tmp_path: Path) -> None:
     """What the user declares to be a constant need not matter."""
     candidate = opened(tmp_path, Plan(masked=False))
     assert candidate.graph is not None
-    told = GraphDeclaration(inputs={"mask": {"role": "constant"}})
-    graph = dataclasses.replace(candidate.graph, told=told)
+    declaration = GraphDeclaration(inputs={"mask": {"role": "constant"}})
+    graph = dataclasses.replace(candidate.graph, declaration=declaration)
     result = run_clause(dataclasses.replace(candidate, graph=graph), SLUG)
     assert result.status == "passed"
 

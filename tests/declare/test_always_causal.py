@@ -90,7 +90,7 @@ def test_wrong_ones_are_caught_and_named(kind: Any, told: str, slug: str, make: 
     """No triangle, one moved by one, one lost beside a mask, one that a number fills."""
     masks = ["keep"] if kind is LosesItUnderMask else []
     candidate = make(kind, "top-left", masks=masks, features=[])
-    result = run_clause(candidate, slug)
+    result = run_clause(candidate, slug, explain=True)
     assert result.status == "failed"
     assert result.violation is not None
     assert told in str(result.as_json())
@@ -105,7 +105,7 @@ def test_another_alignment_is_caught_and_named(alignment: str, own: str, kind: s
     more = {"inputs": "separate"} if kind == "layer" else {}
     make: Any = {"core": core, "layer": layer}[kind]
     wrong = make(AlwaysCausal, alignment, own=own, masks=[], features=["cross"], **more)
-    result = run_clause(wrong, "mask.causal-alignment")
+    result = run_clause(wrong, "mask.causal-alignment", explain=True)
     assert result.status == "failed"
     assert own in str(result.as_json())
 
