@@ -197,6 +197,14 @@ def killer(tree: Path, python: str, tests: Sequence[str], *options: str, mirrore
     return failed[1] if failed else "no import"
 
 
+def check_sound(name: str, tree: Path, python: str) -> None:
+    """Require that the tests of a part pass unbroken: one that fails would kill any mutant."""
+    (part,) = (part for part in PARTS if part.name == name)
+    failed = killer(tree, python, part.tests, mirrored="")
+    if failed:
+        sys.exit(f"mutation.py: {failed} fails where nothing is broken: mend it first")
+
+
 def run(one: Mutant, tree: Path, python: str) -> dict[str, Any]:
     """What becomes of a mutant: the tests that kill it, each time or at night."""
     (part,) = (part for part in PARTS if part.name == one.part)
@@ -249,6 +257,7 @@ def main() -> int:
     written = options.json.exists() and json.loads(options.json.read_text(encoding="utf-8"))
     rows: list[dict[str, Any]] = written or []
     ready = {(row["file"], row["change"]) for row in rows}
+    sound: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("conformance", "reference", "candidates", "tests", "docs", "benchmarks"):
             shutil.copytree(ROOT / name, Path(folder, name))
@@ -257,6 +266,9 @@ def main() -> int:
         for one in chosen(options.mutants, options.seed, options.only):
             if (one.file, one.change) in ready or time.monotonic() > until:
                 continue
+            if one.part not in sound:
+                check_sound(one.part, Path(folder), options.python)
+                sound.add(one.part)
             rows.append(run(one, Path(folder), options.python))
             options.json.write_text(
                 json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8"
