@@ -38,7 +38,7 @@ class RecordedCall:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BackwardPass:
+class RecordedBackward:
     """Gradients that flowed back through one call.
 
     answer
@@ -65,7 +65,7 @@ class Recording:
 
     calls: list[RecordedCall] = field(default_factory=list)
     built: list[tuple[Forward, Inputs]] = field(default_factory=list)
-    pulled: list[BackwardPass] = field(default_factory=list)
+    pulled: list[RecordedBackward] = field(default_factory=list)
 
     def begin(self, made: RecordedCall) -> None:
         """Hear of a call that is about to be made."""

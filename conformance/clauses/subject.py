@@ -36,7 +36,7 @@ from ..calls.differentiating import (
     lost,
 )
 from ..calls.integrity import seal, tampered_at_load, watching
-from ..calls.recording import BackwardPass, RecordedCall, Recording
+from ..calls.recording import RecordedBackward, RecordedCall, Recording
 from ..calls.weight_leaves import build_with_leaves
 from ..declare.candidate import Candidate
 from ..oracle.gradient_oracle import GradientOracle
@@ -155,7 +155,7 @@ class Differentiator:
             raise
         if self.subject.recording is not None:
             self.subject.recording.pulled.append(
-                BackwardPass(
+                RecordedBackward(
                     answer=taped.answer,
                     upstream=as_returned(upstream, taped).detach(),
                     leaves=tuple(taped.leaves),

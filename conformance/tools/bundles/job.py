@@ -24,7 +24,7 @@ from ...calls import torch_state
 from ...calls.calling import Forward
 from ...calls.devices import CPU, Given, moved, taken
 from ...calls.differentiating import INPUT_NAMES
-from ...calls.recording import BackwardPass, RecordedCall, Recording
+from ...calls.recording import RecordedBackward, RecordedCall, Recording
 from ...clauses.subject import Subject
 from ...oracle.comparison import compare
 from ...problems.arrangements import there
@@ -219,7 +219,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _gradients(call: RecordedCall, pulled: list[BackwardPass]) -> Data:
+def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
     """The gradients that flowed back through a call, by the names of its arguments."""
     mine = [one for one in pulled if one.answer is call.answer]
     own_axes = call.inputs.head_layout.is_own
