@@ -160,7 +160,7 @@ class Eager(nn.Module):
         q, k, v = heads
         weighted = (q @ k.transpose(-1, -2) * HEAD_SIZE**-0.5).softmax(-1)
         merged = (weighted @ v).transpose(1, 2).flatten(2)
-        return self.get_submodule("o_proj")(merged)  # type: ignore[no-any-return]
+        return self.get_submodule("o_proj")(merged)  # type: ignore[no-any-return]  # a submodule returns Any
 
 
 @cache

@@ -67,7 +67,7 @@ class QueryMatrixTransposed(EagerLayer):
 class SelfLayer(EagerLayer):
     """A layer with one input and a fused projection."""
 
-    def __call__(self, x: Tensor, **options: Any) -> Answer:  # type: ignore[override]
+    def __call__(self, x: Tensor, **options: Any) -> Answer:  # type: ignore[override]  # fewer inputs are the point
         """Attend ``x [B, L, E]`` to itself."""
         return super().__call__(x, x, x, **options)
 

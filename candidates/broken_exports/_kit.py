@@ -153,7 +153,7 @@ class Plain(nn.Module):
 class Own(Plain):
     """The same of one sequence."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # fewer inputs are the point
         return super().forward(x, x, x, mask)
 
 

@@ -54,7 +54,7 @@ def read_without_calls(header: Header, declared: GraphDeclaration) -> GraphReadi
     ]
     return GraphReading(
         kind="core" if "D" in plan.layout else "layer",
-        mode=mode,  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]  # a value of MODES
         inputs=tuple(inputs),
         outputs=(
             Role(
@@ -295,7 +295,7 @@ def read_roles(
     roles = {role.name: role for role in (*packing.tensors, *masks.roles, *spans.others)}
     return GraphReading(
         kind=packing.kind,
-        mode=MODES[len(interpretation.start.plan.tensors)],  # type: ignore[arg-type]
+        mode=MODES[len(interpretation.start.plan.tensors)],  # type: ignore[arg-type]  # a value of MODES
         inputs=tuple(roles[port.name] for port in header.inputs if port.name in roles),
         outputs=outputs,
         pins={**packing.pins, **spans.pins},

@@ -157,7 +157,7 @@ class Reference:
     @property
     def weights(self) -> golden.ProjectionWeights:
         """The raw projections."""
-        return golden.ProjectionWeights(**self.raw)  # type: ignore[arg-type]
+        return golden.ProjectionWeights(**self.raw)  # type: ignore[arg-type]  # its names are those of the fields
 
 
 def locate_projections(

@@ -180,7 +180,7 @@ def _error(
     causal: str | None,
     answer: Array,
 ) -> float:
-    semantics = golden.Semantics(causal_alignment=causal or "bottom-right")  # type: ignore[arg-type]
+    semantics = golden.Semantics(causal_alignment=causal or "bottom-right")  # type: ignore[arg-type]  # an alignment or None
     try:
         result = golden.multi_head_attention(
             inputs[0],

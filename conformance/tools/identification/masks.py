@@ -270,9 +270,9 @@ def _additive(
             continue
         use = _use(parameter, "bias", shape, "{}")
         inputs = _probe(caller, "bias", shape[0], 2)
-        bias = torch.randn(inputs.keep.shape, generator=torch.Generator().manual_seed(3))  # type: ignore[union-attr]
+        bias = torch.randn(inputs.keep.shape, generator=torch.Generator().manual_seed(3))  # type: ignore[union-attr]  # a probe has a mask
         inputs = inputs.replace(bias=bias.to(inputs.query.dtype))
-        finite = inputs.replace(keep=torch.ones_like(inputs.keep))  # type: ignore[arg-type]
+        finite = inputs.replace(keep=torch.ones_like(inputs.keep))  # type: ignore[arg-type]  # a probe has a mask
         plain, hidden = _answer(caller, use, finite), _answer(caller, use, inputs)
         if plain is None:
             continue
