@@ -118,10 +118,10 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
     answers = [answer.double() for answer in returned]
     frames = [subject.frame(part) for part in parts]
     bound = sum((frame[1] for frame in frames), torch.zeros_like(frames[0][1]))
-    goldens = [frame[0] for frame in frames]
-    if all(known is not None for known in goldens):
-        one, two, both, none = (known for known in goldens if known is not None)
-        bound = bound + torch.nan_to_num((one + two - both - none).abs())
+    golden_outputs = [frame[0] for frame in frames]
+    if all(output is not None for output in golden_outputs):
+        f_v, f_w, f_sum, f_zero = (output for output in golden_outputs if output is not None)
+        bound = bound + torch.nan_to_num((f_v + f_w - f_sum - f_zero).abs())
     judged = torch.stack(torch.broadcast_tensors(*(frame[2] for frame in frames))).all(dim=0)
     agreement = compare(
         answers[2] + answers[3],
@@ -154,7 +154,7 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
 def convex(subject: Subject, problem: Problem) -> Finding:
     """The hull of the attended values, widened by the bound."""
     inputs = subject.inputs(problem)
-    known, bound, judged = subject.frame(inputs)
+    golden_output, bound, judged = subject.frame(inputs)
     answer = subject.answer(inputs).double()
     lowest, highest = _hull(subject, inputs)
     below, above = (lowest - bound) - answer, answer - (highest + bound)
@@ -170,7 +170,7 @@ def convex(subject: Subject, problem: Problem) -> Finding:
         violation = Violation(
             kind="value", message=message, expected=[low, high], got=got, where=list(place)
         )
-    tenfold = answer * 10.0 if known is None else known * 10.0
+    tenfold = answer * 10.0 if golden_output is None else golden_output * 10.0
     leaves = judged & ((tenfold < lowest - bound) | (tenfold > highest + bound))
     return Finding(binding=bool(leaves.any()), violation=violation)
 

@@ -35,7 +35,7 @@ ROOM: Final = math.log(2.0)
 # How many rows, and keys of other rows, lie there.
 LOWERED: Final = 0.4
 # Values that lie together show an answer of zeros in any format.
-BESIDE = Space(
+FAR_BIASES = Space(
     mask="always",
     forms=("bias",),
     finite_bias="always",
@@ -117,7 +117,7 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
         "is the softmax over all its keys."
     ),
     source="burn#4697: the row maximum floored at -1e4; pytorch#109517",
-    space=BESIDE,
+    space=FAR_BIASES,
     needs_golden=True,
     counterfactual="such rows taken for rows without keys",
     subtle=True,
@@ -130,9 +130,9 @@ def bias_far_below(subject: Subject, problem: Problem) -> Finding:
     inputs, lowered = _with_far(subject.inputs(problem), problem, far)
     wording = f"rows whose biases are all near {far:.2g} are wrong"
     judged = _in_range(subject, inputs)
-    taken = inputs.replace(keep=_without(inputs, lowered))
+    without_rows = inputs.replace(keep=_without(inputs, lowered))
     return matches_golden(
-        subject, inputs, wording, counterfactual=taken, judged=judged, signal=False
+        subject, inputs, wording, counterfactual=without_rows, judged=judged, signal=False
     )
 
 
@@ -162,8 +162,8 @@ def _unbiased(inputs: Inputs) -> Inputs:
 def _in_range(subject: Subject, inputs: Inputs) -> Tensor:
     """Rows that a candidate can compute but for the size of their biases, which are no products."""
     plain = subject.golden(_unbiased(inputs))
-    known = subject.golden(inputs)
-    return plain.judged & representable_output(known.output, known.limit).unsqueeze(-1)
+    expected = subject.golden(inputs)
+    return plain.judged & representable_output(expected.output, expected.limit).unsqueeze(-1)
 
 
 def _without(inputs: Inputs, rows: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def _without(inputs: Inputs, rows: Tensor) -> Tensor:
         "no NaN."
     ),
     source="pytorch#109517: NaN for rows of -3.4028e+38; HF transformers masks with finfo.min",
-    space=BESIDE.replace(kinds=("core",), values=("normal",)),
+    space=FAR_BIASES.replace(kinds=("core",), values=("normal",)),
     counterfactual="an answer of zeros",
     explained=False,
 )
@@ -193,9 +193,9 @@ def bias_lowest(subject: Subject, problem: Problem) -> Finding:
     inputs = drawn.with_tokens(value=value).replace(bias=torch.full_like(drawn.bias, lowest))
     rows = _in_range(subject, inputs)
     allowed = inputs.allowed(subject.declaration.semantics).unsqueeze(-1)
-    shown = value.double()[:, read_heads(subject, inputs)].unsqueeze(2)
-    low = torch.where(allowed, shown, math.inf).amin(dim=3)
-    high = torch.where(allowed, shown, -math.inf).amax(dim=3)
+    attended = value.double()[:, read_heads(subject, inputs)].unsqueeze(2)
+    low = torch.where(allowed, attended, math.inf).amin(dim=3)
+    high = torch.where(allowed, attended, -math.inf).amax(dim=3)
     # A mean is rounded as the golden one of equal weights is.
     slack = subject.golden(_unbiased(inputs).replace(scale=0.0)).bound
     answer = subject.answer(inputs).double()
@@ -203,7 +203,7 @@ def bias_lowest(subject: Subject, problem: Problem) -> Finding:
     if not bool(outside.any()):
         return Finding(binding=bool((rows & (low > slack)).any()))
     place = first_place(outside)
-    got, least, most = (float(each[place]) for each in (answer, low, high))
+    got, least, most = (float(tensor[place]) for tensor in (answer, low, high))
     message = (
         f"where every bias of a row is {lowest:.4g}, the answer at {list(place)} is {got:.9g}, "
         f"no mean of its values in [{least:.9g}, {most:.9g}]"

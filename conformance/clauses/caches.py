@@ -26,7 +26,6 @@ from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, LENGTHS, Space, admits_lengths, can_cross, is_fixed
 from .judging import (
     all_of,
-    as_given,
     identical,
     matches_golden,
     one_item,
@@ -34,6 +33,7 @@ from .judging import (
     relate,
     same_answer,
     same_unless_identical,
+    unchanged,
 )
 from .leaks import unaffected
 from .registry import Finding, clause, violated
@@ -161,9 +161,9 @@ def untouched_tail(subject: Subject, problem: Problem) -> Finding:
     if not declared:
         return Finding(binding=False)
     inputs = with_cache(subject, problem)
-    given, buffers = _in_buffers(inputs, JUNK[problem.seed % len(JUNK)])
+    call_arguments, buffers = _in_buffers(inputs, JUNK[problem.seed % len(JUNK)])
     before = [buffer.clone() for buffer in buffers]
-    answer = subject.ask(subject.forward(inputs), given, inputs).output
+    answer = subject.call_with(subject.forward(inputs), call_arguments, inputs).output
     if not all(identical(*pair) for pair in zip(buffers, before, strict=True)):
         return violated("mutated", "the call wrote into the cache that it was given, or behind it")
     wording = "unused slots behind the cache change the answer"
@@ -214,27 +214,25 @@ def cache_no_memory(subject: Subject, problem: Problem) -> Finding:
     earlier = with_cache(subject, problem)
     later = _with_other_cache(earlier, subject.inputs(problem.replace(seed=problem.seed + 1)))
     forward = subject.forward(earlier)
-    given = arguments(earlier)
-    first = subject.ask(forward, given, earlier).output.clone()
-    overwrite(given, arguments(later))
-    again = subject.ask(forward, given, later).output
-    one_item_of_itself = earlier.mode == "self" and earlier.geometry.batch == 1
-    asked_anew, view = (
-        (later, as_given) if one_item_of_itself else reordered(subject, later, problem)
-    )
-    answer = subject.answer(asked_anew)
-    found = relate(
+    call_arguments = arguments(earlier)
+    first = subject.call_with(forward, call_arguments, earlier).output.clone()
+    overwrite(call_arguments, arguments(later))
+    again = subject.call_with(forward, call_arguments, later).output
+    is_single_item = earlier.mode == "self" and earlier.geometry.batch == 1
+    fresh, view = (later, unchanged) if is_single_item else reordered(subject, later, problem)
+    answer = subject.answer(fresh)
+    finding = relate(
         subject,
         (later, again),
-        (asked_anew, answer),
+        (fresh, answer),
         "with another cache in the same storage the answer is another than asked anew",
         view=view,
         counterfactual=lambda: view(subject.oracle.output(earlier)),
     )
-    reordered_anew = asked_anew is not later and found.violation is not None
-    if reordered_anew and only_order_counts(subject, later, (again, answer), first):
+    is_reordered = fresh is not later and finding.violation is not None
+    if is_reordered and only_order_counts(subject, later, (again, answer), first):
         return Finding(binding=False)
-    return found
+    return finding
 
 
 def _with_other_cache(inputs: Inputs, other: Inputs) -> Inputs:
@@ -311,8 +309,8 @@ def _can_decode(candidate: Candidate) -> str:
 def decode_equals_full(subject: Subject, problem: Problem) -> Finding:
     """By its seed one of three ways; without a cache the last queries against all keys so far."""
     mode = MODES[problem.seed % len(MODES)]
-    found = ragged(subject, problem) if mode == "ragged" else None
-    return _stepwise(subject, problem, singly=mode == "tokens") if found is None else found
+    finding = ragged(subject, problem) if mode == "ragged" else None
+    return _stepwise(subject, problem, singly=mode == "tokens") if finding is None else finding
 
 
 def _stepwise(subject: Subject, problem: Problem, *, singly: bool) -> Finding:

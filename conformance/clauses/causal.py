@@ -21,7 +21,7 @@ CAUSAL_TARGETS = (8e7, 4e5)
 HALF_TARGETS = (1e2, 3e3)
 
 
-_has_company = requires(
+_has_other_options = requires(
     lambda c: c.declaration.features & set(OPTIONAL) or "bias" in c.declaration.masks,
     "nothing else can be given with the flag",
 )
@@ -88,7 +88,7 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
     ),
     needs_golden=True,
     counterfactual="one of them lost",
-    applies=(_has_company,),
+    applies=(_has_other_options,),
     subtle=True,
 )
 def causal_combined(subject: Subject, problem: Problem) -> Finding:
@@ -103,8 +103,8 @@ def causal_combined(subject: Subject, problem: Problem) -> Finding:
 
 def _losses(inputs: Inputs) -> list[Inputs]:
     """Inputs without the bias, the scale, the softcap or the window, one of them at a time."""
-    given = [name for name in OPTIONAL if getattr(inputs, name) is not None]
-    return [inputs.replace(**{name: None}) for name in given]
+    names = [name for name in OPTIONAL if getattr(inputs, name) is not None]
+    return [inputs.replace(**{name: None}) for name in names]
 
 
 @clause(

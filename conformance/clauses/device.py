@@ -163,12 +163,12 @@ def stream(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     plain = subject.call(forward, inputs).output  # whatever is compiled or tuned is so by now
-    given, values = arguments(inputs), arguments(inputs)
-    for tensor in _floating(given):
+    call_arguments, values = arguments(inputs), arguments(inputs)
+    for tensor in _floating(call_arguments):
         tensor.fill_(torch.nan)
     synchronise(subject.device)
-    late = _Late(forward, given, values, subject.device)
-    answer = subject.ask(late, given, inputs).output
+    late = _Late(forward, call_arguments, values, subject.device)
+    answer = subject.call_with(late, call_arguments, inputs).output
     wording = "on a stream of its own the answer is another: something does not wait for it"
     return relate(subject, (inputs, plain), (inputs, answer), wording)
 
@@ -176,9 +176,11 @@ def stream(subject: Subject, problem: Problem) -> Finding:
 class _Late:
     """Calls a forward on a stream that brings the values of its inputs late."""
 
-    def __init__(self, forward: Forward, given: Arguments, values: Arguments, device: str) -> None:
+    def __init__(
+        self, forward: Forward, call_arguments: Arguments, values: Arguments, device: str
+    ) -> None:
         self.forward = forward
-        self.pairs = list(zip(_floating(given), _floating(values), strict=True))
+        self.pairs = list(zip(_floating(call_arguments), _floating(values), strict=True))
         self.device = device
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
@@ -211,9 +213,9 @@ def _copied(returned: Any) -> Any:
     return returned.clone() if isinstance(returned, Tensor) else returned
 
 
-def _floating(given: Arguments) -> list[Tensor]:
+def _floating(call_arguments: Arguments) -> list[Tensor]:
     """The inputs that hold numbers, each once."""
-    tensors = {id(tensor): tensor for tensor in given[0] if tensor.is_floating_point()}
+    tensors = {id(tensor): tensor for tensor in call_arguments[0] if tensor.is_floating_point()}
     return list(tensors.values())
 
 
@@ -237,9 +239,9 @@ def graph_capture(subject: Subject, problem: Problem) -> Finding:
     other = drawn.replace(weights=first.weights, generic=False)
     forward = subject.forward(first)
     eager = subject.call(forward, other).output
-    given = arguments(first)
+    call_arguments = arguments(first)
     captured = _Captured(forward, arguments(other), subject.device)
-    answer = subject.ask(captured, given, other).output
+    answer = subject.call_with(captured, call_arguments, other).output
     wording = "replayed from a graph the answer is another than when it is called"
     return relate(subject, (other, eager), (other, answer), wording, counterfactual=first)
 
@@ -288,14 +290,16 @@ class _GuardedForward:
             return self.forward(*positional, **keywords)
 
 
-def _watch(subject: Subject, inputs: Inputs, given: Arguments) -> tuple[Answer | None, Allocations]:
+def _watch(
+    subject: Subject, inputs: Inputs, call_arguments: Arguments
+) -> tuple[Answer | None, Allocations]:
     """The answer between guards; None from a candidate that can be called, but not watched.
 
     It has been called before: what is compiled or tuned in the first call is so by now.
     """
     watched = _GuardedForward(subject.forward(inputs))
     try:
-        return subject.ask(watched, given, inputs), watched.allocations
+        return subject.call_with(watched, call_arguments, inputs), watched.allocations
     except CandidateFailure:
         return None, watched.allocations
 
@@ -320,25 +324,25 @@ def canaries(subject: Subject, problem: Problem) -> Finding:
     layout = "between-canaries"
     inputs = subject.inputs(problem).replace(layout=layout, mask_layout=layout)
     subject.answer(inputs)
-    given = arguments(inputs)
-    tensors = _named(subject, given)
+    call_arguments = arguments(inputs)
+    tensors = _named(subject, call_arguments)
     before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
-    answer, allocations = _watch(subject, inputs, given)
-    changed = [name for name, tensor in tensors.items() if _beside_changed(tensor, before[name])]
-    beside = f"into memory beside its {' and '.join(changed)}" if changed else allocations.damage()
-    if beside:
-        return violated("memory", f"the call wrote {beside}", got=changed)
+    answer, allocations = _watch(subject, inputs, call_arguments)
+    changed = [name for name, tensor in tensors.items() if _changed_around(tensor, before[name])]
+    damage = f"into memory beside its {' and '.join(changed)}" if changed else allocations.damage()
+    if damage:
+        return violated("memory", f"the call wrote {damage}", got=changed)
     return Finding(binding=answer is not None, inapplicable="" if answer else UNWATCHED)
 
 
-def _named(subject: Subject, given: Arguments) -> dict[str, Tensor]:
-    positional, keywords = given
+def _named(subject: Subject, call_arguments: Arguments) -> dict[str, Tensor]:
+    positional, keywords = call_arguments
     named = dict(zip(subject.declaration.positional, positional, strict=False))
     named |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
 
 
-def _beside_changed(tensor: Tensor, before: Tensor) -> bool:
+def _changed_around(tensor: Tensor, before: Tensor) -> bool:
     """Whether the storage has changed outside of the tensor's own elements."""
     after = whole_storage(tensor).clone()
     own = after.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -360,8 +364,8 @@ def fresh_memory(subject: Subject, problem: Problem) -> Finding:
     plain = subject.answer(inputs)
     answer, allocations = _watch(subject, inputs, arguments(inputs))
     if answer is None or not allocations.unwritten:
-        told = UNWATCHED if answer is None else NOTHING_UNWRITTEN
-        return Finding(binding=False, inapplicable=told)
+        reason = UNWATCHED if answer is None else NOTHING_UNWRITTEN
+        return Finding(binding=False, inapplicable=reason)
     wording = "with NaN in memory that nobody has written the answer is another"
     return same_unless_identical(subject, (inputs, plain), (inputs, answer.output), wording)
 
@@ -379,7 +383,7 @@ def _measured(candidate: Candidate) -> str:
     return in_this_process(candidate) or why_unmeasured(candidate.declaration.devices[0])
 
 
-def _takes_long_ones(candidate: Candidate) -> str:
+def _takes_long_sequences(candidate: Candidate) -> str:
     longest = _long(PROBE, LENGTHS[-1])
     fits = all(admits_lengths(candidate, _long(PROBE, length)) for length in LENGTHS)
     return "" if fits else f"it does not take a length of {longest.key_length}"
@@ -390,7 +394,7 @@ def _takes_long_ones(candidate: Candidate) -> str:
     sentence="The peak of a call's memory grows with the length no faster than is declared.",
     source="Dao et al. 2022, FlashAttention: memory linear in the length",
     space=Space(causal="offered", share=0.01),
-    applies=(_promises, _measured, _takes_long_ones),
+    applies=(_promises, _measured, _takes_long_sequences),
     explained=False,
 )
 def memory(subject: Subject, problem: Problem) -> Finding:
@@ -403,8 +407,8 @@ def memory(subject: Subject, problem: Problem) -> Finding:
     """
     always = subject.declaration.always_causal
     ways = (True,) if always else tuple(dict.fromkeys((problem.causal, False)))
-    found = (_growth(subject, problem.replace(causal=causal)) for causal in ways)
-    return next((bad for bad in found if bad.violation is not None), Finding())
+    findings = (_growth(subject, problem.replace(causal=causal)) for causal in ways)
+    return next((finding for finding in findings if finding.violation is not None), Finding())
 
 
 def _growth(subject: Subject, problem: Problem) -> Finding:
@@ -428,9 +432,9 @@ def _peak(subject: Subject, problem: Problem, length: int) -> int:
     forward = subject.forward(inputs)
 
     def call() -> None:
-        guarded(forward, *given)
+        guarded(forward, *call_arguments)
 
-    given = arguments(inputs)
+    call_arguments = arguments(inputs)
     return peak_bytes(call, subject.device)
 
 

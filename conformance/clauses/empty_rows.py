@@ -41,10 +41,10 @@ def _promised(candidate: Candidate) -> str:
     declared = candidate.declaration
     if "any" in declared.empty_rules:
         return "it promises nothing about rows without keys"
-    given = set(declared.masks) - {SEQUENCES}  # which hide what is not even handed over
-    if not given and declared.causal != "bottom-right":
+    forms = set(declared.masks) - {SEQUENCES}  # which hide what is not even handed over
+    if not forms and declared.causal != "bottom-right":
         return "neither a mask nor its causal alignment can empty a row"
-    if not given and counts_from_first_key(candidate):
+    if not forms and counts_from_first_key(candidate):
         return "its positions count from the first key, and no query stands before it"
     return ""
 
@@ -70,8 +70,8 @@ def _under_a_rule(subject: Subject, problem: Problem, *, weights: bool) -> tuple
         ]
         if ways:
             problem = _by_way(subject.candidate, problem, *ways[problem.seed % len(ways)])
-    asked = subject.inputs(problem).replace(return_weights=weights)
-    return asked, subject.oracle.empty_rule(asked)
+    inputs = subject.inputs(problem).replace(return_weights=weights)
+    return inputs, subject.oracle.empty_rule(inputs)
 
 
 def _by_way(candidate: Candidate, problem: Problem, form: str | None, shape: str) -> Problem:
@@ -127,20 +127,20 @@ def follows_empty_rule(
     """Whether rows without keys hold what a rule says; no others are looked at."""
     if rule == "any":
         return Finding(binding=False)
-    known = subject.golden(inputs)
-    rows = known.empty_rows & known.representable
-    expected_nan = rows.expand(answer.shape) & torch.isnan(known.output)
+    expected = subject.golden(inputs)
+    rows = expected.empty_rows & expected.representable
+    expected_nan = rows.expand(answer.shape) & torch.isnan(expected.output)
     wrong = expected_nan & ~torch.isnan(answer)
     if bool(wrong.any()):
         place = first_place(wrong)
         got = float(answer[place])
         message = f"{wording} at {list(place)}: expected NaN, got {got:.9g}"
         return violated("value", message, expected="nan", got=got, where=list(place))
-    agreement = compare(answer, known.output, known.bound, judged=rows, wording=wording)
+    agreement = compare(answer, expected.output, expected.bound, judged=rows, wording=wording)
     other = subject.oracle.point(inputs).replace(
         empty_rows="zeros" if rule != "zeros" else "mean-of-all"
     )
-    moved = moves(known.output, subject.oracle.output(inputs, other), known.bound, rows)
+    moved = moves(expected.output, subject.oracle.output(inputs, other), expected.bound, rows)
     return Finding.of(agreement, binding=bool(rows.any()) and moved)
 
 

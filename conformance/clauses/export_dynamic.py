@@ -19,7 +19,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import LENGTHS, Space, admits_lengths, can_cross
 from .export_runs import graph_of, is_graph
-from .judging import View, as_given, one_item, same_answer
+from .judging import View, one_item, same_answer, unchanged
 from .registry import Finding, clause, requires
 from .subject import Subject
 
@@ -33,14 +33,14 @@ _SPOKEN: Final = {
 
 def declared_axes(graph: OpenedGraph, field: str) -> list[Axis]:
     """What the file says of each axis of its inputs that has the batch or a length."""
-    found: list[Axis] = []
+    axes: list[Axis] = []
     for role in graph.reading.inputs:
         shape = graph.header.input(role.name).shape
         for place, letter in enumerate(role.axes):
             if letter in _letters(role.role, field):
                 fits = shape is not None and len(shape) == len(role.axes)
-                found.append(shape[place] if shape is not None and fits else None)
-    return found
+                axes.append(shape[place] if shape is not None and fits else None)
+    return axes
 
 
 def _letters(role: str, field: str) -> str:
@@ -87,12 +87,12 @@ _dynamic_length = requires(
 def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
     """The shape of the answer, then one item against the same item alone."""
     inputs = subject.inputs(problem)
-    found = _baked(subject, inputs, "batch")
-    if found is not None:
-        return Finding(violation=found)
+    violation = _baked(subject, inputs, "batch")
+    if violation is not None:
+        return Finding(violation=violation)
     count = inputs.geometry.batch
     alone, view = one_item(subject, inputs, problem.seed % count)
-    found_values = same_answer(
+    finding = same_answer(
         subject,
         inputs,
         alone,
@@ -100,7 +100,7 @@ def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
         view=view,
         counterfactual=lambda: view(subject.oracle.output(inputs).roll(1, dims=0)),
     )
-    return found_values.only_if(count > 1)
+    return finding.only_if(count > 1)
 
 
 @clause(
@@ -118,12 +118,12 @@ def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
 def dynamic_length(subject: Subject, problem: Problem) -> Finding:
     """The shape of the answer, then fewer queries, and every key twice: it weighs half as much."""
     inputs = subject.inputs(problem)
-    found = next(
+    violation = next(
         filter(None, (_baked(subject, inputs, field) for field in _lengths(subject))), None
     )
-    found = found or _tied(subject, inputs)
-    if found is not None:
-        return Finding(violation=found)
+    violation = violation or _tied(subject, inputs)
+    if violation is not None:
+        return Finding(violation=violation)
     subject.answer(inputs)
     other, view = _other_lengths(subject, inputs)
     if other.geometry == inputs.geometry or not admits_lengths(subject.candidate, other.geometry):
@@ -144,8 +144,8 @@ def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
     if not set(together) & set(baked):
         return None
     size = getattr(inputs.geometry, field)
-    told = f"the file leaves the {_SPOKEN[field]} open, but the graph runs at {size} only"
-    return _refused(subject, _longer(subject, inputs, field), f"{told}: with {size + 1}")
+    prefix = f"the file leaves the {_SPOKEN[field]} open, but the graph runs at {size} only"
+    return _refused(subject, _longer(subject, inputs, field), f"{prefix}: with {size + 1}")
 
 
 def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
@@ -158,17 +158,17 @@ def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
     queries, keys = (set(declared_axes(graph, field)) for field in LENGTHS)
     if queries & keys - {None} or not is_dynamic(graph, "key_length"):
         return None
-    told = "the file leaves the numbers of queries and keys open apart, but they must be equal"
-    return _refused(subject, _longer(subject, inputs, "key_length"), f"{told}: with one key more")
+    prefix = "the file leaves the numbers of queries and keys open apart, but they must be equal"
+    return _refused(subject, _longer(subject, inputs, "key_length"), f"{prefix}: with one key more")
 
 
-def _refused(subject: Subject, longer: Inputs, told: str) -> Violation | None:
+def _refused(subject: Subject, longer: Inputs, prefix: str) -> Violation | None:
     """How the graph fails at another size; None where it does not."""
     try:
         subject.answer(longer)
     except CandidateFailure as failure:
-        found = failure.violation
-        return dataclasses.replace(found, message=f"{told} {found.message}")
+        violation = failure.violation
+        return dataclasses.replace(violation, message=f"{prefix} {violation.message}")
     return None
 
 
@@ -197,7 +197,7 @@ def _other_lengths(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
     """
     declared, sizes = subject.declaration, inputs.geometry
     if declared.position is not None:
-        return inputs, as_given
+        return inputs, unchanged
     if declared.always_causal:
         return _shortened(subject, inputs)
     graph = graph_of(subject.candidate)
@@ -232,7 +232,7 @@ def _shortened(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
     keys = sizes.key_length if top_left else sizes.key_length - gone
     free = all(is_dynamic(graph, field) for field in LENGTHS)
     if keys < 1 or (crossing and not free):
-        return inputs, as_given
+        return inputs, unchanged
     cut = inputs.with_tokens(
         query=inputs.query[..., :rows, :],
         key=inputs.key[..., :keys, :],

@@ -61,8 +61,8 @@ _APART: Final = ("query", "key", "value")
 def valid(subject: Subject, _problem: Problem) -> Finding:
     """The checker, strict inference of shapes and the header, in a process of their own."""
     path = graph_of(subject.candidate).header.path
-    found = _defects(path, path.stat().st_mtime_ns)
-    return _finding("the file is no valid model", found)
+    messages = _defects(path, path.stat().st_mtime_ns)
+    return _finding("the file is no valid model", messages)
 
 
 @lru_cache(maxsize=64)
@@ -104,11 +104,11 @@ def one_file(subject: Subject, _problem: Problem) -> Finding:
     together = header.size + header.external_size
     if together > LARGEST_FILE:
         return Finding(binding=False)
-    told = (
+    objection = (
         f"{size_text(header.external_size)} of its weights are in {_listed(header.external)}: ship "
         "them together, or export with external_data=False"
     )
-    return _finding("the graph is more than one file", (told,))
+    return _finding("the graph is more than one file", (objection,))
 
 
 @clause(
@@ -131,9 +131,9 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
     if header.random:
         return _finding("the graph draws random numbers", (_listed(header.random),))
     again = subject.call(forward, inputs).output
-    found = agree(subject, inputs, first, again, "the graph answers otherwise a second time")
-    if found.violation is not None:
-        return found
+    finding = agree(subject, inputs, first, again, "the graph answers otherwise a second time")
+    if finding.violation is not None:
+        return finding
     other = answer_at(subject, ELSEWHERE, inputs, "in another process")
     if isinstance(other, Violation):
         return Finding(violation=other)
@@ -152,8 +152,8 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
 def names(subject: Subject, _problem: Problem) -> Finding:
     """Every name against the role that was found by behaviour or declared."""
     reading = graph_of(subject.candidate).reading
-    told = [objection for role in _named(reading) if (objection := _objection(role))]
-    return _finding("names do not say roles", (_listed(told),) if told else ())
+    objections = [objection for role in _named(reading) if (objection := _objection(role))]
+    return _finding("names do not say roles", (_listed(objections),) if objections else ())
 
 
 def _named(reading: GraphReading) -> list[Role]:
@@ -174,16 +174,16 @@ def _objection(role: Role) -> str:
     return f"{role.name!r} is the {spoken if role.role not in MASK_ROLES else 'mask'}"
 
 
-def _listed(told: Sequence[str]) -> str:
-    more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-    return ", ".join(told[:_SHOWN]) + more
+def _listed(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
 
 
-def _finding(what: str, told: Sequence[str]) -> Finding:
+def _finding(what: str, details: Sequence[str]) -> Finding:
     """A violation that says all that was told; none when nothing was."""
-    if not told:
+    if not details:
         return Finding()
-    message = printable(f"{what}: {_listed(told)}")
+    message = printable(f"{what}: {_listed(details)}")
     return violated("file", message)
 
 
@@ -213,13 +213,13 @@ def inputs_matter(subject: Subject, problem: Problem) -> Finding:
     subject.answer(inputs)  # the call of a counterexample
     graph = graph_of(subject.candidate)
     feeds = feeds_of(graph, inputs)
-    before = _answered(graph.process.run, feeds)
-    asked = [role for role in graph.reading.inputs if _may_change(graph, role, feeds)]
-    idle = [role for role in asked if not has_influence(graph.process.run, role, feeds, before)]
+    before = _outputs(graph.process.run, feeds)
+    roles = [role for role in graph.reading.inputs if _may_change(graph, role, feeds)]
+    idle = [role for role in roles if not has_influence(graph.process.run, role, feeds, before)]
     if idle:
         return Finding(violation=_without_influence(idle))
     choice = bool((allowed.sum(dim=-1) > 1).any())  # with one key queries and keys say nothing
-    return Finding(binding=bool(asked) and choice)
+    return Finding(binding=bool(roles) and choice)
 
 
 def feeds_of(graph: OpenedGraph, inputs: Inputs) -> dict[str, Array]:
@@ -237,9 +237,9 @@ def has_influence(
     ``before`` is the answer as it was, where it is known. Raises CandidateFailure where there is
     none, and when the process is lost.
     """
-    before = _answered(run, feeds) if before is None else before
+    before = _outputs(run, feeds) if before is None else before
     try:
-        after = _answered(run, {**feeds, role.name: _changed(role, feeds[role.name])})
+        after = _outputs(run, {**feeds, role.name: _changed(role, feeds[role.name])})
     except CandidateFailure as failure:
         if failure.violation.kind != "raised":
             raise
@@ -247,46 +247,46 @@ def has_influence(
     return any(not _same(after[name], before[name]) for name in before)
 
 
-def _answered(run: Run, feeds: Feeds) -> Mapping[str, Array]:
-    found: Mapping[str, Array] = guarded(run, (feeds,), {})
-    return found
+def _outputs(run: Run, feeds: Feeds) -> Mapping[str, Array]:
+    outputs: Mapping[str, Array] = guarded(run, (feeds,), {})
+    return outputs
 
 
 def _may_change(graph: OpenedGraph, role: Role, feeds: Feeds) -> bool:
     """Not what the user said to be a constant, nor what is empty."""
-    told = graph.declaration.inputs.get(role.name, {}).get("role") == "constant"
-    return not told and bool(feeds[role.name].size)
+    is_constant = graph.declaration.inputs.get(role.name, {}).get("role") == "constant"
+    return not is_constant and bool(feeds[role.name].size)
 
 
-def _changed(role: Role, given: Array) -> Array:
+def _changed(role: Role, value: Array) -> Array:
     """Another value that an input may have: tokens drawn anew, a mask that hides more."""
     if role.role == "lengths":
-        return np.ones_like(given)
+        return np.ones_like(value)
     if role.role in MASK_ROLES and role.role != "bias":
-        hidden = given.copy()
+        hidden = value.copy()
         if "K" in role.axes:
-            index = [slice(None)] * given.ndim
+            index = [slice(None)] * value.ndim
             index[role.axes.index("K")] = slice(0, 1)
             hidden[tuple(index)] = _HIDES[role.role]
         else:
             hidden[...] = _HIDES[role.role]
         return hidden
-    if given.dtype == np.bool_:
-        return ~given
-    if np.issubdtype(given.dtype, np.integer):
-        larger: Array = given + np.ones_like(given)
+    if value.dtype == np.bool_:
+        return ~value
+    if np.issubdtype(value.dtype, np.integer):
+        larger: Array = value + np.ones_like(value)
         return larger
-    drawn: Array = np.asarray(np.random.default_rng(given.size).standard_normal(given.shape))
-    other: Array = (drawn if role.role in TENSOR_ROLES else given + drawn).astype(given.dtype)
+    drawn: Array = np.asarray(np.random.default_rng(value.size).standard_normal(value.shape))
+    other: Array = (drawn if role.role in TENSOR_ROLES else value + drawn).astype(value.dtype)
     return other
 
 
-def _same(one: Array, other: Array) -> bool:
-    return np.array_equal(one, other, equal_nan=np.issubdtype(one.dtype, np.floating))
+def _same(first: Array, second: Array) -> bool:
+    return np.array_equal(first, second, equal_nan=np.issubdtype(first.dtype, np.floating))
 
 
 def _without_influence(idle: Sequence[Role]) -> Violation:
-    told = " or ".join(f"{role.name!r} ({role.role})" for role in idle)
+    listed = " or ".join(f"{role.name!r} ({role.role})" for role in idle)
     return Violation(
-        kind="value", message=f"changing the input {told} changes no output", got=idle[0].name
+        kind="value", message=f"changing the input {listed} changes no output", got=idle[0].name
     )

@@ -63,8 +63,8 @@ def answer_at(subject: Subject, setting: Setting, inputs: Inputs, where: str) ->
     except RowWithoutKeysRefused:
         raise
     except CandidateFailure as failure:
-        told = f"{where} it gives no answer: {failure.violation.message}"
-        return dataclasses.replace(failure.violation, message=told)
+        message = f"{where} it gives no answer: {failure.violation.message}"
+        return dataclasses.replace(failure.violation, message=message)
 
 
 def agree(
@@ -94,11 +94,11 @@ def agree(
         agreement = compare(
             got, expected, wider, judged=judged & ~same, wording=wording, both_answers=True
         )
-    seen = judged & (expected.double().abs() > allowed)
+    nonzero = judged & (expected.double().abs() > allowed)
     violation = agreement.violation
     if violation is not None and agreement.kind == "finite":
         violation = _not_finite(violation, expected, got, wording, names)
-    return Finding(binding=bool(seen.any()), margin=agreement.margin, violation=violation)
+    return Finding(binding=bool(nonzero.any()), margin=agreement.margin, violation=violation)
 
 
 def _not_finite(
@@ -106,10 +106,10 @@ def _not_finite(
 ) -> Violation:
     """Which of the two answers is finite, and which is not."""
     place = tuple(violation.where)
-    one, other = float(expected[place]), float(got[place])
-    where = ", ".join(f"{axis} {at}" for axis, at in zip(AXES[got.dim()], place, strict=True))
-    message = f"{wording} at {where}: {names[0]} gives {one:.9g}, {names[1]} {other:.9g}"
-    return dataclasses.replace(violation, message=message, expected=one, got=other)
+    first, second = float(expected[place]), float(got[place])
+    where = ", ".join(f"{axis} {index}" for axis, index in zip(AXES[got.dim()], place, strict=True))
+    message = f"{wording} at {where}: {names[0]} gives {first:.9g}, {names[1]} {second:.9g}"
+    return dataclasses.replace(violation, message=message, expected=first, got=second)
 
 
 def allowance(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -117,9 +117,9 @@ def allowance(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
     All rows but those whose numbers a right computation may fail to represent.
     """
-    known, bound, judged = subject.frame(inputs)
+    golden_output, bound, judged = subject.frame(inputs)
     judged = judged.expand(bound.shape)
-    if known is not None:
+    if golden_output is not None:
         judged = subject.golden(inputs).representable.expand(bound.shape)
     else:
         judged = torch.ones_like(judged)
@@ -160,8 +160,8 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     lacking = graph_of(subject.candidate).lacking
     if lacking:
-        told = f"the source takes {', '.join(lacking)}, which the graph has no input for"
-        return violated("file", told)
+        message = f"the source takes {', '.join(lacking)}, which the graph has no input for"
+        return violated("file", message)
     expected = source_answer(subject, inputs)
     if expected is None:  # nothing to compare with: the module itself refuses
         return Finding(binding=False)

@@ -22,11 +22,11 @@ from ..problems.space import Space
 from .judging import all_of, identical
 from .judging_gradients import (
     GradientRun,
-    asked_inputs,
     axes_of,
     cannot_be_judged,
     first_wrong,
     gradient_bounds,
+    inputs_for_gradients,
     largest_everywhere,
     output_gradient,
     records_gradients,
@@ -45,11 +45,11 @@ from .shape import (
 from .subject import Subject
 
 PLAIN = Space(mask="maybe", causal="maybe", values=LIVELY, share=0.15)
-# What a sum, a transpose or a slice behind the answer hands back.
-RETURNED = ("of a sum", *STRIDED)
-GIVEN = (*STRIDED, "mixed", "expanded")
-# So many of them are asked of each problem.
-LAYOUTS_ASKED = 3
+# How the gradient that a sum, a transpose or a slice of the answer hands back lies in memory.
+GRADIENT_LAYOUTS = ("of a sum", *STRIDED)
+INPUT_LAYOUTS = (*STRIDED, "mixed", "expanded")
+# How many of them each problem tries.
+LAYOUTS_TRIED = 3
 
 
 @clause(
@@ -67,48 +67,48 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
-    drawn = torch.randint(len(RETURNED) * len(GIVEN), (1,), generator=generator_for(problem, 38))
-    start, chosen = divmod(int(drawn), len(RETURNED))
-    returned = RETURNED[chosen]
+    count = len(GRADIENT_LAYOUTS) * len(INPUT_LAYOUTS)
+    drawn = torch.randint(count, (1,), generator=generator_for(problem, 38))
+    start, chosen = divmod(int(drawn), len(GRADIENT_LAYOUTS))
+    returned = GRADIENT_LAYOUTS[chosen]
     upstream = output_gradient(subject, problem, inputs)
     if returned == "of a sum":
         upstream = torch.ones_like(upstream)
-    first = _asked(subject, inputs, upstream)
+    first = _gradient_run(subject, inputs, upstream)
     taped = subject.gradients.tape(inputs)
-    told = f"a gradient of the answer that is not contiguous ({returned}) changes that of {{}}"
-    findings = [same_gradients(subject, first, _pulled(taped, upstream, returned), told)]
+    other = _gradients_in_layout(taped, upstream, returned)
+    wording = f"a gradient of the answer that is not contiguous ({returned}) changes that of {{}}"
+    findings = [same_gradients(subject, first, other, wording)]
     apart = not inputs.batched or not inputs.head_layout.is_own  # no axis holds the items alone
-    layouts = [layout for layout in GIVEN if layout != "expanded" or not apart]
-    for number in range(start, start + LAYOUTS_ASKED):
+    layouts = [layout for layout in INPUT_LAYOUTS if layout != "expanded" or not apart]
+    for number in range(start, start + LAYOUTS_TRIED):
         layout = layouts[number % len(layouts)]
-        asked = _of_equal_items(subject, first) if layout == "expanded" else first
+        run = _of_equal_items(subject, first) if layout == "expanded" else first
         # A mask is one tensor, which cannot lie in several ways at once.
         of_mask = STRIDED[0] if layout in ("mixed", "expanded") else layout
-        laid_out = asked.inputs.replace(layout=layout, mask_layout=of_mask)
+        laid_out = run.inputs.replace(layout=layout, mask_layout=of_mask)
         if not subject.answers(laid_out):
             continue  # another clause's matter
-        other = subject.gradients.tape(laid_out)
-        told = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
-        findings.append(same_gradients(subject, asked, other.pull(upstream), told))
+        taped = subject.gradients.tape(laid_out)
+        wording = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
+        findings.append(same_gradients(subject, run, taped.pull(upstream), wording))
     return all_of(findings)
 
 
-def _of_equal_items(subject: Subject, asked: GradientRun) -> GradientRun:
+def _of_equal_items(subject: Subject, run: GradientRun) -> GradientRun:
     """Gradients for items that are all the first one, which a stride of zero can hold."""
-    inputs = asked.inputs
-
-    equal = inputs.map_tokens(lambda tokens: tokens[:1].expand(tokens.shape).contiguous())
-    return _asked(subject, equal, asked.upstream)
+    equal = run.inputs.map_tokens(lambda tokens: tokens[:1].expand(tokens.shape).contiguous())
+    return _gradient_run(subject, equal, run.upstream)
 
 
-def _asked(subject: Subject, inputs: Inputs, upstream: Tensor) -> GradientRun:
+def _gradient_run(subject: Subject, inputs: Inputs, upstream: Tensor) -> GradientRun:
     taped = subject.gradients.tape(inputs)
     return GradientRun(
-        inputs=inputs, upstream=upstream, found=subject.gradients.pull(taped, upstream)
+        inputs=inputs, upstream=upstream, gradients=subject.gradients.pull(taped, upstream)
     )
 
 
-def _pulled(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
+def _gradients_in_layout(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
     """The gradients for an output gradient that lies in memory in some way."""
     plain = as_returned(upstream, taped)
     if layout == "of a sum":
@@ -140,31 +140,31 @@ def shared(subject: Subject, problem: Problem) -> Finding:
         query = key
     copies = inputs.with_tokens(query=query, key=key, value=key)
     taped = subject.gradients.tape(copies.replace(shared=True))
-    given = zip(INPUT_NAMES["separate"], taped.given[0], strict=True)
-    names = [name for name, tensor in given if tensor is taped.given[0][-1]]
+    positional = zip(INPUT_NAMES["separate"], taped.given[0], strict=True)
+    names = [name for name, tensor in positional if tensor is taped.given[0][-1]]
     if len(names) == 1:  # another view of each is handed over
         return Finding(binding=False, inapplicable="its inputs cannot be one object")
     upstream = output_gradient(subject, problem, copies)
-    apart = _asked(subject, copies, upstream)
+    apart = _gradient_run(subject, copies, upstream)
     bounds = gradient_bounds(subject, apart)
     if not bounds:
         return Finding(binding=False)
-    arrived = taped.pull(upstream).found["value"]
-    parts = [apart.found.found[name].double() for name in names]
+    gradient = taped.pull(upstream).found["value"]
+    parts = [apart.gradients.found[name].double() for name in names]
     summed = torch.stack(parts).sum(0)
     sizes = torch.stack(parts).abs().sum(0)
     rounding = len(parts) * torch.finfo(key.dtype).eps * sizes
     allowed = 2.0 * torch.stack([bounds[name] for name in names]).sum(0) + rounding
     agreement = compare(
-        arrived,
+        gradient,
         summed,
         largest_everywhere(allowed),
         wording=f"one tensor that is {' and '.join(names)} does not get the sum of their gradients",
         both_answers=True,
         axes=axes_of("key", copies),
     )
-    told = moves(summed, summed - apart.found.found["key"].double(), allowed)
-    return Finding.of(agreement, binding=told)
+    binding = moves(summed, summed - apart.gradients.found["key"].double(), allowed)
+    return Finding.of(agreement, binding=binding)
 
 
 def _several_inputs(candidate: Candidate) -> str:
@@ -187,14 +187,14 @@ def alone(subject: Subject, problem: Problem) -> Finding:
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    first = _asked(subject, inputs, upstream)
+    first = _gradient_run(subject, inputs, upstream)
     wording = "the gradient of {} is another when no other input requires one"
     findings = []
     for number in range(len(subject.declaration.positional)):
-        one = subject.gradients.tape(inputs, names=(f"input {number}",))
-        found = subject.gradients.pull(one, upstream)
-        findings.append(same_gradients(subject, first, found, wording))
-    return next((each for each in findings if each.violation is not None), findings[0])
+        taped = subject.gradients.tape(inputs, names=(f"input {number}",))
+        gradients = subject.gradients.pull(taped, upstream)
+        findings.append(same_gradients(subject, first, gradients, wording))
+    return next((finding for finding in findings if finding.violation is not None), findings[0])
 
 
 @clause(
@@ -212,7 +212,7 @@ def interleaved(subject: Subject, problem: Problem) -> Finding:
     if cannot_be_judged(subject, inputs) or cannot_be_judged(subject, later):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    first = _asked(subject, inputs, upstream)
+    first = _gradient_run(subject, inputs, upstream)
     forward = subject.forward(inputs)
     earlier = subject.gradients.tape(inputs, forward=forward)
     subject.gradients.tape(later, forward=forward)
@@ -235,8 +235,8 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs)
-    found = subject.gradients.pull(taped, upstream, again=True)
-    first = GradientRun(inputs=inputs, upstream=upstream, found=found)
+    gradients = subject.gradients.pull(taped, upstream, again=True)
+    first = GradientRun(inputs=inputs, upstream=upstream, gradients=gradients)
     wording = "a second backward pass through one history changes the gradient of {}"
     return same_gradients(subject, first, taped.pull(upstream, again=True), wording)
 
@@ -258,13 +258,13 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
     forward, leaves = build_with_leaves(subject.candidate, inputs)
     once = _accumulated(subject, inputs, forward, upstream)
     both = dataclasses.replace(once, weights=leaves)
-    first = GradientRun(inputs=inputs, upstream=upstream, found=_arrived(both))
-    again = subject.gradients.tape(inputs, forward=forward, given=once.given)
+    first = GradientRun(inputs=inputs, upstream=upstream, gradients=_gradients_of_leaves(both))
+    again = subject.gradients.tape(inputs, forward=forward, call_arguments=once.given)
     again.backward(as_returned(upstream, again))
-    second = _arrived(both)
+    second = _gradients_of_leaves(both)
     wording = "two backward passes do not add up to twice the gradient of {}"
     finding = same_gradients(subject, first, second, wording, factor=2.0)
-    some = any(bool(tensor.any()) for tensor in first.found.found.values())
+    some = any(bool(tensor.any()) for tensor in first.gradients.found.values())
     return finding.only_if(some)
 
 
@@ -275,7 +275,7 @@ def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: T
     return taped
 
 
-def _arrived(taped: Taped) -> Gradients:
+def _gradients_of_leaves(taped: Taped) -> Gradients:
     """What the leaves hold by now, copied."""
     held = (None if leaf.grad is None else leaf.grad.clone() for leaf in taped.asking)
     return taped.gather(tuple(held))
@@ -292,7 +292,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     """Every tensor that the backward pass could reach, bit for bit with what lies beside it."""
     inputs = with_full_rows(subject, problem).replace(layout="between-canaries")
     upstream = output_gradient(subject, problem, inputs)
-    taped = subject.gradients.tape(inputs, given=arguments(inputs))
+    taped = subject.gradients.tape(inputs, call_arguments=arguments(inputs))
     gradient = as_returned(upstream, taped).clone()
     held = dict(zip(subject.declaration.positional, taped.given[0], strict=False))
     held |= {name: each for name, each in taped.given[1].items() if isinstance(each, Tensor)}
@@ -326,20 +326,20 @@ def _sizes_are_free(candidate: Candidate) -> str:
 )
 def no_queries(subject: Subject, problem: Problem) -> Finding:
     """No queries (no tokens at all where query and key are one), or an empty batch."""
-    drawn = asked_inputs(subject, problem)
+    drawn = inputs_for_gradients(subject, problem)
     by_batch = bool(without_length(subject.candidate)) or (
         problem.seed % 2 == 1 and not without_batch(subject.candidate)
     )
     inputs = without_items(drawn) if by_batch else without_queries(subject.candidate, drawn)
     if not subject.answers(inputs):
-        told = "it does not answer without queries"  # whether it must is another clause's matter
-        return Finding(binding=False, inapplicable=told)
+        reason = "it does not answer without queries"  # whether it must is another clause's matter
+        return Finding(binding=False, inapplicable=reason)
     nothing = torch.zeros(inputs.output_shape, dtype=inputs.query.dtype)
     try:
-        found = subject.gradients.of(inputs, nothing)
+        gradients = subject.gradients.of(inputs, nothing)
     except CandidateFailure as failure:
         if failure.violation.kind == "type":
             return Finding()  # an answer without elements need have no history
         raise
     wording = "without queries {} gets a gradient"
-    return Finding(violation=first_wrong(found.found, torch.zeros_like, inputs, wording))
+    return Finding(violation=first_wrong(gradients.found, torch.zeros_like, inputs, wording))

@@ -23,11 +23,11 @@ from .judging_gradients import (
     GradientRun,
     axes_of,
     cannot_be_judged,
+    described,
     gradient_bounds,
     measured_bounds,
     output_gradient,
     records_gradients,
-    spoken,
     with_full_rows,
 )
 from .registry import Finding, clause
@@ -61,13 +61,14 @@ def check(subject: Subject, problem: Problem) -> Finding:
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    found = subject.gradients.pull(subject.gradients.tape(inputs), upstream)
-    bounds = gradient_bounds(subject, GradientRun(inputs=inputs, upstream=upstream, found=found))
+    gradients = subject.gradients.pull(subject.gradients.tape(inputs), upstream)
+    run = GradientRun(inputs=inputs, upstream=upstream, gradients=gradients)
+    bounds = gradient_bounds(subject, run)
     if not bounds:
         return Finding(binding=False)
     line = _line(inputs, problem)
-    names = [name for name in found.found if name in line]
-    slope = sum(float((found.found[n].double() * line[n]).sum()) for n in names)
+    names = [name for name in gradients.found if name in line]
+    slope = sum(float((gradients.found[n].double() * line[n]).sum()) for n in names)
     rounding = sum(float((bounds[n] * line[n].abs()).sum()) for n in names)
     measured, error = _measured_slope(subject, inputs, upstream, line)
     allowed = rounding + error
@@ -185,16 +186,16 @@ def double_backward(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     line = _line(inputs, problem)
-    found = _second(subject, inputs, upstream, line)
-    known = second_gradients(subject.oracle, inputs, upstream, line)
+    computed = _second(subject, inputs, upstream, line)
+    golden_gradients = second_gradients(subject.oracle, inputs, upstream, line)
     allowed = measured_bounds(
-        subject, inputs, found, lambda moved: _second(subject, moved, upstream, line)
+        subject, inputs, computed, lambda moved: _second(subject, moved, upstream, line)
     )
     binding, margin, violation = False, 0.0, None
-    for name, expected in known.items():
-        wording = f"the second gradient of {spoken(name)} is wrong"
+    for name, expected in golden_gradients.items():
+        wording = f"the second gradient of {described(name)} is wrong"
         agreement = compare(
-            found[name], expected, allowed[name], wording=wording, axes=axes_of(name, inputs)
+            computed[name], expected, allowed[name], wording=wording, axes=axes_of(name, inputs)
         )
         margin = max(margin, agreement.margin)
         violation = violation or agreement.violation

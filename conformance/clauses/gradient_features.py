@@ -21,11 +21,11 @@ from ..problems.space import EVERY_OPTION, OPTIONS, Space, admits_lengths, can_c
 from .caches import can_cache, last_queries, with_cache
 from .judging_gradients import (
     cannot_be_judged,
+    compare_gradients,
     drawn_gradients_match,
     has_empty_rows,
     has_golden_gradients,
     judged_rows,
-    matches_known_gradients,
     output_gradient,
     promised_gradients,
     with_full_rows,
@@ -130,18 +130,18 @@ def weights(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False, inapplicable="the returned weights carry no gradient")
     nothing, none = torch.zeros_like(upstream), torch.zeros_like(of_weights)
     if mode == "weights":
-        asked, found = (nothing, of_weights), taped.pull(None, of_weights=of_weights)
+        upstreams, gradients = (nothing, of_weights), taped.pull(None, of_weights=of_weights)
     elif mode == "answer":
-        asked, found = (upstream, none), taped.pull(upstream)
+        upstreams, gradients = (upstream, none), taped.pull(upstream)
     else:
-        asked, found = (upstream, of_weights), taped.pull(upstream, of_weights=of_weights)
+        upstreams, gradients = (upstream, of_weights), taped.pull(upstream, of_weights=of_weights)
     oracle = subject.gradients.oracle
-    known = oracle.beside_weights(inputs, *asked)
+    expected = oracle.beside_weights(inputs, *upstreams)
     other = oracle.beside_weights(
-        inputs, nothing if mode == "both" else asked[0] / 2.0, asked[1] / 2.0
+        inputs, nothing if mode == "both" else upstreams[0] / 2.0, upstreams[1] / 2.0
     )
-    finding = matches_known_gradients(subject, inputs, known, promised_gradients(subject, found))
-    return dataclasses.replace(finding, binding=_told_apart(known, other))
+    finding = compare_gradients(subject, inputs, expected, promised_gradients(subject, gradients))
+    return dataclasses.replace(finding, binding=_differs(expected, other))
 
 
 def _drops_plainly(candidate: Candidate) -> str:
@@ -184,22 +184,22 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     with forked_random(subject.device):
         torch.manual_seed(problem.seed)
         taped = subject.gradients.tape(inputs.replace(dropout=chance))
-        found = taped.pull(upstream)
-    kept, told = _kept(subject, inputs, taped.answer.output, 1.0 / (1.0 - chance))
+        gradients = taped.pull(upstream)
+    kept, reason = _kept(subject, inputs, taped.answer.output, 1.0 / (1.0 - chance))
     if kept is None:
-        return Finding(binding=False, inapplicable=told)
+        return Finding(binding=False, inapplicable=reason)
     oracle = subject.gradients.oracle
-    known = oracle.of_dropped(inputs, upstream, kept)
-    finding = matches_known_gradients(subject, inputs, known, found)
-    apart = _told_apart(known, oracle.answer(inputs, upstream))
+    expected = oracle.of_dropped(inputs, upstream, kept)
+    finding = compare_gradients(subject, inputs, expected, gradients)
+    apart = _differs(expected, oracle.answer(inputs, upstream))
     return finding.only_if(apart)
 
 
-def _told_apart(known: GradientAnswer, other: GradientAnswer) -> bool:
+def _differs(expected: GradientAnswer, other: GradientAnswer) -> bool:
     """Whether some gradient of another backward pass is beyond the bounds of the known ones."""
-    return known.representable and any(
-        moves(each.value, other.gradients[name].value, each.worst)
-        for name, each in known.gradients.items()
+    return expected.representable and any(
+        moves(gradient.value, other.gradients[name].value, gradient.worst)
+        for name, gradient in expected.gradients.items()
     )
 
 
@@ -236,16 +236,16 @@ def _kept(
     None where some weight is too small to tell; with a reason where one has become anything else,
     which is the matter of the clauses about answers.
     """
-    known = subject.golden(inputs)
-    values = known.core.value.double()
+    expected = subject.golden(inputs)
+    values = expected.core.value.double()
     inverse = torch.linalg.pinv(values)
     share = answer.double() @ inverse
-    reach = grown * known.bound.double() @ inverse.abs()
-    live = known.weights > 0.0
-    if bool((live & (known.weights * grown <= 4.0 * reach)).any()):
+    reach = grown * expected.bound.double() @ inverse.abs()
+    live = expected.weights > 0.0
+    if bool((live & (expected.weights * grown <= 4.0 * reach)).any()):
         return None, ""
-    kept = live & (share > known.weights * grown / 2.0)
-    far = (share - kept * known.weights * grown).abs() > 2.0 * reach
+    kept = live & (share > expected.weights * grown / 2.0)
+    far = (share - kept * expected.weights * grown).abs() > 2.0 * reach
     if bool((far | ~share.isfinite()).any()):
         return None, "its answers with dropout are not those of weights that were kept or dropped"
     return kept * grown, ""

@@ -21,7 +21,6 @@ from ..tolerance import model
 from .judging import finite_limit, matches_golden, read_heads, wide_range
 from .judging_gradients import (
     GradientRun,
-    asked_inputs,
     by_kv_head,
     cannot_be_judged,
     drawn_gradients_match,
@@ -29,6 +28,7 @@ from .judging_gradients import (
     has_empty_rows,
     has_golden_gradients,
     has_short_heads,
+    inputs_for_gradients,
     matches_golden_gradients,
     not_finite,
     output_gradient,
@@ -109,23 +109,25 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
 )
 def golden_options(subject: Subject, problem: Problem) -> Finding:
     """Systematically what is declared, together; queries without keys get no output gradient."""
-    return unless_refused_alone(subject, problem, lambda placed: _beside_answer(subject, placed))
+    return unless_refused_alone(
+        subject, problem, lambda placed: _gradients_and_answer(subject, placed)
+    )
 
 
-def _beside_answer(subject: Subject, problem: Problem) -> Finding:
+def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
     """The gradients, and the answer that they come from."""
-    inputs = asked_inputs(subject, problem, whole=True)
+    inputs = inputs_for_gradients(subject, problem, whole=True)
     if has_short_heads(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
-    judged = matches_golden_gradients(subject, inputs, upstream, found)
+    gradients = promised_gradients(subject, subject.gradients.of(inputs, upstream))
+    finding = matches_golden_gradients(subject, inputs, upstream, gradients)
     wording = "recorded, the answer is another"
-    answered = matches_golden(subject, inputs, wording, answer=found.output)
+    answer_finding = matches_golden(subject, inputs, wording, answer=gradients.output)
     return Finding(
-        binding=judged.binding,
-        margin=judged.margin,
-        violation=judged.violation or answered.violation,
+        binding=finding.binding,
+        margin=finding.margin,
+        violation=finding.violation or answer_finding.violation,
     )
 
 
@@ -160,16 +162,16 @@ def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    found = subject.gradients.pull(subject.gradients.tape(inputs, bias=True), upstream)
-    if "bias" in found.missing and "grad_bias" not in subject.declaration.features:
-        told = "no gradient reaches an additive mask, and none is promised"
-        return Finding(binding=False, inapplicable=told)
+    gradients = subject.gradients.pull(subject.gradients.tape(inputs, bias=True), upstream)
+    if "bias" in gradients.missing and "grad_bias" not in subject.declaration.features:
+        reason = "no gradient reaches an additive mask, and none is promised"
+        return Finding(binding=False, inapplicable=reason)
     if problem.seed % 2:
         alone = subject.gradients.tape(inputs, names=(), bias=True)
-        found = subject.gradients.pull(alone, upstream)
-    only = found.without(found.found.keys() - {"bias"})
-    finding = matches_golden_gradients(subject, inputs, upstream, only)
-    moved = inputs.geometry.key_length > 1 and bool(only.found["bias"].any())
+        gradients = subject.gradients.pull(alone, upstream)
+    bias_only = gradients.without(gradients.found.keys() - {"bias"})
+    finding = matches_golden_gradients(subject, inputs, upstream, bias_only)
+    moved = inputs.geometry.key_length > 1 and bool(bias_only.found["bias"].any())
     return finding.only_if(moved)
 
 
@@ -205,14 +207,14 @@ def masked_zero(subject: Subject, problem: Problem) -> Finding:
     junked = with_junk_to_differentiate(subject, problem, inputs, hidden, upstream)
     dirty = subject.gradients.of(junked, upstream)
     where = hidden[:, None, :].expand(-1, inputs.geometry.num_kv_heads, -1)
-    for found in (clean, dirty):
+    for gradients in (clean, dirty):
         wording = "the gradient of {} is not zero where no query that counts may attend it"
-        broken = exactly_zero(found, keys_of(inputs), where, inputs, wording)
+        broken = exactly_zero(gradients, keys_of(inputs), where, inputs, wording)
         if broken is not None:
             return Finding(violation=broken)
-    asked = GradientRun(inputs=inputs, upstream=upstream, found=clean)
+    run = GradientRun(inputs=inputs, upstream=upstream, gradients=clean)
     wording = "junk in keys that no query that counts may attend changes the gradient of {}"
-    return same_gradients(subject, asked, dirty, wording)
+    return same_gradients(subject, run, dirty, wording)
 
 
 def _all_but_the_last(keep: Tensor) -> Tensor:
@@ -274,12 +276,12 @@ def rows_are_finite(candidate: Candidate) -> str:
 )
 def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""
-    return gradients_beside_empty_rows(subject, problem)
+    return gradients_with_empty_rows(subject, problem)
 
 
-def gradients_beside_empty_rows(subject: Subject, problem: Problem) -> Finding:
+def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
     """Gradients through every row, those without keys among them: finite, and golden for zeros."""
-    inputs = asked_inputs(subject, problem)
+    inputs = inputs_for_gradients(subject, problem)
     empty = _empty_rows(subject, inputs)
     finite = subject.oracle.empty_rule(inputs) in FINITE_RULES
     if not finite or not bool(empty.any()) or has_short_heads(subject, inputs):
@@ -289,19 +291,21 @@ def gradients_beside_empty_rows(subject: Subject, problem: Problem) -> Finding:
     upstream = output_gradient(subject, problem, inputs)
     upstream = torch.where(empty, drawn.to(upstream.dtype), upstream)
     try:
-        found = subject.gradients.of(inputs, upstream)
+        gradients = subject.gradients.of(inputs, upstream)
     except CandidateFailure as failure:
         if bool(empty.all()) and failure.violation.kind == "type":
             return Finding()  # an answer of nothing but constants need have no history
         raise
-    broken = not_finite(found, inputs, "a query without keys leaves the gradient of {} not finite")
+    broken = not_finite(
+        gradients, inputs, "a query without keys leaves the gradient of {} not finite"
+    )
     if broken is not None:
         return Finding(violation=broken)
-    known = subject.candidate.golden_known and not has_golden_gradients(subject.candidate)
-    if not known or subject.oracle.empty_rule(inputs) != "zeros":
+    has_golden = subject.candidate.golden_known and not has_golden_gradients(subject.candidate)
+    if not has_golden or subject.oracle.empty_rule(inputs) != "zeros":
         return Finding()
-    judged = matches_golden_gradients(subject, inputs.replace(generic=False), upstream, found)
-    return dataclasses.replace(judged, binding=True)
+    finding = matches_golden_gradients(subject, inputs.replace(generic=False), upstream, gradients)
+    return dataclasses.replace(finding, binding=True)
 
 
 def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
@@ -328,7 +332,7 @@ def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
 )
 def causal(subject: Subject, problem: Problem) -> Finding:
     """The output gradient of a single row; the keys that it may not attend get exactly nothing."""
-    inputs = asked_inputs(subject, problem)
+    inputs = inputs_for_gradients(subject, problem)
     sizes = inputs.geometry
     allowed = inputs.allowed(subject.declaration.semantics)
     tables = allowed.flatten(0, 1)
@@ -341,13 +345,15 @@ def causal(subject: Subject, problem: Problem) -> Finding:
     row = int(barred[chosen])
     rows = (torch.arange(sizes.query_length) == row).unsqueeze(-1)
     upstream = output_gradient(subject, problem, inputs, rows)
-    seen = by_kv_head(allowed[:, :, row : row + 1], read_heads(subject, inputs), sizes.num_kv_heads)
+    attended = by_kv_head(
+        allowed[:, :, row : row + 1], read_heads(subject, inputs), sizes.num_kv_heads
+    )
     if not bool(upstream.any()) or has_short_heads(subject, inputs):
         return Finding(binding=False)
-    where = ~seen
+    where = ~attended
     if inputs.mode == "self":
         where = where & (torch.arange(sizes.key_length) != row)
-    found = subject.gradients.of(inputs, upstream)
+    gradients = subject.gradients.of(inputs, upstream)
     wording = f"the answer to query {row} gives a gradient to {{}}, which comes later,"
-    broken = exactly_zero(found, keys_of(inputs), where, inputs, wording)
+    broken = exactly_zero(gradients, keys_of(inputs), where, inputs, wording)
     return Finding(violation=broken)

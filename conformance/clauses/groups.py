@@ -170,7 +170,7 @@ def order(subject: Subject, problem: Problem) -> Finding:
     point, other = subject.declaration.semantics, _other_order(subject, inputs)
 
     def tiled() -> Tensor:
-        here, there = (subject.oracle.output(asked, other) for asked in (before, after))
+        here, there = (subject.oracle.output(call, other) for call in (before, after))
         return subject.oracle.output(after, point) + there - here
 
     return same_answer(

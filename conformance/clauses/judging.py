@@ -26,28 +26,30 @@ SIGNAL = 10.0
 SIGNAL_IN_BFLOAT16 = 4.0
 
 
-def has_signal(known: Golden, inputs: Inputs, bound: Tensor, judged: Tensor) -> bool:
+def has_signal(expected: Golden, inputs: Inputs, bound: Tensor, judged: Tensor) -> bool:
     """Zeros, the mean of the attended values, and the first key's value are all clearly wrong."""
     coarse = inputs.query.dtype == torch.bfloat16
     wide = (SIGNAL_IN_BFLOAT16 if coarse else SIGNAL) * bound
-    return all(moves(known.output, other, wide, judged) for other in _lazy_answers(known, inputs))
+    return all(
+        moves(expected.output, other, wide, judged) for other in _lazy_answers(expected, inputs)
+    )
 
 
-def _lazy_answers(known: Golden, inputs: Inputs) -> Iterator[Tensor]:
-    yield torch.zeros_like(known.output)
-    core = known.core
+def _lazy_answers(expected: Golden, inputs: Inputs) -> Iterator[Tensor]:
+    yield torch.zeros_like(expected.output)
+    core = expected.core
     if core.value.shape[-2] == 0:
         return
     counts = core.allowed.sum(dim=-1, keepdim=True).clamp_min(1)
-    yield through_output(known, inputs, (core.allowed.double() @ core.value) / counts)
-    yield through_output(known, inputs, core.value[..., :1, :].expand(core.output.shape))
+    yield through_output(expected, inputs, (core.allowed.double() @ core.value) / counts)
+    yield through_output(expected, inputs, core.value[..., :1, :].expand(core.output.shape))
 
 
-def through_output(known: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
+def through_output(expected: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
     """What the answer is when the heads return this: themselves, or behind a layer's projection."""
-    if isinstance(known.evaluation, golden.Attention):
+    if isinstance(expected.evaluation, golden.Attention):
         return heads
-    point = known.core.semantics
+    point = expected.core.semantics
     return golden.project_output(golden.merge_heads(heads, point), known_weights(inputs), point)
 
 
@@ -57,7 +59,7 @@ View = Callable[[Tensor], Tensor]
 Counterfactual = Inputs | golden.Semantics | Callable[[], Tensor]
 
 
-def as_given(tensor: Tensor) -> Tensor:
+def unchanged(tensor: Tensor) -> Tensor:
     """The view that changes nothing."""
     return tensor
 
@@ -78,15 +80,15 @@ def matches_golden(
     point. With ``signal`` answers that are no attention must be clearly wrong, too.
     """
     answer = subject.answer(inputs) if answer is None else answer
-    known = subject.golden(inputs)
-    judged = known.judged if judged is None else judged
-    agreement = compare(answer, known.output, known.bound, judged=judged, wording=wording)
+    expected = subject.golden(inputs)
+    judged = expected.judged if judged is None else judged
+    agreement = compare(answer, expected.output, expected.bound, judged=judged, wording=wording)
     binding = bool(judged.any())
     if binding and counterfactual is not None:
         other = golden_at(subject, inputs, counterfactual)
-        binding = moves(known.output, other, known.bound, judged)
+        binding = moves(expected.output, other, expected.bound, judged)
     if binding and signal:
-        binding = has_signal(known, inputs, known.bound, judged)
+        binding = has_signal(expected, inputs, expected.bound, judged)
     return Finding.of(agreement, binding=binding)
 
 
@@ -125,7 +127,7 @@ def same_answer(
     second: Inputs,
     wording: str,
     *,
-    view: View = as_given,
+    view: View = unchanged,
     judged: Tensor | None = None,
     counterfactual: Counterfactual | None = None,
 ) -> Finding:
@@ -136,11 +138,11 @@ def same_answer(
     ``counterfactual`` gives a golden output, seen like ``second``, which the example must be able
     to tell apart.
     """
-    one, two = subject.answer(first), subject.answer(second)
+    first_answer, second_answer = subject.answer(first), subject.answer(second)
     return relate(
         subject,
-        (first, one),
-        (second, two),
+        (first, first_answer),
+        (second, second_answer),
         wording,
         view=view,
         judged=judged,
@@ -154,26 +156,26 @@ def relate(
     second: tuple[Inputs, Tensor],
     wording: str,
     *,
-    view: View = as_given,
+    view: View = unchanged,
     judged: Tensor | None = None,
     counterfactual: Counterfactual | None = None,
 ) -> Finding:
     """Two answers at hand agree, as in :func:`same_answer`; each comes with its inputs."""
-    golden_one, bound_one, judged_one = subject.frame(first[0])
-    golden_two, bound_two, judged_two = subject.frame(second[0])
-    shape = bound_two.shape
-    rows = view(judged_one.expand(bound_one.shape)).expand(shape) & judged_two
+    first_golden, first_bound, first_judged = subject.frame(first[0])
+    second_golden, second_bound, second_judged = subject.frame(second[0])
+    shape = second_bound.shape
+    rows = view(first_judged.expand(first_bound.shape)).expand(shape) & second_judged
     judged = rows if judged is None else rows & judged
-    allowed = column(view(bound_one)) + column(bound_two)
-    if golden_one is not None and golden_two is not None:
-        allowed = allowed + torch.nan_to_num((view(golden_one) - golden_two).abs())
+    allowed = column(view(first_bound)) + column(second_bound)
+    if first_golden is not None and second_golden is not None:
+        allowed = allowed + torch.nan_to_num((view(first_golden) - second_golden).abs())
     agreement = compare(
         second[1], view(first[1]), allowed, judged=judged, wording=wording, both_answers=True
     )
     binding = bool(judged.any())
-    if binding and counterfactual is not None and golden_two is not None:
+    if binding and counterfactual is not None and second_golden is not None:
         other = golden_at(subject, second[0], counterfactual)
-        binding = moves(golden_two, other, allowed, judged)
+        binding = moves(second_golden, other, allowed, judged)
     violation = with_relation(
         agreement.violation, subject.recording, expected=[(first[1], view)], got=[(second[1], None)]
     )
@@ -201,7 +203,7 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
     )
 
 
-def still_says(answer: Answer) -> bool:
+def still_holds(answer: Answer) -> bool:
     """Whether the tensor that a candidate returned still holds what it held when it came."""
     if answer.returned is None or answer.kept is None:
         return True
@@ -269,7 +271,7 @@ def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]
     return reordered_items(inputs, only), lambda answer: answer[only]
 
 
-def knows_nan(candidate: Candidate) -> str:
+def can_hold_nan(candidate: Candidate) -> str:
     """Why what is not a number cannot be passed on, or ""."""
     precision = candidate.declaration.precision
     return f"the integers of its precision {precision} have no NaN" if precision else ""
@@ -373,7 +375,7 @@ def head_blocks(order: Tensor, size: int) -> Tensor:
 
 def permuted_heads_view(inputs: Inputs, order: Tensor) -> View:
     """How exchanging heads moves the answer: a core's heads move, a layer's output does not."""
-    return as_given if inputs.is_layer else (lambda answer: answer[:, order])
+    return unchanged if inputs.is_layer else (lambda answer: answer[:, order])
 
 
 def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Finding:
@@ -382,19 +384,19 @@ def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Find
     The weights are the output for values that are unit vectors, so the bound of the core for those
     values is the bound of the weights.
     """
-    known = subject.golden(inputs)
+    expected = subject.golden(inputs)
     bound = subject.oracle.weights_bound(inputs)
     if answer.weights is None:
         msg = "weights were asked for, so reading the answer found them"
         raise LookupError(msg)
-    judged = (~known.empty & known.representable_core).unsqueeze(-1)
+    judged = (~expected.empty & expected.representable_core).unsqueeze(-1)
     wording = "the returned weights are wrong"
     agreement = compare(
-        answer.weights, known.weights, bound, judged=judged, wording=wording, axes=WEIGHT_AXES
+        answer.weights, expected.weights, bound, judged=judged, wording=wording, axes=WEIGHT_AXES
     )
-    uniform = known.core.allowed.double()
+    uniform = expected.core.allowed.double()
     uniform = uniform / uniform.sum(dim=-1, keepdim=True).clamp_min(1.0)
-    binding = moves(known.weights, uniform, bound, judged)
+    binding = moves(expected.weights, uniform, bound, judged)
     return Finding.of(agreement, binding=binding)
 
 
@@ -411,36 +413,38 @@ def measures_golden(
     ``counterfactual`` is what the example must be able to tell apart: other inputs or another
     point. With ``signal`` answers that are no attention must be clearly wrong, too.
     """
-    known = subject.yardstick(inputs)
+    yardstick = subject.yardstick(inputs)
     answer = subject.answer(inputs)
-    found = explained(subject, inputs, answer, measure(known, answer, wording))
-    binding = bool(known.judged.any())
+    comparison = explained(subject, inputs, answer, measure(yardstick, answer, wording))
+    binding = bool(yardstick.judged.any())
     if binding and counterfactual is not None:
         other = golden_at(subject, inputs, counterfactual)
-        binding = moves(known.output, other, known.bound, known.judged)
+        binding = moves(yardstick.output, other, yardstick.bound, yardstick.judged)
     if binding and signal:
-        binding = has_signal(subject.golden(inputs), inputs, known.bound, known.judged)
-    return Finding.of(found, binding=binding)
+        binding = has_signal(subject.golden(inputs), inputs, yardstick.bound, yardstick.judged)
+    return Finding.of(comparison, binding=binding)
 
 
-def measure(known: Yardstick, answer: Tensor, wording: str) -> Comparison:
+def measure(yardstick: Yardstick, answer: Tensor, wording: str) -> Comparison:
     """Hold an answer against a yardstick."""
     return compare(
         answer,
-        known.output,
-        known.bound,
-        judged=known.judged,
+        yardstick.output,
+        yardstick.bound,
+        judged=yardstick.judged,
         wording=wording,
-        remainder=known.remainder,
+        remainder=yardstick.remainder,
     )
 
 
-def explained(subject: Subject, inputs: Inputs, answer: Tensor, found: Comparison) -> Comparison:
+def explained(
+    subject: Subject, inputs: Inputs, answer: Tensor, comparison: Comparison
+) -> Comparison:
     """A disagreement with the parts of its bound, and the scale that would explain it."""
-    if found.kind != "value":
-        return found
-    return found.replace(
-        parts=subject.oracle.shares(inputs, found.index),
+    if comparison.kind != "value":
+        return comparison
+    return comparison.replace(
+        parts=subject.oracle.shares(inputs, comparison.index),
         scale_error=fitted_scale_error(subject.oracle, inputs, answer),
     )
 
@@ -470,10 +474,10 @@ def as_alone(
     ``counterfactual`` gives a golden output for all rows, which the row must be able to tell apart.
     It does not bind where the row sees no key.
     """
-    found = _alone(subject, inputs, row)
-    if found is None:
+    lone_row = _alone(subject, inputs, row)
+    if lone_row is None:
         return Finding(binding=False)
-    alone, view, judged = found
+    alone, view, judged = lone_row
     return same_answer(
         subject,
         inputs,
@@ -487,10 +491,10 @@ def as_alone(
 
 def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Tensor] | None:
     """The question of one row, how its answer is seen in that of all, and the rows to judge."""
-    seen = _structure(subject, inputs)[row].nonzero().flatten()
-    if not len(seen):
+    visible = _structure(subject, inputs)[row].nonzero().flatten()
+    if not len(visible):
         return None
-    keys = slice(int(seen[0]), int(seen[-1]) + 1)
+    keys = slice(int(visible[0]), int(visible[-1]) + 1)
     # Where queries and keys are as many, the other queries of the window come along.
     rows = slice(row, row + 1) if can_cross(subject.candidate) else keys
     alone = inputs.with_tokens(
@@ -523,10 +527,10 @@ def _cut(mask: Tensor | None, rows: slice, keys: slice) -> Tensor | None:
 
 def all_of(findings: list[Finding]) -> Finding:
     """Several findings as one: the first violation, or the largest margin."""
-    broken = next((found for found in findings if found.violation is not None), None)
-    if broken is not None:
-        return broken
-    margins = [found.margin for found in findings if found.margin is not None]
+    failed = next((finding for finding in findings if finding.violation is not None), None)
+    if failed is not None:
+        return failed
+    margins = [finding.margin for finding in findings if finding.margin is not None]
     return Finding(
-        binding=any(found.binding for found in findings), margin=max(margins, default=None)
+        binding=any(finding.binding for finding in findings), margin=max(margins, default=None)
     )

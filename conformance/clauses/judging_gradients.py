@@ -40,7 +40,7 @@ TOKENS = {
         ("x", "token"),
     )
 }
-SPOKEN = {
+DESCRIPTIONS = {
     **{role: f"the {role} matrix" for role in "qkvo"},
     **{f"{role}_bias": f"the bias of {role}" for role in "qkvo"},
     "bias": "the additive mask",
@@ -71,7 +71,7 @@ def has_golden_gradients(candidate: Candidate) -> str:
     )
 
 
-def asked_inputs(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
+def inputs_for_gradients(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
     """The inputs of a problem without a cache and without sinks.
 
     ``whole`` keeps those of a core; what a layer has cached are heads, not the tokens that the
@@ -87,12 +87,12 @@ def with_full_rows(subject: Subject, problem: Problem, *, whole: bool = False) -
 
     What gradients a row without keys gives is the matter of a clause of its own.
     """
-    inputs = asked_inputs(subject, problem, whole=whole)
-    unasked = subject.declaration.always_causal
-    for fewer in ({"window": None}, {"window": None, "causal": unasked}):
+    inputs = inputs_for_gradients(subject, problem, whole=whole)
+    causal = subject.declaration.always_causal
+    for fewer in ({"window": None}, {"window": None, "causal": causal}):
         if not has_empty_rows(subject, inputs):
             return inputs
-        inputs = asked_inputs(subject, problem.replace(**fewer), whole=whole)
+        inputs = inputs_for_gradients(subject, problem.replace(**fewer), whole=whole)
     return inputs
 
 
@@ -158,71 +158,75 @@ def drawn_gradients_match(subject: Subject, problem: Problem, inputs: Inputs) ->
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
-    found = promised_gradients(subject, subject.gradients.of(inputs, upstream))
-    return matches_golden_gradients(subject, inputs, upstream, found)
+    gradients = promised_gradients(subject, subject.gradients.of(inputs, upstream))
+    return matches_golden_gradients(subject, inputs, upstream, gradients)
 
 
 def matches_golden_gradients(
-    subject: Subject, inputs: Inputs, upstream: Tensor, found: Gradients
+    subject: Subject, inputs: Inputs, upstream: Tensor, gradients: Gradients
 ) -> Finding:
     """Every gradient that was found is the golden one within its bound.
 
     On independent inputs their errors must have nothing in common, too. The example must tell
     gradients of half the size.
     """
-    known = subject.gradients.oracle.answer(inputs, upstream)
-    return matches_known_gradients(subject, inputs, known, found)
+    expected = subject.gradients.oracle.answer(inputs, upstream)
+    return compare_gradients(subject, inputs, expected, gradients)
 
 
-def matches_known_gradients(
-    subject: Subject, inputs: Inputs, known: GradientAnswer, found: Gradients
+def compare_gradients(
+    subject: Subject, inputs: Inputs, expected: GradientAnswer, gradients: Gradients
 ) -> Finding:
     """Every gradient that was found is a known one within its bound, in the same way."""
-    if not known.representable:
-        told = "its score_mod has no finite slope that torch can find" * known.without_slope
-        return Finding(binding=False, inapplicable=told)
+    if not expected.representable:
+        reason = "its score_mod has no finite slope that torch can find" * expected.without_slope
+        return Finding(binding=False, inapplicable=reason)
     generic = inputs.generic and subject.dtype != "float64"
     margin, binding, violation = 0.0, True, None
-    for name, gradient in _as_given(known.gradients, inputs).items():
-        if name not in found.found:
+    for name, gradient in _golden_by_argument(expected.gradients, inputs).items():
+        if name not in gradients.found:
             continue
         allowed = gradient.allowed(generic=generic)
-        wording = f"the gradient of {spoken(name)} is wrong"
-        if name in found.missing:
-            wording = f"no gradient reaches {spoken(name)}"
+        wording = f"the gradient of {described(name)} is wrong"
+        if name in gradients.missing:
+            wording = f"no gradient reaches {described(name)}"
         agreement = compare(
-            found.found[name], gradient.value, allowed, wording=wording, axes=axes_of(name, inputs)
+            gradients.found[name],
+            gradient.value,
+            allowed,
+            wording=wording,
+            axes=axes_of(name, inputs),
         )
         margin = max(margin, agreement.margin)
         if name in ("query", "key", "value", "x", "context"):
             binding = binding and moves(gradient.value, gradient.value / 2.0, allowed)
         violation = violation or agreement.violation
         if violation is None and generic:
-            violation = _in_common(name, found.found[name], gradient)
+            violation = _in_common(name, gradients.found[name], gradient)
     return Finding(binding=binding, margin=margin, violation=violation)
 
 
-def promised_gradients(subject: Subject, found: Gradients) -> Gradients:
+def promised_gradients(subject: Subject, gradients: Gradients) -> Gradients:
     """Without those of weights, of a cache or of sinks where none flow and none are promised.
 
     A cache may be what earlier calls left behind, and sinks constants, from which nobody learns.
     """
     declared = subject.declaration
-    weights = {name for name in found.found if name not in _INPUTS}
+    weights = {name for name in gradients.found if name not in _INPUTS}
     for names, promised in (
         (weights, "grad_weights" in declared.features),
         (set(CACHED_NAMES), "gradients" in declared.declared_features),
         ({"sinks"}, "gradients" in declared.declared_features),
     ):
-        if not promised and names <= found.missing:
-            found = found.without(names)
-    return found
+        if not promised and names <= gradients.missing:
+            gradients = gradients.without(names)
+    return gradients
 
 
 _INPUTS = frozenset((*KEYWORD_LEAVES, *(name for names in INPUT_NAMES.values() for name in names)))
 
 
-def _as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
+def _golden_by_argument(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
     """The golden gradients of each tensor that is handed over, with errors that keys share."""
     length = inputs.geometry.key_length
     widened = {
@@ -255,9 +259,9 @@ def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
     )
 
 
-def spoken(name: str) -> str:
+def described(name: str) -> str:
     """What a gradient belongs to, in a sentence."""
-    return SPOKEN.get(name, name)
+    return DESCRIPTIONS.get(name, name)
 
 
 def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
@@ -282,32 +286,32 @@ def _in_common(name: str, got: Tensor, gradient: Gradient) -> Violation | None:
         if abs(each.scale_error) > each.scale_allowed:
             what = "a multiple of it" if kind == "factor" else "a scale of the logits"
             message = (
-                f"the errors of the gradient of {spoken(name)} fit {what} with a relative error "
+                f"the errors of the gradient of {described(name)} fit {what} with a relative error "
                 f"of {each.scale_error:+.3g} (allowed {each.scale_allowed:.3g})"
             )
             return Violation(kind="value", message=message, got=each.scale_error, expected=0.0)
     if fit.unexplained > 1.0:
         message = (
-            f"the errors of the gradient of {spoken(name)} are together larger than rounding makes "
-            f"them: {fit.unexplained:.3g} times their typical size"
+            f"the errors of the gradient of {described(name)} are together larger than rounding "
+            f"makes them: {fit.unexplained:.3g} times their typical size"
         )
         return Violation(kind="value", message=message, got=fit.unexplained, expected=1.0)
     return None
 
 
 def exactly_zero(
-    found: Gradients, names: tuple[str, ...], where: Tensor, inputs: Inputs, wording: str
+    gradients: Gradients, names: tuple[str, ...], where: Tensor, inputs: Inputs, wording: str
 ) -> Violation | None:
     """Require zero gradients at some tokens, bool ``[B, Hkv, L]``; ``wording`` holds ``{}``."""
     tokens = (where.all(dim=1) if inputs.is_layer else where).unsqueeze(-1)
-    chosen = {name: found.found[name] for name in names if name in found.found}
+    chosen = {name: gradients.found[name] for name in names if name in gradients.found}
     return first_wrong(chosen, torch.zeros_like, inputs, wording, judged=tokens)
 
 
-def not_finite(found: Gradients, inputs: Inputs, wording: str) -> Violation | None:
+def not_finite(gradients: Gradients, inputs: Inputs, wording: str) -> Violation | None:
     """The first gradient with a NaN or an infinity; ``wording`` holds ``{}``."""
     finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
-    return first_wrong(found.found, finite, inputs, wording)
+    return first_wrong(gradients.found, finite, inputs, wording)
 
 
 def first_wrong(
@@ -325,7 +329,7 @@ def first_wrong(
             expected(tensor),
             torch.zeros(tensor.shape, dtype=torch.float64),
             judged=judged,
-            wording=wording.format(spoken(name)),
+            wording=wording.format(described(name)),
             axes=axes_of(name, inputs),
         )
         if agreement.violation is not None:
@@ -338,10 +342,10 @@ def by_kv_head(allowed: Tensor, read: Tensor, num_kv_heads: int) -> Tensor:
 
     ``allowed [B, H, Lq, Lk]``; ``read [H]`` is the key/value head of each head.
     """
-    seen = allowed.any(dim=2)
-    merged = torch.zeros(seen.shape[0], num_kv_heads, seen.shape[-1], dtype=torch.bool)
+    attended = allowed.any(dim=2)
+    merged = torch.zeros(attended.shape[0], num_kv_heads, attended.shape[-1], dtype=torch.bool)
     for kv_head in range(num_kv_heads):
-        merged[:, kv_head] = seen[:, read == kv_head].any(dim=1)
+        merged[:, kv_head] = attended[:, read == kv_head].any(dim=1)
     return merged
 
 
@@ -351,7 +355,7 @@ class GradientRun:
 
     inputs: Inputs
     upstream: Tensor
-    found: Gradients
+    gradients: Gradients
 
 
 def same_gradients(
@@ -364,15 +368,15 @@ def same_gradients(
     bounds = gradient_bounds(subject, first)
     finding = Finding(binding=bool(bounds), margin=0.0)
     for name, tensor in second.found.items():
-        if name not in first.found.found or name not in bounds:
+        if name not in first.gradients.found or name not in bounds:
             continue
-        expected = factor * first.found.found[name].double()
+        expected = factor * first.gradients.found[name].double()
         allowed = largest_everywhere((1.0 + factor) * bounds[name])
         agreement = compare(
             tensor,
             expected,
             allowed,
-            wording=wording.format(spoken(name)),
+            wording=wording.format(described(name)),
             both_answers=True,
             axes=axes_of(name, first.inputs),
         )
@@ -395,7 +399,7 @@ def largest_everywhere(bound: Tensor) -> Tensor:
     return bound.amax().expand(bound.shape)
 
 
-def gradient_bounds(subject: Subject, asked: GradientRun) -> dict[str, Tensor]:
+def gradient_bounds(subject: Subject, run: GradientRun) -> dict[str, Tensor]:
     """How far each gradient may be from the exact one, by name.
 
     Measured where none is derived: how far the candidate's own gradients move when its inputs
@@ -403,32 +407,32 @@ def gradient_bounds(subject: Subject, asked: GradientRun) -> dict[str, Tensor]:
     """
     kind = subject.candidate.kind
     if subject.candidate.golden_known and not why_unknown(subject.declaration.semantics, kind):
-        known = subject.gradients.oracle.answer(asked.inputs, asked.upstream)
-        if not known.representable:
+        expected = subject.gradients.oracle.answer(run.inputs, run.upstream)
+        if not expected.representable:
             return {}
-        return {name: each.worst for name, each in known.gradients.items()}
+        return {name: each.worst for name, each in expected.gradients.items()}
     return measured_bounds(
         subject,
-        asked.inputs,
-        asked.found.found,
-        lambda inputs: subject.gradients.of(inputs, asked.upstream).found,
+        run.inputs,
+        run.gradients.found,
+        lambda inputs: subject.gradients.of(inputs, run.upstream).found,
     )
 
 
 def measured_bounds(
     subject: Subject,
     inputs: Inputs,
-    found: dict[str, Tensor],
+    gradients: dict[str, Tensor],
     again: Callable[[Inputs], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """How far gradients move with the last digit of the inputs; ``again`` computes them."""
     unit = torch.finfo(inputs.query.dtype).eps
     generator = torch.Generator().manual_seed(len(str(inputs.geometry)))
-    widest = dict.fromkeys(found, 0.0)
+    widest = dict.fromkeys(gradients, 0.0)
     with subject.recorded(None):
         for _ in range(SPREAD_CALLS):
             moved = again(nudged(inputs, generator))
-            for name, tensor in found.items():
+            for name, tensor in gradients.items():
                 if name in moved:
                     apart = _largest(moved[name].double() - tensor.double())
                     widest[name] = max(widest[name], apart)
@@ -438,7 +442,7 @@ def measured_bounds(
             model.SPREAD_FACTOR * (widest[name] + unit * _largest(tensor)),
             dtype=torch.float64,
         )
-        for name, tensor in found.items()
+        for name, tensor in gradients.items()
     }
 
 

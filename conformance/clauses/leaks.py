@@ -16,7 +16,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
-from .judging import column, knows_nan, narrow_range, wide_range
+from .judging import can_hold_nan, column, narrow_range, wide_range
 from .registry import Finding, clause
 from .subject import Subject
 
@@ -53,7 +53,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
     ),
     source="pytorch#101967; IMPLEMENTATIONS: 0 * NaN poisons almost everyone",
     space=LIVELY_MASK,
-    applies=(knows_nan,),
+    applies=(can_hold_nan,),
     explained=False,
 )
 def no_leak_nonfinite(subject: Subject, problem: Problem) -> Finding:
@@ -89,11 +89,11 @@ def unaffected(
     """
     dirty = with_junk(subject, problem, inputs, junk_keys, filler)
     judged = rows_apart(subject, inputs, junk_keys)
-    known, bound, alive = subject.frame(inputs)
+    golden_output, bound, alive = subject.frame(inputs)
     judged = judged & alive
     clean_answer = subject.answer(inputs)
-    told = "junk" if filler is None else str(filler)
-    wording = f"{told} in keys that a query may not attend changes its answer"
+    content = "junk" if filler is None else str(filler)
+    wording = f"{content} in keys that a query may not attend changes its answer"
     try:
         dirty_answer = subject.answer(dirty)
     except CandidateFailure as failure:
@@ -104,10 +104,10 @@ def unaffected(
         dirty_answer, clean_answer, allowed, judged=judged, wording=wording, both_answers=True
     )
     binding = bool((judged & junk_keys.any()).any())
-    if binding and known is not None and filler is None:
+    if binding and golden_output is not None and filler is None:
         free = dirty.without_mask() if counterfactual is None else counterfactual
         junked = free.with_tokens(query=dirty.query, key=dirty.key, value=dirty.value)
-        binding = moves(known, subject.oracle.output(junked), allowed, judged)
+        binding = moves(golden_output, subject.oracle.output(junked), allowed, judged)
     violation = with_relation(
         agreement.violation,
         subject.recording,

@@ -60,23 +60,23 @@ def some_rows_match(
     """
     apart = _rows_apart(subject)
     rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)
-    asked, changed = (
-        _of_rows(subject, one, rows) if apart else one for one in (inputs, counterfactual)
+    row_inputs, changed = (
+        _of_rows(subject, call, rows) if apart else call for call in (inputs, counterfactual)
     )
-    known = subject.golden(asked)
+    expected = subject.golden(row_inputs)
     agreement = compare(
         subject.answer(inputs).index_select(-2, rows),
-        known.output,
-        known.bound,
-        judged=known.judged,
+        expected.output,
+        expected.bound,
+        judged=expected.judged,
         wording=wording,
     )
     if agreement.kind:
         *head, row, channel = agreement.index
         agreement = agreement.replace(index=(*head, int(rows[row]), channel))
     other = subject.oracle.output(changed)
-    judged = known.judged & torch.isfinite(other)
-    binding = moves(known.output, other, known.bound, judged)
+    judged = expected.judged & torch.isfinite(other)
+    binding = moves(expected.output, other, expected.bound, judged)
     return Finding.of(agreement, binding=binding)
 
 
@@ -149,12 +149,16 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     inputs = materialise(longer, subject.candidate).replace(device=subject.device)
     oracle = Oracle(subject.declaration, subject.dtype)  # such tables are not worth remembering
-    known = oracle.answer(inputs)
+    expected = oracle.answer(inputs)
     wording = f"among {longer.geometry.key_length} keys the answer is wrong"
     agreement = compare(
-        subject.answer(inputs), known.output, known.bound, judged=known.judged, wording=wording
+        subject.answer(inputs),
+        expected.output,
+        expected.bound,
+        judged=expected.judged,
+        wording=wording,
     )
-    binding = agreement.kind != "" or _shows_the_end(oracle, inputs, known)
+    binding = agreement.kind != "" or _shows_the_end(oracle, inputs, expected)
     return Finding.of(agreement, binding=binding)
 
 
@@ -171,9 +175,9 @@ def _lengthened(subject: Subject, problem: Problem) -> Problem | None:
     return problem.replace(geometry=longer) if fits else None
 
 
-def _shows_the_end(oracle: Oracle, inputs: Inputs, known: Golden) -> bool:
+def _shows_the_end(oracle: Oracle, inputs: Inputs, expected: Golden) -> bool:
     """Whether the answer without the last eighth of the keys is another."""
     shorter = inputs.allowed(oracle.declaration.semantics).clone()
     shorter[..., -(shorter.shape[-1] // 8) :] = False
     other = oracle.output(inputs.replace(keep=shorter))
-    return moves(known.output, other, known.bound, known.judged & other.isfinite())
+    return moves(expected.output, other, expected.bound, expected.judged & other.isfinite())

@@ -238,10 +238,12 @@ def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, 
     declared = candidate.declaration
     options = [(form, shape) for form in declared.masks for shape in declared.shapes_of(form)]
     return [
-        (one, two)
-        for one in options
-        for two in options
-        if one[0] != two[0] and two[0] != "lengths" and _letters(one[1]) <= _letters(two[1])
+        (first, second)
+        for first in options
+        for second in options
+        if first[0] != second[0]
+        and second[0] != "lengths"
+        and _letters(first[1]) <= _letters(second[1])
     ]
 
 
@@ -294,8 +296,8 @@ def int_nonzero(subject: Subject, problem: Problem) -> Finding:
     numbers = torch.tensor(OTHER_NUMBERS).roll(problem.seed)
     pattern = numbers.repeat(math.ceil(mask.numel() / len(OTHER_NUMBERS)))[: mask.numel()]
     marked = mask * pattern.reshape(mask.shape).to(mask)
-    given = positional, {**keywords, "keep_int": marked}
-    answer = subject.ask(forward, given, inputs).output
+    call_arguments = positional, {**keywords, "keep_int": marked}
+    answer = subject.call_with(forward, call_arguments, inputs).output
     wording = f"a mask of {', '.join(map(str, OTHER_NUMBERS))} keeps other keys than one of ones"
     return relate(
         subject,
@@ -344,8 +346,8 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
     live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
     inputs, judged = single_key_inputs(drawn, live=live, target=target, low=low)
     fill = subject.declaration.semantics.replace(mask_operation="add", mask_fill=-target / 2)
-    known = subject.golden(inputs)
-    rows = known.judged if judged is None else known.judged & judged
+    expected = subject.golden(inputs)
+    rows = expected.judged if judged is None else expected.judged & judged
     return matches_golden(
         subject,
         inputs,

@@ -158,7 +158,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _spoken(inputs: Inputs) -> str:
+def _described(inputs: Inputs) -> str:
     """The dtypes of a call: ``query float16, key and value float32``."""
     tensors = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     return ", ".join(f"{name} {name_of(tensor.dtype)}" for name, tensor in tensors.items())
@@ -169,7 +169,7 @@ def _refused(subject: Subject, inputs: Inputs) -> Finding:
     if answer is None:
         return Finding()
     message = (
-        f"it declares mixed='refuse' but answers {_spoken(inputs)} in {name_of(answer.dtype)} "
+        f"it declares mixed='refuse' but answers {_described(inputs)} in {name_of(answer.dtype)} "
         "instead of raising"
     )
     return violated("not-raised", message)
@@ -180,7 +180,7 @@ def _of_another_dtype(
 ) -> Finding:
     names = " or ".join(dict.fromkeys(name_of(dtype) for dtype in expected))
     message = (
-        f"{_spoken(inputs)} are answered in {name_of(answer.dtype)} where {declared}: expected "
+        f"{_described(inputs)} are answered in {name_of(answer.dtype)} where {declared}: expected "
         f"{names}"
     )
     return violated("dtype", message, expected=names, got=name_of(answer.dtype))
@@ -192,15 +192,15 @@ def _right(subject: Subject, inputs: Inputs, answer: Tensor, *, cast: bool) -> F
     With ``cast`` for those that are cast to the query's dtype, or for any between both.
     """
     oracle = Oracle(subject.declaration, name_of(answer.dtype))
-    known = oracle.answer(inputs)
-    expected, bound = known.output, known.bound
+    golden_answer = oracle.answer(inputs)
+    expected, bound = golden_answer.output, golden_answer.bound
     # What the widest dtype holds is to be used, though the answer may be narrower.
     judged = Oracle(subject.declaration, name_of(promoted(inputs))).answer(inputs).judged
     if cast:
-        known = oracle.answer(_cast(inputs))
-        bound = known.bound + (known.output - expected).abs()
-        expected, judged = known.output, known.judged
-    wording = f"{_spoken(inputs)} give a wrong answer in {name_of(answer.dtype)}"
+        golden_answer = oracle.answer(_cast(inputs))
+        bound = golden_answer.bound + (golden_answer.output - expected).abs()
+        expected, judged = golden_answer.output, golden_answer.judged
+    wording = f"{_described(inputs)} give a wrong answer in {name_of(answer.dtype)}"
     agreement = compare(answer, expected, bound, judged=judged, wording=wording)
     return Finding.of(agreement, binding=bool(judged.any()))
 
@@ -255,17 +255,17 @@ def mask_dtype(subject: Subject, problem: Problem) -> Finding:
     inputs, common = subject.inputs(problem), COMMON[subject.dtype][problem.seed % 2]
     steps = _steps(inputs, problem.seed)
     wide = TORCH_DTYPES[WIDER[subject.dtype]]
-    asked = inputs.replace(bias=(steps + common).to(wide), generic=False)
-    answer = subject.answer_or_refusal(asked)
+    masked = inputs.replace(bias=(steps + common).to(wide), generic=False)
+    answer = subject.answer_or_refusal(masked)
     if answer is None:
         return Finding()
     plain = inputs.replace(bias=steps, generic=False)
-    known, bound = subject.golden(plain), _bound(subject, plain, asked)
+    expected, bound = subject.golden(plain), _bound(subject, plain, masked)
     wording = f"a {WIDER[subject.dtype]} mask is not added with its own values"
-    agreement = compare(answer, known.output, bound, judged=known.judged, wording=wording)
+    agreement = compare(answer, expected.output, bound, judged=expected.judged, wording=wording)
     rounded = (steps + common).to(inputs.query.dtype).double() - common
     lost = subject.oracle.output(inputs.replace(bias=rounded))
-    return Finding.of(agreement, binding=moves(known.output, lost, bound, known.judged))
+    return Finding.of(agreement, binding=moves(expected.output, lost, bound, expected.judged))
 
 
 def _without_wider(subject: Subject) -> str:
@@ -283,20 +283,20 @@ def _steps(inputs: Inputs, seed: int) -> Tensor:
     return STEP * torch.randint(0, STEPS, shape, generator=generator).double()
 
 
-def _bound(subject: Subject, plain: Inputs, asked: Inputs) -> Tensor:
+def _bound(subject: Subject, plain: Inputs, masked: Inputs) -> Tensor:
     """What computing may err by with the small steps, and with all that is large in the wide dtype.
 
     Their sum: scores may be stored in the narrow dtype before, not after, the mask is added.
     """
-    known = subject.golden(plain)
+    expected = subject.golden(plain)
     wide = WIDER[subject.dtype]
     contract = dataclasses.replace(
-        subject.oracle.contract(known.core.scale),
+        subject.oracle.contract(expected.core.scale),
         score_roundoff=0.0,
         accumulator_roundoff=model.UNIT_ROUNDOFF[wide],
         accumulator_underflow=model.UNDERFLOW[wide],
     )
-    return known.bound + subject.oracle.bound(asked, contract)
+    return expected.bound + subject.oracle.bound(masked, contract)
 
 
 AUTOCAST: Final = (torch.bfloat16, torch.float16)
@@ -341,21 +341,21 @@ def autocast(subject: Subject, problem: Problem) -> Finding:
         with torch.autocast(torch.device(subject.device).type, dtype=working):
             return forward(*positional, **keywords)
 
-    answer = subject.ask(within, arguments(inputs), inputs).output
+    answer = subject.call_with(within, arguments(inputs), inputs).output
     if answer.dtype not in (working, torch.float32):
         message = f"under autocast to {name_of(working)} the answer is in {name_of(answer.dtype)}"
         got = name_of(answer.dtype)
         return violated("dtype", message, got=got)
     oracle = _oracle(subject, working)
-    known = oracle.answer(inputs)
+    expected = oracle.answer(inputs)
     # Every tensor may be rounded on its way into a product.
-    contract = oracle.contract(known.core.scale)
+    contract = oracle.contract(expected.core.scale)
     contract = dataclasses.replace(contract, operand_roundoff=contract.unit_roundoff)
     bound = oracle.bound(inputs, contract)
     wording = f"under autocast to {name_of(working)} the answer is wrong"
-    agreement = compare(answer, known.output, bound, judged=known.judged, wording=wording)
+    agreement = compare(answer, expected.output, bound, judged=expected.judged, wording=wording)
     even = golden_at(subject, inputs, inputs.replace(scale=0.0))
-    return Finding.of(agreement, binding=moves(known.output, even, bound, known.judged))
+    return Finding.of(agreement, binding=moves(expected.output, even, bound, expected.judged))
 
 
 def _oracle(subject: Subject, working: torch.dtype) -> Oracle:

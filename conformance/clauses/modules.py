@@ -138,14 +138,16 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
         return violated("value", message, got=stays)
     wide = _in_float64(inputs)
     moved = guarded(copy.deepcopy(module).to, (torch.float64,), {}, "moving to float64")
-    known = Oracle(subject.declaration, "float64").answer(wide)
+    expected = Oracle(subject.declaration, "float64").answer(wide)
     answer = subject.call(moved, wide).output
     if answer.dtype != torch.float64:
         message = f"after .to(torch.float64) the output has dtype {answer.dtype}"
         return violated("dtype", message, got=str(answer.dtype))
     wording = "after .to(torch.float64) something still has another dtype: the answer is inexact"
-    agreement = compare(answer, known.output, known.bound, judged=known.judged, wording=wording)
-    if moves(known.output, answer, subject.golden(inputs).bound, known.judged):
+    agreement = compare(
+        answer, expected.output, expected.bound, judged=expected.judged, wording=wording
+    )
+    if moves(expected.output, answer, subject.golden(inputs).bound, expected.judged):
         # Wrong by more than the narrow dtype explains: another clause's mistake, not this one's.
         return Finding(binding=False)
     return Finding.of(agreement)
@@ -190,10 +192,10 @@ def train_agrees(subject: Subject, problem: Problem) -> Finding:
             if not identical(first, second):
                 return Finding(binding=False)
             wording = "in training mode, where nothing is dropped, the answer is another"
-            found = same_unless_identical(subject, (inputs, evaluated), (inputs, first), wording)
-            if found.violation is not None and _drops_after_all(subject, module, inputs, first):
+            finding = same_unless_identical(subject, (inputs, evaluated), (inputs, first), wording)
+            if finding.violation is not None and _drops_after_all(subject, module, inputs, first):
                 return Finding(binding=False)
-            return found
+            return finding
     finally:
         module.eval()
 
@@ -256,11 +258,11 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     violation = _judge(counts, slack, keys, probability)
     rows = counts[..., :1].numel() if counts.dim() == len("BHLD") else counts.numel()
-    seen = 2.0 * (1.0 - probability) ** (rows * keys) < model.DROPOUT_FALSE_ALARM
-    if violation is None and seen and rows >= ROWS_THAT_DIFFER and torch.equal(answer, again):
+    shows = 2.0 * (1.0 - probability) ** (rows * keys) < model.DROPOUT_FALSE_ALARM
+    if violation is None and shows and rows >= ROWS_THAT_DIFFER and torch.equal(answer, again):
         message = "two calls drop exactly the same weights: nothing is drawn anew"
         violation = Violation(kind="value", message=message)
-    return Finding(binding=seen, violation=violation)
+    return Finding(binding=shows, violation=violation)
 
 
 def equal_tokens(inputs: Inputs) -> Inputs:
@@ -275,13 +277,13 @@ def shares_of(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor |
 
     A core's channels must agree on it; a layer's are solved for through the output projection.
     """
-    known = subject.golden(plain)
+    expected = subject.golden(plain)
     if not plain.is_layer:
-        unit = known.output[..., :1, :]
+        unit = expected.output[..., :1, :]
         share = answer / unit
-        slack = model.DROPOUT_SLACK * known.bound / unit.abs() + torch.zeros_like(share)
+        slack = model.DROPOUT_SLACK * expected.bound / unit.abs() + torch.zeros_like(share)
         return share, slack
-    return _solved_shares(plain, known.core.value, known.bound, answer)
+    return _solved_shares(plain, expected.core.value, expected.bound, answer)
 
 
 def _solved_shares(

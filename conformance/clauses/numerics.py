@@ -18,9 +18,9 @@ from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths
 from ..tolerance import model
 from .judging import (
+    can_hold_nan,
     finite_limit,
     first_place,
-    knows_nan,
     logits_grow,
     measures_golden,
     through_output,
@@ -201,8 +201,8 @@ def accumulation(subject: Subject, problem: Problem) -> Finding:
     if problem.values == "long-products":
         inputs = _with_few_keys(subject, inputs)
     finding = measures_golden(subject, inputs, "a long sum is inexact", signal=False)
-    known = subject.yardstick(inputs)
-    binding = moves(known.output, _coarsely(subject, inputs), known.bound, known.judged)
+    yardstick = subject.yardstick(inputs)
+    binding = moves(yardstick.output, _coarsely(subject, inputs), yardstick.bound, yardstick.judged)
     return finding.only_if(binding)
 
 
@@ -217,8 +217,8 @@ def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
 
 def _coarsely(subject: Subject, inputs: Inputs) -> Tensor:
     """The answer of somebody who adds up in a coarse format."""
-    known = subject.golden(inputs)
-    core, working = known.core, TORCH_DTYPES[subject.dtype]
+    expected = subject.golden(inputs)
+    core, working = expected.core, TORCH_DTYPES[subject.dtype]
     coarse = COARSE[subject.dtype]
 
     def rounded(partial: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def _coarsely(subject: Subject, inputs: Inputs) -> Tensor:
     keys = core.key.transpose(-1, -2)
     moved = core.scale * (_added_up(core.query, keys, rounded) - core.query @ keys)
     weights = golden.softmax(core.logits + moved)
-    return through_output(known, inputs, _added_up(weights, core.value, rounded))
+    return through_output(expected, inputs, _added_up(weights, core.value, rounded))
 
 
 def _added_up(left: Tensor, right: Tensor, rounded: Round) -> Tensor:
@@ -252,16 +252,16 @@ WHERE: Final = ("query", "key", "value")
     ),
     source="pytorch#141128: a NaN query answered with zeros; IEEE 754-2019, section 6.2",
     space=Space(mask="maybe", causal="maybe", values=("normal",), share=0.25),
-    applies=(knows_nan,),
+    applies=(can_hold_nan,),
     explained=False,
 )
 def nan_shows(subject: Subject, problem: Problem) -> Finding:
     """One token of a query, a key or a value is NaN; every row that meets it is looked at."""
     inputs = subject.inputs(problem)
     role = WHERE[problem.seed % len(WHERE)]
-    known = subject.candidate.golden_known
+    has_golden = subject.candidate.golden_known
     allowed = inputs.allowed(subject.declaration.semantics)
-    allowed = subject.golden(inputs).core.allowed if known else allowed
+    allowed = subject.golden(inputs).core.allowed if has_golden else allowed
     length = inputs.geometry.query_length if role == "query" else inputs.geometry.key_length
     chosen = int(torch.randint(max(length, 1), (1,), generator=generator_for(problem, 42)))
     meeting = _meeting(inputs, allowed, role, chosen)

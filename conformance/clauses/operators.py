@@ -28,7 +28,7 @@ from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 # What each of opcheck's tests speaks of.
-TOLD: Final = {
+MEANINGS: Final = {
     "test_schema": "its schema does not say what it does to its arguments",
     "test_autograd_registration": "its gradients are not registered where torch looks for them",
     "test_faketensor": "its fake implementation (shapes without numbers) is missing or wrong",
@@ -55,21 +55,21 @@ _is_operator = requires(lambda c: c.declaration.operator, "no operator is declar
 def opcheck(subject: Subject, problem: Problem) -> Finding:
     """The arguments that the operator gets in a call of the candidate, checked by torch."""
     inputs = subject.inputs(problem)
-    found = _calls(subject, problem)
+    calls = _calls(subject, problem)
     name = subject.declaration.operator
-    if not found:
+    if not calls:
         message = f"a call never reaches the operator {name}, which it declares"
         return violated("not-called", message, expected=name)
-    overload, positional, named = found[0]
-    wants = "gradients" in subject.declaration.features
-    held = _held(overload, positional, named, wants=wants)
-    results = torch.library.opcheck(overload, *held, raise_exception=False)
-    wrong = {test: told for test, told in results.items() if told != SUCCESS}
+    overload, positional, named = calls[0]
+    with_gradients = "gradients" in subject.declaration.features
+    copies = _copied_arguments(overload, positional, named, with_gradients=with_gradients)
+    results = torch.library.opcheck(overload, *copies, raise_exception=False)
+    wrong = {test: result for test, result in results.items() if result != SUCCESS}
     if not wrong:
         return Finding()
-    test, told = next(iter(wrong.items()))
+    test, result = next(iter(wrong.items()))
     shapes = f"queries {list(inputs.query.shape)}"
-    message = f"{TOLD.get(test, test)} ({test}, {shapes}): {_line(told)}"
+    message = f"{MEANINGS.get(test, test)} ({test}, {shapes}): {_first_line(result)}"
     return violated("opcheck", printable(message), expected=SUCCESS, got=sorted(wrong))
 
 
@@ -79,7 +79,7 @@ def _calls(subject: Subject, problem: Problem) -> list[Called]:
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     for mode in (Calls(packet), DispatchedCalls(packet)):
-        subject.ask(_under(mode, forward), arguments(inputs), inputs)
+        subject.call_with(_under(mode, forward), arguments(inputs), inputs)
         if mode.calls:
             return mode.calls
     return []
@@ -95,8 +95,8 @@ def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
     return called
 
 
-def _held(
-    overload: Any, positional: tuple[Any, ...], named: dict[str, Any], *, wants: bool
+def _copied_arguments(
+    overload: Any, positional: tuple[Any, ...], named: dict[str, Any], *, with_gradients: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies of the arguments; those that gradients flow to ask for them."""
     written = written_arguments(overload)
@@ -105,8 +105,8 @@ def _held(
         if not isinstance(value, Tensor):
             return value
         copy = value.detach().clone()
-        asks = wants and copy.is_floating_point() and name not in written
-        return copy.requires_grad_(asks)
+        requires_grad = with_gradients and copy.is_floating_point() and name not in written
+        return copy.requires_grad_(requires_grad)
 
     names = argument_names(overload)
     return (
@@ -115,10 +115,10 @@ def _held(
     )
 
 
-def _line(told: Any) -> str:
+def _first_line(result: Any) -> str:
     """The first line that says something of an exception."""
-    lines = [line.strip() for line in str(told).splitlines() if line.strip()]
-    return f"{type(told).__name__}: {lines[0] if lines else ''}"
+    lines = [line.strip() for line in str(result).splitlines() if line.strip()]
+    return f"{type(result).__name__}: {lines[0] if lines else ''}"
 
 
 _EAGER: WeakKeyDictionary[Subject, Subject] = WeakKeyDictionary()
@@ -128,7 +128,7 @@ NOTHING = "torch.compile compiles nothing of it: every call runs as it is"
 _is_compiled = requires(lambda c: c.eager is not None, "it is not compiled (--compile)")
 
 
-def asked_eagerly(candidate: Candidate, slug: str) -> str:
+def left_to_eager(candidate: Candidate, slug: str) -> str:
     """Why a clause is left to the candidate as it is, before torch.compile, or ""."""
     if candidate.eager is None or slug in COMPILED_CLAUSES:
         return ""
@@ -150,10 +150,10 @@ def compiled_agrees(subject: Subject, problem: Problem) -> Finding:
     graphs = graphs_compiled()
     eager = _eager(subject).answer(inputs)
     wording = "compiled, it answers otherwise than as it is"
-    found = relate(subject, (inputs, eager), (inputs, answer), wording)
+    finding = relate(subject, (inputs, eager), (inputs, answer), wording)
     if not graphs:
-        return Finding(binding=False, inapplicable=NOTHING, violation=found.violation)
-    return found
+        return Finding(binding=False, inapplicable=NOTHING, violation=finding.violation)
+    return finding
 
 
 def _eager(subject: Subject) -> Subject:

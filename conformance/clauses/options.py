@@ -122,10 +122,10 @@ def _refuses_place(subject: Subject, problem: Problem) -> bool:
     masked = plain.replace(
         layout=IN_A_ROW, shared="", mask=problem.mask, mask_layout=problem.mask_layout
     )
-    for asked in (plain, masked):
-        apart = asked.replace(layout=IN_A_ROW, mask_layout=IN_A_ROW, shared="")
-        refused = asked != apart and not subject.answers(subject.inputs(asked))
-        if refused and subject.answers(subject.inputs(apart)):
+    for placed in (plain, masked):
+        contiguous = placed.replace(layout=IN_A_ROW, mask_layout=IN_A_ROW, shared="")
+        refused = placed != contiguous and not subject.answers(subject.inputs(placed))
+        if refused and subject.answers(subject.inputs(contiguous)):
             return True
     return False
 
@@ -136,16 +136,16 @@ def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: 
     other = lost[problem.seed % len(lost)] if lost else None
     wording = "an answer forgets one of the options that are given together"
     judged = matches_golden(subject, inputs, wording, answer=answer.output, counterfactual=other)
-    found = [judged]
+    findings = [judged]
     if inputs.return_weights:
-        found.append(are_golden_weights(subject, inputs, answer))
-    return all_of(found)
+        findings.append(are_golden_weights(subject, inputs, answer))
+    return all_of(findings)
 
 
 def _losses(inputs: Inputs) -> list[Inputs]:
     """Inputs with one of their options left out, each in turn."""
-    given = [name for name in OPTIONAL if getattr(inputs, name) is not None]
-    lost = [inputs.replace(**{name: None}) for name in given]
+    names = [name for name in OPTIONAL if getattr(inputs, name) is not None]
+    lost = [inputs.replace(**{name: None}) for name in names]
     lost += [inputs.without_mask()] if inputs.masked else []
     lost += [without_cache(inputs)] if inputs.past else []
     return lost + ([inputs.replace(causal=False)] if inputs.causal else [])

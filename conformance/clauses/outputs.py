@@ -54,7 +54,7 @@ def out_written(subject: Subject, problem: Problem) -> Finding:
     """A buffer of NaN before the call; the same answer as without a buffer after it."""
     inputs = subject.inputs(problem)
     plain = subject.answer(inputs)
-    written = _ask(subject, inputs, "contiguous")
+    written = _call_with_buffer(subject, inputs, "contiguous")
     if written.returned is not None and not _is_same(written.returned, written.buffer):
         return violated("type", "with out= another tensor is returned than the one that was given")
     output = written.answer.output
@@ -77,8 +77,8 @@ def out_written(subject: Subject, problem: Problem) -> Finding:
 def out_bounds(subject: Subject, problem: Problem) -> Finding:
     """A buffer between canaries, which stay what they were."""
     inputs = subject.inputs(problem)
-    written = _ask(subject, inputs, "between-canaries")
-    return _beside_untouched(written, inputs, "between-canaries") or Finding()
+    written = _call_with_buffer(subject, inputs, "between-canaries")
+    return _violation_around(written, inputs, "between-canaries") or Finding()
 
 
 @clause(
@@ -95,12 +95,12 @@ def out_strided(subject: Subject, problem: Problem) -> Finding:
     layout = GAPS[problem.seed % len(GAPS)]
     plain = subject.answer(inputs)
     try:
-        written = _ask(subject, inputs, layout)
+        written = _call_with_buffer(subject, inputs, layout)
     except CandidateFailure as failure:
         if failure.violation.kind == "raised":
             return Finding()
         raise
-    touched = _beside_untouched(written, inputs, layout)
+    touched = _violation_around(written, inputs, layout)
     if touched is not None:
         return touched
     wording = f"with an out= that is laid out as {layout} the answer is another"
@@ -120,30 +120,30 @@ def out_kept(subject: Subject, problem: Problem) -> Finding:
     """A call with a buffer, then one with another and one without any."""
     inputs = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
-    written = _ask(subject, inputs, "contiguous")
+    written = _call_with_buffer(subject, inputs, "contiguous")
     before = taken(written.buffer)
-    _ask(subject, other, "contiguous")
+    _call_with_buffer(subject, other, "contiguous")
     subject.answer(other)
     if identical(taken(written.buffer), before):
         return Finding()
     return violated("mutated", "a later call writes into the out= of an earlier one")
 
 
-def _ask(subject: Subject, inputs: Inputs, layout: str) -> _Written:
+def _call_with_buffer(subject: Subject, inputs: Inputs, layout: str) -> _Written:
     """One call with a buffer of NaN that lies in memory in some way."""
     buffer = _buffer(inputs, layout)
     positional, keywords = arguments(inputs)
     forward = subject.forward(inputs)
-    came: list[Any] = []
+    returned: list[Any] = []
 
-    def writing(*given: Any, **named: Any) -> Any:
-        came.append(forward(*given, **named))
+    def writing(*tensors: Any, **named: Any) -> Any:
+        returned.append(forward(*tensors, **named))
         return named["out"]
 
-    given = positional, {**keywords, "out": buffer}
-    answer = subject.ask(writing, given, inputs)
+    call_arguments = positional, {**keywords, "out": buffer}
+    answer = subject.call_with(writing, call_arguments, inputs)
     # The golden in the candidate's place (see ``control``) answers without being called.
-    return _Written(answer=answer, buffer=buffer, returned=came[-1] if came else None)
+    return _Written(answer=answer, buffer=buffer, returned=returned[-1] if returned else None)
 
 
 def _buffer(inputs: Inputs, layout: str) -> Tensor:
@@ -163,7 +163,7 @@ def _is_same(returned: Any, buffer: Tensor) -> bool:
     return returned.data_ptr() == buffer.data_ptr() and returned.shape == buffer.shape
 
 
-def _beside_untouched(written: _Written, inputs: Inputs, layout: str) -> Finding | None:
+def _violation_around(written: _Written, inputs: Inputs, layout: str) -> Finding | None:
     """A violation where the memory around or between the elements changed; None where not."""
     fresh = _buffer(inputs, layout)
     fresh.copy_(written.buffer)

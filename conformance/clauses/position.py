@@ -50,9 +50,9 @@ def alibi(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(_with_heads(subject, problem))
     wording = "linear biases are not what is declared"
     finding = measures_golden(subject, inputs, wording)
-    known = subject.yardstick(inputs)
-    far = ~((_otherwise(subject, inputs) - known.output).abs() <= known.bound)
-    shows = bool((far & known.judged).any())
+    yardstick = subject.yardstick(inputs)
+    far = ~((_otherwise(subject, inputs) - yardstick.output).abs() <= yardstick.bound)
+    shows = bool((far & yardstick.judged).any())
     return finding.only_if(shows)
 
 
@@ -205,12 +205,12 @@ def _can_show(subject: Subject, inputs: Inputs, orders: list[Tensor]) -> bool:
     """Whether some order moves the golden clearly: heads of size 1 have no channels to turn."""
     if subject.candidate.kind != "layer" or not subject.candidate.golden_known:
         return True
-    known = subject.golden(inputs)
+    expected = subject.golden(inputs)
     return any(
         moves(
-            known.output.index_select(-2, order),
+            expected.output.index_select(-2, order),
             subject.oracle.output(_reordered(inputs, order)),
-            CLEARLY * known.bound,
+            CLEARLY * expected.bound,
         )
         for order in orders
     )
@@ -302,8 +302,8 @@ def _few_of_a_crowd(inputs: Inputs) -> Inputs:
     keys = inputs.geometry.key_length
     if inputs.keep is None or inputs.mask_form not in KEY_FORMS or keys < CROWD[0]:
         return inputs
-    seen = torch.linspace(0, keys - 1, FEW).long()
-    keep = torch.zeros_like(inputs.keep).index_fill(-1, seen, value=True)
+    kept = torch.linspace(0, keys - 1, FEW).long()
+    keep = torch.zeros_like(inputs.keep).index_fill(-1, kept, value=True)
     return inputs.replace(keep=keep)
 
 

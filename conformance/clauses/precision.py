@@ -159,11 +159,11 @@ def typical_error(subject: Subject, problem: Problem) -> Finding:
 def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation | None]:
     """The fit, or else what kept it from being made if that is the candidate's fault."""
     inputs = subject.inputs(problem)
-    known, answer = subject.yardstick(inputs), subject.answer(inputs)
-    found = measure(known, answer, "the answer to independent inputs is wrong")
-    if found.kind == "finite":
-        return None, found.violation
-    return known.fit(answer), None
+    yardstick, answer = subject.yardstick(inputs), subject.answer(inputs)
+    comparison = measure(yardstick, answer, "the answer to independent inputs is wrong")
+    if comparison.kind == "finite":
+        return None, comparison.violation
+    return yardstick.fit(answer), None
 
 
 def _keeps_scores(candidate: Candidate) -> str:
@@ -197,11 +197,12 @@ def lifted_logits(subject: Subject, problem: Problem) -> Finding:
     if subject.declaration.accumulate not in (None, "float32", "float64"):
         return Finding(binding=False, inapplicable="it declares to add up in half precision")
     inputs = _lifted(subject, problem)
-    known, answer = subject.yardstick(inputs), subject.answer(inputs)
-    found = measure(known, answer, "the answer to lifted logits is wrong")
-    if found.kind == "finite":
-        return Finding(violation=found.violation)
-    fitted, coarse = known.sharp_fit(answer), known.sharp_fit(_coarsely_merged(subject, inputs))
+    yardstick, answer = subject.yardstick(inputs), subject.answer(inputs)
+    comparison = measure(yardstick, answer, "the answer to lifted logits is wrong")
+    if comparison.kind == "finite":
+        return Finding(violation=comparison.violation)
+    fitted = yardstick.sharp_fit(answer)
+    coarse = yardstick.sharp_fit(_coarsely_merged(subject, inputs))
     if fitted is None or coarse is None:
         return Finding(binding=False)
     (left, allowed), binding = fitted, coarse[0].unexplained > coarse[1]

@@ -61,20 +61,20 @@ def _reasons_of_space(space: Any) -> Iterator[str]:
         yield f"has the space {space!r:.60}: give a conformance.Space"
         return
     for name in ("mask", "causal", "finite_bias"):
-        yield from _strangers(name, [getattr(space, name)], get_args(Often))
-    yield from _strangers("forms", space.forms, (*MASK_FORMS, SEQUENCES))
-    yield from _strangers("values", space.values, RECIPES)
-    yield from _strangers("patterns", space.patterns, (*PATTERNS, *OF_SEQUENCES))
-    yield from _strangers("kinds", space.kinds, KINDS)
+        yield from _unknown_words(name, [getattr(space, name)], get_args(Often))
+    yield from _unknown_words("forms", space.forms, (*MASK_FORMS, SEQUENCES))
+    yield from _unknown_words("values", space.values, RECIPES)
+    yield from _unknown_words("patterns", space.patterns, (*PATTERNS, *OF_SEQUENCES))
+    yield from _unknown_words("kinds", space.kinds, KINDS)
     for name in ("least", "preferred"):
-        yield from _strangers(name, [pair[0] for pair in getattr(space, name)], FIELDS)
+        yield from _unknown_words(name, [pair[0] for pair in getattr(space, name)], FIELDS)
 
 
-def _strangers(name: str, given: Any, known: Iterable[str]) -> Iterator[str]:
-    words = [given] if isinstance(given, str) else list(given)
+def _unknown_words(name: str, values: Any, allowed: Iterable[str]) -> Iterator[str]:
+    words = [values] if isinstance(values, str) else list(values)
     for word in words:
-        if word not in known:
-            yield f"has a space whose {name} is {word!r}: known are {', '.join(known)}"
+        if word not in allowed:
+            yield f"has a space whose {name} is {word!r}: known are {', '.join(allowed)}"
     if not words and name in ("kinds", "values"):
         yield f"has a space without {name}: it would never be tried"
 
@@ -315,29 +315,29 @@ def all_clauses() -> list[Clause]:
     return list(REGISTRY.values())
 
 
-def _take(given: Any) -> None:
+def _take(loaded: Any) -> None:
     """Register what an entry point holds: a module has done so when it was imported."""
-    if isinstance(given, Clause):
-        add(given)
-    elif isinstance(given, (list, tuple)):
-        for entry in given:
+    if isinstance(loaded, Clause):
+        add(loaded)
+    elif isinstance(loaded, (list, tuple)):
+        for entry in loaded:
             _take(entry)
-    elif not isinstance(given, ModuleType) and not _is_registered(given):
-        if not callable(given):
+    elif not isinstance(loaded, ModuleType) and not _is_registered(loaded):
+        if not callable(loaded):
             msg = (
-                f"it is {given!r:.60}: name a module, a clause, a list of clauses or a function "
+                f"it is {loaded!r:.60}: name a module, a clause, a list of clauses or a function "
                 "without arguments"
             )
             raise UsageError(msg)
-        _take_returned(given())
+        _take_returned(loaded())
 
 
-def _take_returned(given: Any) -> None:
-    if given is not None:
-        if callable(given) and not _is_registered(given):
-            msg = f"it returns {given!r:.60}, which is no clause"
+def _take_returned(returned: Any) -> None:
+    if returned is not None:
+        if callable(returned) and not _is_registered(returned):
+            msg = f"it returns {returned!r:.60}, which is no clause"
             raise UsageError(msg)
-        _take(given)
+        _take(returned)
 
 
 def _is_registered(check: Any) -> bool:

@@ -266,17 +266,17 @@ ONE_SHAPE = (
 def shared(subject: Subject, problem: Problem) -> Finding:
     """The same numbers as one object and as copies."""
     inputs = subject.inputs(problem)
-    key, query, told = inputs.key, inputs.query, "key and value that are one object"
+    key, query, description = inputs.key, inputs.query, "key and value that are one object"
     if inputs.query.shape == key.shape and problem.seed % 2 == 0:
-        query, told = key, "query, key and value that are one object"
+        query, description = key, "query, key and value that are one object"
     if inputs.value.shape != key.shape:
         return Finding(binding=False)
     copies = inputs.with_tokens(query=query, key=key, value=key)
     if query is key:  # sequences whose offsets differ lie in no one tensor
         copies = with_equal_sequences(copies)
-    one = copies.replace(shared=True)
-    wording = f"{told} change the answer"
-    answers = subject.answer(copies), subject.answer(one)
+    same_object = copies.replace(shared=True)
+    wording = f"{description} change the answer"
+    answers = subject.answer(copies), subject.answer(same_object)
     return same_unless_identical(subject, (copies, answers[0]), (copies, answers[1]), wording)
 
 
@@ -310,12 +310,12 @@ LEAST_MISMATCHED = (("key_length", 4),)
 def _mismatches(candidate: Candidate) -> list[str]:
     declared = candidate.declaration
     apart = declared.inputs == "separate" and not declared.head_layout.is_packed
-    found = ["values"] if apart else []
+    kinds = ["values"] if apart else []
     if candidate.kind == "core" and len(declared.positional) > 1:
-        found.append("head-size")
+        kinds.append("head-size")
     if declared.mask_shapes and set(declared.masks) & set(KEY_FORMS):
-        found.append("mask")
-    return found
+        kinds.append("mask")
+    return kinds
 
 
 _some_mismatch = requires(_mismatches, "no mismatch that must be refused can be expressed")
@@ -343,8 +343,8 @@ def rejects_mismatch(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     kind = kinds[problem.seed % len(kinds)]
     inputs = subject.inputs(problem)
-    wrong, told = _mismatched(inputs, kind)
-    return must_raise(subject, inputs, wrong, told)
+    wrong, description = _mismatched(inputs, kind)
+    return must_raise(subject, inputs, wrong, description)
 
 
 def _mismatched(inputs: Inputs, kind: str) -> tuple[Inputs, str]:
@@ -374,7 +374,7 @@ def _other_keys(inputs: Inputs, key: torch.Tensor) -> Inputs:
     return other if expressible(other) else other.replace(value=key)
 
 
-def must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Finding:
+def must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, description: str) -> Finding:
     """Nothing but an exception is right; ``told`` says what was given."""
     forward = subject.forward(inputs)
     try:
@@ -382,11 +382,11 @@ def must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, told: str) -> Fi
     except CandidateFailure as failure:
         if failure.violation.kind == "raised":
             return Finding()
-        came, got = f"an answer that is wrong ({failure.violation.message})", None
+        outcome, got = f"an answer that is wrong ({failure.violation.message})", None
     else:
         got = list(answer.output.shape)
-        came = f"an answer of shape {got}"
-    message = f"{told}: {came} instead of an exception"
+        outcome = f"an answer of shape {got}"
+    message = f"{description}: {outcome} instead of an exception"
     return violated("not-raised", message, expected="an exception", got=got)
 
 
@@ -417,42 +417,42 @@ def rejects_others(subject: Subject, problem: Problem) -> Finding:
     kinds = _other_mismatches(inputs)
     if not kinds:
         return Finding(binding=False)
-    told, wrong = kinds[problem.seed % len(kinds)]
-    return must_raise(subject, inputs, wrong, told)
+    description, wrong = kinds[problem.seed % len(kinds)]
+    return must_raise(subject, inputs, wrong, description)
 
 
 def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
     """What should be refused, as it is told and as it is asked."""
     free, sizes = inputs.without_mask(), inputs.geometry
-    found: list[tuple[str, Inputs]] = []
+    mismatches: list[tuple[str, Inputs]] = []
     if inputs.mode == "separate":
         more = free.replace(value=torch.cat([inputs.value, inputs.value[..., :1, :]], dim=-2))
-        found.append((f"{sizes.key_length} keys with {sizes.key_length + 1} values", more))
+        mismatches.append((f"{sizes.key_length} keys with {sizes.key_length + 1} values", more))
     if inputs.mode != "self" and inputs.batched:
         key = torch.cat([inputs.key, inputs.key[:1]])
         value = key if inputs.mode == "memory" else torch.cat([inputs.value, inputs.value[:1]])
-        told = f"a batch of {sizes.batch} queries with one of {sizes.batch + 1} keys"
-        found.append((told, free.replace(key=key, value=value)))
+        description = f"a batch of {sizes.batch} queries with one of {sizes.batch + 1} keys"
+        mismatches.append((description, free.replace(key=key, value=value)))
     if not inputs.is_layer:
         heads = sizes.num_heads + 1
         key, value = (tensor[:, :1].repeat(1, heads, 1, 1) for tensor in (inputs.key, inputs.value))
-        told = f"{sizes.num_heads} query heads with {heads} key heads"
-        found.append((told, free.replace(key=key, value=value)))
+        description = f"{sizes.num_heads} query heads with {heads} key heads"
+        mismatches.append((description, free.replace(key=key, value=value)))
     if inputs.mask_form in KEY_FORMS:
-        found += _longer_masks(inputs)
-    return [(told, wrong) for told, wrong in found if expressible(wrong)]
+        mismatches += _longer_masks(inputs)
+    return [(description, wrong) for description, wrong in mismatches if expressible(wrong)]
 
 
 def _longer_masks(inputs: Inputs) -> list[tuple[str, Inputs]]:
     """Masks with one more key, query, head or item than there are."""
     names = {"K": "key_length", "Q": "query_length", "H": "num_heads", "B": "batch"}
-    found = []
+    mismatches = []
     for name in (name for letter, name in names.items() if letter in inputs.mask_shape):
         size = getattr(inputs.geometry, name)
         longer = inputs.geometry.replace(**{name: size + 1})
-        told = f"a mask for a {name.replace('_', ' ')} of {size + 1} where it is {size}"
-        found.append((told, inputs.replace(keep=None, bias=None, geometry=longer)))
-    return found
+        description = f"a mask for a {name.replace('_', ' ')} of {size + 1} where it is {size}"
+        mismatches.append((description, inputs.replace(keep=None, bias=None, geometry=longer)))
+    return mismatches
 
 
 @clause(

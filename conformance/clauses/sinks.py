@@ -100,10 +100,10 @@ def _promises_zeros(candidate: Candidate) -> str:
 def empty_row(subject: Subject, problem: Problem) -> Finding:
     """Only the rows without keys are judged; their maximum is the sink itself."""
     inputs = with_sinks(subject, problem)
-    known = subject.golden(inputs)
-    rows = known.empty_rows & known.representable
+    expected = subject.golden(inputs)
+    rows = expected.empty_rows & expected.representable
     wording = "a query without any key does not return zeros beside a sink"
     agreement = compare(
-        subject.answer(inputs), known.output, known.bound, judged=rows, wording=wording
+        subject.answer(inputs), expected.output, expected.bound, judged=rows, wording=wording
     )
     return Finding.of(agreement, binding=bool(rows.any()))

@@ -20,14 +20,14 @@ from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space, admits_lengths, can_cross
 from .judging import (
     View,
-    as_given,
     identical,
     permutation,
     relate,
     reordered_items,
     reordered_queries,
     same_unless_identical,
-    still_says,
+    still_holds,
+    unchanged,
 )
 from .registry import Finding, clause, violated
 from .subject import Subject
@@ -91,24 +91,24 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
     earlier = subject.inputs(problem)
     later = _changed(earlier, subject.inputs(problem.replace(seed=problem.seed + 1)), problem.seed)
     forward = subject.forward(earlier)
-    given = arguments(earlier)
-    first = subject.ask(forward, given, earlier).output.clone()
-    overwrite(given, arguments(later))
-    again = subject.ask(forward, given, later).output
-    asked_anew, view = reordered(subject, later, problem)
-    answer = subject.answer(asked_anew)
-    found = relate(
+    call_arguments = arguments(earlier)
+    first = subject.call_with(forward, call_arguments, earlier).output.clone()
+    overwrite(call_arguments, arguments(later))
+    again = subject.call_with(forward, call_arguments, later).output
+    fresh, view = reordered(subject, later, problem)
+    answer = subject.answer(fresh)
+    finding = relate(
         subject,
         (later, again),
-        (asked_anew, answer),
+        (fresh, answer),
         "after an earlier call in the same storage the answer is another than to the same question "
         "asked anew, its items in another order",
         view=view,
         counterfactual=lambda: view(subject.oracle.output(earlier)),
     )
-    if found.violation is not None and only_order_counts(subject, later, (again, answer), first):
+    if finding.violation is not None and only_order_counts(subject, later, (again, answer), first):
         return Finding(binding=False)
-    return found
+    return finding
 
 
 def only_order_counts(
@@ -120,8 +120,8 @@ def only_order_counts(
     does so, too, but returns one of the answers that it has already given.
     """
     again, reordered_answer = answers
-    anew = subject.answer(later)
-    steady = same_unless_identical(subject, (later, again), (later, anew), "")
+    fresh_answer = subject.answer(later)
+    steady = same_unless_identical(subject, (later, again), (later, fresh_answer), "")
     repeated = identical(again, reordered_answer) or identical(again, first)
     return steady.violation is None and not repeated
 
@@ -159,13 +159,13 @@ def _last_changed(earlier: Tensor, other: Tensor) -> Tensor:
     return torch.cat([earlier[..., :-1, :], other[..., -1:, :]], dim=-2)
 
 
-def overwrite(given: Arguments, values: Arguments) -> None:
+def overwrite(call_arguments: Arguments, values: Arguments) -> None:
     """Put other values into the tensors of a call, mask included."""
-    for storage, fresh in zip(given[0], values[0], strict=True):
+    for storage, fresh in zip(call_arguments[0], values[0], strict=True):
         storage.copy_(fresh)
     for name, fresh in values[1].items():
         if isinstance(fresh, Tensor):
-            given[1][name].copy_(fresh)
+            call_arguments[1][name].copy_(fresh)
 
 
 def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
@@ -174,7 +174,7 @@ def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Input
     if inputs.geometry.batch == 1:
         declared = subject.declaration
         if declared.position is not None or declared.always_causal:  # order matters there
-            return inputs, as_given
+            return inputs, unchanged
         return _reordered_rows(inputs, generator)
     order = permutation(inputs.geometry.batch, generator)
     return reordered_items(inputs, order), lambda answer: answer[order]
@@ -184,7 +184,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     """For one item the queries change places; tokens that are keys too only without a mask."""
     order = permutation(inputs.geometry.query_length, generator)
     if inputs.mode == "self" and inputs.masked:
-        return inputs, as_given
+        return inputs, unchanged
     return reordered_queries(inputs, order), lambda answer: answer.index_select(-2, order)
 
 
@@ -202,7 +202,7 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     forward = subject.forward(inputs)
     answer = subject.call(forward, inputs)
     subject.call(forward, other)
-    if still_says(answer):
+    if still_holds(answer):
         return Finding()
     message = "a later call overwrote an earlier answer: the output buffer is used again"
     return violated("mutated", message)
@@ -226,7 +226,7 @@ def grad_mode(subject: Subject, problem: Problem) -> Finding:
         for answer in answers
         if answer is not None
     ]
-    return next((found for found in findings if found.violation is not None), findings[0])
+    return next((finding for finding in findings if finding.violation is not None), findings[0])
 
 
 def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
@@ -235,9 +235,9 @@ def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
     Whether gradients can be had is another question.
     """
     tensors, keywords = arguments(inputs)
-    asking = tuple(tensor.requires_grad_() for tensor in tensors)
+    leaves = tuple(tensor.requires_grad_() for tensor in tensors)
     try:
-        return subject.ask(subject.forward(inputs), (asking, keywords), inputs).output
+        return subject.call_with(subject.forward(inputs), (leaves, keywords), inputs).output
     except CandidateFailure as failure:
         if failure.violation.kind != "raised":
             raise
@@ -264,37 +264,38 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
 
     A call of any other clause that was seen to write into its arguments is made here once more.
     """
-    asks = "weights" in subject.declaration.features and problem.seed % 2 == 1
+    with_weights = "weights" in subject.declaration.features and problem.seed % 2 == 1
     layout = UNCHANGED_LAYOUTS[problem.seed % len(UNCHANGED_LAYOUTS)]
     inputs = subject.inputs(problem)
     earlier = subject.edited.copy()
-    asked = [inputs.replace(return_weights=asks, layout=layout, mask_layout=layout), *earlier]
-    found = next((broken for one in asked if (broken := _change(subject, one))), None)
+    drawn = inputs.replace(return_weights=with_weights, layout=layout, mask_layout=layout)
+    violations = (_changed_in_place(subject, call) for call in (drawn, *earlier))
+    violation = next(filter(None, violations), None)
     subject.edited.clear()
-    return Finding(violation=found)
+    return Finding(violation=violation)
 
 
-def _change(subject: Subject, inputs: Inputs) -> Violation | None:
+def _changed_in_place(subject: Subject, inputs: Inputs) -> Violation | None:
     """What a call with some inputs changes."""
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
-    given = dict(zip(subject.declaration.positional, positional, strict=False))
-    given |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
-    before = {name: whole_storage(tensor).clone() for name, tensor in given.items()}
-    held = {name: tensor.clone() for name, tensor in given.items()}
-    subject.ask(forward, (positional, keywords), inputs)
-    changed = [name for name, tensor in given.items() if not identical(tensor, held[name])]
-    beside = [
+    tensors = dict(zip(subject.declaration.positional, positional, strict=False))
+    tensors |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
+    before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    subject.call_with(forward, (positional, keywords), inputs)
+    changed = [name for name, tensor in tensors.items() if not identical(tensor, copies[name])]
+    surroundings = [
         name
-        for name, tensor in given.items()
+        for name, tensor in tensors.items()
         if name not in changed and not identical(whole_storage(tensor), before[name])
     ]
-    if not changed and not beside:
+    if not changed and not surroundings:
         return None
     message = f"the call changed its {' and '.join(changed)} in place"
     if not changed:
-        message = f"the call wrote into memory beside its {' and '.join(beside)}"
-    return Violation(kind="mutated", message=message, got=changed or beside)
+        message = f"the call wrote into memory beside its {' and '.join(surroundings)}"
+    return Violation(kind="mutated", message=message, got=changed or surroundings)
 
 
 @clause(
@@ -314,12 +315,12 @@ def answer_is_fresh(subject: Subject, problem: Problem) -> Finding:
     """Inputs overwritten after the call; then the answer overwritten, and the call made again."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
-    given = arguments(inputs)
-    answer = subject.ask(forward, given, inputs)
-    for tensor in (*given[0], *given[1].values()):
+    call_arguments = arguments(inputs)
+    answer = subject.call_with(forward, call_arguments, inputs)
+    for tensor in (*call_arguments[0], *call_arguments[1].values()):
         if isinstance(tensor, Tensor):
             tensor.fill_(1)
-    if not still_says(answer):
+    if not still_holds(answer):
         message = "the answer shares memory with an input: changing one changes the other"
         return violated("mutated", message)
     if answer.returned is None or answer.returned.is_inference() or _repeats(answer.returned):
@@ -356,23 +357,23 @@ ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share
 )
 def call_order(subject: Subject, problem: Problem) -> Finding:
     """Longer, shorter, more items, other masks: in one order, and in the reverse one."""
-    asked = list(_asked(subject, problem))
-    forwards = subject.forward(asked[0]), subject.forward(asked[0])
+    calls = list(_calls(subject, problem))
+    forwards = subject.forward(calls[0]), subject.forward(calls[0])
     if subject.candidate.draws_weights:  # the layers that were built before keep their weights
         subject.answer(subject.inputs(problem.replace(seed=problem.seed + 1)))
-    first = [subject.call(forwards[0], inputs).output for inputs in asked]
-    second = [subject.call(forwards[1], inputs).output for inputs in reversed(asked)]
-    for inputs, one, two in zip(asked, first, reversed(second), strict=True):
+    in_order = [subject.call(forwards[0], inputs).output for inputs in calls]
+    in_reverse = [subject.call(forwards[1], inputs).output for inputs in reversed(calls)]
+    for inputs, first, second in zip(calls, in_order, reversed(in_reverse), strict=True):
         wording = "an answer depends on which calls were made before"
-        finding = same_unless_identical(subject, (inputs, one), (inputs, two), wording)
+        finding = same_unless_identical(subject, (inputs, first), (inputs, second), wording)
         if finding.violation is not None:
             return finding
     opening = _first_of_all(subject)
     if opening.violation is not None:
         return opening
-    *_, last = (subject.call(forwards[0], asked[0]).output for _ in range(REPEATS))
-    wording = f"after {len(asked) + REPEATS} calls the answer is another"
-    return same_unless_identical(subject, (asked[0], first[0]), (asked[0], last), wording)
+    *_, last = (subject.call(forwards[0], calls[0]).output for _ in range(REPEATS))
+    wording = f"after {len(calls) + REPEATS} calls the answer is another"
+    return same_unless_identical(subject, (calls[0], in_order[0]), (calls[0], last), wording)
 
 
 def _first_of_all(subject: Subject) -> Finding:
@@ -385,12 +386,12 @@ def _first_of_all(subject: Subject) -> Finding:
     return same_unless_identical(subject, (inputs, first), (inputs, again), wording)
 
 
-def _asked(subject: Subject, problem: Problem) -> Iterator[Inputs]:
+def _calls(subject: Subject, problem: Problem) -> Iterator[Inputs]:
     """The problem, and others that the same built layer can be asked."""
     first = subject.inputs(problem)
     yield first
-    for each in _others(subject, problem):
-        other = one_at_a_time(each, subject.candidate)
+    for drawn in _others(subject, problem):
+        other = one_at_a_time(drawn, subject.candidate)
         if admits_lengths(subject.candidate, other.geometry):
             yield subject.inputs(other).replace(weights=first.weights)
 
@@ -406,12 +407,12 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     longer, fewer = geometry.key_length + 3, (geometry.key_length + 1) // 2
     queries = geometry.query_length + 2 if can_cross(subject.candidate) else longer
     short = (geometry.query_length + 1) // 2 if can_cross(subject.candidate) else fewer
-    long_one = geometry.replace(key_length=longer, query_length=queries)
+    longer_sizes = geometry.replace(key_length=longer, query_length=queries)
     yield problem.replace(seed=problem.seed + 1, mask=mask)
-    yield problem.replace(geometry=long_one, causal=causal)
+    yield problem.replace(geometry=longer_sizes, causal=causal)
     yield problem.replace(geometry=geometry.replace(key_length=fewer, query_length=short))
     items = geometry.batch + 1 if declared.batched else 1
-    yield problem.replace(geometry=long_one.replace(batch=items), mask=other_mask)
+    yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)
     yield problem.replace(causal=other)
     # Without the options of the others, and then behind a cache: what either leaves shows in both.
     plain = problem.replace(past=0, scale=None, softcap=None, window=None, causal=causal)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -51,12 +51,13 @@ from ..tolerance import model
 
 # Bits are compared, so that NaN equals itself and zero does not equal its negative.
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-Taken = list[tuple[Tensor, int, Tensor | None]]
+Snapshot = list[tuple[Tensor, int, Tensor | None]]
 
 
-def taken(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Taken:
-    """The tensors of a call with their versions, and with copies where those lie on the host."""
-    tensors = [entry for entry in (*given[0], *given[1].values()) if isinstance(entry, Tensor)]
+def snapshot(call_arguments: Arguments) -> Snapshot:
+    """The tensors of a call with their versions, and with copies of those on the CPU."""
+    positional, keywords = call_arguments
+    tensors = [value for value in (*positional, *keywords.values()) if isinstance(value, Tensor)]
     with torch.no_grad():
         return [
             (tensor, tensor._version, _bits(tensor).clone() if tensor.is_cpu else None)  # noqa: SLF001 (public in all but name)
@@ -64,10 +65,11 @@ def taken(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Taken:
         ]
 
 
-def written(before: Taken) -> bool:
-    """Whether one of them holds other bits than before.
+def was_written(before: Snapshot) -> bool:
+    """Whether a tensor was written to since the snapshot.
 
-    A device would have to be waited for: there only what torch itself counts is seen.
+    On the CPU bits are compared. On a device only the version that torch counts is: to compare bits
+    would mean to wait for it.
     """
     with torch.no_grad():
         return any(
@@ -106,7 +108,7 @@ class Differentiator:
         inputs: Inputs,
         *,
         forward: Forward | None = None,
-        given: Arguments | None = None,
+        call_arguments: Arguments | None = None,
         names: tuple[str, ...] | None = None,
         bias: bool = False,
         weights: bool = False,
@@ -116,27 +118,27 @@ class Differentiator:
         ``forward`` and ``given`` are made where none are given; ``names`` are the positional
         arguments that ask for gradients ("input 0" …), ``bias`` and ``weights`` whether those do.
         """
-        subject, leaves = self.subject, None
+        subject, weight_leaves = self.subject, None
         if forward is None and weights:
-            forward, leaves = build_with_leaves(subject.candidate, inputs)
+            forward, weight_leaves = build_with_leaves(subject.candidate, inputs)
             if subject.recording is not None and subject.candidate.kind == "layer":
                 subject.recording.add_built(forward, inputs)
         forward = subject.forward(inputs) if forward is None else forward
-        given = arguments(inputs) if given is None else given
-        asking = asking_for_gradients(given, names, bias=bias)
+        call_arguments = arguments(inputs) if call_arguments is None else call_arguments
+        leaves = asking_for_gradients(call_arguments, names, bias=bias)
         recorded = inputs.replace(grad_mode=True)
         try:
             with subject.timed():
-                answer = subject.ask(forward, given, recorded)
+                answer = subject.call_with(forward, call_arguments, recorded)
         except CandidateFailure as failure:
             self._refused(failure, recorded)
             raise
         taped = Taped(
             inputs=inputs,
-            given=given,
-            leaves=asking,
+            given=call_arguments,
+            leaves=leaves,
             answer=answer,
-            weights=leaves,
+            weights=weight_leaves,
             # What a module learns: the gradients of it are its owner's.
             beside=tuple(forward.parameters()) if isinstance(forward, nn.Module) else (),
         )
@@ -148,7 +150,7 @@ class Differentiator:
         """The gradients that flow back through a recorded call."""
         try:
             with self.subject.timed():
-                found = taped.pull(upstream, again=again)
+                gradients = taped.pull(upstream, again=again)
         except CandidateFailure as failure:
             if not self._promised and failure.violation.got == NotImplementedError.__name__:
                 raise NotDifferentiable(failure.violation.message) from failure
@@ -159,10 +161,10 @@ class Differentiator:
                     answer=taped.answer,
                     upstream=as_returned(upstream, taped).detach(),
                     leaves=tuple(taped.leaves),
-                    found=found.found,
+                    found=gradients.found,
                 )
             )
-        return found
+        return gradients
 
     @property
     def _promised(self) -> bool:
@@ -197,9 +199,9 @@ class Differentiator:
         inputs = subject.inputs(problem).replace(grad_mode=True)
         with subject.recorded(None):
             try:
-                given = arguments(inputs)
-                asking_for_gradients(given, None)
-                answer = subject.ask(subject.forward(inputs), given, inputs)
+                call_arguments = arguments(inputs)
+                asking_for_gradients(call_arguments, None)
+                answer = subject.call_with(subject.forward(inputs), call_arguments, inputs)
             except CandidateFailure:
                 return False
         return answer.returned is not None and answer.returned.requires_grad
@@ -232,9 +234,9 @@ class Subject:
 
     def tampered(self) -> list[str]:
         """What calls since the last time, or loading, replaced of the judge; it is put back."""
-        found = [*self._replaced, *self._seal.broken()]
+        names = [*self._replaced, *self._seal.broken()]
         self._replaced.clear()
-        return found
+        return names
 
     def _materialise(self, problem: Problem) -> Inputs:
         return materialise(problem, self.candidate).replace(device=self.device)
@@ -268,44 +270,48 @@ class Subject:
     def call(self, forward: Forward, inputs: Inputs) -> Answer:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
         with self.timed():
-            return self.ask(forward, arguments(inputs), inputs)
+            return self.call_with(forward, arguments(inputs), inputs)
 
-    def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         """Call with tensors that are made from some inputs; raises CandidateFailure.
 
         Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it, and
         StridesRefused for tensors that a candidate declares that it may refuse.
         """
-        answer_of = self._answered if self.recording is None else self._recorded
+        answer_of = self._call if self.recording is None else self._call_and_record
         try:
-            return answer_of(forward, given, inputs)
+            return answer_of(forward, call_arguments, inputs)
         except CandidateFailure as failure:
             if failure.violation.kind == "raised":
                 if self._may_refuse(inputs):
                     raise RowWithoutKeysRefused(failure.violation) from failure
-                if self.declaration.strides == "contiguous" and not is_contiguous(given):
+                if self.declaration.strides == "contiguous" and not is_contiguous(call_arguments):
                     raise StridesRefused(failure.violation) from failure
             raise
 
-    def _answered(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
-        before = taken(given)
+    def _call(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
+        before = snapshot(call_arguments)
         with watching(self._seal, self._replaced):
-            returned = guarded(forward, *given, grad_mode=inputs.grad_mode)
-        if not self.edited and written(before):
+            returned = guarded(forward, *call_arguments, grad_mode=inputs.grad_mode)
+        if not self.edited and was_written(before):
             self.edited.append(inputs)
         answer = read_answer(returned, inputs)
         if self.first_answer is None:
             self.first_answer = (inputs, answer.output)
         return answer
 
-    def _recorded(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+    def _call_and_record(
+        self, forward: Forward, call_arguments: Arguments, inputs: Inputs
+    ) -> Answer:
         """Call and record the call, with its arguments as they were before it."""
-        made = RecordedCall(inputs=inputs, forward=forward, given=given, before=moved(given, CPU))
+        made = RecordedCall(
+            inputs=inputs, forward=forward, given=call_arguments, before=moved(call_arguments, CPU)
+        )
         recording = Recording() if self.recording is None else self.recording
         calls = recording.calls
         recording.begin(made)
         try:
-            answer = self._answered(forward, given, inputs)
+            answer = self._call(forward, call_arguments, inputs)
         except CandidateFailure as failure:
             calls.append(dataclasses.replace(made, refused=failure.violation))
             raise
@@ -354,20 +360,20 @@ class Subject:
 
     def yardstick(self, inputs: Inputs) -> Yardstick:
         """The sharpest bound and the most exact answer for some inputs; remembered."""
-        found = self._yardsticks.get(inputs)
-        if found is None:
+        remembered = self._yardsticks.get(inputs)
+        if remembered is None:
             self.golden(inputs)
             start = time.perf_counter()
-            found = yardstick(self.oracle, inputs)
+            remembered = yardstick(self.oracle, inputs)
             self.oracle.seconds += time.perf_counter() - start
-            self._yardsticks[inputs] = found
-        return found
+            self._yardsticks[inputs] = remembered
+        return remembered
 
     def frame(self, inputs: Inputs) -> tuple[Tensor | None, Tensor, Tensor]:
         """Golden output, bound and judged rows; a measured bound where no golden exists."""
         if self.candidate.golden_known:
-            known = self.golden(inputs)
-            return known.output, known.bound, known.judged
+            expected = self.golden(inputs)
+            return expected.output, expected.bound, expected.judged
         empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
         judged = (~empty).all(dim=1).unsqueeze(-1) if inputs.is_layer else ~empty.unsqueeze(-1)
         return None, self.spread(inputs), judged

@@ -41,19 +41,19 @@ def untampered(subject: Subject, problem: Problem) -> Finding:
     """The question and its golden answer before and after; names and modes over the whole run."""
     replaced = subject.tampered()
     if replaced:
-        return _told(replaced)
+        return _violated_by(replaced)
     inputs = subject.inputs(problem)
-    known = _golden(subject, inputs)
-    held = [(name, tensor, tensor.clone()) for name, tensor in _reachable(inputs, known)]
+    expected = _golden(subject, inputs)
+    copies = [(name, tensor, tensor.clone()) for name, tensor in _reachable(inputs, expected)]
     subject.answer(inputs)
     replaced = subject.tampered()
-    replaced += [name for name, tensor, before in held if not identical(tensor, before)]
-    if known is not None and not replaced and not _golden_again(subject, inputs, known):
+    replaced += [name for name, tensor, before in copies if not identical(tensor, before)]
+    if expected is not None and not replaced and not _golden_again(subject, inputs, expected):
         replaced = ["what the golden answer is computed with"]
-    return _told(replaced) if replaced else Finding()
+    return _violated_by(replaced) if replaced else Finding()
 
 
-def _told(replaced: list[str]) -> Finding:
+def _violated_by(replaced: list[str]) -> Finding:
     """The violation, which names everything once."""
     named = list(dict.fromkeys(replaced))
     return violated("tampered", f"a call changed what judges it: {', '.join(named)}", got=named)
@@ -61,11 +61,11 @@ def _told(replaced: list[str]) -> Finding:
 
 def _golden(subject: Subject, inputs: Inputs) -> Golden | None:
     """The golden answer, None where there is none."""
-    known = subject.candidate.golden_known and subject.candidate.kind != "positions"
-    return subject.golden(inputs) if known else None
+    has_golden = subject.candidate.golden_known and subject.candidate.kind != "positions"
+    return subject.golden(inputs) if has_golden else None
 
 
-def _reachable(inputs: Inputs, known: Golden | None) -> Iterator[tuple[str, Tensor]]:
+def _reachable(inputs: Inputs, expected: Golden | None) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the judge that a candidate could find in its process."""
     for name in ("query", "key", "value", "keep", "bias"):
         tensor = getattr(inputs, name)
@@ -76,16 +76,16 @@ def _reachable(inputs: Inputs, known: Golden | None) -> Iterator[tuple[str, Tens
         tensor = getattr(weights, name)
         if tensor is not None:
             yield f"the judge's own projection {name}", tensor
-    if known is not None:
-        yield "the golden answer", known.output
-        yield "the bound", known.bound
+    if expected is not None:
+        yield "the golden answer", expected.output
+        yield "the bound", expected.bound
 
 
-def _golden_again(subject: Subject, inputs: Inputs, known: Golden) -> bool:
+def _golden_again(subject: Subject, inputs: Inputs, expected: Golden) -> bool:
     """Whether the golden answer computed once more is the same, but for float64's own rounding."""
     again = subject.oracle.at(inputs, subject.declaration.semantics)
-    looser = (again.bound > GROSS * known.bound) & known.judged
-    return not moves(known.output, again.output, known.bound, known.judged) and not bool(
+    looser = (again.bound > GROSS * expected.bound) & expected.judged
+    return not moves(expected.output, again.output, expected.bound, expected.judged) and not bool(
         looser.any()
     )
 
@@ -106,15 +106,19 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
     answer = subject.answer(inputs)
     question = materialise(drawn, subject.candidate)
     if not all(
-        identical(one[1], two[1])
-        for one, two in zip(_reachable(inputs, None), _reachable(question, None), strict=True)
+        identical(first[1], second[1])
+        for first, second in zip(_reachable(inputs, None), _reachable(question, None), strict=True)
     ):
         return violated("tampered", "a call changed what judges it: the question itself")
     oracle = Oracle(subject.declaration, subject.dtype)
-    known = oracle.answer(question)
+    expected = oracle.answer(question)
     wording = "the answer to a question nobody has answered before is wrong"
-    agreement = compare(answer, known.output, known.bound, judged=known.judged, wording=wording)
-    binding = bool(known.judged.any()) and has_signal(known, question, known.bound, known.judged)
+    agreement = compare(
+        answer, expected.output, expected.bound, judged=expected.judged, wording=wording
+    )
+    binding = bool(expected.judged.any()) and has_signal(
+        expected, question, expected.bound, expected.judged
+    )
     if agreement.violation is not None:
         again = subject.answer(question)  # now that its golden answer lies in this frame
         if (
@@ -141,22 +145,22 @@ def settings(subject: Subject, problem: Problem) -> Finding:
     """The settings right before and after; random numbers after calls from two seeds."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
-    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    observed: list[tuple[dict[str, Any], dict[str, Any]]] = []
     drawn: list[float] = []
 
     def watched(*positional: Any, **keywords: Any) -> Any:
         before = _settings()
         answer = forward(*positional, **keywords)
-        seen.append((before, _settings()))
+        observed.append((before, _settings()))
         return answer
 
     with forked_random(subject.device):
         for seed in SEEDS:
             torch.manual_seed(seed)
-            subject.ask(watched, arguments(inputs), inputs)
+            subject.call_with(watched, arguments(inputs), inputs)
             drawn.append(float(torch.rand(())))
     # Where the golden stands in for the candidate nothing is called.
-    pairs = ((name, before[name], after[name]) for before, after in seen[:1] for name in before)
+    pairs = ((name, before[name], after[name]) for before, after in observed[:1] for name in before)
     changed = [name for name, before, after in pairs if before != after]
     if drawn[0] == drawn[1]:
         changed.append("the seed of its random numbers")

@@ -17,7 +17,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from .empty_rows import follows_empty_rule
-from .gradients import gradients_beside_empty_rows, rows_are_finite
+from .gradients import gradients_with_empty_rows, rows_are_finite
 from .judging import column, matches_golden, wide_range
 from .judging_gradients import (
     drawn_gradients_match,
@@ -124,10 +124,10 @@ def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     """About a third of the sequences have no queries and no keys."""
     inputs = subject.inputs(problem)
     wording = "beside a sequence without tokens an answer is wrong"
-    found = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
+    finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     absent = inputs.absent
     none = absent is not None and bool(absent.flatten(1).all(dim=1).any())
-    return found.only_if(none)
+    return finding.only_if(none)
 
 
 @clause(
@@ -143,8 +143,8 @@ def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
     """The first, one in the middle or the last among those that have none."""
     inputs = subject.inputs(problem)
     wording = "beside a sequence without queries an answer is wrong"
-    found = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
-    return _where_some_lack(found, inputs, queries=True)
+    finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
+    return _where_some_lack(finding, inputs, queries=True)
 
 
 @clause(
@@ -164,18 +164,20 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     """The other sequences against the golden, then the rows without keys against their rule."""
     inputs = subject.inputs(problem)
     wording = "beside a sequence without keys an answer is wrong"
-    found = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
+    finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     rule = subject.oracle.empty_rule(inputs)
     if rule in ("zeros", "nan"):  # there is nothing to take a mean of
-        told = f"the queries of a sequence without keys do not return what is declared ({rule})"
-        empty = follows_empty_rule(subject, inputs, subject.answer(inputs), rule, told)
-        margins = [margin for margin in (found.margin, empty.margin) if margin is not None]
-        found = Finding(
-            binding=found.binding,
-            margin=max(margins, default=None),
-            violation=found.violation or empty.violation,
+        description = (
+            f"the queries of a sequence without keys do not return what is declared ({rule})"
         )
-    return _where_some_lack(found, inputs, queries=False)
+        empty = follows_empty_rule(subject, inputs, subject.answer(inputs), rule, description)
+        margins = [margin for margin in (finding.margin, empty.margin) if margin is not None]
+        finding = Finding(
+            binding=finding.binding,
+            margin=max(margins, default=None),
+            violation=finding.violation or empty.violation,
+        )
+    return _where_some_lack(finding, inputs, queries=False)
 
 
 @clause(
@@ -193,8 +195,8 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
 def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
     """A random output gradient, against the golden backward pass in float64."""
     inputs = with_full_rows(subject, problem, whole=True)
-    found = drawn_gradients_match(subject, problem, inputs)
-    return _where_some_lack(found, subject.inputs(problem), queries=True)
+    finding = drawn_gradients_match(subject, problem, inputs)
+    return _where_some_lack(finding, subject.inputs(problem), queries=True)
 
 
 @clause(
@@ -211,16 +213,16 @@ def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
 )
 def varlen_no_keys_gradients(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""
-    found = gradients_beside_empty_rows(subject, problem)
-    return _where_some_lack(found, subject.inputs(problem), queries=False)
+    finding = gradients_with_empty_rows(subject, problem)
+    return _where_some_lack(finding, subject.inputs(problem), queries=False)
 
 
-def _where_some_lack(found: Finding, inputs: Inputs, *, queries: bool) -> Finding:
+def _where_some_lack(finding: Finding, inputs: Inputs, *, queries: bool) -> Finding:
     """What was found binds only where some sequence has no queries, or no keys."""
     if inputs.present is None:
-        return dataclasses.replace(found, binding=False)
+        return dataclasses.replace(finding, binding=False)
     some = bool((~inputs.present[0 if queries else 1].any(dim=1)).any())
-    return found.only_if(some)
+    return finding.only_if(some)
 
 
 def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: Problem) -> Inputs:
@@ -239,15 +241,15 @@ def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: P
 
 def _undisturbed(subject: Subject, inputs: Inputs, other: Inputs, stays: Tensor) -> Finding:
     """The sequences that stay answer alike; both answers carry the errors of the first."""
-    known, bound, judged = subject.frame(inputs)
+    golden_output, bound, judged = subject.frame(inputs)
     judged = judged & stays.reshape(-1, 1, 1, 1)
     first, second = subject.answer(inputs), subject.answer(other)
     allowed = 2.0 * column(bound)
     wording = "other tokens in the neighbouring sequences change the answer of a sequence"
     agreement = compare(second, first, allowed, judged=judged, wording=wording, both_answers=True)
     binding = bool(judged.any())
-    if binding and known is not None:
-        binding = moves(known, subject.oracle.output(_leaking(other)), allowed, judged)
+    if binding and golden_output is not None:
+        binding = moves(golden_output, subject.oracle.output(_leaking(other)), allowed, judged)
     violation = with_relation(
         agreement.violation,
         subject.recording,

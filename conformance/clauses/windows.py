@@ -103,14 +103,14 @@ def window_edge(subject: Subject, problem: Problem) -> Finding:
 def _neighbours(window: Window | None) -> list[Window]:
     """The windows with one side one key wider or narrower."""
     left, right = window or (UNLIMITED, UNLIMITED)
-    found = [(left + 1, right), (left - 1, right)] if left >= 0 else []
-    found += [(left, right + 1), (left, right - 1)] if right >= 0 else []
-    return [pair for pair in found if window is not None and _as_limited(pair, window)]
+    windows = [(left + 1, right), (left - 1, right)] if left >= 0 else []
+    windows += [(left, right + 1), (left, right - 1)] if right >= 0 else []
+    return [pair for pair in windows if window is not None and _as_limited(pair, window)]
 
 
-def _as_limited(one: Window, other: Window) -> bool:
+def _as_limited(window: Window, other: Window) -> bool:
     """Whether the same sides are limited: a width of 0 has none that is narrower."""
-    return [side < 0 for side in one] == [side < 0 for side in other]
+    return [side < 0 for side in window] == [side < 0 for side in other]
 
 
 @clause(
@@ -133,13 +133,13 @@ def _as_limited(one: Window, other: Window) -> bool:
 def window_unlimited(subject: Subject, problem: Problem) -> Finding:
     """No limit, written in two ways, and beside a limit on the other side."""
     window, same, narrow = _unlimited(problem)
-    told = "no window" if same is None else f"the window {same}"
+    description = "no window" if same is None else f"the window {same}"
     inputs = subject.inputs(problem.replace(window=same))
     return same_answer(
         subject,
         inputs,
         _windowed(subject, problem, window),
-        f"the window {window} and {told} give different answers",
+        f"the window {window} and {description} give different answers",
         counterfactual=inputs.replace(window=narrow),
     )
 

@@ -51,9 +51,9 @@ class StandIn(Subject):
         del inputs
         return lambda: None
 
-    def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         """The acted answer; CandidateFailure for one of another shape, as for a candidate's."""
-        del forward, given
+        del forward, call_arguments
         acted = act(self.oracle, self.declaration.semantics, self.made, inputs)
         output: Tensor = acted.output.to(inputs.query.dtype)
         if output.shape != inputs.output_shape:

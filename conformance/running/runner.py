@@ -21,7 +21,7 @@ from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.devices import canonical, why_absent
 from ..calls.recording import Recording
-from ..clauses.operators import asked_eagerly
+from ..clauses.operators import left_to_eager
 from ..clauses.registry import Clause, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
@@ -129,7 +129,7 @@ class CandidateRun:
                 reason=(
                     absent[device]
                     or no_such_numbers(self.candidate.declaration, dtype)
-                    or asked_eagerly(self.candidate, clause.id)
+                    or left_to_eager(self.candidate, clause.id)
                     or clause.not_applicable(self.candidate.on(device))
                 ),
             )

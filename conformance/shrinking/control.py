@@ -60,20 +60,20 @@ class Control(Subject):
         del inputs
         return _not_called
 
-    def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         """The golden answer; an exception for inputs that do not fit each other."""
-        del forward, given
+        del forward, call_arguments
         if self.candidate.kind == "positions":
             return _answer(_encoded(inputs), None, inputs)
         if not self.candidate.golden_known:
             raise NoControlError
         try:
-            known = self.golden(inputs)
+            expected = self.golden(inputs)
         except (ValueError, RuntimeError, IndexError) as error:
             refused = Violation(kind="raised", message=str(error), got=type(error).__name__)
             raise CandidateFailure(refused) from error
-        output = known.output if inputs.dropout is None else _dropped(known, inputs)
-        return _answer(output, known.weights, inputs)
+        output = expected.output if inputs.dropout is None else _dropped(expected, inputs)
+        return _answer(output, expected.weights, inputs)
 
 
 def _not_called() -> None:

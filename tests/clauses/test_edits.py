@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.clauses.subject import taken, written
+from conformance.clauses.subject import snapshot, was_written
 
 EDITS: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda tensor: tensor.mul_(2),
@@ -29,10 +29,10 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_every_way_to_write_is_seen(edit: Callable[[Tensor], object], where: str) -> None:
     """However a call writes into a tensor that it was given, its bits tell."""
     tensor = torch.tensor([[0.0, 1.0], [math.nan, -2.0]])
-    before = taken(((tensor,), {}) if where == "positional" else ((), {"keep": tensor}))
-    assert not written(before)
+    before = snapshot(((tensor,), {}) if where == "positional" else ((), {"keep": tensor}))
+    assert not was_written(before)
     edit(tensor)
-    assert written(before)
+    assert was_written(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bool, torch.int64])
@@ -42,13 +42,13 @@ def test_what_stays_is_not_taken_for_an_edit(
 ) -> None:
     """Any dtype in any memory layout equals itself; what is no tensor is left out."""
     tensor = view(torch.tensor([[0.0, 1.0], [math.inf, -2.0]]).nan_to_num(posinf=7.0).to(dtype))
-    assert not written(taken(((tensor,), {"causal": True})))
+    assert not was_written(snapshot(((tensor,), {"causal": True})))
 
 
 def test_inputs_that_want_gradients_are_compared_too() -> None:
     """A leaf is looked at without recording anything."""
     leaf = torch.ones(2, requires_grad=True)
-    before = taken(((leaf,), {}))
+    before = snapshot(((leaf,), {}))
     with torch.no_grad():
         leaf.add_(1)
-    assert written(before)
+    assert was_written(before)

@@ -170,10 +170,10 @@ class _CallRecorder(Control):
         super().__init__(subject)
         self.calls: list[Inputs] = []
 
-    def ask(self, forward: Forward, given: Arguments, inputs: Inputs) -> Answer:
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         """The golden answer."""
         self.calls.append(inputs)
-        return super().ask(forward, given, inputs)
+        return super().call_with(forward, call_arguments, inputs)
 
     def calls_of(self, clause: Clause, most: int) -> list[Inputs]:
         """The calls that a clause makes on its first edge problems."""
