@@ -32,8 +32,9 @@ def _own_values(candidate: Candidate) -> str:
     declared = candidate.declaration
     if declared.inputs != "separate":
         return "keys and values are the same tokens"
-    known = declared.position is None or declared.positions_known
-    return "" if known else f"it mixes in {declared.position} positions"
+    if declared.position is None or declared.positions_known:
+        return ""
+    return f"it mixes in {declared.position} positions"
 
 
 def _shift_cancels(candidate: Candidate) -> str:

@@ -34,7 +34,7 @@ FAR: Final = (-4e4, -1e9, -1.2e4, -1e30)
 ROOM: Final = math.log(2.0)
 # How many rows, and keys of other rows, lie there.
 LOWERED: Final = 0.4
-# Values that lie together show an answer of zeros in any format.
+# Problems with such biases. Values near each other show an answer of zeros in any format.
 FAR_BIASES = Space(
     mask="always",
     forms=("bias",),
@@ -142,7 +142,7 @@ def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Ten
     In the other rows some of the keys lie there, never all of them.
     """
     if inputs.bias is None or inputs.keep is None:
-        msg = "biases were asked for, so the problem has them"
+        msg = "the space of the clause has biases, so the problem has them"
         raise LookupError(msg)
     generator = generator_for(problem, 41)
     rows = torch.rand((*inputs.bias.shape[:-1], 1), generator=generator) < LOWERED
@@ -196,7 +196,7 @@ def bias_lowest(subject: Subject, problem: Problem) -> Finding:
     attended = value.double()[:, read_heads(subject, inputs)].unsqueeze(2)
     low = torch.where(allowed, attended, math.inf).amin(dim=3)
     high = torch.where(allowed, attended, -math.inf).amax(dim=3)
-    # A mean is rounded as the golden one of equal weights is.
+    # A mean may err by as much as the golden answer with equal weights.
     slack = subject.golden(_unbiased(inputs).replace(scale=0.0)).bound
     answer = subject.answer(inputs).double()
     outside = rows & ~((answer >= low - slack) & (answer <= high + slack))

@@ -47,7 +47,7 @@ JUNK: Final = (float("nan"), 1e4)
 
 
 def can_cache(candidate: Candidate) -> str:
-    """Why no answer with a cache is known beforehand, or ""."""
+    """Why the right answer with a cache is not defined, or ""."""
     declared = candidate.declaration
     placed = declared.always_causal or declared.position is not None
     if placed and declared.semantics.causal_alignment == "top-left":
@@ -58,8 +58,8 @@ def can_cache(candidate: Candidate) -> str:
 def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> Inputs:
     """The inputs of a problem with some of the keys handed over as a cache, by its seed.
 
-    Where the diagonal starts at the first key, nobody says whether that is the first new one:
-    causal flag and window are left out.
+    Where the diagonal starts at the first key, it is not defined whether that is the first cached
+    or the first new one: causal flag and window are left out.
     """
     if subject.declaration.semantics.causal_alignment == "top-left":
         problem = problem.replace(causal=False, window=None)
@@ -97,7 +97,7 @@ def cache_golden(subject: Subject, problem: Problem) -> Finding:
 
 
 def _places(candidate: Candidate) -> str:
-    """Why no place of a new token shows, or ""."""
+    """Why the place of a new token changes no answer, or ""."""
     declared = candidate.declaration
     if declared.position is None and declared.causal != "bottom-right":
         return "neither a causal diagonal at the last key nor positions are declared"
@@ -210,7 +210,7 @@ def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]
     explained=False,
 )
 def cache_no_memory(subject: Subject, problem: Problem) -> Finding:
-    """Another cache in the same storage, against the same question asked anew, items reordered."""
+    """Another cache in the same storage, against the same in fresh tensors, its items reordered."""
     earlier = with_cache(subject, problem)
     later = _with_other_cache(earlier, subject.inputs(problem.replace(seed=problem.seed + 1)))
     forward = subject.forward(earlier)
@@ -225,7 +225,7 @@ def cache_no_memory(subject: Subject, problem: Problem) -> Finding:
         subject,
         (later, again),
         (fresh, answer),
-        "with another cache in the same storage the answer is another than asked anew",
+        "with another cache in the same storage the answer is another than in fresh tensors",
         view=view,
         counterfactual=lambda: view(subject.oracle.output(earlier)),
     )
@@ -264,13 +264,13 @@ def empty_past(subject: Subject, problem: Problem) -> Finding:
     return same_unless_identical(subject, (inputs, answers[0]), (empty, answers[1]), wording)
 
 
-# Tokens that are asked one by one at the end; what comes before them is one chunk.
+# Tokens that are decoded one by one at the end; what comes before them is one chunk.
 SINGLES = 4
 MODES = ("tokens", "chunks", "ragged")
 
 
 def _can_decode(candidate: Candidate) -> str:
-    """Why no part of the tokens can be asked behind the others, or ""."""
+    """Why tokens cannot be decoded in several calls, or ""."""
     declared = candidate.declaration
     if any(is_fixed(candidate, name) for name in LENGTHS):
         return "its geometry pins the lengths"
@@ -307,7 +307,7 @@ def _can_decode(candidate: Candidate) -> str:
     explained=False,
 )
 def decode_equals_full(subject: Subject, problem: Problem) -> Finding:
-    """By its seed one of three ways; without a cache the last queries against all keys so far."""
+    """One of three ways, by the seed; without a cache the last queries against all keys so far."""
     mode = MODES[problem.seed % len(MODES)]
     finding = ragged(subject, problem) if mode == "ragged" else None
     return _stepwise(subject, problem, singly=mode == "tokens") if finding is None else finding
@@ -326,10 +326,10 @@ def _stepwise(subject: Subject, problem: Problem, *, singly: bool) -> Finding:
 def _steps(
     subject: Subject, whole: Inputs, bounds_of: Callable[[int], list[int]]
 ) -> Iterator[tuple[int, Inputs]]:
-    """The first row of each step, and what is asked.
+    """The first row of each step, and its inputs.
 
-    With a causal flag a step knows of no later token. Without one every query sees all keys, so
-    that the last of them are asked behind the others.
+    With a causal flag a step gets no later token. Without it every query sees all keys, so every
+    step gets all of them.
     """
     length, caches = whole.geometry.key_length, not can_cache(subject.candidate)
     for start, end in pairwise(bounds_of(length)):
@@ -343,7 +343,7 @@ def _steps(
 
 
 def _single_bounds(length: int) -> list[int]:
-    """One chunk, then the last few tokens one by one; of few tokens the second one on its own."""
+    """One chunk, then the last few tokens one by one: at least all tokens but the first."""
     return list(dict.fromkeys((0, *range(max(length - SINGLES, 1), length + 1))))
 
 
@@ -376,7 +376,7 @@ def _lost(subject: Subject, step: Inputs) -> Tensor:
 def ragged(subject: Subject, problem: Problem) -> Finding | None:
     """Items with caches of several lengths in one call, one of them against itself alone.
 
-    None where no declared mask can tell the items apart.
+    None where no declared mask can hide other keys from each item.
     """
     options = [pair for pair in RAGGED.options(subject.candidate) if "B" in pair[1]]
     if can_cache(subject.candidate) or subject.declaration.position is not None or not options:

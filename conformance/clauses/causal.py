@@ -92,7 +92,7 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def causal_combined(subject: Subject, problem: Problem) -> Finding:
-    """Everything at once against the golden; what is lost in turn must be able to show."""
+    """All options at once against the golden; losing one of them, by the seed, must show."""
     inputs = subject.inputs(problem)
     lost = _losses(inputs)
     if not lost:

@@ -1,4 +1,4 @@
-"""device.*: one device beside another, streams and captured graphs."""
+"""device.*: answers on two devices, streams, captured graphs and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .subject import Subject
 
 
 def on_a_device(candidate: Candidate) -> str:
-    """Why a clause about other devices than the CPU has nothing to ask, or ""."""
+    """Why a clause about other devices than the CPU does not apply, or ""."""
     if kind_of(candidate.declaration.devices[0]) != CPU:
         return ""
     return f"it is judged on the CPU, and {here()}"
@@ -57,7 +57,7 @@ def needing(what: str, *functions: str) -> Applies:
 
 
 def in_this_process(candidate: Candidate) -> str:
-    """Why what a candidate does with memory cannot be seen, or ""."""
+    """Why what a candidate does with memory cannot be observed, or ""."""
     if candidate.graph is not None:
         return "onnxruntime makes its tensors in a process of its own"
     arrays = candidate.declaration.arrays
@@ -100,7 +100,7 @@ def matches_cpu(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def deterministic(subject: Subject, problem: Problem) -> Finding:
-    """Equal calls of one forward; on a CPU state.bitwise-repeatable asks the same."""
+    """Equal calls of one forward; on a CPU state.bitwise-repeatable checks the same."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     first = subject.call(forward, inputs).output
@@ -158,7 +158,8 @@ WARM_UP = 3
 def stream(subject: Subject, problem: Problem) -> Finding:
     """The tensors hold NaN until the stream, which has fallen behind, comes to fill them.
 
-    Who works on another stream without waiting reads NaN. Nobody waits for more than this stream.
+    A candidate that works on another stream without waiting reads NaN. Only this stream is waited
+    for.
     """
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
@@ -255,7 +256,7 @@ class _Captured:
         self.device = device
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Warm up on a stream of its own, as torch asks for; capture; replay."""
+        """Warm up on a stream of its own, as torch requires; capture; replay."""
         module = module_of(self.device)
         side = module.Stream(device=self.device)
         synchronise(self.device)
@@ -293,7 +294,7 @@ class _GuardedForward:
 def _watch(
     subject: Subject, inputs: Inputs, call_arguments: Arguments
 ) -> tuple[Answer | None, Allocations]:
-    """The answer between guards; None from a candidate that can be called, but not watched.
+    """The answer, with guards around allocations; None from a candidate that fails under them.
 
     It has been called before: what is compiled or tuned in the first call is so by now.
     """
@@ -427,7 +428,7 @@ def _growth(subject: Subject, problem: Problem) -> Finding:
 
 
 def _peak(subject: Subject, problem: Problem, length: int) -> int:
-    """The bytes of a call, after one of another length: what is made once is there by then."""
+    """The peak of a call's bytes; what a candidate makes once was made by an earlier call."""
     inputs = _of_length(subject, problem, length)
     forward = subject.forward(inputs)
 
@@ -444,7 +445,7 @@ def _of_length(subject: Subject, problem: Problem, length: int) -> Inputs:
 
 
 def _small(candidate: Candidate, geometry: Geometry) -> Geometry:
-    """One item, and one head of a core, where no promise is in the way: what all share shows."""
+    """One item, and one head of a core, where the declaration allows it: the length dominates."""
     if admits_lengths(candidate, geometry.replace(batch=1)):
         geometry = geometry.replace(batch=1)
     pins = candidate.declaration.pins

@@ -41,7 +41,7 @@ def _promised(candidate: Candidate) -> str:
     declared = candidate.declaration
     if "any" in declared.empty_rules:
         return "it promises nothing about rows without keys"
-    forms = set(declared.masks) - {SEQUENCES}  # which hide what is not even handed over
+    forms = set(declared.masks) - {SEQUENCES}  # the keys that these hide are not even passed
     if not forms and declared.causal != "bottom-right":
         return "neither a mask nor its causal alignment can empty a row"
     if not forms and counts_from_first_key(candidate):
@@ -53,9 +53,10 @@ _returns_weights = declares("weights", "it returns no attention weights")
 
 
 def _under_a_rule(subject: Subject, problem: Problem, *, weights: bool) -> tuple[Inputs, str]:
-    """A call, and the rule that its rows without keys follow, "any" where none can be had.
+    """A call, and the rule that its rows without keys follow, "any" where none is promised.
 
-    Where rules differ by way, the call has a form of mask that has one, or the flag alone.
+    Where rules differ by the way in which keys are hidden, the call has a form of mask with a rule,
+    or the causal flag alone.
     """
     declared = subject.declaration
     if declared.empty_rows_by:
@@ -124,7 +125,7 @@ def empty_row_weights(subject: Subject, problem: Problem) -> Finding:
 def follows_empty_rule(
     subject: Subject, inputs: Inputs, answer: Tensor, rule: str, wording: str
 ) -> Finding:
-    """Whether rows without keys hold what a rule says; no others are looked at."""
+    """Rows without keys hold what a rule says; no other rows are judged."""
     if rule == "any":
         return Finding(binding=False)
     expected = subject.golden(inputs)
@@ -163,7 +164,7 @@ def _some_row_stays(candidate: Candidate) -> str:
     applies=(_some_row_stays,),
 )
 def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
-    """The same problem with the empty rows given every key: the other rows must not notice."""
+    """The same problem where empty rows attend every key: the other rows must stay the same."""
     inputs = subject.inputs(problem)
     if inputs.keep is None:
         return Finding(binding=False)

@@ -138,7 +138,7 @@ def _lengths(subject: Subject) -> tuple[str, ...]:
 
 
 def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
-    """What happens at another size, where a size is fixed that the file leaves open."""
+    """How a call of another size fails, where the graph fixes a size that the file leaves open."""
     baked = graph_of(subject.candidate).reading.baked
     together = LENGTHS if field in LENGTHS and not can_cross(subject.candidate) else (field,)
     if not set(together) & set(baked):
@@ -149,7 +149,7 @@ def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
 
 
 def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
-    """What happens with one key more, where the file names two lengths that must be equal."""
+    """How a call with one key more fails, where two lengths must be equal but are named apart."""
     graph = graph_of(subject.candidate)
     pins = graph.reading.pins
     tied = pins.get("key_length") == "query_length" or pins.get("query_length") == "key_length"

@@ -29,7 +29,7 @@ from .subject import Subject
 ONCE: Final = Space(values=("normal",), share=0.01)
 ELSEWHERE: Final = Setting(level=DEFAULT.level, provider=DEFAULT.provider, child=1)
 _SHOWN: Final = 3
-# What a name may suggest for a role; one input for several says what it is as any of them.
+# What a name may suggest for a role; an input that plays several roles may be named by any.
 _SAYS: Final = {
     "query": ("query",),
     "key": ("key", "context"),
@@ -150,7 +150,7 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def names(subject: Subject, _problem: Problem) -> Finding:
-    """Every name against the role that was found by behaviour or declared."""
+    """Every name against the role that behaviour or a declaration gives it."""
     reading = graph_of(subject.candidate).reading
     objections = [objection for role in _named(reading) if (objection := _objection(role))]
     return _finding("names do not say roles", (_listed(objections),) if objections else ())
@@ -180,7 +180,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _finding(what: str, details: Sequence[str]) -> Finding:
-    """A violation that says all that was told; none when nothing was."""
+    """A violation that lists the details; none without details."""
     if not details:
         return Finding()
     message = printable(f"{what}: {_listed(details)}")
@@ -223,7 +223,7 @@ def inputs_matter(subject: Subject, problem: Problem) -> Finding:
 
 
 def feeds_of(graph: OpenedGraph, inputs: Inputs) -> dict[str, Array]:
-    """What the graph is given for some inputs, by the names of its own."""
+    """The arrays that the graph gets for some inputs, by the graph's own names."""
     forward: Any = graph.forward(DEFAULT)
     feeds: dict[str, Array] = forward.feeds(*arguments(inputs))
     return feeds
@@ -253,13 +253,13 @@ def _outputs(run: Run, feeds: Feeds) -> Mapping[str, Array]:
 
 
 def _may_change(graph: OpenedGraph, role: Role, feeds: Feeds) -> bool:
-    """Not what the user said to be a constant, nor what is empty."""
+    """Whether an input is neither empty nor declared to be a constant."""
     is_constant = graph.declaration.inputs.get(role.name, {}).get("role") == "constant"
     return not is_constant and bool(feeds[role.name].size)
 
 
 def _changed(role: Role, value: Array) -> Array:
-    """Another value that an input may have: tokens drawn anew, a mask that hides more."""
+    """Another value that an input may have: newly drawn tokens, a mask that hides more."""
     if role.role == "lengths":
         return np.ones_like(value)
     if role.role in MASK_ROLES and role.role != "bias":

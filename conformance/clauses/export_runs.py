@@ -34,7 +34,7 @@ is_graph = requires(lambda c: c.graph is not None, "it is no ONNX graph")
 
 
 def graph_of(candidate: Candidate) -> OpenedGraph:
-    """The graph behind a candidate; LookupError for one that is none."""
+    """The graph behind a candidate; LookupError where there is none."""
     if candidate.graph is None:
         msg = f"{candidate.name} is no ONNX graph"
         raise LookupError(msg)

@@ -1,4 +1,4 @@
-"""gradients.strided, .shared, .alone, .interleaved, .repeated and others: ways to call and ask."""
+"""gradients.strided, .shared, .alone, .interleaved and others: ways to call and differentiate."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
         of_mask = STRIDED[0] if layout in ("mixed", "expanded") else layout
         laid_out = run.inputs.replace(layout=layout, mask_layout=of_mask)
         if not subject.answers(laid_out):
-            continue  # another clause's matter
+            continue  # another clause judges whether it must
         taped = subject.gradients.tape(laid_out)
         wording = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
         findings.append(same_gradients(subject, run, taped.pull(upstream), wording))
@@ -96,7 +96,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
 
 
 def _of_equal_items(subject: Subject, run: GradientRun) -> GradientRun:
-    """Gradients for items that are all the first one, which a stride of zero can hold."""
+    """A run for inputs whose items all equal the first, which a stride of zero can hold."""
     equal = run.inputs.map_tokens(lambda tokens: tokens[:1].expand(tokens.shape).contiguous())
     return _gradient_run(subject, equal, run.upstream)
 
@@ -276,7 +276,7 @@ def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: T
 
 
 def _gradients_of_leaves(taped: Taped) -> Gradients:
-    """What the leaves hold by now, copied."""
+    """Copies of the gradients that the leaves hold by now."""
     held = (None if leaf.grad is None else leaf.grad.clone() for leaf in taped.asking)
     return taped.gather(tuple(held))
 
@@ -289,7 +289,7 @@ def _gradients_of_leaves(taped: Taped) -> Gradients:
     applies=(records_gradients,),
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
-    """Every tensor that the backward pass could reach, bit for bit with what lies beside it."""
+    """Every tensor that the backward pass could reach, and the memory around it, bit for bit."""
     inputs = with_full_rows(subject, problem).replace(layout="between-canaries")
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs, call_arguments=arguments(inputs))
@@ -332,7 +332,7 @@ def no_queries(subject: Subject, problem: Problem) -> Finding:
     )
     inputs = without_items(drawn) if by_batch else without_queries(subject.candidate, drawn)
     if not subject.answers(inputs):
-        reason = "it does not answer without queries"  # whether it must is another clause's matter
+        reason = "it does not answer without queries"  # another clause judges whether it must
         return Finding(binding=False, inapplicable=reason)
     nothing = torch.zeros(inputs.output_shape, dtype=inputs.query.dtype)
     try:

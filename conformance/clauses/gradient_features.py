@@ -86,7 +86,7 @@ def cache(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def sinks(subject: Subject, problem: Problem) -> Finding:
-    """Sinks of the size of the logits, beside every other option."""
+    """Sinks of the size of the logits, with all other options."""
     inputs = with_sinks(subject, problem.replace(past=0))
     if has_empty_rows(subject, inputs):
         inputs = with_sinks(
@@ -196,7 +196,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
 
 
 def _differs(expected: GradientAnswer, other: GradientAnswer) -> bool:
-    """Whether some gradient of another backward pass is beyond the bounds of the known ones."""
+    """Whether some gradient of another backward pass is beyond the bounds of the expected ones."""
     return expected.representable and any(
         moves(gradient.value, other.gradients[name].value, gradient.worst)
         for name, gradient in expected.gradients.items()
@@ -233,8 +233,8 @@ def _kept(
 ) -> tuple[Tensor | None, str]:
     """What each weight was multiplied by, ``[B, H, Lq, Lk]``: 0 or ``grown``.
 
-    None where some weight is too small to tell; with a reason where one has become anything else,
-    which is the matter of the clauses about answers.
+    None where some weight is too small to tell; with a reason where a weight was multiplied by
+    anything else, which the clauses about answers judge.
     """
     expected = subject.golden(inputs)
     values = expected.core.value.double()

@@ -42,7 +42,7 @@ from .options import unless_refused_alone
 from .registry import Finding, clause
 from .subject import Subject
 
-# Where nothing is known of the projections, junk in half precision stays this part of what it is.
+# The factor on junk in half precision where the projections are unknown.
 UNMEASURED = 0.01
 
 
@@ -108,7 +108,7 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def golden_options(subject: Subject, problem: Problem) -> Finding:
-    """Systematically what is declared, together; queries without keys get no output gradient."""
+    """Combinations of all declared options; queries without keys get no output gradient."""
     return unless_refused_alone(
         subject, problem, lambda placed: _gradients_and_answer(subject, placed)
     )

@@ -1,4 +1,4 @@
-"""The small vocabulary in which the clauses are written."""
+"""What most clauses are written with: comparisons of answers, and changes of inputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _lazy_answers(expected: Golden, inputs: Inputs) -> Iterator[Tensor]:
 
 
 def through_output(expected: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
-    """What the answer is when the heads return this: themselves, or behind a layer's projection."""
+    """The answer for some head outputs: themselves, or behind a layer's output projection."""
     if isinstance(expected.evaluation, golden.Attention):
         return heads
     point = expected.core.semantics
@@ -54,8 +54,8 @@ def through_output(expected: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
 
 
 View = Callable[[Tensor], Tensor]
-# What an example must be able to tell apart: the golden answer to other inputs, that at another
-# point of the semantics, or any other output.
+# A wrong answer that an example must be able to tell from the right one: the golden answer to other
+# inputs, that at another point of the semantics, or any other output.
 Counterfactual = Inputs | golden.Semantics | Callable[[], Tensor]
 
 
@@ -74,10 +74,10 @@ def matches_golden(
     judged: Tensor | None = None,
     signal: bool = True,
 ) -> Finding:
-    """The answer, which is asked for unless it is at hand, equals the golden one in its bound.
+    """The answer (that of a call, unless it is given) equals the golden one within its bound.
 
-    ``counterfactual`` is what the example must be able to tell apart: other inputs or another
-    point. With ``signal`` answers that are no attention must be clearly wrong, too.
+    The example binds only if it can tell the ``counterfactual`` from the golden answer and, with
+    ``signal``, if answers that are no attention are clearly wrong.
     """
     answer = subject.answer(inputs) if answer is None else answer
     expected = subject.golden(inputs)
@@ -100,7 +100,7 @@ def finite_limit(subject: Subject) -> float:
 def narrow_range(subject: Subject) -> bool:
     """Whether a candidate holds no larger numbers than float16 does; bfloat16 does.
 
-    Or none beside much smaller ones: 8-bit integers lose what is a part of 255 of the range.
+    Or no small numbers together with large ones: 8-bit integers lose less than a 255th of a range.
     """
     narrow = finite_limit(subject) <= torch.finfo(torch.float16).max
     return narrow or bool(subject.declaration.precision)
@@ -135,8 +135,8 @@ def same_answer(
 
     Both answers carry errors, and rounding the transformed inputs may move the exact answer: the
     allowance is the sum of both bounds and the distance of the two golden answers.
-    ``counterfactual`` gives a golden output, seen like ``second``, which the example must be able
-    to tell apart.
+    The example binds only if it can tell the ``counterfactual``, whose output has the rows of that
+    to ``second``, from the golden answer.
     """
     first_answer, second_answer = subject.answer(first), subject.answer(second)
     return relate(
@@ -160,7 +160,7 @@ def relate(
     judged: Tensor | None = None,
     counterfactual: Counterfactual | None = None,
 ) -> Finding:
-    """Two answers at hand agree, as in :func:`same_answer`; each comes with its inputs."""
+    """Two answers agree, as in :func:`same_answer`; each comes with its inputs."""
     first_golden, first_bound, first_judged = subject.frame(first[0])
     second_golden, second_bound, second_judged = subject.frame(second[0])
     shape = second_bound.shape
@@ -204,7 +204,7 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
 
 
 def still_holds(answer: Answer) -> bool:
-    """Whether the tensor that a candidate returned still holds what it held when it came."""
+    """Whether the tensor that a candidate returned still holds what it held when it returned."""
     if answer.returned is None or answer.kept is None:
         return True
     return identical(taken(answer.returned).reshape(answer.kept.shape), answer.kept)
@@ -261,9 +261,9 @@ def reordered_keys(inputs: Inputs, order: Tensor) -> Inputs:
 
 
 def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]:
-    """One batch item alone with its mask, and how its answer is seen in the batch's.
+    """One batch item alone with its mask, and the view of the batch's answer that it must equal.
 
-    A candidate that cannot be called with one item gets a batch of nothing but that item.
+    For a candidate that cannot be called with one item, a batch of copies of that item.
     """
     single = admits_lengths(subject.candidate, inputs.geometry.replace(batch=1))
     count = 1 if single else inputs.geometry.batch
@@ -272,7 +272,7 @@ def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]
 
 
 def can_hold_nan(candidate: Candidate) -> str:
-    """Why what is not a number cannot be passed on, or ""."""
+    """Why NaN cannot be passed on, or ""."""
     precision = candidate.declaration.precision
     return f"the integers of its precision {precision} have no NaN" if precision else ""
 
@@ -387,7 +387,7 @@ def are_golden_weights(subject: Subject, inputs: Inputs, answer: Answer) -> Find
     expected = subject.golden(inputs)
     bound = subject.oracle.weights_bound(inputs)
     if answer.weights is None:
-        msg = "weights were asked for, so reading the answer found them"
+        msg = "weights were requested, so the answer that was read holds them"
         raise LookupError(msg)
     judged = (~expected.empty & expected.representable_core).unsqueeze(-1)
     wording = "the returned weights are wrong"
@@ -408,10 +408,10 @@ def measures_golden(
     counterfactual: Counterfactual | None = None,
     signal: bool = True,
 ) -> Finding:
-    """The answer equals the golden one within the smallest bound that is known to hold.
+    """The answer equals the golden one within the smallest bound that is derived for it.
 
-    ``counterfactual`` is what the example must be able to tell apart: other inputs or another
-    point. With ``signal`` answers that are no attention must be clearly wrong, too.
+    The example binds only if it can tell the ``counterfactual`` from the golden answer and, with
+    ``signal``, if answers that are no attention are clearly wrong.
     """
     yardstick = subject.yardstick(inputs)
     answer = subject.answer(inputs)
@@ -426,7 +426,7 @@ def measures_golden(
 
 
 def measure(yardstick: Yardstick, answer: Tensor, wording: str) -> Comparison:
-    """Hold an answer against a yardstick."""
+    """Compare an answer with the most exact one, within the sharpest bound."""
     return compare(
         answer,
         yardstick.output,
@@ -440,7 +440,7 @@ def measure(yardstick: Yardstick, answer: Tensor, wording: str) -> Comparison:
 def explained(
     subject: Subject, inputs: Inputs, answer: Tensor, comparison: Comparison
 ) -> Comparison:
-    """A disagreement with the parts of its bound, and the scale that would explain it."""
+    """The comparison with the parts of its bound and the scale that would explain it, if any."""
     if comparison.kind != "value":
         return comparison
     return comparison.replace(
@@ -450,7 +450,7 @@ def explained(
 
 
 def stands_alone(candidate: Candidate) -> str:
-    """Why a query cannot be asked with the keys of its window alone, or ""."""
+    """Why no call can be made with one query and the keys of its window alone, or ""."""
     declared = candidate.declaration
     if any(is_fixed(candidate, name) for name in LENGTHS):
         return "its geometry pins the lengths"
@@ -471,8 +471,8 @@ def as_alone(
 ) -> Finding:
     """A row's answer is that of its query alone with the keys that flag and window admit.
 
-    ``counterfactual`` gives a golden output for all rows, which the row must be able to tell apart.
-    It does not bind where the row sees no key.
+    The example binds only if the row can tell the ``counterfactual``, an output for all rows, from
+    the golden answer. It does not bind where the row sees no key.
     """
     lone_row = _alone(subject, inputs, row)
     if lone_row is None:
@@ -490,7 +490,10 @@ def as_alone(
 
 
 def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Tensor] | None:
-    """The question of one row, how its answer is seen in that of all, and the rows to judge."""
+    """A call for one row alone, the view of the whole answer that it equals, the rows to judge.
+
+    None where the row sees no key, or the candidate takes no such lengths.
+    """
     visible = _structure(subject, inputs)[row].nonzero().flatten()
     if not len(visible):
         return None

@@ -1,4 +1,4 @@
-"""The vocabulary of the clauses about gradients: how they are asked, judged, and compared."""
+"""What the clauses about gradients are written with: how gradients are made and compared."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DESCRIPTIONS = {
 
 
 def records_gradients(candidate: Candidate) -> str:
-    """Why no gradients can be asked for, or ""."""
+    """Why no gradients can be computed, or ""."""
     declared = candidate.declaration
     if "gradients" not in declared.features:
         return "it declares that it has no gradients"
@@ -65,7 +65,7 @@ def records_gradients(candidate: Candidate) -> str:
 
 
 def has_golden_gradients(candidate: Candidate) -> str:
-    """Why no golden gradients are known, or ""."""
+    """Why there are no golden gradients, or ""."""
     return records_gradients(candidate) or why_unknown(
         candidate.declaration.semantics, candidate.kind
     )
@@ -85,7 +85,7 @@ def inputs_for_gradients(subject: Subject, problem: Problem, *, whole: bool = Fa
 def with_full_rows(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
     """The inputs of a problem without the window or the flag that leaves a query without keys.
 
-    What gradients a row without keys gives is the matter of a clause of its own.
+    Another clause judges what gradients a row without keys gives.
     """
     inputs = inputs_for_gradients(subject, problem, whole=whole)
     causal = subject.declaration.always_causal
@@ -101,8 +101,8 @@ def output_gradient(
 ) -> Tensor:
     """Independent normal numbers of the answer's shape, in the working dtype.
 
-    Zero in rows that no clause but those about them judges: without keys, not there, not
-    representable; and where ``rows``, which broadcasts to the answer, is False.
+    Zero in rows that cannot be judged (without keys, absent, not representable), and where
+    ``rows``, which broadcasts to the answer, is False.
     """
     drawn = normal(inputs.output_shape, generator_for(problem, UPSTREAM)).to(inputs.query.dtype)
     judged = judged_rows(subject, inputs)
@@ -120,7 +120,7 @@ def judged_rows(subject: Subject, inputs: Inputs) -> Tensor:
 
 
 def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
-    """Whether some query that is there has no key."""
+    """Whether some query that is not absent has no key."""
     point = subject.declaration.semantics
     empty = ~inputs.allowed(point).any(dim=-1)
     open_rule = subject.declaration.empty_rows in ("nan", "any")
@@ -149,7 +149,7 @@ def _norms(heads: Tensor, point: golden.Semantics) -> Tensor:
 
 
 def cannot_be_judged(subject: Subject, inputs: Inputs) -> bool:
-    """Whether gradients are another clause's matter, or beyond what must be judged."""
+    """Whether other clauses judge these gradients, or they may overflow."""
     return has_empty_rows(subject, inputs) or has_short_heads(subject, inputs)
 
 
@@ -165,10 +165,10 @@ def drawn_gradients_match(subject: Subject, problem: Problem, inputs: Inputs) ->
 def matches_golden_gradients(
     subject: Subject, inputs: Inputs, upstream: Tensor, gradients: Gradients
 ) -> Finding:
-    """Every gradient that was found is the golden one within its bound.
+    """Every gradient is the golden one within its bound.
 
-    On independent inputs their errors must have nothing in common, too. The example must tell
-    gradients of half the size.
+    On independent inputs their errors must have nothing in common, too. The example binds only if
+    gradients of half the size would be wrong.
     """
     expected = subject.gradients.oracle.answer(inputs, upstream)
     return compare_gradients(subject, inputs, expected, gradients)
@@ -177,7 +177,7 @@ def matches_golden_gradients(
 def compare_gradients(
     subject: Subject, inputs: Inputs, expected: GradientAnswer, gradients: Gradients
 ) -> Finding:
-    """Every gradient that was found is a known one within its bound, in the same way."""
+    """Every gradient is the expected one within its bound, as in matches_golden_gradients."""
     if not expected.representable:
         reason = "its score_mod has no finite slope that torch can find" * expected.without_slope
         return Finding(binding=False, inapplicable=reason)
@@ -207,9 +207,9 @@ def compare_gradients(
 
 
 def promised_gradients(subject: Subject, gradients: Gradients) -> Gradients:
-    """Without those of weights, of a cache or of sinks where none flow and none are promised.
+    """The gradients without those of weights, cache or sinks where none flow and none are promised.
 
-    A cache may be what earlier calls left behind, and sinks constants, from which nobody learns.
+    A cache may be what earlier calls left behind, and sinks may be constants.
     """
     declared = subject.declaration
     weights = {name for name in gradients.found if name not in _INPUTS}
@@ -227,7 +227,7 @@ _INPUTS = frozenset((*KEYWORD_LEAVES, *(name for names in INPUT_NAMES.values() f
 
 
 def _golden_by_argument(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
-    """The golden gradients of each tensor that is handed over, with errors that keys share."""
+    """The golden gradient of each tensor argument, with the errors that its keys share."""
     length = inputs.geometry.key_length
     widened = {
         name: with_shared_errors(exact, length) if name in TOKENS else exact
@@ -260,7 +260,7 @@ def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
 
 
 def described(name: str) -> str:
-    """What a gradient belongs to, in a sentence."""
+    """What a gradient belongs to, in words for a message."""
     return DESCRIPTIONS.get(name, name)
 
 
@@ -351,7 +351,7 @@ def by_kv_head(allowed: Tensor, read: Tensor, num_kv_heads: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientRun:
-    """Gradients with what they were asked for, to be compared with others of the candidate."""
+    """Gradients with the inputs and the output gradient that they were computed for."""
 
     inputs: Inputs
     upstream: Tensor
@@ -361,7 +361,7 @@ class GradientRun:
 def same_gradients(
     subject: Subject, first: GradientRun, second: Gradients, wording: str, *, factor: float = 1.0
 ) -> Finding:
-    """Other gradients for the same question are ``factor`` times the first, within both bounds.
+    """Gradients of an equal call are ``factor`` times the first ones, within both bounds.
 
     ``wording`` holds ``{}`` for what the gradient belongs to.
     """
@@ -403,7 +403,7 @@ def gradient_bounds(subject: Subject, run: GradientRun) -> dict[str, Tensor]:
     """How far each gradient may be from the exact one, by name.
 
     Measured where none is derived: how far the candidate's own gradients move when its inputs
-    change by one unit each. Empty where nobody can represent them.
+    change by one unit each. Empty where the golden gradients cannot be represented.
     """
     kind = subject.candidate.kind
     if subject.candidate.golden_known and not why_unknown(subject.declaration.semantics, kind):

@@ -122,7 +122,7 @@ def rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
     allowed = inputs.allowed(subject.declaration.semantics)
     apart = ~(allowed & junk_keys[:, None, None, :]).any(dim=-1)
     if inputs.mode == "self":
-        apart = apart & ~junk_keys[:, None, inputs.past :]  # what is cached asks nothing
+        apart = apart & ~junk_keys[:, None, inputs.past :]  # cached tokens are no queries
     return apart.all(dim=1).unsqueeze(-1) if inputs.is_layer else apart.unsqueeze(-1)
 
 

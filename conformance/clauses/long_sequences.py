@@ -18,7 +18,7 @@ from ..problems.space import Space, admits_lengths, can_cross
 from .registry import Finding, clause
 from .subject import Subject
 
-# Rows on both sides of the edges of tiles; beside them some random ones.
+# Rows on both sides of the edges of tiles; some random rows are judged as well.
 EDGE_ROWS: Final = (0, 1, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512)
 RANDOM_ROWS: Final = 4
 
@@ -56,7 +56,7 @@ def some_rows_match(
 ) -> Finding:
     """Some rows of the answer equal the golden ones, all of them where rows are not apart.
 
-    ``counterfactual`` is what those rows must be able to tell apart.
+    The example binds only if those rows can tell the ``counterfactual`` from the golden answer.
     """
     apart = _rows_apart(subject)
     rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)
@@ -93,7 +93,7 @@ def _some_rows(problem: Problem) -> Tensor:
 
 
 def _of_rows(subject: Subject, inputs: Inputs, rows: Tensor) -> Inputs:
-    """What the golden is asked about some rows: their queries, and what they may attend."""
+    """The inputs of the golden for some rows: their queries, and what these may attend."""
     allowed = inputs.allowed(subject.declaration.semantics)
     return inputs.replace(
         geometry=inputs.geometry.replace(query_length=len(rows)),
@@ -116,12 +116,12 @@ def _chosen(bias: Tensor | None, rows: Tensor) -> Tensor | None:
 # What a drawn number of keys is multiplied by: 40 become 2,560 in the quick profile, 513 become
 # 32,832 in the thorough one.
 TIMES: Final = 64
-# Queries beside that many keys.
+# Queries of a problem with that many keys.
 FEW_QUERIES: Final = 4
 
 
 def _few_queries(candidate: Candidate) -> str:
-    """Why a few queries cannot stand beside many keys, or ""."""
+    """Why no call can have few queries and many keys, or ""."""
     if can_cross(candidate):
         return ""
     return "it takes as many queries as keys, and numerics.any-length judges as many as can be"
@@ -143,7 +143,7 @@ def _few_queries(candidate: Candidate) -> str:
     subtle=True,
 )
 def long_sequence(subject: Subject, problem: Problem) -> Finding:
-    """Few queries beside many keys; benchmarks/long_sequences.py judges as many queries."""
+    """Few queries and many keys; benchmarks/long_sequences.py judges as many queries."""
     longer = _lengthened(subject, problem)
     if longer is None:
         return Finding(binding=False)

@@ -82,7 +82,7 @@ _free_key_length = requires(
 
 
 def _padding_shows(candidate: Candidate) -> str:
-    """Why causality hides the last keys from all queries that could be asked without them, or "".
+    """Why causality hides the last keys from all queries that a call without them can have, or "".
 
     Where the diagonal ends at the last query and key, or both are one sequence, queries must be cut
     off with the keys, and those that are left see none of the keys that are cut. Positions that are

@@ -22,7 +22,7 @@ from .judging import golden_at, narrow_range
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
-# The dtypes that stand beside the working one.
+# The dtypes that are mixed with the working dtype.
 OTHERS: Final = {
     "float64": (torch.float32,),
     "float32": (torch.bfloat16, torch.float16),
@@ -159,7 +159,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _described(inputs: Inputs) -> str:
-    """The dtypes of a call: ``query float16, key and value float32``."""
+    """The dtypes of a call: ``query float16, key float32, value float32``."""
     tensors = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     return ", ".join(f"{name} {name_of(tensor.dtype)}" for name, tensor in tensors.items())
 

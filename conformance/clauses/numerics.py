@@ -30,12 +30,12 @@ from .subject import Subject
 
 PAPER = "Vaswani et al. 2017, equation 1"
 HEADROOM = model.HEADROOM
-# A scale that is off by this factor must be seen for an example to count. Projections that a
+# An example counts if a scale that is off by this factor would be wrong. Projections that a
 # candidate brings in half precision, or as 8-bit integers, hide a smaller one from single elements.
 OTHER_SCALE = {"float32": 1.1, "float64": 1.1, "float16": 2.0, "bfloat16": 2.0}
 ODD_SCALES = (0.0, -0.5)
-# A mask that is always in play may be a finite fill: no live logit goes below what
-# mask.single-key asks of fills.
+# A mask that always applies may be a finite fill: no live logit goes below what mask.single-key
+# requires of fills.
 LARGEST_BESIDE_A_FILL = 1e8
 LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
 
@@ -105,7 +105,7 @@ def odd_scale(subject: Subject, problem: Problem) -> Finding:
         inputs.replace(scale=odd, generic=False),
         wording,
         counterfactual=inputs,
-        signal=False,  # a scale of zero asks for the mean of the values
+        signal=False,  # at a scale of zero the mean of the values is right
     )
 
 
@@ -207,7 +207,7 @@ def accumulation(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
-    """The first keys alone, where that can be asked: over many the errors of logits average out."""
+    """The first keys, if so few are taken: over many keys the errors of logits average out."""
     few = inputs.geometry.replace(key_length=min(FEW, inputs.geometry.key_length))
     if inputs.mode == "self" or not admits_lengths(subject.candidate, few):
         return inputs
@@ -216,7 +216,7 @@ def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
 
 
 def _coarsely(subject: Subject, inputs: Inputs) -> Tensor:
-    """The answer of somebody who adds up in a coarse format."""
+    """The answer of an implementation that adds up in a coarse format."""
     expected = subject.golden(inputs)
     core, working = expected.core, TORCH_DTYPES[subject.dtype]
     coarse = COARSE[subject.dtype]
@@ -256,7 +256,7 @@ WHERE: Final = ("query", "key", "value")
     explained=False,
 )
 def nan_shows(subject: Subject, problem: Problem) -> Finding:
-    """One token of a query, a key or a value is NaN; every row that meets it is looked at."""
+    """One token of a query, a key or a value is NaN; every row that depends on it is judged."""
     inputs = subject.inputs(problem)
     role = WHERE[problem.seed % len(WHERE)]
     has_golden = subject.candidate.golden_known

@@ -1,4 +1,4 @@
-"""operator.*: what is registered with torch tells the truth about itself."""
+"""operator.*: what an operator registers with torch is true; compile.*: so are compiled answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .judging import relate
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
-# What each of opcheck's tests speaks of.
+# What it means to fail each of opcheck's tests.
 MEANINGS: Final = {
     "test_schema": "its schema does not say what it does to its arguments",
     "test_autograd_registration": "its gradients are not registered where torch looks for them",
@@ -47,7 +47,7 @@ _is_operator = requires(lambda c: c.declaration.operator, "no operator is declar
         "aliasing is true, and its gradients, its fake implementation and its trace agree with it."
     ),
     source="torch.library.opcheck and the custom operators manual",
-    # Each check traces the operator anew, which takes half a second.
+    # Each check traces the operator again, which takes half a second.
     space=OPTIONS.replace(share=0.01, edges="combinations", purpose="operator"),
     applies=(_is_operator,),
     explained=False,
@@ -98,7 +98,7 @@ def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
 def _copied_arguments(
     overload: Any, positional: tuple[Any, ...], named: dict[str, Any], *, with_gradients: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the arguments; those that gradients flow to ask for them."""
+    """Copies of the arguments, which require gradients where gradients flow to them."""
     written = written_arguments(overload)
 
     def copied(name: str, value: Any) -> Any:
@@ -116,7 +116,7 @@ def _copied_arguments(
 
 
 def _first_line(result: Any) -> str:
-    """The first line that says something of an exception."""
+    """The type and the first line of an exception."""
     lines = [line.strip() for line in str(result).splitlines() if line.strip()]
     return f"{type(result).__name__}: {lines[0] if lines else ''}"
 
@@ -129,7 +129,7 @@ _is_compiled = requires(lambda c: c.eager is not None, "it is not compiled (--co
 
 
 def left_to_eager(candidate: Candidate, slug: str) -> str:
-    """Why a clause is left to the candidate as it is, before torch.compile, or ""."""
+    """Why a clause is judged for the candidate before torch.compile only, or ""."""
     if candidate.eager is None or slug in COMPILED_CLAUSES:
         return ""
     return "asked of the candidate as it is, uncompiled"

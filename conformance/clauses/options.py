@@ -1,4 +1,4 @@
-"""numerics.options: what is given together in one call leaves each other alone."""
+"""numerics.options: options that are given together in one call do not disturb each other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _some_option = requires(
     subtle=True,
 )
 def options(subject: Subject, problem: Problem) -> Finding:
-    """Systematically what is declared, together; what is lost in turn must be able to show."""
+    """Combinations of all declared options; losing one of them, by the seed, must show."""
 
     def answer(placed: Problem) -> Finding:
         inputs = subject.inputs(placed)
@@ -93,10 +93,9 @@ def empty_rows_with_options(subject: Subject, problem: Problem) -> Finding:
 def unless_refused_alone(
     subject: Subject, problem: Problem, judge: Callable[[Problem], Finding]
 ) -> Finding:
-    """What a check finds; of a place in memory that is refused by itself, what it finds elsewhere.
+    """The finding of a check; with contiguous tensors where the memory layout alone is refused.
 
-    Which places a candidate takes is for the clauses about memory: here is what comes of a place
-    beside something else.
+    Other clauses judge which layouts a candidate takes: here it matters how they act with options.
     """
     try:
         return judge(problem)
@@ -109,7 +108,7 @@ def unless_refused_alone(
 
 
 def _refuses_place(subject: Subject, problem: Problem) -> bool:
-    """Whether the tensors, or the mask, are refused where they lie without any option."""
+    """Whether the layout of the tensors, or of the mask, is refused without any option, too."""
     plain = Problem(
         geometry=problem.geometry,
         dtype=problem.dtype,
@@ -131,7 +130,7 @@ def _refuses_place(subject: Subject, problem: Problem) -> bool:
 
 
 def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: Answer) -> Finding:
-    """Every row of an answer that has a key, and the weights beside it."""
+    """Every row of an answer that has a key, and the returned weights, are right."""
     lost = _losses(inputs)
     other = lost[problem.seed % len(lost)] if lost else None
     wording = "an answer forgets one of the options that are given together"

@@ -32,7 +32,7 @@ _offers_out = declares("out", "no out= is declared")
 
 @dataclass(frozen=True, eq=False)
 class _Written:
-    """What a call with a buffer gave: the answer read from the buffer, and what was returned."""
+    """A call with a buffer: the answer read from the buffer, and what was returned."""
 
     answer: Answer
     buffer: Tensor

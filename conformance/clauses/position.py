@@ -248,7 +248,7 @@ FEW = 4
 
 
 def is_rotary(candidate: Candidate) -> str:
-    """Why nothing is known of how positions turn queries and keys, or ""."""
+    """Why positions do not turn queries and keys in a declared way, or ""."""
     if candidate.declaration.semantics.rotary == "none":
         return "its semantics declares no rotary positions"
     return ""
@@ -292,7 +292,7 @@ def _far(subject: Subject, problem: Problem) -> Problem:
 
 
 def _crowded(subject: Subject, problem: Problem) -> bool:
-    """Whether it is the turn of many keys; layers would project them all for one or two queries."""
+    """Whether the problem gets many keys; layers would project them all for one or two queries."""
     half = problem.dtype == "bfloat16" and subject.candidate.kind == "core"
     return half and problem.seed % CROWDED == 1
 
@@ -308,7 +308,7 @@ def _few_of_a_crowd(inputs: Inputs) -> Inputs:
 
 
 def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
-    """A point that two pairs of channels, or one, can tell apart."""
+    """Another point of the semantics, which heads of two pairs of channels, or one, can show."""
     point = subject.declaration.semantics
     pairs = golden.rotary_size(inputs.geometry.head_size, point) // 2
     if pairs < len(("two", "pairs")):

@@ -24,7 +24,7 @@ from .registry import Finding, clause
 from .subject import Subject
 
 NUMERICS = "docs/tolerance.md; Higham & Mary 2019"
-# A scale that is off by this much must be seen for an example to count.
+# An example counts if a scale that is off by this much would be wrong.
 OTHER_SCALE_ERROR = 0.1
 # Errors average out over many elements. A scale that is a power of four multiplies exactly.
 MANY = (
@@ -157,7 +157,7 @@ def typical_error(subject: Subject, problem: Problem) -> Finding:
 
 
 def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation | None]:
-    """The fit, or else what kept it from being made if that is the candidate's fault."""
+    """The fit, or else the violation that prevents it, if there is one."""
     inputs = subject.inputs(problem)
     yardstick, answer = subject.yardstick(inputs), subject.answer(inputs)
     comparison = measure(yardstick, answer, "the answer to independent inputs is wrong")

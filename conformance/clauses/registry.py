@@ -1,4 +1,4 @@
-"""What a clause is, whether one can be used, and the registry of them all."""
+"""What a clause is, whether it is valid, and the registry of all clauses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SLUG: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\.[a-z0-9]+(-[a-z0-9]+)*"
 
 
 def why_not(clause: Clause) -> str:
-    """Why a clause cannot be one, in words that follow its slug, or ""."""
+    """Why a clause is not valid, in words that follow its slug, or ""."""
     return next(_reasons(clause), "")
 
 
@@ -86,10 +86,10 @@ Level = Literal["MUST", "SHOULD", "MAY"]
 class Finding:
     """What one example showed.
 
-    ``binding`` says that the clause's counterfactual would have been seen on this example.
+    ``binding`` says that this example tells the clause's counterfactual from what is right.
     ``margin`` is the largest error over its bound, None where no numbers were compared.
     ``refused`` says that the candidate raised where it may: see ``RowWithoutKeysRefused``.
-    ``inapplicable`` is the reason why the clause turned out not to apply to what was asked, or "".
+    ``inapplicable`` is the reason why the clause turned out not to apply to the example, or "".
     """
 
     binding: bool = True
@@ -104,7 +104,7 @@ class Finding:
         return cls(binding=binding, margin=comparison.margin, violation=comparison.violation)
 
     def only_if(self, condition: bool) -> Finding:  # noqa: FBT001 (the condition is all there is)
-        """The finding of an example that binds only under one more condition."""
+        """The same finding, binding only under a further condition."""
         return dataclasses.replace(self, binding=self.binding and condition)
 
 
@@ -154,10 +154,10 @@ class Clause:
     explained
         Whether another point of the semantics may explain a failure, so that it is diagnosed.
     of_repetition
-        Whether it asks if equal calls give equal answers: then randomness is what it finds, and
-        elsewhere an answer that differs from call to call says nothing.
+        Whether it checks that equal calls give equal answers: randomness fails it, while for other
+        clauses an answer that differs from call to call says nothing.
     subtle
-        Whether a coarse precision may hide what it speaks of: then it does not apply, where other
+        Whether a coarse precision may hide what it checks: then it does not apply, where other
         clauses would be untestable. A declared ``precision`` may hide it from any clause.
 
     Raises DeclarationError (a ValueError) for a field that no clause can have.
@@ -253,7 +253,7 @@ def clause(
     The check is called as ``check(subject, problem)`` and returns a :class:`Finding`. The other
     arguments are the fields of :class:`Clause`. Every list, report and run then has the clause:
     installed distributions register theirs under the entry point ``attention_conformance.clauses``.
-    A family's file that is imported afresh registers its clauses anew.
+    A family's file that is imported again registers its clauses again.
 
     Raises DeclarationError (a ValueError) for a slug that is taken or an argument that no clause
     can have.
@@ -293,10 +293,10 @@ def add(new: Clause) -> None:
 
 
 def _still_imported(check: Check) -> bool:
-    """Whether the module that defines a check is the one that Python knows under its name.
+    """Whether the module that defines a check is the one in ``sys.modules`` under its name.
 
     pytester's runs inside a process drop from ``sys.modules`` what they imported, and an import
-    that failed half-way is dropped, too: what such a module has registered is taken by nobody.
+    that failed half-way is dropped, too: the slugs that such a module has registered are free.
     """
     module = sys.modules.get(check.__module__)
     return module is not None and vars(module) is getattr(check, "__globals__", None)

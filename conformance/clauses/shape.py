@@ -132,7 +132,7 @@ def _keys_apart(candidate: Candidate) -> str:
     explained=False,
 )
 def empty_key(subject: Subject, problem: Problem) -> Finding:
-    """Call with zero keys: every row of the answer is looked at."""
+    """Call with zero keys: every row of the answer is judged."""
     inputs = subject.inputs(problem.replace(past=0, sinks=False))
     empty = inputs.with_tokens(key=inputs.key[..., :0, :], value=inputs.value[..., :0, :])
     expected = subject.oracle.output(empty)
@@ -208,7 +208,7 @@ offers_weights = declares("weights", "it does not return weights")
     applies=(offers_weights,),
 )
 def weights(subject: Subject, problem: Problem) -> Finding:
-    """Ask for the weights and compare them with the golden ones."""
+    """The returned weights against the golden ones."""
     inputs = subject.inputs(problem).replace(return_weights=True)
     answer = subject.call(subject.forward(inputs), inputs)
     return are_golden_weights(subject, inputs, answer)
@@ -232,8 +232,8 @@ def weights(subject: Subject, problem: Problem) -> Finding:
 def weights_aside(subject: Subject, problem: Problem) -> Finding:
     """One call with return_weights=True and one without."""
     inputs = subject.inputs(problem)
-    asking = inputs.replace(return_weights=True)
-    return same_answer(subject, inputs, asking, "asking for the weights changes the output")
+    with_weights = inputs.replace(return_weights=True)
+    return same_answer(subject, inputs, with_weights, "asking for the weights changes the output")
 
 
 def separate_inputs(candidate: Candidate) -> str:
@@ -375,7 +375,7 @@ def _other_keys(inputs: Inputs, key: torch.Tensor) -> Inputs:
 
 
 def must_raise(subject: Subject, inputs: Inputs, wrong: Inputs, description: str) -> Finding:
-    """Nothing but an exception is right; ``told`` says what was given."""
+    """Nothing but an exception is right; ``description`` says what the wrong inputs are."""
     forward = subject.forward(inputs)
     try:
         answer = subject.call(forward, wrong)
@@ -422,7 +422,7 @@ def rejects_others(subject: Subject, problem: Problem) -> Finding:
 
 
 def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
-    """What should be refused, as it is told and as it is asked."""
+    """The inputs that should be refused, each behind its description."""
     free, sizes = inputs.without_mask(), inputs.geometry
     mismatches: list[tuple[str, Inputs]] = []
     if inputs.mode == "separate":
@@ -466,7 +466,6 @@ def _longer_masks(inputs: Inputs) -> list[tuple[str, Inputs]]:
 def rejects_width(subject: Subject, problem: Problem) -> Finding:
     """One channel too many in the query (in the tokens, for self-attention)."""
     inputs = subject.inputs(problem)
-    forward_inputs = inputs
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([tensor, tensor[..., :1]], dim=-1)
@@ -475,4 +474,4 @@ def rejects_width(subject: Subject, problem: Problem) -> Finding:
     if inputs.mode == "self":
         wrong = inputs.with_tokens(key=widen(inputs.key))
     width = inputs.query.shape[-1]
-    return must_raise(subject, forward_inputs, wrong, f"tokens of width {width + 1} for {width}")
+    return must_raise(subject, inputs, wrong, f"tokens of width {width + 1} for {width}")

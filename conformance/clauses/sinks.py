@@ -43,7 +43,7 @@ def with_sinks(subject: Subject, problem: Problem) -> Inputs:
     subtle=True,
 )
 def sinks(subject: Subject, problem: Problem) -> Finding:
-    """Sinks of the size of the logits, beside every other option, against the golden."""
+    """Sinks of the size of the logits, with all other options, against the golden."""
     inputs = with_sinks(subject, problem)
     others = None if inputs.sinks is None else inputs.sinks.roll(1)
     if problem.seed % 2 == 0 or inputs.geometry.num_heads == 1:

@@ -100,7 +100,7 @@ def softcap_large(subject: Subject, problem: Problem) -> Finding:
 
 
 def _huge(subject: Subject, problem: Problem, cap: float) -> Finding:
-    """Without a golden the answer under no cap is the one to meet."""
+    """Against the golden, or against the candidate's answer without a cap where there is none."""
     plain = subject.inputs(problem.replace(softcap=None))
     inputs = plain.replace(softcap=cap)
     wording = f"a softcap of {cap:g}, far above all scores, changes the answer"

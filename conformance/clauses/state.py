@@ -101,8 +101,8 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
         subject,
         (later, again),
         (fresh, answer),
-        "after an earlier call in the same storage the answer is another than to the same question "
-        "asked anew, its items in another order",
+        "after an earlier call in the same storage the answer is another than in fresh tensors, "
+        "with the items in another order",
         view=view,
         counterfactual=lambda: view(subject.oracle.output(earlier)),
     )
@@ -114,10 +114,10 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
 def only_order_counts(
     subject: Subject, later: Inputs, answers: tuple[Tensor, Tensor], first: Tensor
 ) -> bool:
-    """Whether the order of what was asked explains two answers, so that nothing is remembered.
+    """Whether the order of the items explains two answers, so that nothing is remembered.
 
-    Who forgets says the same when asked once more in fresh tensors. Who looks an answer up by shape
-    does so, too, but returns one of the answers that it has already given.
+    A candidate that remembers nothing gives the same answer once more in fresh tensors. One that
+    looks answers up by shape does so, too, but repeats an answer that it has already given.
     """
     again, reordered_answer = answers
     fresh_answer = subject.answer(later)
@@ -127,9 +127,9 @@ def only_order_counts(
 
 
 def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
-    """The next question: everything is another, or only one of the tensors, or the last token.
+    """The inputs of the next call: all tensors are others, or only one, or only the last token.
 
-    What is remembered by a part of a question is found by changing the rest.
+    Answers that are looked up by some of the inputs show when the others change.
     """
     later = earlier.replace(generic=False)
     if earlier.masked and seed % 3 != 1:
@@ -169,7 +169,7 @@ def overwrite(call_arguments: Arguments, values: Arguments) -> None:
 
 
 def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Inputs, View]:
-    """Inputs with their items in another order: what was remembered by shape does not fit."""
+    """Inputs with their items in another order, whose answer none remembered by shape fits."""
     generator = generator_for(problem, 12)
     if inputs.geometry.batch == 1:
         declared = subject.declaration
@@ -181,7 +181,7 @@ def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Input
 
 
 def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, View]:
-    """For one item the queries change places; tokens that are keys too only without a mask."""
+    """One item with its queries in another order; where they are keys, too, only without a mask."""
     order = permutation(inputs.geometry.query_length, generator)
     if inputs.mode == "self" and inputs.masked:
         return inputs, unchanged
@@ -196,7 +196,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     explained=False,
 )
 def answer_kept(subject: Subject, problem: Problem) -> Finding:
-    """The tensor of one call, looked at again after a call with other values."""
+    """The tensor that one call returned, read again after a call with other values."""
     inputs = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
     forward = subject.forward(inputs)
@@ -216,7 +216,7 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def grad_mode(subject: Subject, problem: Problem) -> Finding:
-    """The same call under no_grad, with gradients recorded, and with inputs that ask for them."""
+    """The same call under no_grad, with gradients recorded, and with inputs that require them."""
     inputs = subject.inputs(problem)
     plain, recording = subject.answer(inputs), inputs.replace(grad_mode=True)
     answers = [subject.answer(recording), _with_leaves(subject, recording)]
@@ -230,9 +230,9 @@ def grad_mode(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """The answer for inputs that want gradients; None where such are refused.
+    """The answer for inputs that require gradients; None where such are refused.
 
-    Whether gradients can be had is another question.
+    Other clauses judge whether gradients can be computed.
     """
     tensors, keywords = arguments(inputs)
     leaves = tuple(tensor.requires_grad_() for tensor in tensors)
@@ -260,9 +260,9 @@ UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
     explained=False,
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
-    """Every tensor and what lies beside it compared with a copy, NaN equal to NaN, bit for bit.
+    """Every tensor and the memory around it compared with a copy, NaN equal to NaN, bit for bit.
 
-    A call of any other clause that was seen to write into its arguments is made here once more.
+    The first call of any other clause that wrote into its arguments is made here once more.
     """
     with_weights = "weights" in subject.declaration.features and problem.seed % 2 == 1
     layout = UNCHANGED_LAYOUTS[problem.seed % len(UNCHANGED_LAYOUTS)]
@@ -276,7 +276,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
 
 
 def _changed_in_place(subject: Subject, inputs: Inputs) -> Violation | None:
-    """What a call with some inputs changes."""
+    """The violation where a call with some inputs changes its tensors or the memory around them."""
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
     tensors = dict(zip(subject.declaration.positional, positional, strict=False))
@@ -341,7 +341,7 @@ def _repeats(tensor: Tensor) -> bool:
     )
 
 
-# How often one question is asked at the end: what gives up after some calls does so by then.
+# How often the same call is made at the end: what changes after some calls has done so by then.
 REPEATS = 8
 ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share=0.25)
 
@@ -377,7 +377,7 @@ def call_order(subject: Subject, problem: Problem) -> Finding:
 
 
 def _first_of_all(subject: Subject) -> Finding:
-    """The very first call that a candidate got, made once more."""
+    """The very first call of the candidate, made once more."""
     if subject.first_answer is None:
         return Finding()
     inputs, first = subject.first_answer
@@ -387,7 +387,7 @@ def _first_of_all(subject: Subject) -> Finding:
 
 
 def _calls(subject: Subject, problem: Problem) -> Iterator[Inputs]:
-    """The problem, and others that the same built layer can be asked."""
+    """The inputs of a problem, and of others that the same built layer can answer."""
     first = subject.inputs(problem)
     yield first
     for drawn in _others(subject, problem):
@@ -414,7 +414,7 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     items = geometry.batch + 1 if declared.batched else 1
     yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)
     yield problem.replace(causal=other)
-    # Without the options of the others, and then behind a cache: what either leaves shows in both.
+    # A call without options, and one with a cache: traces of the calls before show in both.
     plain = problem.replace(past=0, scale=None, softcap=None, window=None, causal=causal)
     yield plain
     if draws_cache(subject.candidate):

@@ -1,4 +1,4 @@
-"""A candidate under test in one dtype: what clauses ask it, and what the golden says."""
+"""A candidate under test in one dtype, called for clauses, and the golden answers for it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _REFUSES: Final = "it refuses inputs that require gradients, which are no promis
 
 
 class Differentiator:
-    """The gradients of a subject; ``oracle`` knows the golden ones."""
+    """The gradients of a subject; ``oracle`` computes the golden ones."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -115,8 +115,9 @@ class Differentiator:
     ) -> Taped:
         """Call with gradients recorded; see :meth:`of` for what it raises.
 
-        ``forward`` and ``given`` are made where none are given; ``names`` are the positional
-        arguments that ask for gradients ("input 0" …), ``bias`` and ``weights`` whether those do.
+        ``forward`` and ``call_arguments`` are made from the inputs where they are None. ``names``
+        are the positional arguments that require a gradient ("input 0" …; None: all of them), and
+        ``bias`` and ``weights`` say whether those do.
         """
         subject, weight_leaves = self.subject, None
         if forward is None and weights:
@@ -139,7 +140,7 @@ class Differentiator:
             leaves=leaves,
             answer=answer,
             weights=weight_leaves,
-            # What a module learns: the gradients of it are its owner's.
+            # The gradients of a module's own parameters belong to its owner and are kept.
             beside=tuple(forward.parameters()) if isinstance(forward, nn.Module) else (),
         )
         if not taped.returned.requires_grad:
@@ -172,14 +173,18 @@ class Differentiator:
         return "gradients" in self.subject.declaration.declared_features
 
     def _refused(self, failure: CandidateFailure, inputs: Inputs) -> None:
-        """Raise NotDifferentiable for what is refused only because gradients are asked for."""
+        """Raise NotDifferentiable where the same call is answered without gradients."""
         if failure.violation.kind != "raised" or self._promised:
             return
         if self.subject.answers(inputs.replace(grad_mode=False)):
             raise NotDifferentiable(_REFUSES) from failure
 
     def _without_history(self) -> None:
-        """Raise for an answer without one: a failure where another answer has one, or must."""
+        """Raise for an answer that requires no gradient.
+
+        CandidateFailure where gradients are promised or a plain call's answer requires one, else
+        NotDifferentiable.
+        """
         if self._promised:
             raise lost(_LOST)
         if self._has_history:
@@ -188,7 +193,7 @@ class Differentiator:
 
     @cached_property
     def _has_history(self) -> bool:
-        """Whether the answer to a small plain question requires a gradient."""
+        """Whether the answer of a small call without options requires a gradient."""
         subject = self.subject
         problem = Problem(
             geometry=fitted_geometry(PROBE, subject.candidate, Space()),
@@ -208,12 +213,12 @@ class Differentiator:
 
 
 REMEMBERED_PROBLEMS = 4096
-# Perturbed calls that measure the spread of a candidate whose weights nobody knows.
+# Perturbed calls that measure the spread of a candidate whose weights are unknown.
 SPREAD_CALLS = 4
 
 
 class Subject:
-    """The candidate on one device and its oracle, as the checks of the clauses see them."""
+    """The candidate on one device and its oracle, as the checks of the clauses use them."""
 
     def __init__(self, candidate: Candidate, dtype: str, device: str = "cpu") -> None:
         self.candidate = candidate.on(device)
@@ -224,16 +229,19 @@ class Subject:
         self.gradients = Differentiator(self)
         self.candidate_seconds = 0.0
         self.recording: Recording | None = None
-        # What was asked first, and the answer: it must be the same later on.
+        # The inputs of the first call and its answer: it must be the same later on.
         self.first_answer: tuple[Inputs, Tensor] | None = None
         self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
-        # The first call that was seen to write into what it was given.
+        # The inputs of the first call that wrote into its arguments.
         self.edited: list[Inputs] = []
         self._seal, self._replaced = seal(), tampered_at_load()
 
     def tampered(self) -> list[str]:
-        """What calls since the last time, or loading, replaced of the judge; it is put back."""
+        """The names that loading, or calls since the last look, replaced in torch or the harness.
+
+        What they stood for is put back.
+        """
         names = [*self._replaced, *self._seal.broken()]
         self._replaced.clear()
         return names
@@ -260,7 +268,7 @@ class Subject:
             self.candidate_seconds += time.perf_counter() - start
 
     def forward(self, inputs: Inputs) -> Forward:
-        """The callable for some inputs; a layer is built anew."""
+        """The callable for some inputs; a layer is built for them."""
         with self.timed(), watching(self._seal, self._replaced):
             forward = build_forward(self.candidate, inputs)
         if self.recording is not None and self.candidate.kind == "layer":
@@ -273,10 +281,10 @@ class Subject:
             return self.call_with(forward, arguments(inputs), inputs)
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """Call with tensors that are made from some inputs; raises CandidateFailure.
+        """Call with arguments that were made from some inputs; raises CandidateFailure.
 
         Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it, and
-        StridesRefused for tensors that a candidate declares that it may refuse.
+        StridesRefused for tensors that the candidate declares it may refuse.
         """
         answer_of = self._call if self.recording is None else self._call_and_record
         try:
@@ -399,7 +407,7 @@ def _finite(sizes: Tensor) -> Tensor:
 
 
 def nudged(inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """The inputs with each number of the tokens moved by about one unit."""
+    """The inputs with each number of the tokens changed by about one unit in the last place."""
 
     def changed(tensor: Tensor) -> Tensor:
         signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2.0 - 1.0

@@ -22,7 +22,7 @@ from .judging import has_signal, identical, same_unless_identical
 from .registry import Finding, clause, violated
 from .subject import Subject
 
-# Seeds that no other clause draws from: nobody has computed these answers before.
+# Seeds that no other clause draws from: these answers were never computed before.
 UNSEEN = 0x5EED
 EVERYBODY = ("core", "layer", "positions")
 
@@ -38,7 +38,7 @@ EVERYBODY = ("core", "layer", "positions")
     explained=False,
 )
 def untampered(subject: Subject, problem: Problem) -> Finding:
-    """The question and its golden answer before and after; names and modes over the whole run."""
+    """Inputs and golden answer before and after a call; names and modes over the whole run."""
     replaced = subject.tampered()
     if replaced:
         return _violated_by(replaced)
@@ -66,7 +66,7 @@ def _golden(subject: Subject, inputs: Inputs) -> Golden | None:
 
 
 def _reachable(inputs: Inputs, expected: Golden | None) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the judge that a candidate could find in its process."""
+    """The tensors of the harness that a candidate could find in its process, with their names."""
     for name in ("query", "key", "value", "keep", "bias"):
         tensor = getattr(inputs, name)
         if tensor is not None:
@@ -100,31 +100,28 @@ def _golden_again(subject: Subject, inputs: Inputs, expected: Golden) -> bool:
     explained=False,
 )
 def unseen(subject: Subject, problem: Problem) -> Finding:
-    """New numbers, asked late in a run; question and golden are made again after the answer."""
+    """New inputs late in a run; they and the golden answer are made again after the call."""
     drawn = problem.replace(seed=problem.seed ^ UNSEEN)
     inputs = materialise(drawn, subject.candidate)
     answer = subject.answer(inputs)
-    question = materialise(drawn, subject.candidate)
+    remade = materialise(drawn, subject.candidate)
     if not all(
         identical(first[1], second[1])
-        for first, second in zip(_reachable(inputs, None), _reachable(question, None), strict=True)
+        for first, second in zip(_reachable(inputs, None), _reachable(remade, None), strict=True)
     ):
         return violated("tampered", "a call changed what judges it: the question itself")
     oracle = Oracle(subject.declaration, subject.dtype)
-    expected = oracle.answer(question)
+    expected = oracle.answer(remade)
     wording = "the answer to a question nobody has answered before is wrong"
     agreement = compare(
         answer, expected.output, expected.bound, judged=expected.judged, wording=wording
     )
     binding = bool(expected.judged.any()) and has_signal(
-        expected, question, expected.bound, expected.judged
+        expected, remade, expected.bound, expected.judged
     )
     if agreement.violation is not None:
-        again = subject.answer(question)  # now that its golden answer lies in this frame
-        if (
-            same_unless_identical(subject, (inputs, answer), (question, again), "").violation
-            is None
-        ):
+        again = subject.answer(remade)  # now that its golden answer lies in this frame
+        if same_unless_identical(subject, (inputs, answer), (remade, again), "").violation is None:
             return Finding(binding=binding)  # as wrong as ever: other clauses say why
     return Finding.of(agreement, binding=binding)
 
@@ -183,7 +180,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _products() -> object:
-    """Torch 2.9 has a name for it; to ask in the older way is an error where that was used."""
+    """By the name that torch 2.9 introduced: the older one cannot be read once that was set."""
     matmul = torch.backends.cuda.matmul
     try:
         return matmul.fp32_precision

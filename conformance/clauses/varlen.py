@@ -140,7 +140,7 @@ def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     applies=(_takes_sequences,),
 )
 def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
-    """The first, one in the middle or the last among those that have none."""
+    """The first sequence, one in the middle or the last is among those without queries."""
     inputs = subject.inputs(problem)
     wording = "beside a sequence without queries an answer is wrong"
     finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
@@ -218,7 +218,7 @@ def varlen_no_keys_gradients(subject: Subject, problem: Problem) -> Finding:
 
 
 def _where_some_lack(finding: Finding, inputs: Inputs, *, queries: bool) -> Finding:
-    """What was found binds only where some sequence has no queries, or no keys."""
+    """The finding, binding only where some sequence has no queries, or no keys."""
     if inputs.present is None:
         return dataclasses.replace(finding, binding=False)
     some = bool((~inputs.present[0 if queries else 1].any(dim=1)).any())

@@ -131,7 +131,7 @@ def _as_limited(window: Window, other: Window) -> bool:
     applies=(offers_window,),
 )
 def window_unlimited(subject: Subject, problem: Problem) -> Finding:
-    """No limit, written in two ways, and beside a limit on the other side."""
+    """No limit, written in two ways, with or without a limit on the other side."""
     window, same, narrow = _unlimited(problem)
     description = "no window" if same is None else f"the window {same}"
     inputs = subject.inputs(problem.replace(window=same))
@@ -145,7 +145,7 @@ def window_unlimited(subject: Subject, problem: Problem) -> Finding:
 
 
 def _unlimited(problem: Problem) -> tuple[Window, Window | None, Window]:
-    """A window, one that is the same, and the one that a misread limit would be."""
+    """A window, an equal one (None: no window), and the one that a misread limit would be."""
     sizes = problem.geometry
     wide = max(sizes.query_length, sizes.key_length)
     width = problem.seed % sizes.key_length
