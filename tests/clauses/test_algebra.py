@@ -12,7 +12,7 @@ from candidates.eager import EagerLayer
 from conformance import Semantics
 from conformance.running.runner import CandidateRun
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
 def weights(query: Tensor, key: Tensor) -> Tensor:
@@ -46,14 +46,14 @@ def shifted(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 )
 def test_broken_law_fails(broken: Any, slug: str) -> None:
     """Each law is broken by its own mistake."""
-    assert run_clause(core(broken, **GIVEN), slug).status == "failed"
+    assert run_clause(core(broken, **PROMISES), slug).status == "failed"
 
 
 class WithoutKeyBias(EagerLayer):
     """A layer that leaves its key bias out."""
 
-    def __init__(self, geometry: Any, given: Any) -> None:
-        super().__init__(geometry, dataclasses.replace(given, k_bias=None))
+    def __init__(self, geometry: Any, weights: Any) -> None:
+        super().__init__(geometry, dataclasses.replace(weights, k_bias=None))
 
 
 def test_missing_key_bias_breaks_nothing() -> None:
@@ -78,7 +78,7 @@ def test_weights_that_need_not_sum_to_one_are_not_held_to_it(
     slug: str, declared: dict[str, str]
 ) -> None:
     """Laws of weights that sum to one say nothing of a candidate that declares other ones."""
-    result = run_clause(core(bare, **GIVEN, semantics=Semantics(**declared)), slug)
+    result = run_clause(core(bare, **PROMISES, semantics=Semantics(**declared)), slug)
     assert (result.status, result.reason) == (
         "not-applicable",
         "at its declared semantics the weights of a query do not sum to one",
@@ -93,5 +93,5 @@ def test_linearity_holds_whatever_the_weights_sum_to(axis: str) -> None:
         logits = weights(query, key)
         return (logits if axis == "none" else logits.softmax(-2)) @ value
 
-    candidate = core(kernel, **GIVEN, semantics=Semantics(softmax_axis=axis))
+    candidate = core(kernel, **PROMISES, semantics=Semantics(softmax_axis=axis))
     assert run_clause(candidate, "numerics.value-linear").status == "passed"

@@ -25,9 +25,9 @@ def test_without_linear_biases_it_does_not_apply() -> None:
 def test_correct_ones_pass() -> None:
     """Distances, and places counted from the first key behind a causal mask."""
     for candidate in (with_linear_biases, counted_from_the_first_key):
-        found = run_clause(candidate, "bias.alibi")
-        assert (found.status, found.reason) == ("passed", "")
-        assert found.binding > 0
+        result = run_clause(candidate, "bias.alibi")
+        assert (result.status, result.reason) == ("passed", "")
+        assert result.binding > 0
 
 
 @pytest.mark.parametrize("heads", [3, 5, 6, 7, 12])

@@ -30,7 +30,7 @@ EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT]
 EXAMPLES = (varlen_attention, out_attention, operator_attention)
 SOMEBODY = (*EVERYBODY, by_autograd, *EXAMPLES, *LEGITIMATE)
 IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
-# In a sample this small one problem of thousands of keys, or of as many queries as keys.
+# So small a sample has one problem of thousands of keys, or of as many queries as keys.
 ONCE = ("numerics.long-sequence", "gradients.shared")
 IN_FLOAT64 = ("gradients.check",)
 LEAST_SHARE = 0.75
@@ -52,7 +52,7 @@ def test_correct_candidates_pass_every_clause(candidate: Candidate, dtype: str) 
 OF_ALL = [
     pytest.param(slug, marks=pytest.mark.nightly)
     if slug not in (*IN_FLOAT16, *IN_FLOAT64)
-    and any(not CLAUSES[slug].not_applicable(one) for one in EVERYBODY)
+    and any(not CLAUSES[slug].not_applicable(candidate) for candidate in EVERYBODY)
     else slug
     for slug in CLAUSES
     if not slug.startswith(("export.", "device."))
@@ -64,14 +64,15 @@ def test_each_clause_is_passed_by_somebody(slug: str) -> None:
     """Every clause applies to a correct candidate, binds there and passes."""
     clause = CLAUSES[slug]
     compiled = compiled_variants([by_autograd]) if slug == "compile.agrees" else []
-    able = [one for one in (*SOMEBODY, *compiled) if not clause.not_applicable(one)]
-    more = [UNDROPPED] if slug in UNDROPPED_FOR else []
+    candidates = (*SOMEBODY, *compiled)
     if slug in IN_FLOAT16:
-        able = [one for one in (torch_scaled_dot_product, *able) if not clause.not_applicable(one)]
-        able = [one for one in able if "float16" in one.declaration.dtypes]
+        candidates = (torch_scaled_dot_product, *candidates)
+        candidates = tuple(c for c in candidates if "float16" in c.declaration.dtypes)
+    able = [candidate for candidate in candidates if not clause.not_applicable(candidate)]
+    more = [UNDROPPED] if slug in UNDROPPED_FOR else []
     dtype = "float64" if slug in IN_FLOAT64 else "float32"
     dtype = "float16" if slug in IN_FLOAT16 else dtype
-    # Of clauses that are asked in few examples some more are drawn.
+    # Clauses that try few examples get some more.
     examples = 4 * SMALL.examples if clause.space.share < LEAST_SHARE else SMALL.examples
     results = [
         run_clause(candidate, slug, examples=examples, dtype=dtype)

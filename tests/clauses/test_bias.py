@@ -32,9 +32,9 @@ def test_counts_hold_in_exact_arithmetic(seed: int, dtype: str) -> None:
     repeated = inputs.with_tokens(key=inputs.key[:, :, index], value=inputs.value[:, :, index])
     assert inputs.keep is not None
     repeated = repeated.replace(keep=inputs.keep[..., index], bias=inputs.bias[..., index])
-    one = subject.oracle.output(inputs.replace(bias=raised))
-    two = subject.oracle.output(repeated)
-    assert float((one - two).abs().max()) < 1e-13
+    raised_output = subject.oracle.output(inputs.replace(bias=raised))
+    repeated_output = subject.oracle.output(repeated)
+    assert float((raised_output - repeated_output).abs().max()) < 1e-13
 
 
 def test_correct_core_counts() -> None:
@@ -54,14 +54,19 @@ class Halved(EagerCore):
 
 @pytest.mark.parametrize("slug", ["mask.bias", "mask.bias-counts"])
 def test_halved_bias_fails(slug: str) -> None:
-    """A bias of half its size is seen by the golden and by the law."""
+    """A bias of half its size fails against the golden and against the law."""
     assert run_clause(core(Halved()), slug).status == "failed"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_far_biases_hide_nothing_by_themselves(dtype: str) -> None:
-    """Rows of nothing but -4e4 are softmaxes; who takes them for rows without keys is seen."""
-    given: dict[str, Any] = {"masks": ["bias"], "causal": None, "features": [], "dtypes": [dtype]}
+    """Rows of nothing but -4e4 are softmaxes; to take them for rows without keys fails."""
+    promises: dict[str, Any] = {
+        "masks": ["bias"],
+        "causal": None,
+        "features": [],
+        "dtypes": [dtype],
+    }
 
     class Taking(EagerCore):
         def tables(self, call: Call) -> Iterator[Tensor]:
@@ -70,8 +75,8 @@ def test_far_biases_hide_nothing_by_themselves(dtype: str) -> None:
                 yield call.bias > -1e4
 
     right, wrong = (
-        quickly(core(each, **given), "mask.bias-far-below", dtype)
-        for each in (EagerCore(), Taking())
+        quickly(core(kernel, **promises), "mask.bias-far-below", dtype)
+        for kernel in (EagerCore(), Taking())
     )
     assert (right.status, wrong.status) == ("passed", "failed")
     assert right.binding >= 3
@@ -90,12 +95,14 @@ def test_far_biases_leave_some_keys_of_other_rows() -> None:
 
 def test_lowest_biases_give_a_mean() -> None:
     """Any mean of the values will do where the scores are lost; NaN and zeros will not."""
-    given: dict[str, Any] = {"masks": ["bias"], "causal": None, "features": []}
+    promises: dict[str, Any] = {"masks": ["bias"], "causal": None, "features": []}
 
     class Zero(EagerCore):
         def softmax(self, logits: Tensor) -> Tensor:
             return super().softmax(logits).masked_fill(logits < -1e30, 0.0)
 
     kernels = EagerCore(), Zero()
-    statuses = [run_clause(core(one, **given), "mask.bias-lowest").status for one in kernels]
+    statuses = [
+        run_clause(core(kernel, **promises), "mask.bias-lowest").status for kernel in kernels
+    ]
     assert statuses == ["passed", "failed"]

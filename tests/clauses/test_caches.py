@@ -59,7 +59,7 @@ def test_correct_caches_pass(slug: str, candidate: conformance.Candidate) -> Non
 
 
 def test_without_a_cache_little_applies() -> None:
-    """A core without a cache is asked the last queries against all keys, and slots by length."""
+    """A core without a cache gets the last queries with all keys, and slots by length."""
     plain = core(features=[])
     applied = [slug for slug in SLUGS if run_clause(plain, slug).status == "passed"]
     assert applied == ["cache.untouched-tail", "cache.decode-equals-full"]
@@ -82,13 +82,13 @@ class FirstSlotLost(EagerCore):
         return call.replace(key=key, value=value)
 
 
-def test_wrong_only_for_chunks_is_seen() -> None:
+def test_wrong_only_for_chunks_is_detected() -> None:
     """A kernel that is right token by token and wrong for more of them fails decoding."""
     assert failing(core(FirstSlotLost(), **PROMISES), "cache.decode-equals-full")
 
 
 class Growing(EagerCore):
-    """Keeps what it was given, and puts it before the next cache of the same shape."""
+    """Keeps its keys, and puts them before the next cache of the same shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,13 +103,13 @@ class Growing(EagerCore):
         return super().join_cache(call.replace(past_key=before))
 
 
-def test_stale_caches_are_seen() -> None:
-    """The cache of an earlier call is another one."""
+def test_stale_caches_are_detected() -> None:
+    """To use the cache of an earlier call fails."""
     assert failing(core(Growing(), **PROMISES), "cache.no-memory")
 
 
-def test_a_written_cache_is_told() -> None:
-    """What writes into the cache is told so, not that its answer is wrong."""
+def test_writing_into_the_cache_is_reported() -> None:
+    """Writing into the cache is reported as that, not as a wrong answer."""
 
     class Writing(EagerCore):
         def join_cache(self, call: Call) -> Call:
@@ -127,39 +127,44 @@ def test_ragged_items_are_compared_with_themselves_alone() -> None:
     """Caches of several lengths bind for a core with masks of items, with the flag and without."""
     subject = Subject(core(**PROMISES), "float32")
     for causal in (False, True):
-        found = [
+        findings = [
             ragged(subject, problem(query_length=7, seed=seed, causal=causal))
             for seed in range(2, 20, 3)
         ]
-        assert all(finding is not None and finding.violation is None for finding in found)
-        assert any(finding is not None and finding.binding for finding in found)
+        assert all(finding is not None and finding.violation is None for finding in findings)
+        assert any(finding is not None and finding.binding for finding in findings)
 
 
-def test_an_item_alone_is_asked_the_same_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever slots are left out, the golden answers of both calls are one.
+def test_an_item_alone_gets_an_equal_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slots are left out, the golden answers of both calls are equal.
 
     Queries before the end of the cache would see other tokens: their distance would be allowed.
     """
-    asked = []
-    monkeypatch.setattr(caches, "same_answer", lambda *given, **named: asked.append((given, named)))
+    calls = []
+    monkeypatch.setattr(
+        caches, "same_answer", lambda *positional, **named: calls.append((positional, named))
+    )
     subject = Subject(core(**PROMISES), "float32")
     for seed in range(12):
         ragged(subject, problem(causal=True, window=(1, 0), seed=seed, query_length=7))
-    for (_, first, second, _), named in asked:
-        one, two = subject.golden(first), subject.golden(second)
+    for (_, first, second, _), named in calls:
+        first_golden, second_golden = subject.golden(first), subject.golden(second)
         assert torch.allclose(
-            named["view"](one.output), two.output, rtol=0.0, atol=float(two.bound.min())
+            named["view"](first_golden.output),
+            second_golden.output,
+            rtol=0.0,
+            atol=float(second_golden.bound.min()),
         )
-    assert any(first.causal for (_, first, _, _), _ in asked)
+    assert any(first.causal for (_, first, _, _), _ in calls)
 
 
 def test_no_mask_of_items_no_ragged_caches() -> None:
-    """Without a mask that tells items apart nothing ragged can be asked."""
+    """Without a mask for each item no call has caches of several lengths."""
     subject = Subject(core(masks=["keep"], mask_shapes=["QK"], features=FEATURES), "float32")
     assert ragged(subject, problem(seed=2, mask=plan(shape="QK"))) is None
 
 
-def test_top_left_candidates_are_asked_without_places() -> None:
+def test_top_left_candidates_are_called_without_places() -> None:
     """Where the diagonal starts at the first key, flag and window are left out with a cache."""
     top_left = core(EagerCore(causal="top-left"), causal="top-left", **PROMISES)
     held = with_cache(Subject(top_left, "float32"), problem(causal=True, window=(1, 1)))

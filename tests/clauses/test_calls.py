@@ -7,7 +7,7 @@ import torch
 from examples import bare, core, layer, plan, problem, try_on
 from torch import Tensor
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
 @pytest.mark.parametrize("candidate", [core, layer])
@@ -20,7 +20,7 @@ def test_honest_candidates_pass(candidate: Any, slug: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, 12])
-def test_number_of_the_call_is_seen(wrong: int) -> None:
+def test_number_of_the_call_is_detected(wrong: int) -> None:
     """A first call that is wrong, and a thirteenth, fail."""
     calls: list[int] = []
 
@@ -28,16 +28,16 @@ def test_number_of_the_call_is_seen(wrong: int) -> None:
         calls.append(1)
         return bare(query, key, value) * (2.0 if len(calls) == wrong + 1 else 1.0)
 
-    assert try_on(core(kernel, **GIVEN), "state.call-order", problem()).violation is not None
+    assert try_on(core(kernel, **PROMISES), "state.call-order", problem()).violation is not None
 
 
-def test_path_while_recording_gradients_is_seen() -> None:
+def test_path_while_recording_gradients_is_detected() -> None:
     """Another answer where gradients are recorded fails, although nobody asks for them."""
 
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return bare(query, key, value) * (2.0 if torch.is_grad_enabled() else 1.0)
 
-    assert try_on(core(kernel, **GIVEN), "state.grad-mode", problem()).violation is not None
+    assert try_on(core(kernel, **PROMISES), "state.grad-mode", problem()).violation is not None
 
 
 def test_settings_of_torch_are_watched() -> None:
@@ -47,20 +47,20 @@ def test_settings_of_torch_are_watched() -> None:
         torch.manual_seed(3)
         return bare(query, key, value)
 
-    finding = try_on(core(kernel, **GIVEN), "state.settings", problem())
+    finding = try_on(core(kernel, **PROMISES), "state.settings", problem())
     assert finding.violation is not None
     assert "seed" in finding.violation.message
 
 
-def test_nan_that_is_hidden_is_seen() -> None:
+def test_nan_that_is_hidden_is_detected() -> None:
     """A NaN query answered with zeros fails, one answered with NaN passes."""
 
     def cleaned(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return bare(query, key, value).nan_to_num()
 
-    found = try_on(core(cleaned, **GIVEN), "numerics.nan-shows", problem())
-    assert found.violation is not None
-    assert try_on(core(bare, **GIVEN), "numerics.nan-shows", problem()).violation is None
+    finding = try_on(core(cleaned, **PROMISES), "numerics.nan-shows", problem())
+    assert finding.violation is not None
+    assert try_on(core(bare, **PROMISES), "numerics.nan-shows", problem()).violation is None
 
 
 def test_inputs_that_want_gradients_are_tried() -> None:
@@ -72,5 +72,5 @@ def test_inputs_that_want_gradients_are_tried() -> None:
     def refused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return torch.from_numpy(bare(query, key, value).numpy())
 
-    assert try_on(core(doubled, **GIVEN), "state.grad-mode", problem()).violation is not None
-    assert try_on(core(refused, **GIVEN), "state.grad-mode", problem()).violation is None
+    assert try_on(core(doubled, **PROMISES), "state.grad-mode", problem()).violation is not None
+    assert try_on(core(refused, **PROMISES), "state.grad-mode", problem()).violation is None

@@ -15,9 +15,9 @@ SQUARE = problem(query_length=7, causal=True)
 def test_alignment_is_the_declared_one(alignment: str) -> None:
     """Each alignment passes where it is declared and fails where the other is."""
     other = {"bottom-right": "top-left", "top-left": "bottom-right"}[alignment]
-    given = core(EagerCore(causal=alignment), causal=alignment)
+    candidate = core(EagerCore(causal=alignment), causal=alignment)
     swapped = core(EagerCore(causal=other), causal=alignment)
-    assert run_clause(given, "mask.causal-alignment").status == "passed"
+    assert run_clause(candidate, "mask.causal-alignment").status == "passed"
     assert run_clause(swapped, "mask.causal-alignment").status == "failed"
     assert run_clause(swapped, "mask.causal").status == "passed"
 
@@ -30,7 +30,7 @@ class Strict(EagerCore):
         return super().ahead(call) + 1
 
 
-def test_own_position_is_seen() -> None:
+def test_own_position_is_detected() -> None:
     """A diagonal that is one too low leaks nothing, but is not aligned."""
     candidate = core(Strict(), features=[])
     assert run_clause(candidate, "mask.causal").status == "passed"

@@ -16,7 +16,7 @@ BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}
 
 
 @pytest.mark.parametrize(
-    ("name", "slug", "told"),
+    ("name", "slug", "reason"),
     [
         ("WholeTilesStored", "device.canaries", "bytes behind a tensor"),
         ("KeysPaddedInPlace", "device.canaries", "beside its key"),
@@ -26,11 +26,11 @@ BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}
         ("WholeTriangle", "device.memory", "the memory of a call, causal grows faster"),
     ],
 )
-def test_a_mistake_is_caught_and_told(name: str, slug: str, told: str) -> None:
+def test_a_mistake_is_caught_and_named(name: str, slug: str, reason: str) -> None:
     """The clause fails, and says where or how much."""
     result = run_clause(BY_NAME[name], slug)
     assert result.status == "failed"
-    assert told in result.reason
+    assert reason in result.reason
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_is_right_passes(candidate: Candidate, slug: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slug", "promises", "told"),
+    ("slug", "promises", "reason"),
     [
         ("device.matches-cpu", {}, "it is judged on the CPU, and torch sees"),
         ("device.deterministic", {}, "it is judged on the CPU, and torch sees"),
@@ -68,10 +68,10 @@ def test_what_is_right_passes(candidate: Candidate, slug: str) -> None:
         ),
     ],
 )
-def test_what_does_not_apply_says_why(slug: str, promises: dict[str, object], told: str) -> None:
+def test_what_does_not_apply_says_why(slug: str, promises: dict[str, object], reason: str) -> None:
     """Where there is no device, or no promise, the reason says so."""
     candidate = core(bare, **{**PLAIN, **promises})
-    assert told in CLAUSES[slug].not_applicable(candidate)
+    assert reason in CLAUSES[slug].not_applicable(candidate)
 
 
 def test_quadratic_memory_may_be_promised() -> None:
@@ -79,7 +79,7 @@ def test_quadratic_memory_may_be_promised() -> None:
     assert run_clause(core(bare, **PLAIN, memory="quadratic"), "device.memory").status == "passed"
 
 
-def test_who_allocates_nothing_unwritten_is_not_asked() -> None:
+def test_fresh_memory_needs_unwritten_allocations() -> None:
     """A core made of products alone has nothing that fresh memory could change."""
     result = run_clause(core(bare, **PLAIN), "device.fresh-memory")
     assert result.status == "not-applicable"

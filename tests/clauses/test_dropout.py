@@ -16,12 +16,12 @@ from conformance.clauses.subject import Subject
 from conformance.tolerance import model
 
 EXAMPLE = problem(query_length=24, key_length=16, seed=0)
-GIVEN = {"masks": [], "causal": None, "features": ["dropout"], "empty_rows": "any"}
+PROMISES = {"masks": [], "causal": None, "features": ["dropout"], "empty_rows": "any"}
 
 
 def judged(function: object) -> Violation | None:
     """What the clause says of a core with a dropout keyword."""
-    return try_on(core(function, **GIVEN), "state.dropout", EXAMPLE).violation  # type: ignore[arg-type]
+    return try_on(core(function, **PROMISES), "state.dropout", EXAMPLE).violation  # type: ignore[arg-type]
 
 
 def weights_of(query: Tensor, key: Tensor) -> Tensor:
@@ -57,13 +57,13 @@ def keeps_too_few(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.
 
 
 def test_dropped_weights_pass() -> None:
-    """Dropping single weights and rescaling the rest is what is asked for."""
+    """Dropping single weights and rescaling the rest passes."""
     assert judged(correct) is None
 
 
 @pytest.mark.parametrize("broken", [never, not_rescaled, on_the_output, keeps_too_few])
 def test_other_dropouts_fail(broken: object) -> None:
-    """No dropout, no rescaling, dropped channels and a wrong probability are seen."""
+    """No dropout, no rescaling, dropped channels and a wrong probability fail."""
     assert judged(broken) is not None
 
 
@@ -114,12 +114,12 @@ def solved(mix: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
     subject = Subject(layer(), "float64")
     inputs = subject.inputs(problem(dtype="float64", num_heads=3, num_kv_heads=3))
     same = modules.equal_tokens(inputs)
-    known = subject.golden(same)
-    heads = known.core.value * mix.reshape(1, 3, 1, 1)
+    expected = subject.golden(same)
+    heads = expected.core.value * mix.reshape(1, 3, 1, 1)
     merged = heads[:, :, :1].expand(2, 3, 5, 6).transpose(1, 2).flatten(2)
     assert same.weights is not None
     answer = functional.linear(merged, same.weights.o, same.weights.o_bias)  # type: ignore[arg-type]
-    shares, slack = _solved_shares(same, known.core.value, known.bound, answer)
+    shares, slack = _solved_shares(same, expected.core.value, expected.bound, answer)
     return shares, slack, mix
 
 
@@ -135,8 +135,8 @@ def test_shares_need_an_output_wider_than_the_heads() -> None:
     """With fewer outputs than heads nothing can be solved for, and nothing is claimed."""
     subject = Subject(layer(), "float32")
     inputs = modules.equal_tokens(subject.inputs(problem(output_size=2)))
-    known = subject.golden(inputs)
-    shares, _ = _solved_shares(inputs, known.core.value, known.bound, known.output)
+    expected = subject.golden(inputs)
+    shares, _ = _solved_shares(inputs, expected.core.value, expected.bound, expected.output)
     assert shares is None
 
 
@@ -149,7 +149,7 @@ def test_dropout_of_layers() -> None:
             assert isinstance(heads, Tensor)
             return self.project_output(functional.dropout(self.merge(heads), dropout))
 
-    given = {"masks": [], "causal": None, "features": ["dropout"], "empty_rows": "any"}
+    promises = {"masks": [], "causal": None, "features": ["dropout"], "empty_rows": "any"}
     example = EXAMPLE.replace(geometry=EXAMPLE.geometry.replace(num_heads=2, num_kv_heads=2))
-    assert try_on(layer(**given), "state.dropout", example).violation is None
-    assert try_on(layer(OnMerged, **given), "state.dropout", example).violation is not None
+    assert try_on(layer(**promises), "state.dropout", example).violation is None
+    assert try_on(layer(OnMerged, **promises), "state.dropout", example).violation is not None

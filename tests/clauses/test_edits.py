@@ -26,8 +26,8 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 @pytest.mark.parametrize("where", ["positional", "by keyword"])
-def test_every_way_to_write_is_seen(edit: Callable[[Tensor], object], where: str) -> None:
-    """However a call writes into a tensor that it was given, its bits tell."""
+def test_every_way_to_write_is_detected(edit: Callable[[Tensor], object], where: str) -> None:
+    """However a call writes into one of its tensors, the bits show it."""
     tensor = torch.tensor([[0.0, 1.0], [math.nan, -2.0]])
     before = snapshot(((tensor,), {}) if where == "positional" else ((), {"keep": tensor}))
     assert not was_written(before)

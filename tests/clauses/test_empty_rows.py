@@ -49,7 +49,7 @@ def test_one_promise_is_needed() -> None:
     assert run_clause(candidate, "mask.golden").status == "passed"
 
 
-def test_empty_row_that_poisons_others_is_seen() -> None:
+def test_empty_row_that_poisons_others_is_detected() -> None:
     """One empty row that turns its whole head NaN disturbs the others."""
 
     def poison(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -84,20 +84,22 @@ def test_one_item_has_rows_beside_an_empty_one() -> None:
         output: Tensor = kernel("zeros")(query, key, value, keep)
         return output if keep is None or bool(keep.any(-1).all()) else torch.zeros_like(output)
 
-    given: dict[str, Any] = {
+    promises: dict[str, Any] = {
         "masks": ["keep"],
         "causal": None,
         "features": [],
         "empty_rows": "zeros",
         "geometry": {"batch": 1, "num_heads": 1},
     }
-    assert run_clause(core(blank, **given), "mask.empty-row-isolated").status == "failed"
-    assert run_clause(core(kernel("zeros"), **given), "mask.empty-row-isolated").status == "passed"
+    assert run_clause(core(blank, **promises), "mask.empty-row-isolated").status == "failed"
+    assert (
+        run_clause(core(kernel("zeros"), **promises), "mask.empty-row-isolated").status == "passed"
+    )
 
 
 def test_masks_that_leave_no_row() -> None:
     """A mask that all rows of a single item share empties every row or none."""
-    given: dict[str, Any] = {
+    promises: dict[str, Any] = {
         "masks": ["keep"],
         "mask_shapes": ["B11K"],
         "causal": None,
@@ -105,7 +107,7 @@ def test_masks_that_leave_no_row() -> None:
         "empty_rows": "zeros",
         "geometry": {"batch": 1},
     }
-    result = run_clause(core(kernel("zeros"), **given), "mask.empty-row-isolated")
+    result = run_clause(core(kernel("zeros"), **promises), "mask.empty-row-isolated")
     assert (result.status, result.reason) == (
         "not-applicable",
         "its masks empty every row or none",

@@ -7,7 +7,7 @@ import torch
 from examples import bare, core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
 def with_row_numbers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ def with_batch_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (with_batch_mean, "equivariance.batch-independent"),
     ],
 )
-def test_each_order_is_seen(broken: Any, slug: str) -> None:
+def test_each_order_is_detected(broken: Any, slug: str) -> None:
     """A core in which one axis knows its order fails the clause of that axis."""
-    assert run_clause(core(broken, **GIVEN), slug).status == "failed"
+    assert run_clause(core(broken, **PROMISES), slug).status == "failed"
 
 
 @pytest.mark.parametrize("slug", ["tokens", "queries", "keys", "batch", "heads"])
@@ -62,8 +62,8 @@ def test_masks_move_along(slug: str, shape: str, made: Any) -> None:
     assert finding.binding
 
 
-def test_positions_are_not_asked() -> None:
-    """A layer that mixes in positions is not asked to ignore the order."""
+def test_equivariance_does_not_apply_to_positions() -> None:
+    """A layer that mixes in positions need not ignore the order."""
     candidate = layer(inputs="self", position="sinusoidal")
     result = run_clause(candidate, "equivariance.tokens")
     assert result.status == "not-applicable"

@@ -16,46 +16,48 @@ BATCH, LENGTH = "export.dynamic-batch", "export.dynamic-length"
 
 
 @pytest.mark.parametrize("slug", [BATCH, LENGTH])
-@pytest.mark.parametrize("known", [True, False])
-def test_a_dynamic_graph_passes(tmp_path: Path, slug: str, *, known: bool) -> None:
+@pytest.mark.parametrize("weights_known", [True, False])
+def test_a_dynamic_graph_passes(tmp_path: Path, slug: str, *, weights_known: bool) -> None:
     """A graph that reads its sizes from its inputs passes, with weights and without."""
-    weights = {} if known else {"known": None}
+    weights = {} if weights_known else {"known": None}
     result = run_clause(opened(tmp_path, Plan(), **weights), slug, examples=20)  # type: ignore[arg-type]
     assert result.status == "passed", result.reason
     assert result.binding >= result.examples // 2
 
 
-def test_a_baked_batch_is_told(tmp_path: Path) -> None:
+def test_a_baked_batch_is_reported(tmp_path: Path) -> None:
     """A batch that is fixed though the file calls it dynamic fails, with the size it runs at."""
     result = run_clause(opened(tmp_path, Plan(batch=3)), BATCH)
     assert result.status == "failed"
-    told = "the file leaves the batch open, but the graph runs at 3 only: with 4 "
-    assert result.reason.startswith(told)
+    reason = "the file leaves the batch open, but the graph runs at 3 only: with 4 "
+    assert result.reason.startswith(reason)
 
 
-def test_baked_keys_are_told(tmp_path: Path) -> None:
+def test_baked_keys_are_reported(tmp_path: Path) -> None:
     """The number of keys is judged apart from that of the queries."""
     result = run_clause(opened(tmp_path, Plan(length=5)), LENGTH)
     assert result.status == "failed"
-    told = "the file leaves the number of keys open, but the graph runs at 5 only: with 6 "
-    assert result.reason.startswith(told)
+    reason = "the file leaves the number of keys open, but the graph runs at 5 only: with 6 "
+    assert result.reason.startswith(reason)
     assert run_clause(opened(tmp_path, Plan(length=5)), BATCH).status == "passed"
 
 
 @pytest.mark.parametrize(
-    ("slug", "plan", "told"),
+    ("slug", "plan", "reason"),
     [
         (BATCH, Plan(batch=3, axes=(3, "queries", "keys")), "the file fixes the batch at 3"),
         (LENGTH, Plan(length=5, axes=("b", 4, 5)), "the file fixes the lengths"),
     ],
 )
-def test_what_the_file_fixes_is_not_asked(tmp_path: Path, slug: str, plan: Plan, told: str) -> None:
+def test_what_the_file_fixes_is_not_judged(
+    tmp_path: Path, slug: str, plan: Plan, reason: str
+) -> None:
     """A size that the file itself says is no promise that is broken."""
-    assert CLAUSES[slug].not_applicable(opened(tmp_path, plan)) == told
+    assert CLAUSES[slug].not_applicable(opened(tmp_path, plan)) == reason
 
 
 def test_items_flattened_into_the_sequence(tmp_path: Path) -> None:
-    """An answer of another shape at other sizes is found before any value is looked at."""
+    """An answer of another shape at other sizes fails before any value is compared."""
 
     def alter(feeds: Feeds, _setting: Setting, run: Run) -> Outputs:
         return {"output": run(feeds)["output"].reshape(1, -1, 8)}
@@ -67,7 +69,7 @@ def test_items_flattened_into_the_sequence(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_depends_on_the_batch(tmp_path: Path) -> None:
-    """Items that are answered otherwise in company are found."""
+    """Items that are answered otherwise in a batch than alone fail."""
 
     def alter(feeds: Feeds, _setting: Setting, run: Run) -> Outputs:
         return {"output": run(feeds)["output"] * np.float32(1 + 0.001 * len(feeds["query"]))}
@@ -90,7 +92,7 @@ def test_an_answer_that_depends_on_a_length(tmp_path: Path, name: str) -> None:
 
 
 def test_lengths_that_must_be_equal(tmp_path: Path) -> None:
-    """Two lengths that the file names apart but that must be equal are told."""
+    """Two lengths that the file names apart but that must be equal are reported."""
 
     def alter(feeds: Feeds, _setting: Setting, run: Run) -> Outputs:
         if feeds["query"].shape[1] != feeds["key"].shape[1]:

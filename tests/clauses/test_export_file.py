@@ -47,12 +47,12 @@ def test_a_right_graph_passes(right: Candidate, slug: str) -> None:
 
 
 def test_one_file_speaks_of_several(right: Candidate) -> None:
-    """A graph that is one file is not asked whether it could be."""
+    """To a graph that is one file the clause does not apply."""
     assert CLAUSES[ONE_FILE].not_applicable(right) == "it is one file"
 
 
 @pytest.mark.parametrize("slug", EVERY)
-def test_what_is_no_graph_is_not_asked(slug: str) -> None:
+def test_clauses_do_not_apply_without_a_graph(slug: str) -> None:
     """The clauses speak of graphs alone."""
     assert CLAUSES[slug].not_applicable(eager_core) == "it is no ONNX graph"
 
@@ -101,7 +101,7 @@ def test_weights_beside_it_are_advice(tmp_path: Path) -> None:
 
 
 def test_weights_that_fill_more_than_a_file(tmp_path: Path) -> None:
-    """What would not fit into one file cannot be asked to be one."""
+    """A graph that would not fit into one file need not be one."""
     candidate = graph(
         put_together(Parts()), tmp_path, save_as_external_data=True, size_threshold=256
     )
@@ -177,31 +177,31 @@ def wandering(child: int, every: int) -> Answers:
 
 
 @pytest.mark.parametrize(
-    ("child", "every", "told"), [(0, 2, "a second time"), (1, 1, "in another process")]
+    ("child", "every", "when"), [(0, 2, "a second time"), (1, 1, "in another process")]
 )
-def test_answers_that_differ(tmp_path: Path, child: int, every: int, told: str) -> None:
-    """A graph that answers otherwise the second time, or in a fresh process, is found out."""
+def test_answers_that_differ(tmp_path: Path, child: int, every: int, when: str) -> None:
+    """A graph that answers otherwise the second time, or in a fresh process, fails."""
     candidate = opened(
         tmp_path, Plan(), process=lambda path: Altered(path, wandering(child, every))
     )
     result = run_clause(candidate, DETERMINISTIC)
     assert result.status == "failed"
-    assert f"the graph answers otherwise {told}" in result.reason
+    assert f"the graph answers otherwise {when}" in result.reason
 
 
-def renamed(**told: str) -> ModelProto:
+def renamed(**names: str) -> ModelProto:
     """A right graph with other names of inputs and outputs."""
     made = put_together(Parts())
     for port in (*made.graph.input, *made.graph.output):
-        port.name = told.get(port.name, port.name)
-    for one in made.graph.node:
-        one.input[:] = [told.get(name, name) for name in one.input]
-        one.output[:] = [told.get(name, name) for name in one.output]
+        port.name = names.get(port.name, port.name)
+    for operator in made.graph.node:
+        operator.input[:] = [names.get(name, name) for name in operator.input]
+        operator.output[:] = [names.get(name, name) for name in operator.output]
     return made
 
 
 @pytest.mark.parametrize(
-    ("told", "objection"),
+    ("names", "objection"),
     [
         ({"query": "onnx::MatMul_0"}, "'onnx::MatMul_0' is the query"),
         ({"output": "linear_3"}, "'linear_3' is the output"),
@@ -209,8 +209,8 @@ def renamed(**told: str) -> ModelProto:
     ],
     ids=["legacy", "dynamo", "swapped"],
 )
-def test_names_without_roles(tmp_path: Path, told: dict[str, str], objection: str) -> None:
+def test_names_without_roles(tmp_path: Path, names: dict[str, str], objection: str) -> None:
     """A tracer's name, and one that says another role, are quoted with the role."""
-    result = run_clause(graph(renamed(**told), tmp_path), NAMES)
+    result = run_clause(graph(renamed(**names), tmp_path), NAMES)
     assert (result.status, result.level) == ("failed", "SHOULD")
     assert objection in result.reason

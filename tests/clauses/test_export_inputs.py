@@ -27,7 +27,7 @@ def test_a_right_graph_reads_everything(tmp_path: Path) -> None:
 
 
 def test_a_dropped_mask_is_named(tmp_path: Path) -> None:
-    """A mask that nothing reads is found, and the message says which input it is."""
+    """A mask that nothing reads fails, and the message says which input it is."""
     result = run_clause(opened(tmp_path, Plan(masked=False), source=LAYER), SLUG)
     assert result.status == "failed"
     assert result.reason == "changing the input 'mask' (keep) changes no output"
@@ -58,7 +58,7 @@ def test_a_declared_constant_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "axes", "dtype", "given", "other"),
+    ("role", "axes", "dtype", "value", "other"),
     [
         ("keep", "BK", "bool", [[True, True]], [[False, True]]),
         ("drop", "BK", "bool", [[False, False]], [[True, False]]),
@@ -70,18 +70,18 @@ def test_a_declared_constant_is_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_input_is_changed_to(
-    role: str, axes: str, dtype: str, given: object, other: object
+    role: str, axes: str, dtype: str, value: object, other: object
 ) -> None:
     """A mask hides the first key, lengths keep one key, flags and numbers become others."""
-    asked = []
+    values = []
 
     def run(feeds: Feeds) -> Outputs:
-        asked.append(feeds["m"])
+        values.append(feeds["m"])
         return {"y": feeds["m"]}
 
-    feeds = {"m": np.array(given, dtype)}
+    feeds = {"m": np.array(value, dtype)}
     assert has_influence(run, Role(name="m", role=role, axes=axes, dtype=dtype), feeds)
-    assert asked[-1].tolist() == other
+    assert values[-1].tolist() == other
 
 
 def test_a_refusal_is_an_influence() -> None:

@@ -41,7 +41,7 @@ def test_a_faithful_graph_passes(tmp_path: Path, slug: str) -> None:
 
 
 @pytest.mark.parametrize("slug", [LEVELS, SOURCE, PROVIDERS])
-def test_what_is_no_graph_is_not_asked(slug: str) -> None:
+def test_clauses_do_not_apply_without_a_graph(slug: str) -> None:
     """The clauses speak of graphs alone."""
     assert CLAUSES[slug].not_applicable(eager_core) == "it is no ONNX graph"
 
@@ -106,9 +106,9 @@ def test_a_level_that_refuses(tmp_path: Path, level: str) -> None:
         return run(feeds)
 
     result = run_clause(opened(tmp_path, Plan(), process=lambda path: Altered(path, alter)), LEVELS)
-    told = {"disabled": "with optimisation disabled", "all": "with every optimisation"}[level]
+    where = {"disabled": "with optimisation disabled", "all": "with every optimisation"}[level]
     assert result.status == "failed"
-    assert result.reason.startswith(f"{told} it gives no answer")
+    assert result.reason.startswith(f"{where} it gives no answer")
 
 
 def test_a_provider_of_its_own_mind(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_other_dtypes_do_not_overflow(dtype: str) -> None:
 
 
 def test_native_accumulators_may_overflow() -> None:
-    """Who declares to add up in float16 is not asked."""
+    """To a candidate that declares to add up in float16 it does not apply."""
     result = ran(core(accumulate="native"), OVERFLOW, "float16")
     assert result.status == "not-applicable"
     assert "declares to add up in float16" in result.reason

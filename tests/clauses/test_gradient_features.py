@@ -1,4 +1,4 @@
-"""gradients.cache, .sinks and .any-length: who is asked, and what correct and wrong kernels get."""
+"""gradients.cache, .sinks and .any-length: where they apply, and right and wrong kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_correct_caches_pass(candidate: Candidate, slug: str) -> None:
     assert status(candidate, slug) == "passed"
 
 
-def test_a_diagonal_from_the_first_cached_key_is_found() -> None:
+def test_a_diagonal_from_the_first_cached_key_is_detected() -> None:
     """Backward alone is wrong, with a cache and a causal rule alone."""
     assert "the gradient of" in status(CacheDiagonalBackward, "gradients.cache")
 
@@ -95,13 +95,13 @@ def half(
     return bare(query, joined(past_key, key), joined(past_value, value))
 
 
-def test_half_a_gradient_of_cached_values_is_found() -> None:
+def test_half_a_gradient_of_cached_values_is_detected() -> None:
     """What flows to the cache is judged by itself."""
     wrong = conformance.core(name="half", features=["kv_cache"])(half)
     assert "the gradient of the cached values is wrong" in status(wrong, "gradients.cache")
 
 
-def test_a_layer_is_not_asked() -> None:
+def test_layers_are_left_out() -> None:
     """What it has cached are heads, while the golden knows the gradients of tokens."""
     assert status(cross_layer_with_cache, "gradients.cache").startswith("not-applicable")
 
@@ -112,10 +112,10 @@ def test_blocks_pass_at_any_length(dtype: str) -> None:
     assert status(backward_in_blocks, "gradients.any-length", dtype) == "passed"
 
 
-def test_tiles_that_overwrite_each_other_are_found() -> None:
+def test_tiles_that_overwrite_each_other_are_detected() -> None:
     """The gradient of queries kept from the last of several tiles of 128 keys."""
-    found = status(LargeTilesOverwrittenBackward, "gradients.any-length")
-    assert "the gradient of query is wrong" in found
+    outcome = status(LargeTilesOverwrittenBackward, "gradients.any-length")
+    assert "the gradient of query is wrong" in outcome
 
 
 class _LastTile(torch.autograd.Function):
@@ -143,52 +143,54 @@ class _LastTile(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("tile", [64, 128, 512])
-def test_lost_tiles_of_queries_are_found(tile: int) -> None:
+def test_lost_tiles_of_queries_are_detected(tile: int) -> None:
     """Tiles of 64, 128 and 512 queries, in the quick profile."""
 
     def wrong(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         answer: Tensor = _LastTile.apply(query, key, value, tile)  # type: ignore[no-untyped-call]  # torch's own
         return answer
 
-    found = status(conformance.core(name="last")(wrong), "gradients.any-length")
-    assert "the gradient of key is wrong" in found
+    outcome = status(conformance.core(name="last")(wrong), "gradients.any-length")
+    assert "the gradient of key is wrong" in outcome
 
 
-def told_of_edges(candidate: Candidate, dtype: str = "float32") -> str:
-    """What the clause says of its edge problems, which every profile asks; nothing made smaller."""
+def messages_of_edges(candidate: Candidate, dtype: str = "float32") -> str:
+    """The messages of the clause on its edge problems, which every profile tries, not reduced."""
     slug = "gradients.any-length"
     edges = edge_problems(candidate, CLAUSES[slug].space, dtype=dtype)
-    found = [try_on(candidate, slug, each).violation for each in edges]
-    return "\n".join(each.message for each in found if each is not None)
+    violations = [try_on(candidate, slug, violation).violation for violation in edges]
+    return "\n".join(violation.message for violation in violations if violation is not None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("candidate", "role"), [(KeyChannelsLostBackward, "key"), (QueryChannelsLostBackward, "query")]
 )
-def test_lost_channels_of_wide_heads_are_found(candidate: Candidate, role: str, dtype: str) -> None:
+def test_lost_channels_of_wide_heads_are_detected(
+    candidate: Candidate, role: str, dtype: str
+) -> None:
     """Keys past 128 channels and queries past 64 get no gradient."""
-    assert f"the gradient of {role} is wrong" in told_of_edges(candidate, dtype)
+    assert f"the gradient of {role} is wrong" in messages_of_edges(candidate, dtype)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("tile", [32, 64, 128, 256])
 @pytest.mark.parametrize("role", ["query", "key", "value"])
-def test_channels_past_every_tile_are_asked(role: str, tile: int) -> None:
+def test_channels_past_every_tile_are_judged(role: str, tile: int) -> None:
     """Query, key and value, each with the gradient of its first channels alone."""
 
     class Tiled(HandWritten):
         def backward(
             self, call: Call, output: Tensor, gradient: Tensor
         ) -> tuple[Tensor | None, ...]:
-            found = dict(zip(NAMES, super().backward(call, output, gradient), strict=True))
-            whole = found[role]
+            gradients = dict(zip(NAMES, super().backward(call, output, gradient), strict=True))
+            whole = gradients[role]
             assert whole is not None
-            found[role] = whole * (torch.arange(whole.shape[-1]) < tile)
-            return tuple(found.values())
+            gradients[role] = whole * (torch.arange(whole.shape[-1]) < tile)
+            return tuple(gradients.values())
 
-    assert f"the gradient of {role} is wrong" in told_of_edges(core(Tiled()))
-    assert told_of_edges(core(HandWritten())) == ""
+    assert f"the gradient of {role} is wrong" in messages_of_edges(core(Tiled()))
+    assert messages_of_edges(core(HandWritten())) == ""
 
 
 @pytest.mark.parametrize(
@@ -200,11 +202,11 @@ def test_correct_sinks_pass(candidate: Candidate, slug: str) -> None:
     assert status(candidate, slug) == "passed"
 
 
-def test_weights_recomputed_without_the_sink_are_found() -> None:
+def test_weights_recomputed_without_the_sink_are_detected() -> None:
     """The sink is missing in the denominator of the backward pass."""
     assert "the gradient of query is wrong" in status(SinkForgottenBackward, "gradients.sinks")
 
 
-def test_a_gradient_of_zero_for_the_sinks_is_found() -> None:
+def test_a_gradient_of_zero_for_the_sinks_is_detected() -> None:
     """Query, key and value are right, the sinks learn nothing."""
     assert "the gradient of the sinks is wrong" in status(SinkGradientZero, "gradients.sinks")

@@ -50,12 +50,12 @@ def test_a_layer_in_half_precision_is_not_accused() -> None:
 
 def test_products_with_junk_leave_headroom() -> None:
     """However large the values behind wide projections: a sixteenth of the largest float16."""
-    given = problem(dtype="float16", values="integers", mask=plan("sparse", "bias", "B11K"), seed=5)
-    asked = Subject(softmax_in_single, "float16")
-    inputs = asked.inputs(given)
+    drawn = problem(dtype="float16", values="integers", mask=plan("sparse", "bias", "B11K"), seed=5)
+    subject = Subject(softmax_in_single, "float16")
+    inputs = subject.inputs(drawn)
     hidden = ~inputs.allowed(golden.STANDARD).any(dim=(1, 2))
     upstream = torch.full(inputs.output_shape, 3.0, dtype=torch.float16)
-    junked = with_junk_to_differentiate(asked, given, inputs, hidden, upstream)
+    junked = with_junk_to_differentiate(subject, drawn, inputs, hidden, upstream)
     shown = junked.without_mask()
     largest = largest_weight_gradient(evaluate(shown, golden.STANDARD), upstream)
     room = model.HEADROOM * torch.finfo(torch.float16).max

@@ -21,7 +21,13 @@ from conformance.oracle.oracle import evaluate
 from conformance.problems.inputs import Inputs
 
 NEW = ("gradients.weights", "gradients.dropout", "gradients.shared", "gradients.no-queries")
-ASKED = {"causal": True, "softcap": 3.0, "num_kv_heads": 2, "query_length": 7, "value_head_size": 8}
+OPTIONS = {
+    "causal": True,
+    "softcap": 3.0,
+    "num_kv_heads": 2,
+    "query_length": 7,
+    "value_head_size": 8,
+}
 
 
 def drawn(*shape: int) -> Tensor:
@@ -34,46 +40,46 @@ def by_autograd(inputs: Inputs, point: conformance.Semantics, total: object) -> 
     leaves = {
         name: getattr(inputs, name).double().requires_grad_() for name in ("query", "key", "value")
     }
-    found = evaluate(inputs.replace(**leaves), point, recorded=True)
-    total(found, leaves["value"]).backward()  # type: ignore[operator]  # a function
+    attention = evaluate(inputs.replace(**leaves), point, recorded=True)
+    total(attention, leaves["value"]).backward()  # type: ignore[operator]  # a function
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def agree(known: GradientAnswer, expected: dict[str, Tensor]) -> None:
+def agree(answer: GradientAnswer, expected: dict[str, Tensor]) -> None:
     """The golden gradients are those of autograd, far within their own bounds."""
-    for name, each in known.gradients.items():
+    for name, gradient in answer.gradients.items():
         if name in expected:
-            assert torch.allclose(each.value, expected[name], rtol=1e-9, atol=1e-11), name
+            assert torch.allclose(gradient.value, expected[name], rtol=1e-9, atol=1e-11), name
 
 
 def test_golden_beside_weights_is_that_of_autograd() -> None:
     """With groups, a mask, a flag and a cap: both outputs have a gradient."""
     subject = Subject(core(), "float32")
-    inputs = subject.inputs(problem(mask=plan("dense"), **ASKED))
+    inputs = subject.inputs(problem(mask=plan("dense"), **OPTIONS))
     of_answer, of_weights = drawn(*inputs.output_shape), drawn(*inputs.score_shape)
-    known = subject.gradients.oracle.beside_weights(inputs, of_answer, of_weights)
+    answer = subject.gradients.oracle.beside_weights(inputs, of_answer, of_weights)
     expected = by_autograd(
         inputs,
         subject.declaration.semantics,
-        lambda found, _: (found.output * of_answer).sum() + (found.weights * of_weights).sum(),
+        lambda result, _: (result.output * of_answer).sum() + (result.weights * of_weights).sum(),
     )
-    agree(known, expected)
+    agree(answer, expected)
 
 
 def test_golden_of_dropped_weights_is_that_of_autograd() -> None:
     """The same with some weights dropped and the others doubled, for each head and row."""
     subject = Subject(core(), "float32")
-    inputs = subject.inputs(problem(mask=plan("dense"), **ASKED))
+    inputs = subject.inputs(problem(mask=plan("dense"), **OPTIONS))
     upstream = drawn(*inputs.output_shape)
     factors = 2.0 * (drawn(*inputs.score_shape) > 0.0).double()
-    known = subject.gradients.oracle.of_dropped(inputs, upstream, factors)
+    answer = subject.gradients.oracle.of_dropped(inputs, upstream, factors)
     heads = inputs.read_heads(subject.declaration.semantics)
     expected = by_autograd(
         inputs,
         subject.declaration.semantics,
-        lambda found, value: ((found.weights * factors) @ value[:, heads] * upstream).sum(),
+        lambda result, value: ((result.weights * factors) @ value[:, heads] * upstream).sum(),
     )
-    agree(known, expected)
+    agree(answer, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -100,22 +106,22 @@ class Detached(EagerCore):
 
 
 def test_weights_may_be_constants() -> None:
-    """Who returns weights without a history is not asked for their gradient; who seems to is."""
-    found = run_clause(core(Detached()), "gradients.weights")
-    assert found.status in ("passed", "not-applicable"), found.reason
-    told = run_clause(
+    """Returned weights without a history need no gradient; that of others must be right."""
+    result = run_clause(core(Detached()), "gradients.weights")
+    assert result.status in ("passed", "not-applicable"), result.reason
+    failed = run_clause(
         ReturnedWeightsIgnoredBackward, "gradients.weights", examples=20, explain=True
     )
-    assert told.status == "failed"
-    assert [each["name"] for each in told.diagnosis] == ["gradient-of-returned-weights-lost"]
+    assert failed.status == "failed"
+    assert [each["name"] for each in failed.diagnosis] == ["gradient-of-returned-weights-lost"]
 
 
 def test_a_promised_gradient_of_the_bias_must_come() -> None:
     """Without grad_bias none need come; with it, one that is missing fails a MUST."""
-    found = run_clause(BiasGradientPromisedAndMissing, "gradients.bias", examples=20)
-    assert (found.status, found.level) == ("failed", "MUST")
-    assert found.violation is not None
-    assert "no gradient reaches the additive mask" in found.violation.message
+    result = run_clause(BiasGradientPromisedAndMissing, "gradients.bias", examples=20)
+    assert (result.status, result.level) == ("failed", "MUST")
+    assert result.violation is not None
+    assert "no gradient reaches the additive mask" in result.violation.message
 
 
 @pytest.mark.parametrize("masks", [["keep"], []])

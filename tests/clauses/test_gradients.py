@@ -47,8 +47,8 @@ def status(candidate: Candidate, slug: str, dtype: str = "float32", examples: in
 )
 def test_correct_backward_passes_are_not_accused(candidate: Candidate, slug: str) -> None:
     """By hand, by autograd, in blocks, recomputed: nothing fails and nothing is untestable."""
-    found = status(candidate, slug, examples=SMALL.examples)
-    assert found.startswith(("passed", "not-applicable")), found
+    outcome = status(candidate, slug, examples=SMALL.examples)
+    assert outcome.startswith(("passed", "not-applicable")), outcome
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -64,8 +64,8 @@ def detached(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def test_default_gradients_that_are_not_there_do_not_apply() -> None:
     """Who promises no gradients of its own accord is not accused of giving none."""
-    found = status(conformance.core(name="detached")(detached), "gradients.golden")
-    assert found.startswith("not-applicable: its answer requires no gradient")
+    outcome = status(conformance.core(name="detached")(detached), "gradients.golden")
+    assert outcome.startswith("not-applicable: its answer requires no gradient")
 
 
 def test_declared_gradients_that_are_not_there_fail() -> None:
@@ -86,9 +86,9 @@ def refusing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def test_inputs_that_require_gradients_may_be_refused_by_default() -> None:
-    """An exception that comes only because gradients are asked for is no failure by default."""
-    found = status(conformance.core(name="refusing")(refusing), "gradients.golden")
-    assert found.startswith("not-applicable: it refuses inputs that require gradients")
+    """An exception that comes only because gradients are required is no failure by default."""
+    outcome = status(conformance.core(name="refusing")(refusing), "gradients.golden")
+    assert outcome.startswith("not-applicable: it refuses inputs that require gradients")
 
 
 class Unimplemented(torch.autograd.Function):
@@ -170,7 +170,7 @@ class Learning(nn.Module):
         return bare(query, key, value) * self.factor
 
 
-def test_gradients_are_asked_for_as_training_does() -> None:
+def test_gradients_are_computed_as_in_training() -> None:
     """Hooks on accumulated gradients run; what a parameter held before is there afterwards."""
     module = Learning()
     module.factor.grad = torch.tensor(3.0)

@@ -60,7 +60,7 @@ def test_declared_order_is_obeyed() -> None:
     assert failing(core(**promises), "groups.order")
 
 
-def test_one_head_that_is_read_wrongly_is_seen() -> None:
+def test_one_head_that_is_read_wrongly_is_detected() -> None:
     """A path for one key/value head that turns the query heads fails multi-query."""
 
     class Turned(EagerCore):

@@ -40,8 +40,8 @@ def results(candidate: Candidate, *only: str) -> dict[str, ClauseResult]:
     run = CandidateRun(
         candidate, profile=SMALL, dtypes=("float32",), only=only or OWN, explain=False
     )
-    found = [run.run(planned) for planned in run.planned() if not planned.reason]
-    return {result.id: result for result in found}
+    of_clauses = [run.run(planned) for planned in run.planned() if not planned.reason]
+    return {result.id: result for result in of_clauses}
 
 
 @pytest.mark.one_in(2)
@@ -59,15 +59,15 @@ def results(candidate: Candidate, *only: str) -> dict[str, ClauseResult]:
 )
 def test_example_keeps_its_clauses(candidate: Candidate) -> None:
     """Each example passes the golden clause and those that are about what it shows."""
-    found = results(candidate, *OWN, "numerics.golden", "shape.*")
-    assert {result.status for result in found.values() if result.level == "MUST"} == {"passed"}
+    of_clauses = results(candidate, *OWN, "numerics.golden", "shape.*")
+    assert {result.status for result in of_clauses.values() if result.level == "MUST"} == {"passed"}
 
 
 @pytest.mark.parametrize("mistake", BROKEN, ids=lambda mistake: mistake.name)
 def test_mistake_fails_its_clause(mistake: Mistake) -> None:
     """Each mistake of a layout, a buffer or an operator fails its primary clause and its others."""
-    found = results(mistake.candidate, mistake.primary, *mistake.also)
-    assert {result.status for result in found.values()} == {"failed"}
+    of_clauses = results(mistake.candidate, mistake.primary, *mistake.also)
+    assert {result.status for result in of_clauses.values()} == {"failed"}
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -88,12 +88,12 @@ def test_compiled_form_is_held_against_the_eager_one(
     statuses = []
     for function in (right, wrong):
         eager = conformance.core(without=["gradients"])(function)
-        found = results(conformance.compiled(eager, dynamic=dynamic))
-        statuses.append(found["compile.agrees"].status)
+        of_clauses = results(conformance.compiled(eager, dynamic=dynamic))
+        statuses.append(of_clauses["compile.agrees"].status)
     assert statuses == ["passed", "failed"]
 
 
-def test_compiled_form_is_asked_little() -> None:
+def test_few_clauses_judge_the_compiled_form() -> None:
     """Of a compiled candidate most clauses are left to the eager one, with that reason."""
     compiled = conformance.compiled(operator_attention)
     run = CandidateRun(compiled, profile=SMALL)
@@ -105,7 +105,7 @@ def test_compiled_form_is_asked_little() -> None:
 
 @pytest.mark.parametrize("name", ["nobody::nothing", "aten::__class__", "__class__::mro"])
 def test_unknown_operator_is_refused(name: str) -> None:
-    """An operator that nobody registered is told in one sentence, whatever Python finds there."""
+    """An operator that is not registered is reported in one sentence, whatever the name."""
     with pytest.raises(DeclarationError, match=f"'{name}', which is not registered"):
         conformance.core(operator=name)(valued)
 

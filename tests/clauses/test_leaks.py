@@ -60,7 +60,7 @@ def test_small_fill_leaks(fill: float) -> None:
     assert run_clause(made, "mask.no-leak").status == "failed"
 
 
-def test_nan_in_hidden_values_is_told_apart() -> None:
+def test_nan_in_hidden_values_is_distinguished() -> None:
     """Zero weights times NaN poison a plain kernel, which only the SHOULD clause says."""
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:

@@ -21,8 +21,8 @@ def test_honest_candidates_read_to_the_far_end(candidate: Any) -> None:
 
 
 @pytest.mark.parametrize("candidate", FAR, ids=lambda candidate: str(candidate.name))
-def test_far_keys_that_are_lost_are_seen(candidate: Any) -> None:
-    """Counters that wrap and loops that end early fail, and the number of keys is told."""
+def test_far_keys_that_are_lost_are_detected(candidate: Any) -> None:
+    """Counters that wrap and loops that end early fail, and the message has the number of keys."""
     violation = try_on(candidate, SLUG, problem(key_length=35)).violation
     assert violation is not None
     assert violation.message.startswith("among 2240 keys the answer is wrong")

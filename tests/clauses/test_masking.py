@@ -123,7 +123,7 @@ def test_heads_move_with_their_masks(kv_heads: int, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["core", "layer"])
 def test_mask_of_the_first_head_for_all(kind: str) -> None:
-    """One head's mask used for all of them is seen, with grouped heads too."""
+    """One head's mask used for all of them fails, with grouped heads too."""
 
     class FirstHead(EagerCore):
         def tables(self, call: Call) -> Any:

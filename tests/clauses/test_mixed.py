@@ -64,7 +64,7 @@ def test_broken_rules_fail_and_are_said(name: str, said: str) -> None:
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_undeclared_refusals_pass(dtype: str) -> None:
-    """Torch refuses products of two dtypes, and that is all that is asked."""
+    """Torch refuses products of two dtypes, and that passes."""
     assert ran(core(), UNDECLARED, dtype).status == "passed"
     assert ran(layer(), UNDECLARED, dtype).status == "passed"
 
@@ -76,9 +76,9 @@ def test_undeclared_exact_answers_pass() -> None:
         logits = query.double() @ key.double().mT / query.shape[-1] ** 0.5
         return (logits.softmax(-1) @ value.double()).to(query.dtype)
 
-    given: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+    promises: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
     for dtype in EVERY_DTYPE:
-        result = ran(core(wide, scores="fused", **given), UNDECLARED, dtype)
+        result = ran(core(wide, scores="fused", **promises), UNDECLARED, dtype)
         assert result.status == "passed", result.reason
 
 
@@ -90,7 +90,7 @@ def test_one_tensor_has_one_dtype() -> None:
 
 
 def test_mixtures_have_digits_that_the_narrow_dtype_has_not() -> None:
-    """A cast of what is wider loses something: else a silent cast could not be told."""
+    """A cast of what is wider loses something: else a silent cast could not be detected."""
     subject = Subject(core(), "bfloat16")
     inputs = mixture(subject, problem(dtype="bfloat16", seed=0))
     assert (inputs.key.dtype, inputs.query.dtype) == (torch.float32, torch.bfloat16)
@@ -139,7 +139,7 @@ def test_autocast_may_round_or_not(candidate: Candidate) -> None:
 
 
 def test_autocast_is_judged_where_it_is_declared() -> None:
-    """Undeclared it is not asked; in other dtypes than float32 it means nothing."""
+    """Undeclared it does not apply; in other dtypes than float32 it means nothing."""
     assert ran(core(), AUTOCAST).status == "not-applicable"
     result = ran(legitimate.eager_under_autocast, AUTOCAST, "float16")
     assert result.status == "not-applicable"

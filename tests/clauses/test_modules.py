@@ -10,7 +10,7 @@ from torch import Tensor
 from candidates.eager import EagerModule
 from conformance.clauses.registry import all_clauses
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
 class PlainScale(EagerModule):
@@ -52,19 +52,19 @@ class Registered(PlainScale):
 
 def test_plain_tensor_stays_behind() -> None:
     """A tensor that is neither parameter nor buffer is named, whatever its value."""
-    finding = try_on(layer(PlainScale, **GIVEN), "state.follows-to", problem())
+    finding = try_on(layer(PlainScale, **PROMISES), "state.follows-to", problem())
     assert finding.violation is not None
     assert finding.violation.message == "plain tensors stay behind after .to(device): factor"
 
 
 def test_buffer_follows() -> None:
     """The same tensor as a buffer follows."""
-    assert try_on(layer(Registered, **GIVEN), "state.follows-to", problem()).violation is None
+    assert try_on(layer(Registered, **PROMISES), "state.follows-to", problem()).violation is None
 
 
 def test_constant_in_single_precision_shows_in_float64() -> None:
     """A constant rounded to float32 is invisible there and shows once the module is float64."""
-    candidate = layer(HiddenScale, **GIVEN)
+    candidate = layer(HiddenScale, **PROMISES)
     example = problem(head_size=3, value_size=9)
     assert try_on(candidate, "numerics.golden", example).violation is None
     finding = try_on(candidate, "state.follows-to", example)
@@ -79,18 +79,18 @@ def test_dropout_that_ignores_eval_is_random() -> None:
         def eval(self) -> Any:
             return self
 
-    finding = try_on(layer(Always, **GIVEN), "state.eval-deterministic", problem())
+    finding = try_on(layer(Always, **PROMISES), "state.eval-deterministic", problem())
     assert finding.violation is not None
 
 
 def test_state_dict_of_another_answers_like_it() -> None:
     """Loading the state of another module gives its answer, and examples bind."""
-    finding = try_on(layer(EagerModule, **GIVEN), "state.state-dict", problem())
+    finding = try_on(layer(EagerModule, **PROMISES), "state.state-dict", problem())
     assert finding.violation is None
     assert finding.binding
 
 
-def test_weights_outside_the_state_are_seen() -> None:
+def test_weights_outside_the_state_are_detected() -> None:
     """A matrix that the state dict does not hold keeps the old answer."""
 
     class Frozen(EagerModule):
@@ -99,11 +99,11 @@ def test_weights_outside_the_state_are_seen() -> None:
             del self.v
             self.register_buffer("v", weights.v.clone(), persistent=False)
 
-    finding = try_on(layer(Frozen, **GIVEN), "state.state-dict", problem())
+    finding = try_on(layer(Frozen, **PROMISES), "state.state-dict", problem())
     assert finding.violation is not None
 
 
-def test_what_a_call_keeps_of_the_weights_is_seen() -> None:
+def test_what_a_call_keeps_of_the_weights_is_detected() -> None:
     """A matrix that the first call copies is old news after another state was loaded."""
 
     class Fused(EagerModule):
@@ -116,7 +116,7 @@ def test_what_a_call_keeps_of_the_weights_is_seen() -> None:
                 output.copy_(self.copied)
             return super().forward(query, key, value, **options)
 
-    candidate = layer(Fused, **GIVEN)
+    candidate = layer(Fused, **PROMISES)
     assert try_on(candidate, "state.state-dict", problem(seed=1)).violation is not None
     assert try_on(candidate, "state.state-dict", problem(seed=2)).violation is None
 
@@ -134,5 +134,5 @@ def test_an_empty_state_promises_nothing() -> None:
             return self.attend[0](query, key, value)
 
     (clause,) = [clause for clause in all_clauses() if clause.id == "state.state-dict"]
-    assert "state dict is empty" in clause.not_applicable(layer(Stateless, **GIVEN))
-    assert not clause.not_applicable(layer(EagerModule, **GIVEN))
+    assert "state dict is empty" in clause.not_applicable(layer(Stateless, **PROMISES))
+    assert not clause.not_applicable(layer(EagerModule, **PROMISES))

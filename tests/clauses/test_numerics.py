@@ -11,7 +11,7 @@ from torch import Tensor
 from conformance.clauses.numerics import HEADROOM, LOGIT_TARGETS, _enlarge
 from conformance.clauses.subject import Subject
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
 def scaled(factor: float) -> Any:
@@ -20,12 +20,12 @@ def scaled(factor: float) -> Any:
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return bare(query * factor, key, value)
 
-    return core(kernel, **GIVEN)
+    return core(kernel, **PROMISES)
 
 
 @pytest.mark.parametrize("factor", [1.1, 0.9, 2.0, 0.0, -1.0])
 def test_wrong_scale_fails(factor: float) -> None:
-    """A scale that is ten percent off is seen."""
+    """A scale that is ten percent off fails."""
     assert run_clause(scaled(factor), "numerics.scale").status == "failed"
 
 
@@ -41,11 +41,11 @@ def test_enlarged_problems_keep_their_headroom(target: float, made: Any) -> None
     """No product of the golden exceeds a sixteenth of the largest number, scaled or not."""
     subject = Subject(made(), "float32")
     enlarged = _enlarge(subject, subject.inputs(problem()), target)
-    known = subject.golden(enlarged).core
-    products = known.query.abs() @ known.key.abs().mT
+    attention = subject.golden(enlarged).core
+    products = attention.query.abs() @ attention.key.abs().mT
     assert float(products.max()) <= 1.01 * HEADROOM * torch.finfo(torch.float32).max
-    assert float(known.scores.abs().max()) == pytest.approx(target, rel=0.5)
-    assert bool(known.output.isfinite().all())
+    assert float(attention.scores.abs().max()) == pytest.approx(target, rel=0.5)
+    assert bool(attention.output.isfinite().all())
 
 
 def test_missing_maximum_overflows() -> None:
@@ -55,7 +55,7 @@ def test_missing_maximum_overflows() -> None:
         weights = (query @ key.mT / math.sqrt(query.shape[-1])).exp()
         return weights / weights.sum(-1, keepdim=True) @ value
 
-    candidate = core(kernel, **GIVEN)
+    candidate = core(kernel, **PROMISES)
     result = run_clause(candidate, "numerics.large-logits")
     assert result.status == "failed"
     assert result.violation is not None
@@ -69,4 +69,4 @@ def test_half_precision_inside_fails() -> None:
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return bare(query.bfloat16().float(), key, value)
 
-    assert run_clause(core(kernel, **GIVEN), "numerics.golden").status == "failed"
+    assert run_clause(core(kernel, **PROMISES), "numerics.golden").status == "failed"

@@ -16,7 +16,7 @@ class WindowDroppedWithLengths(EagerCore):
         return super().within_window(call, (-1, -1) if call.lengths is not None else window)
 
 
-def test_option_lost_under_another_is_seen() -> None:
+def test_option_lost_under_another_is_detected() -> None:
     """A window that is forgotten only where lengths are given fails, and only there."""
     candidate = core(WindowDroppedWithLengths())
     both: dict[str, Any] = {"window": (1, 1), "mask": plan("padding", "lengths", "B")}
@@ -39,10 +39,10 @@ class RefusesSlices(EagerCore):
 def test_place_that_is_refused_by_itself_is_no_matter_of_combinations() -> None:
     """What raises for strides alone does so for every option: the clauses of strides tell it."""
     candidate = core(RefusesSlices())
-    asked = problem(layout="every-other", scale=0.9)
-    assert try_on(candidate, "numerics.options", asked).violation is None
+    strided = problem(layout="every-other", scale=0.9)
+    assert try_on(candidate, "numerics.options", strided).violation is None
     refusing = core(RefusesSlicesUnderScale())
-    assert try_on(refusing, "numerics.options", asked).violation is not None
+    assert try_on(refusing, "numerics.options", strided).violation is not None
 
 
 class RefusesSlicesUnderScale(RefusesSlices):

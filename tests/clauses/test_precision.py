@@ -21,7 +21,7 @@ from conformance.declare.candidate import Candidate
 from conformance.problems.edges import edge_problems
 from conformance.problems.problem import Problem
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}
 SLUGS = ("numerics.scale-error", "numerics.typical-error", "numerics.near-ties")
 EVERY_DTYPE = ["float32", "float64", "float16", "bfloat16"]
@@ -30,7 +30,7 @@ HALVES = ["float16", "bfloat16"]
 
 def plain(function: Any, **promises: Any) -> Candidate:
     """A core without masks and keywords."""
-    return core(function, **{**GIVEN, **promises})
+    return core(function, **{**PROMISES, **promises})
 
 
 def scaled(factor: float) -> Candidate:
@@ -192,7 +192,7 @@ def test_a_single_example_tells(slug: str) -> None:
 @pytest.mark.parametrize("slug", SLUGS[:2])
 @pytest.mark.parametrize("alike", [False, True])
 def test_own_weights_are_judged_together_unless_alike(slug: str, *, alike: bool) -> None:
-    """Weights that are alike repeat one rounding: it is said, not judged."""
+    """Weights that are alike repeat one rounding: the clauses do not apply, with that reason."""
     torch.manual_seed(0)
     module = torch.nn.MultiheadAttention(64, 4, batch_first=True)
     if alike:
@@ -237,7 +237,7 @@ def test_other_normalisations_are_not_judged_together(slug: str) -> None:
 
 
 def test_what_the_precision_hides_does_not_apply() -> None:
-    """Scores of wide heads that may be stored in bfloat16 cannot be told apart: no verdict."""
+    """Scores of wide heads that may be stored in bfloat16 cannot be distinguished: no verdict."""
     wide = plain(bare, geometry={"head_size": 1024}, dtypes=["bfloat16"])
     result = ran(wide, "numerics.near-ties", "bfloat16")
     assert result.status == "not-applicable"
@@ -271,14 +271,16 @@ def test_lifted_logits_show_what_is_kept_in_half_precision(dtype: str) -> None:
     """Log-sum-exps, and a tanh, that half precision keeps; scores that are stored hide them."""
     for name in ("LogSumExpsInHalfPrecision", "CapInHalfPrecision", "CapApproximated"):
         subject = Subject(BY_NAME[name], dtype)
-        found = [lifted_logits(subject, each) for each in _lifted_problems(BY_NAME[name], dtype)]
-        assert all(finding.binding for finding in found)
-        assert any(finding.violation is not None for finding in found)
-    given = {**GIVEN, "dtypes": [dtype], "features": ["scale", "softcap"]}
-    fused = core(FusedCore(), scores="fused", **given)
-    found = [lifted_logits(Subject(fused, dtype), each) for each in _lifted_problems(fused, dtype)]
-    assert all(finding.violation is None and (finding.margin or 2.0) < 0.5 for finding in found)
-    stored = run_clause(core(FusedCore(), **given), "numerics.lifted-logits", dtype=dtype)
+        findings = [lifted_logits(subject, each) for each in _lifted_problems(BY_NAME[name], dtype)]
+        assert all(finding.binding for finding in findings)
+        assert any(finding.violation is not None for finding in findings)
+    promises = {**PROMISES, "dtypes": [dtype], "features": ["scale", "softcap"]}
+    fused = core(FusedCore(), scores="fused", **promises)
+    findings = [
+        lifted_logits(Subject(fused, dtype), each) for each in _lifted_problems(fused, dtype)
+    ]
+    assert all(finding.violation is None and (finding.margin or 2.0) < 0.5 for finding in findings)
+    stored = run_clause(core(FusedCore(), **promises), "numerics.lifted-logits", dtype=dtype)
     assert stored.status == "not-applicable"
     assert "declares stored scores" in stored.reason
 

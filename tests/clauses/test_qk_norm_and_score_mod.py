@@ -26,15 +26,15 @@ def test_without_either_none_applies() -> None:
 @pytest.mark.parametrize("candidate", [by_root_mean_square, by_cosines, line_by_line])
 def test_correct_norms_pass(candidate: object) -> None:
     """Torch's functions and lines by hand."""
-    found = run_clause(candidate, "qk-norm.golden")  # type: ignore[arg-type]  # a Candidate
-    assert (found.status, found.reason) == ("passed", "")
+    result = run_clause(candidate, "qk-norm.golden")  # type: ignore[arg-type]  # a Candidate
+    assert (result.status, result.reason) == ("passed", "")
 
 
 @pytest.mark.parametrize("candidate", [relatively_biased, checkered_scores])
 def test_correct_functions_pass(candidate: object) -> None:
     """The declared function itself, and the same written by hand."""
-    found = run_clause(candidate, "score-mod.golden")  # type: ignore[arg-type]  # a Candidate
-    assert (found.status, found.reason) == ("passed", "")
+    result = run_clause(candidate, "score-mod.golden")  # type: ignore[arg-type]  # a Candidate
+    assert (result.status, result.reason) == ("passed", "")
 
 
 @pytest.mark.parametrize(

@@ -36,30 +36,30 @@ REAL = all_clauses()
 def test_wanted_clauses_exist_at_their_levels() -> None:
     """Every clause of the foundation is there, MUST unless the design says SHOULD."""
     for slug in WANTED:
-        found = CLAUSES[slug]
+        entry = CLAUSES[slug]
         for kind in ("core", "layer"):
             eased = slug in SHOULD or (slug in MUST_FOR_CORES and kind == "layer")
-            assert found.level_for(kind) == ("SHOULD" if eased else "MUST")
+            assert entry.level_for(kind) == ("SHOULD" if eased else "MUST")
 
 
 def test_each_clause_is_well_formed() -> None:
     """Each has a slug of two words, one sentence, a source, a check of a subject and a problem."""
-    for found in REAL:
-        assert re.fullmatch(r"[a-z]+(-[a-z]+)*\.[a-z0-9-]+", found.id)
-        assert found.family == found.id.split(".")[0]
-        assert re.fullmatch(r"[A-Z][^\n]*\.", found.sentence)
-        assert found.source.strip()
-        assert not found.counterfactual.endswith(".")
-        assert found.check.__doc__
-        assert len(inspect.signature(found.check).parameters) == 2
-        assert found.space.kinds
+    for entry in REAL:
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*\.[a-z0-9-]+", entry.id)
+        assert entry.family == entry.id.split(".")[0]
+        assert re.fullmatch(r"[A-Z][^\n]*\.", entry.sentence)
+        assert entry.source.strip()
+        assert not entry.counterfactual.endswith(".")
+        assert entry.check.__doc__
+        assert len(inspect.signature(entry.check).parameters) == 2
+        assert entry.space.kinds
 
 
 def test_slugs_are_unique_and_families_stay_together() -> None:
     """The specification reads family by family, each slug once."""
-    slugs = [found.id for found in REAL]
+    slugs = [entry.id for entry in REAL]
     assert len(slugs) == len(set(slugs)) >= len(WANTED)
-    assert len({found.sentence for found in REAL}) == len(REAL)
+    assert len({entry.sentence for entry in REAL}) == len(REAL)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_slug_is_registered_once(registry: dict[str, Clause]) -> None:
         register("shape.mine")
 
 
-def test_a_file_imported_afresh_registers_anew(
+def test_a_file_imported_again_registers_again(
     registry: dict[str, Clause], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What pytester's runs in one process forget is registered again, in the same order."""
@@ -94,8 +94,8 @@ def test_a_file_imported_afresh_registers_anew(
     monkeypatch.delitem(sys.modules, clauses.state.__name__)
     importlib.import_module(f"{clauses.__name__}.state")
     assert list(registry) == list(before)
-    anew = {slug for slug in registry if registry[slug] is not before[slug]}
-    assert anew == {slug for slug in before if before[slug].check.__module__.endswith(".state")}
+    renewed = {slug for slug in registry if registry[slug] is not before[slug]}
+    assert renewed == {slug for slug in before if before[slug].check.__module__.endswith(".state")}
 
 
 def test_fingerprint_follows_the_specification(
@@ -127,13 +127,13 @@ def test_level_of_an_unnamed_kind() -> None:
 
 
 def test_position_encodings_get_their_clauses_alone() -> None:
-    """An encoding is asked what any function owes, nothing of attention; and the reverse."""
+    """To an encoding apply the clauses for any function, none for attention; and the reverse."""
     encoding = positions(max_length=64)(lambda x: x)
-    mine = {found.id for found in REAL if not found.not_applicable(encoding)}
-    assert {slug for slug in mine if slug.startswith("position.")} == {
+    applicable = {entry.id for entry in REAL if not entry.not_applicable(encoding)}
+    assert {slug for slug in applicable if slug.startswith("position.")} == {
         f"position.{name}" for name in BY_FAMILY["position"].split()
     }
-    assert {slug for slug in mine if not slug.startswith("position.")} == {
+    assert {slug for slug in applicable if not slug.startswith("position.")} == {
         "shape.dtype",
         "shape.output",
         "state.answer-is-fresh",
@@ -145,7 +145,7 @@ def test_position_encodings_get_their_clauses_alone() -> None:
 
 
 def test_layer_with_positions_has_no_golden() -> None:
-    """A layer that mixes in positions is told why clauses with a golden answer are left out."""
+    """Clauses with a golden answer give a layer that mixes in positions their reason."""
     reason = CLAUSES["numerics.golden"].not_applicable(layer(inputs="self", position="rotary"))
     assert reason == "it mixes in positions, so there is no golden answer"
 

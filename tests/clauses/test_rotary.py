@@ -22,20 +22,20 @@ def test_without_rotary_positions_none_applies() -> None:
 
 def test_whole_heads_have_no_part() -> None:
     """Where all channels turn, none is left that must not."""
-    found = run_clause(by_rotating_halves, "position.rotary-partial")
-    assert found.reason == "all of its channels are turned"
+    result = run_clause(by_rotating_halves, "position.rotary-partial")
+    assert result.reason == "all of its channels are turned"
 
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_correct_ones_pass(slug: str) -> None:
     """Tables, duplicated tables and distances pass, and each clause finds binding examples."""
     for candidate in (by_rotating_halves, part_of_the_channels, by_distances):
-        found = run_clause(candidate, slug)
-        assert found.status in ("passed", "not-applicable"), found.reason
+        result = run_clause(candidate, slug)
+        assert result.status in ("passed", "not-applicable"), result.reason
     assert run_clause(part_of_the_channels, slug).binding > 0
 
 
-def test_a_base_that_is_off_by_one_is_seen() -> None:
+def test_a_base_that_is_off_by_one_is_detected() -> None:
     """Far positions show a ten-thousandth of the base."""
     assert failing(BaseOffByOne, "position.rotary")
 
@@ -45,7 +45,7 @@ def test_values_that_turn_depend_on_where_everything_stands() -> None:
     assert failing(ValuesTurnedToo, "position.rotary-shift")
 
 
-def test_channels_that_must_stay_are_seen() -> None:
+def test_channels_that_must_stay_are_detected() -> None:
     """Queries without turning channels notice the order of the keys."""
     assert failing(AllChannelsTurned, "position.rotary-partial")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from candidates.eager import EagerCore
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
 def wide(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -49,15 +49,15 @@ def reads_memory(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 )
 def test_broken_shapes_fail(broken: Any, slug: str) -> None:
     """Each mistake of shape, dtype and stride fails its clause."""
-    assert run_clause(core(broken, **GIVEN), slug, examples=12).status == "failed"
+    assert run_clause(core(broken, **PROMISES), slug, examples=12).status == "failed"
 
 
 def test_head_size_mismatch_never_broadcasts() -> None:
     """With heads of size two the mismatch is three, since one would broadcast."""
     for seed in range(4):
         example = problem(head_size=2, seed=seed)
-        assert try_on(core(**GIVEN), "shape.rejects-mismatch", example).violation is None
-        finding = try_on(core(refuses_nothing, **GIVEN), "shape.rejects-mismatch", example)
+        assert try_on(core(**PROMISES), "shape.rejects-mismatch", example).violation is None
+        finding = try_on(core(refuses_nothing, **PROMISES), "shape.rejects-mismatch", example)
         assert finding.violation is not None
         assert finding.violation.kind == "not-raised"
 
@@ -80,12 +80,12 @@ def test_returned_weights_are_compared() -> None:
         weights = (query @ key.mT) * 0.0 + 1.0 / key.shape[2]
         return (output, weights) if return_weights else output
 
-    given = {**GIVEN, "features": ["weights"]}
-    result = run_clause(core(uniform, **given), "shape.weights")
+    promises = {**PROMISES, "features": ["weights"]}
+    result = run_clause(core(uniform, **promises), "shape.weights")
     assert result.status == "failed"
     assert ", query " in result.reason
     assert ", key " in result.reason
-    assert run_clause(core(uniform, **given), "shape.output").status == "passed"
+    assert run_clause(core(uniform, **promises), "shape.output").status == "passed"
     assert run_clause(layer(), "shape.weights").status == "passed"
 
 
@@ -101,8 +101,8 @@ def test_what_may_be_refused_is_refused_loudly(slug: str) -> None:
                 raise ValueError
         return EagerCore()(query, key, value, **options)
 
-    given: dict[str, Any] = {"masks": ["keep"], "features": [], "causal": None}
-    declared = run_clause(core(kernel, strides="contiguous", **given), slug)
+    promises: dict[str, Any] = {"masks": ["keep"], "features": [], "causal": None}
+    declared = run_clause(core(kernel, strides="contiguous", **promises), slug)
     assert declared.status == "passed"
     if slug not in ("shape.bounds", "gradients.strided"):  # contiguous ones; another's matter
-        assert failing(core(kernel, **given), slug)
+        assert failing(core(kernel, **promises), slug)

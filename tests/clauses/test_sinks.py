@@ -22,8 +22,8 @@ def test_without_sinks_none_applies(slug: str) -> None:
 def test_correct_ones_pass(slug: str) -> None:
     """A column of logits and an online softmax that starts at the sink."""
     for candidate in (sink_as_a_column, sink_first):
-        found = run_clause(candidate, slug)
-        assert (found.status, found.reason) == ("passed", "")
+        result = run_clause(candidate, slug)
+        assert (result.status, result.reason) == ("passed", "")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_each_sees_its_own(candidate: object, slug: str) -> None:
 
 @pytest.mark.parametrize("rule", ["any", "nan", "mean-of-all"])
 def test_other_rules_for_empty_rows_are_left_alone(rule: str) -> None:
-    """What becomes of another promise beside a sink is nobody's to say."""
+    """Whether another promise for empty rows holds with a sink is not defined."""
     promises = {"masks": ["keep"], "features": ["sinks"], "empty_rows": rule}
     assert run_clause(core(Prepared(), **promises), "sinks.empty-row").status == "not-applicable"

@@ -40,14 +40,14 @@ def test_without_a_softcap_none_applies() -> None:
         assert run_clause(core(features=[]), slug).reason == "no softcap is declared"
 
 
-def test_cap_before_scale_is_seen() -> None:
+def test_cap_before_scale_is_detected() -> None:
     """A cap that acts before the scale fails its own clause."""
     promises = {"features": ["softcap"], "masks": []}
     assert failing(core(ScaledLast(), **promises), "softcap.after-scale")
     assert run_clause(core(**promises), "softcap.after-scale").status == "passed"
 
 
-def test_overflow_is_seen() -> None:
+def test_overflow_is_detected() -> None:
     """Scores far above the cap must end at it, not at NaN."""
     promises = {"features": ["softcap"], "masks": []}
     assert failing(core(Quotient(), **promises), "softcap.large")
@@ -64,8 +64,8 @@ def test_correct_caps_pass_in_every_dtype(dtype: str) -> None:
 def test_hidden_keys_need_something_that_hides() -> None:
     """Without a mask, a flag or a window the clause has nothing to speak of; a window is enough."""
     bare = {"masks": [], "causal": None, "empty_rows": "any"}
-    told = run_clause(core(**bare, features=["softcap"]), "softcap.before-mask")
-    assert told.reason == "no key can be hidden"
+    result = run_clause(core(**bare, features=["softcap"]), "softcap.before-mask")
+    assert result.reason == "no key can be hidden"
     windowed = run_clause(core(**bare, features=["softcap", "window"]), "softcap.before-mask")
     assert windowed.status == "passed"
 

@@ -10,36 +10,36 @@ from torch import Tensor
 
 from conformance.clauses.judging import identical
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
-def test_answer_remembered_by_shape_is_seen() -> None:
+def test_answer_remembered_by_shape_is_detected() -> None:
     """Returning the last answer for the same shapes fails, although repeating a call is fine."""
-    known: dict[object, Tensor] = {}
+    remembered: dict[object, Tensor] = {}
 
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         shapes = (query.shape, key.shape, value.shape)
-        if shapes not in known:
-            known[shapes] = bare(query, key, value)
-        return known[shapes]
+        if shapes not in remembered:
+            remembered[shapes] = bare(query, key, value)
+        return remembered[shapes]
 
-    assert try_on(core(kernel, **GIVEN), "state.repeatable", problem()).violation is None
-    known.clear()
-    assert try_on(core(kernel, **GIVEN), "state.no-memory", problem()).violation is not None
+    assert try_on(core(kernel, **PROMISES), "state.repeatable", problem()).violation is None
+    remembered.clear()
+    assert try_on(core(kernel, **PROMISES), "state.no-memory", problem()).violation is not None
 
 
-def test_answer_remembered_by_storage_is_seen() -> None:
+def test_answer_remembered_by_storage_is_detected() -> None:
     """Returning the last answer for the same memory addresses fails."""
-    known: dict[object, Tensor] = {}
+    remembered: dict[object, Tensor] = {}
 
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         where = (query.data_ptr(), key.data_ptr(), value.data_ptr())
-        if where not in known:
-            known.clear()
-            known[where] = bare(query, key, value)
-        return known[where]
+        if where not in remembered:
+            remembered.clear()
+            remembered[where] = bare(query, key, value)
+        return remembered[where]
 
-    assert try_on(core(kernel, **GIVEN), "state.no-memory", problem()).violation is not None
+    assert try_on(core(kernel, **PROMISES), "state.no-memory", problem()).violation is not None
 
 
 def test_who_forgets_but_counts_tokens_is_not_accused_of_a_memory() -> None:
@@ -49,7 +49,7 @@ def test_who_forgets_but_counts_tokens_is_not_accused_of_a_memory() -> None:
         places = torch.arange(query.shape[2], dtype=query.dtype)[:, None]
         return bare(query + 0.1 * places, key, value)
 
-    counted = core(kernel, **GIVEN)
+    counted = core(kernel, **PROMISES)
     assert try_on(counted, "equivariance.queries", problem(batch=1)).violation is not None
     assert try_on(counted, "state.no-memory", problem(batch=1)).violation is None
 
@@ -71,7 +71,7 @@ def test_changed_input_is_named(name: str) -> None:
         {"query": query, "key": key, "value": value}[name].mul_(0.5)
         return output
 
-    finding = try_on(core(kernel, **GIVEN), "state.inputs-unchanged", problem())
+    finding = try_on(core(kernel, **PROMISES), "state.inputs-unchanged", problem())
     assert finding.violation is not None
     assert finding.violation.kind == "mutated"
     assert finding.violation.message == f"the call changed its {name} in place"
@@ -85,7 +85,7 @@ def test_changed_mask_is_named() -> None:
             keep.logical_not_()
         return bare(query, key, value)
 
-    candidate = core(kernel, **{**GIVEN, "masks": ["keep"]})
+    candidate = core(kernel, **{**PROMISES, "masks": ["keep"]})
     finding = try_on(candidate, "state.inputs-unchanged", problem(mask=plan()))
     assert finding.violation is not None
     assert finding.violation.message == "the call changed its keep in place"
@@ -101,11 +101,11 @@ def test_changed_mask_is_named() -> None:
         ([0.0], [-0.0]),
     ],
 )
-def test_every_change_of_a_bit_is_seen(before: list[float], after: list[float]) -> None:
+def test_every_change_of_a_bit_is_detected(before: list[float], after: list[float]) -> None:
     """NaN equals NaN; anything else must be the same bits, infinities and signs of zero too."""
-    one, two = (torch.tensor(values, dtype=torch.float64) for values in (before, after))
-    assert identical(one, one.clone())
-    assert not identical(one, two)
+    first, second = (torch.tensor(values, dtype=torch.float64) for values in (before, after))
+    assert identical(first, first.clone())
+    assert not identical(first, second)
 
 
 def test_noise_is_not_repeatable() -> None:
@@ -120,6 +120,6 @@ def test_noise_is_not_repeatable() -> None:
         calls.append(1)
         return bare(query, key, value) * (1.0 + 2**-23 * (len(calls) % 2))
 
-    assert try_on(core(noisy, **GIVEN), "state.repeatable", problem()).violation is not None
-    assert try_on(core(last_bit, **GIVEN), "state.repeatable", problem()).violation is None
-    assert try_on(core(last_bit, **GIVEN), "state.bitwise-repeatable", problem()).violation
+    assert try_on(core(noisy, **PROMISES), "state.repeatable", problem()).violation is not None
+    assert try_on(core(last_bit, **PROMISES), "state.repeatable", problem()).violation is None
+    assert try_on(core(last_bit, **PROMISES), "state.bitwise-repeatable", problem()).violation

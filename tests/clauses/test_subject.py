@@ -33,7 +33,7 @@ def attention(
     axis: int = -1,
     empty: float = 0.0,
 ) -> Tensor:
-    """A layer whose weights nobody is told."""
+    """A layer whose weights are not declared."""
 
     def heads(tokens: Tensor, matrix: Tensor) -> Tensor:
         return (tokens @ matrix.to(tokens).T).unflatten(-1, (HEADS, -1)).transpose(1, 2)
@@ -118,8 +118,11 @@ def test_clauses_that_need_a_golden_answer_say_so(of_correct: dict[str, str]) ->
 
 def test_nan_rows_do_not_blind_the_measured_bound() -> None:
     """NaN in rows without keys neither fails nor stops the clauses about the other rows."""
-    found = statuses(unknown(with_nan_rows, empty_rows="nan", causal=None))
-    assert {found[slug] for slug in found if slug not in SHOULD} == {"passed", "not-applicable"}
+    of_clauses = statuses(unknown(with_nan_rows, empty_rows="nan", causal=None))
+    assert {of_clauses[slug] for slug in of_clauses if slug not in SHOULD} == {
+        "passed",
+        "not-applicable",
+    }
 
 
 @pytest.mark.parametrize(
@@ -144,9 +147,9 @@ def test_measured_bound_is_narrow() -> None:
     candidate = unknown(attention)
     subject = Subject(candidate, "float32")
     example = problem(num_heads=2, num_kv_heads=2, head_size=4, value_head_size=4, **WIDTHS)
-    known, bound, judged = subject.frame(subject.inputs(example))
+    golden_output, bound, judged = subject.frame(subject.inputs(example))
     answer = subject.answer(subject.inputs(example))
-    assert known is None
+    assert golden_output is None
     assert bool(judged.all())
     assert float(bound.max()) < 1e-4 * float(answer.abs().max())
 
@@ -167,13 +170,13 @@ def test_clock_counts_the_candidate() -> None:
     assert subject.candidate_seconds > 0.0
 
 
-def test_frame_of_a_known_layer_is_the_golden() -> None:
+def test_frame_of_a_layer_with_weights_is_the_golden() -> None:
     """With weights the golden answer and its derived bound are used."""
     subject = Subject(layer(), "float32")
     inputs = subject.inputs(problem())
-    known, bound, judged = subject.frame(inputs)
-    assert known is not None
-    agreement = compare(subject.answer(inputs), known, bound, judged=judged)
+    golden_output, bound, judged = subject.frame(inputs)
+    assert golden_output is not None
+    agreement = compare(subject.answer(inputs), golden_output, bound, judged=judged)
     assert agreement.violation is None
     assert 0.0 < agreement.margin <= 1.0
 

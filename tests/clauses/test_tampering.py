@@ -13,7 +13,7 @@ from conformance.clauses.state import inputs_unchanged
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 
-GIVEN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 BY_NAME = {mistake.name: mistake.candidate for mistake in MISTAKES}
 
 
@@ -27,7 +27,7 @@ def test_honest_candidates_leave_the_judge_alone(candidate: Any, slug: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("GoldenEdited", "the golden answer"),
         ("BoundEdited", "the bound"),
@@ -40,18 +40,18 @@ def test_honest_candidates_leave_the_judge_alone(candidate: Any, slug: str) -> N
         ("TraceLeftOn", "the trace function"),
     ],
 )
-def test_who_reaches_for_the_judge_is_told(name: str, told: str) -> None:
+def test_who_reaches_for_the_judge_is_reported(name: str, message: str) -> None:
     """The violation says what was changed, and the next candidate is judged as ever."""
     assert isinstance(BY_NAME[name], Candidate)
     violation = try_on(BY_NAME[name], "state.untampered", problem()).violation
     assert violation is not None
     assert violation.kind == "tampered"
-    assert told in violation.message
+    assert message in violation.message
     assert try_on(core(), "state.untampered", problem()).violation is None
 
 
-def test_what_was_changed_in_another_clause_is_told_here() -> None:
-    """One call of the whole run is enough, and only the first time it is told."""
+def test_what_was_changed_in_another_clause_is_reported_here() -> None:
+    """One call of the whole run is enough, and it is reported once."""
     calls: list[int] = []
 
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -60,13 +60,13 @@ def test_what_was_changed_in_another_clause_is_told_here() -> None:
             sys.modules["conformance.oracle.comparison"].compare = None  # type: ignore[attr-defined]
         return bare(query, key, value)
 
-    subject = Subject(core(kernel, **GIVEN), "float32")
+    subject = Subject(core(kernel, **PROMISES), "float32")
     subject.answer(subject.inputs(problem()))
     assert "conformance.oracle.comparison.compare" in subject.tampered()
     assert subject.tampered() == []
 
 
-def test_an_edit_in_another_clause_is_told_of_inputs_unchanged() -> None:
+def test_an_edit_in_another_clause_fails_inputs_unchanged() -> None:
     """A call with other sizes that wrote into its inputs is made again, and fails."""
 
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def test_an_edit_in_another_clause_is_told_of_inputs_unchanged() -> None:
             key.zero_()
         return output
 
-    subject = Subject(core(kernel, **GIVEN), "float32")
+    subject = Subject(core(kernel, **PROMISES), "float32")
     assert inputs_unchanged(subject, problem()).violation is None
     subject.answer(subject.inputs(problem(key_length=11)))
     violation = inputs_unchanged(subject, problem()).violation
@@ -98,16 +98,16 @@ def test_lying_tensors_are_read_by_their_numbers() -> None:
 
 def test_torch_is_itself_after_all_that() -> None:
     """No change of any of these candidates outlives its call."""
-    one = torch.full((2, 3), 2.0)
-    assert torch.equal(one @ one.mT, torch.full((2, 2), 12.0))
-    assert torch.equal(torch.matmul(one, one.mT), torch.full((2, 2), 12.0))
+    matrix = torch.full((2, 3), 2.0)
+    assert torch.equal(matrix @ matrix.mT, torch.full((2, 2), 12.0))
+    assert torch.equal(torch.matmul(matrix, matrix.mT), torch.full((2, 2), 12.0))
     assert sys.gettrace() is None
 
 
-def test_who_is_always_wrong_is_not_told_to_look_answers_up() -> None:
+def test_who_is_always_wrong_is_not_taken_to_look_answers_up() -> None:
     """A wrong candidate that answers alike before and after the golden exists passes here."""
 
     def doubled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return 2.0 * bare(query, key, value)
 
-    assert run_clause(core(doubled, **GIVEN), "state.unseen").status == "passed"
+    assert run_clause(core(doubled, **PROMISES), "state.unseen").status == "passed"

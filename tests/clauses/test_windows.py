@@ -32,7 +32,7 @@ def test_without_a_window_none_applies() -> None:
         assert run_clause(core(features=[]), slug).reason == "no window is declared"
 
 
-def test_every_kind_of_window_is_asked() -> None:
+def test_every_kind_of_window_is_drawn() -> None:
     """Both sides, the left alone, the right alone; widths from zero on."""
     windows = [window_for(problem(seed=seed)) for seed in range(80)]
     limited = {(left >= 0, right >= 0) for left, right in windows}
@@ -57,20 +57,20 @@ class Wider(EagerCore):
 
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("more", [-1, 1])
-def test_each_edge_is_seen(side: int, more: int) -> None:
+def test_each_edge_is_detected(side: int, more: int) -> None:
     """One key more or fewer on either side fails the clause of edges."""
     assert failing(core(Wider(side, more), **PROMISES), "window.edge")
 
 
 def test_self_attention_has_edges_too() -> None:
-    """Where queries and keys are as many, the tokens of the window are asked together."""
+    """Where queries and keys must be as many, the call has all tokens of the window."""
     for slug in ("window.edge", "window.causal"):
         result = run_clause(layer(without=["cross"]), slug)
         assert (result.status, result.binding > 0) == ("passed", True)
 
 
 def test_pinned_lengths_leave_no_query_alone() -> None:
-    """The clauses that ask one query alone do not apply; the golden ones do."""
+    """The clauses that call with one query alone do not apply; the golden ones do."""
     pinned = core(**PROMISES, geometry={"query_length": 4, "key_length": 7})
     assert run_clause(pinned, "window.edge").reason == "its geometry pins the lengths"
     assert run_clause(pinned, "window.golden").status == "passed"
