@@ -187,12 +187,12 @@ def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]
     axis = inputs.head_layout.axes.index("S") - len("BHSD")
     buffers = []
     for name in ("past_key", "past_value"):
-        held = keywords[name]
-        shape = list(held.shape)
+        cached_tensor = keywords[name]
+        shape = list(cached_tensor.shape)
         shape[axis] += SPARE
-        buffer = torch.full(shape, filler, dtype=held.dtype, device=held.device)
-        keywords[name] = buffer.narrow(axis, 0, held.shape[axis])
-        keywords[name].copy_(held)
+        buffer = torch.full(shape, filler, dtype=cached_tensor.dtype, device=cached_tensor.device)
+        keywords[name] = buffer.narrow(axis, 0, cached_tensor.shape[axis])
+        keywords[name].copy_(cached_tensor)
         buffers.append(buffer)
     return (positional, keywords), buffers
 

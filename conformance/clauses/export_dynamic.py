@@ -24,7 +24,7 @@ from .registry import Finding, clause, requires
 from .subject import Subject
 
 _QUERIES: Final = ("query", "x")
-_SPOKEN: Final = {
+_SIZE_NAMES: Final = {
     "batch": "batch",
     "query_length": "number of queries",
     "key_length": "number of keys",
@@ -144,7 +144,7 @@ def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
     if not set(together) & set(baked):
         return None
     size = getattr(inputs.geometry, field)
-    prefix = f"the file leaves the {_SPOKEN[field]} open, but the graph runs at {size} only"
+    prefix = f"the file leaves the {_SIZE_NAMES[field]} open, but the graph runs at {size} only"
     return _refused(subject, _longer(subject, inputs, field), f"{prefix}: with {size + 1}")
 
 

@@ -44,7 +44,7 @@ _SAYS: Final = {
     "present_value": ("present",),
     **dict.fromkeys(MASK_ROLES, ("mask",)),
 }
-_APART: Final = ("query", "key", "value")
+_TOKEN_INPUTS: Final = ("query", "key", "value")
 
 
 @clause(
@@ -167,11 +167,11 @@ def _objection(role: Role) -> str:
     says = _SAYS[role.role]
     if any(suggests(role.name, word) for word in says):
         return ""
-    spoken = role.role.replace("_", " ")
-    other = next((word for word in _APART if suggests(role.name, word)), "")
-    if other and role.role in _APART:
-        return f"{role.name!r} is the {spoken}, not the {other}"
-    return f"{role.name!r} is the {spoken if role.role not in MASK_ROLES else 'mask'}"
+    words = role.role.replace("_", " ")
+    other = next((word for word in _TOKEN_INPUTS if suggests(role.name, word)), "")
+    if other and role.role in _TOKEN_INPUTS:
+        return f"{role.name!r} is the {words}, not the {other}"
+    return f"{role.name!r} is the {words if role.role not in MASK_ROLES else 'mask'}"
 
 
 def _listed(texts: Sequence[str]) -> str:

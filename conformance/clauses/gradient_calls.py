@@ -294,13 +294,15 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs, call_arguments=arguments(inputs))
     gradient = as_returned(upstream, taped).clone()
-    held = dict(zip(subject.declaration.positional, taped.given[0], strict=False))
-    held |= {name: each for name, each in taped.given[1].items() if isinstance(each, Tensor)}
-    held |= {"answer": taped.returned, "gradient of the answer": gradient}
-    before = {name: whole_storage(tensor).clone() for name, tensor in held.items()}
+    tensors = dict(zip(subject.declaration.positional, taped.given[0], strict=False))
+    tensors |= {name: value for name, value in taped.given[1].items() if isinstance(value, Tensor)}
+    tensors |= {"answer": taped.returned, "gradient of the answer": gradient}
+    before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
     taped.pull_as_given(gradient)
     changed = [
-        name for name, tensor in held.items() if not identical(whole_storage(tensor), before[name])
+        name
+        for name, tensor in tensors.items()
+        if not identical(whole_storage(tensor), before[name])
     ]
     if not changed:
         return Finding()

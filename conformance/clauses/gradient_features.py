@@ -39,7 +39,7 @@ from .subject import Subject
 OF_WEIGHTS: Final = 36
 VALUES: Final = 37
 # What is kept is divided by one minus these: by a power of two, which rounds nothing.
-DROPPED: Final = (0.5, 0.75)
+PROBABILITIES: Final = (0.5, 0.75)
 # Queries of a problem with dropout: each is judged as an item of its own.
 MOST_ROWS: Final = 8
 
@@ -179,7 +179,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     inputs = _with_few_keys(subject, problem)
     if inputs is None or cannot_be_judged(subject, inputs):
         return Finding(binding=False)
-    chance = DROPPED[problem.seed % len(DROPPED)]
+    chance = PROBABILITIES[problem.seed % len(PROBABILITIES)]
     upstream = output_gradient(subject, problem, inputs)
     with forked_random(subject.device):
         torch.manual_seed(problem.seed)

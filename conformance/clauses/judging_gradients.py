@@ -282,14 +282,14 @@ def _in_common(name: str, got: Tensor, gradient: Gradient) -> Violation | None:
     fit = gradient_fit(got.double() - gradient.value, gradient)
     if fit is None:
         return None
-    for kind, each in fit.fits.items():
-        if abs(each.scale_error) > each.scale_allowed:
+    for kind, fitted in fit.fits.items():
+        if abs(fitted.scale_error) > fitted.scale_allowed:
             what = "a multiple of it" if kind == "factor" else "a scale of the logits"
             message = (
                 f"the errors of the gradient of {described(name)} fit {what} with a relative error "
-                f"of {each.scale_error:+.3g} (allowed {each.scale_allowed:.3g})"
+                f"of {fitted.scale_error:+.3g} (allowed {fitted.scale_allowed:.3g})"
             )
-            return Violation(kind="value", message=message, got=each.scale_error, expected=0.0)
+            return Violation(kind="value", message=message, got=fitted.scale_error, expected=0.0)
     if fit.unexplained > 1.0:
         message = (
             f"the errors of the gradient of {described(name)} are together larger than rounding "
@@ -410,7 +410,7 @@ def gradient_bounds(subject: Subject, run: GradientRun) -> dict[str, Tensor]:
         expected = subject.gradients.oracle.answer(run.inputs, run.upstream)
         if not expected.representable:
             return {}
-        return {name: each.worst for name, each in expected.gradients.items()}
+        return {name: gradient.worst for name, gradient in expected.gradients.items()}
     return measured_bounds(
         subject,
         run.inputs,

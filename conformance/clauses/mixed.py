@@ -158,7 +158,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _described(inputs: Inputs) -> str:
+def _dtypes_of(inputs: Inputs) -> str:
     """The dtypes of a call: ``query float16, key float32, value float32``."""
     tensors = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     return ", ".join(f"{name} {name_of(tensor.dtype)}" for name, tensor in tensors.items())
@@ -169,7 +169,7 @@ def _refused(subject: Subject, inputs: Inputs) -> Finding:
     if answer is None:
         return Finding()
     message = (
-        f"it declares mixed='refuse' but answers {_described(inputs)} in {name_of(answer.dtype)} "
+        f"it declares mixed='refuse' but answers {_dtypes_of(inputs)} in {name_of(answer.dtype)} "
         "instead of raising"
     )
     return violated("not-raised", message)
@@ -180,7 +180,7 @@ def _of_another_dtype(
 ) -> Finding:
     names = " or ".join(dict.fromkeys(name_of(dtype) for dtype in expected))
     message = (
-        f"{_described(inputs)} are answered in {name_of(answer.dtype)} where {declared}: expected "
+        f"{_dtypes_of(inputs)} are answered in {name_of(answer.dtype)} where {declared}: expected "
         f"{names}"
     )
     return violated("dtype", message, expected=names, got=name_of(answer.dtype))
@@ -200,7 +200,7 @@ def _right(subject: Subject, inputs: Inputs, answer: Tensor, *, cast: bool) -> F
         golden_answer = oracle.answer(_cast(inputs))
         bound = golden_answer.bound + (golden_answer.output - expected).abs()
         expected, judged = golden_answer.output, golden_answer.judged
-    wording = f"{_described(inputs)} give a wrong answer in {name_of(answer.dtype)}"
+    wording = f"{_dtypes_of(inputs)} give a wrong answer in {name_of(answer.dtype)}"
     agreement = compare(answer, expected, bound, judged=judged, wording=wording)
     return Finding.of(agreement, binding=bool(judged.any()))
 

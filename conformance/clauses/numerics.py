@@ -36,7 +36,7 @@ OTHER_SCALE = {"float32": 1.1, "float64": 1.1, "float16": 2.0, "bfloat16": 2.0}
 ODD_SCALES = (0.0, -0.5)
 # A mask that always applies may be a finite fill: no live logit goes below what mask.single-key
 # requires of fills.
-LARGEST_BESIDE_A_FILL = 1e8
+LARGEST_WITH_A_FILL = 1e8
 LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
 
 
@@ -130,7 +130,7 @@ def large_logits(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     target = LOGIT_TARGETS[problem.seed % len(LOGIT_TARGETS)]
     if subject.declaration.always_causal:
-        target = min(target, LARGEST_BESIDE_A_FILL)
+        target = min(target, LARGEST_WITH_A_FILL)
     enlarged = _enlarge(subject, inputs, target)
     wording = f"logits near {target:.0e} give a wrong answer"
     finding = measures_golden(subject, enlarged, wording, signal=False)

@@ -16,7 +16,7 @@ from .judging import all_of, are_golden_weights, matches_golden
 from .registry import Finding, clause, requires
 from .subject import Subject
 
-IN_A_ROW: Final = "contiguous"
+CONTIGUOUS: Final = "contiguous"
 TOGETHER = EVERY_OPTION.replace(
     values=("normal",),
     patterns=("random", "dense", "padding", "mixed"),
@@ -104,7 +104,7 @@ def unless_refused_alone(
     except CandidateFailure as failure:
         if failure.violation.kind != "raised" or not _refuses_place(subject, problem):
             raise
-        return judge(problem.replace(layout=IN_A_ROW, mask_layout=IN_A_ROW, shared=""))
+        return judge(problem.replace(layout=CONTIGUOUS, mask_layout=CONTIGUOUS, shared=""))
 
 
 def _refuses_place(subject: Subject, problem: Problem) -> bool:
@@ -119,10 +119,10 @@ def _refuses_place(subject: Subject, problem: Problem) -> bool:
         shared=problem.shared,
     )
     masked = plain.replace(
-        layout=IN_A_ROW, shared="", mask=problem.mask, mask_layout=problem.mask_layout
+        layout=CONTIGUOUS, shared="", mask=problem.mask, mask_layout=problem.mask_layout
     )
     for placed in (plain, masked):
-        contiguous = placed.replace(layout=IN_A_ROW, mask_layout=IN_A_ROW, shared="")
+        contiguous = placed.replace(layout=CONTIGUOUS, mask_layout=CONTIGUOUS, shared="")
         refused = placed != contiguous and not subject.answers(subject.inputs(placed))
         if refused and subject.answers(subject.inputs(contiguous)):
             return True

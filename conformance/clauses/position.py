@@ -243,7 +243,7 @@ FAR = ((200, 2, 16), (0, 0, 0), (3, 3, 64), (0, 0, 0), (40, 40, 8), (0, 0, 0))
 # In bfloat16 the answer tells frequencies that were rounded to it only further away, in wide heads:
 # at the default scale, of keys that a mask makes few, since the mean over many hides their scores.
 # Tables of places often end at 1024.
-CROWD, CROWDED = (1000, 2, 128), 3
+MANY_KEYS, MANY_KEYS_EVERY = (1000, 2, 128), 3
 FEW = 4
 
 
@@ -269,7 +269,7 @@ def is_rotary(candidate: Candidate) -> str:
 )
 def rotary(subject: Subject, problem: Problem) -> Finding:
     """Near and far positions against the golden."""
-    inputs = _few_of_a_crowd(subject.inputs(_far(subject, problem)))
+    inputs = _with_few_kept_keys(subject.inputs(_far(subject, problem)))
     other = _other(subject, inputs, problem.seed)
     wording = "rotary positions are not what is declared"
     return measures_golden(subject, inputs, wording, counterfactual=other)
@@ -279,8 +279,8 @@ def _far(subject: Subject, problem: Problem) -> Problem:
     """A problem with other lengths and head sizes, by its seed, as far as they are free."""
     if problem.past:
         return problem
-    if _crowded(subject, problem):
-        keys, queries, size = CROWD
+    if _gets_many_keys(subject, problem):
+        keys, queries, size = MANY_KEYS
         problem = problem.replace(scale=None)
     else:
         keys, queries, size = FAR[problem.seed % len(FAR)]
@@ -291,16 +291,16 @@ def _far(subject: Subject, problem: Problem) -> Problem:
     return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, FORMULA))
 
 
-def _crowded(subject: Subject, problem: Problem) -> bool:
+def _gets_many_keys(subject: Subject, problem: Problem) -> bool:
     """Whether the problem gets many keys; layers would project them all for one or two queries."""
     half = problem.dtype == "bfloat16" and subject.candidate.kind == "core"
-    return half and problem.seed % CROWDED == 1
+    return half and problem.seed % MANY_KEYS_EVERY == 1
 
 
-def _few_of_a_crowd(inputs: Inputs) -> Inputs:
+def _with_few_kept_keys(inputs: Inputs) -> Inputs:
     """A few keys far apart where there is a mask for many; otherwise the same."""
     keys = inputs.geometry.key_length
-    if inputs.keep is None or inputs.mask_form not in KEY_FORMS or keys < CROWD[0]:
+    if inputs.keep is None or inputs.mask_form not in KEY_FORMS or keys < MANY_KEYS[0]:
         return inputs
     kept = torch.linspace(0, keys - 1, FEW).long()
     keep = torch.zeros_like(inputs.keep).index_fill(-1, kept, value=True)

@@ -285,7 +285,7 @@ TINY: Final = {"float32": -110, "bfloat16": -110, "float16": -9}
 # Tiny values: their weighted sums are normal numbers still, and so is what a projection makes.
 NORMAL_VALUES: Final = 2.0**4
 SUBNORMAL: Final = 2.0**-3
-OTHERS_REACH: Final = "products of ordinary numbers overflow float16 alone"
+FLOAT16_ONLY: Final = "products of ordinary numbers overflow float16 alone"
 
 
 @clause(
@@ -311,7 +311,7 @@ def overflow_half(subject: Subject, problem: Problem) -> Finding:
     Where scores are not stored, logits behind the scale are past it every other time.
     """
     if subject.dtype != "float16":
-        return Finding(binding=False, inapplicable=OTHERS_REACH)
+        return Finding(binding=False, inapplicable=FLOAT16_ONLY)
     if finite_limit(subject) < _limit("float32") and subject.declaration.accumulate is not None:
         reason = "it declares to add up in float16, in which such products overflow"
         return Finding(binding=False, inapplicable=reason)

@@ -16,7 +16,7 @@ from .judging import are_golden_weights, first_place, same_answer, same_unless_i
 from .registry import Finding, clause, declares, requires, violated
 from .subject import Subject
 
-EVERYBODY = OPTIONS.replace(kinds=("core", "layer", "positions"))
+ANY_KIND = OPTIONS.replace(kinds=("core", "layer", "positions"))
 PLAIN = Space(share=0.5)
 BATCH = Space(least=(("batch", 2),), share=0.5)
 
@@ -25,7 +25,7 @@ BATCH = Space(least=(("batch", 2),), share=0.5)
     "shape.output",
     sentence="The output has one row a query: [B, H, Lq, Dv] for a core, [B, Lq, Eo] for a layer.",
     source="Vaswani et al. 2017, section 3.2; ONNX Attention-23, output Y",
-    space=EVERYBODY,
+    space=ANY_KIND,
 )
 def output_shape(subject: Subject, problem: Problem) -> Finding:
     """Reading an answer checks its shape."""
@@ -37,7 +37,7 @@ def output_shape(subject: Subject, problem: Problem) -> Finding:
     "shape.dtype",
     sentence="The output has the dtype of the query.",
     source="ONNX Attention-23: type constraint T1 binds Q and Y",
-    space=EVERYBODY,
+    space=ANY_KIND,
     explained=False,
 )
 def output_dtype(subject: Subject, problem: Problem) -> Finding:

@@ -35,7 +35,7 @@ from .subject import Subject
 ANY = Space(mask="maybe", causal="maybe", share=0.5)
 # What is another in the second of two calls: mostly everything.
 CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
-EVERYBODY = ("core", "layer", "positions")
+ANY_KIND = ("core", "layer", "positions")
 
 
 @clause(
@@ -136,7 +136,7 @@ def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
         later = later.replace(keep=_other_keep(earlier, other), bias=other.bias)
     last = CHANGES[seed % len(CHANGES)] == "last token"
     named = {
-        name: _last_changed(getattr(earlier, name), getattr(other, name)) if last else tensor
+        name: _with_last_token_of(getattr(earlier, name), getattr(other, name)) if last else tensor
         for name, tensor in (("query", other.query), ("key", other.key), ("value", other.value))
     }
     change = CHANGES[seed % len(CHANGES)]
@@ -155,7 +155,7 @@ def _other_keep(earlier: Inputs, other: Inputs) -> Tensor | None:
     return earlier.keep.roll(1, dims=0)
 
 
-def _last_changed(earlier: Tensor, other: Tensor) -> Tensor:
+def _with_last_token_of(earlier: Tensor, other: Tensor) -> Tensor:
     return torch.cat([earlier[..., :-1, :], other[..., -1:, :]], dim=-2)
 
 
@@ -192,7 +192,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     "state.answer-kept",
     sentence="An answer stays what it was when the next call is made.",
     source="PEERS: stale results; an output buffer that is used again",
-    space=Space(values=LIVELY, kinds=EVERYBODY, share=0.5),
+    space=Space(values=LIVELY, kinds=ANY_KIND, share=0.5),
     explained=False,
 )
 def answer_kept(subject: Subject, problem: Problem) -> Finding:
@@ -388,12 +388,12 @@ def _first_of_all(subject: Subject) -> Finding:
 
 def _calls(subject: Subject, problem: Problem) -> Iterator[Inputs]:
     """The inputs of a problem, and of others that the same built layer can answer."""
-    first = subject.inputs(problem)
-    yield first
+    plain = subject.inputs(problem)
+    yield plain
     for drawn in _others(subject, problem):
         other = one_at_a_time(drawn, subject.candidate)
         if admits_lengths(subject.candidate, other.geometry):
-            yield subject.inputs(other).replace(weights=first.weights)
+            yield subject.inputs(other).replace(weights=plain.weights)
 
 
 def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from .subject import Subject
 
 # Seeds that no other clause draws from: these answers were never computed before.
 UNSEEN = 0x5EED
-EVERYBODY = ("core", "layer", "positions")
+ANY_KIND = ("core", "layer", "positions")
 
 
 @clause(
@@ -34,7 +34,7 @@ EVERYBODY = ("core", "layer", "positions")
         "golden answers stay what they are."
     ),
     source="PEERS: editing the inputs so that the reference sees the same edit",
-    space=Space(mask="maybe", causal="maybe", share=0.25, kinds=EVERYBODY),
+    space=Space(mask="maybe", causal="maybe", share=0.25, kinds=ANY_KIND),
     explained=False,
 )
 def untampered(subject: Subject, problem: Problem) -> Finding:
