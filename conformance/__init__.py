@@ -95,7 +95,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, looked up anew each time: pytester's runs forget modules that they imported.
+    """A public name, looked up again each time: pytester's runs forget imported modules.
 
     A kept class would differ from that of the reloaded modules.
     """

@@ -59,8 +59,8 @@ def _polite_end() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    known = [number for name in _ENDINGS if (number := getattr(signal, name, None)) is not None]
-    before = {number: signal.getsignal(number) for number in known}
+    endings = [number for name in _ENDINGS if (number := getattr(signal, name, None)) is not None]
+    before = {number: signal.getsignal(number) for number in endings}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # as nohup and a shell's & want it
             signal.signal(number, _interrupt)

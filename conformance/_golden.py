@@ -1,7 +1,7 @@
 """The golden reference, loaded from this distribution whatever the user's path holds.
 
 Users' repositories have packages named ``reference`` too, and pytest puts them first on the path.
-So the golden is loaded from the folder beside this package under a private name; ``import
+So the golden is loaded from the folder next to this package under a private name; ``import
 reference`` in the user's code still finds the user's own.
 """
 

@@ -26,10 +26,10 @@ class ConstructionError(DeclarationError):
         self.why = why
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, words: Iterable[str]) -> str:
     """``; did you mean 'keep'?`` when a known word is close, else the list of known words."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    words = sorted(words)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(known)}"
+    return f"; known: {', '.join(words)}"

@@ -51,12 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse ``--pyargs conformance`` without a candidate: nothing would be checked."""
-    if _asked_for(config) and not config.getoption("conformance_candidates"):
+    if _checks_candidates(config) and not config.getoption("conformance_candidates"):
         msg = "pytest --pyargs conformance needs --candidate TARGET: it names what to check"
         raise pytest.UsageError(msg)
 
 
-def _asked_for(config: pytest.Config) -> bool:
+def _checks_candidates(config: pytest.Config) -> bool:
     modules = [argument.partition("::")[0] for argument in config.args]
     return bool(config.getoption("pyargs")) and any(
         module in ("conformance", "conformance.testing.suites") for module in modules
@@ -70,7 +70,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     pytest's package node would put the folder that holds it (site-packages) first on the path,
     before the packages of the user's repository.
     """
-    if path.resolve() != HOME or not _asked_for(parent.config):
+    if path.resolve() != HOME or not _checks_candidates(parent.config):
         return None
     from .testing.pytest_nodes import ConformanceDirectory  # noqa: PLC0415 (only when asked for)
 
@@ -95,7 +95,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """Record what a clause showed, and fail a test that never asked it."""
+    """Record the result of a clause, and fail a test that never called it."""
     case = _case_of(pyfuncitem)
     if case is None:
         return (yield)

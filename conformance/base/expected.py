@@ -133,20 +133,20 @@ class ExpectedFailure:
         return not any(sign in self.clause for sign in "*?[")
 
 
-def _is_name(given: object) -> bool:
-    return isinstance(given, str) and bool(given.strip())
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
-def _date(given: object) -> date | None:
-    """A day that is given as a date or as a text; raises DeclarationError for anything else."""
-    if given is None or (isinstance(given, date) and not isinstance(given, datetime)):
-        return given
+def _date(day: object) -> date | None:
+    """The day that a date or a text names; raises DeclarationError for anything else."""
+    if day is None or (isinstance(day, date) and not isinstance(day, datetime)):
+        return day
     try:
-        if isinstance(given, str):
-            return date.fromisoformat(given.strip())
+        if isinstance(day, str):
+            return date.fromisoformat(day.strip())
     except ValueError:
         pass
-    shown = given.isoformat() if isinstance(given, datetime) else repr(given)
+    shown = day.isoformat() if isinstance(day, datetime) else repr(day)
     msg = f"an expected failure's expires is {shown}: give a day such as 2027-01-31"
     raise DeclarationError(msg)
 
@@ -154,18 +154,18 @@ def _date(given: object) -> date | None:
 GivenExpectations = Mapping[str, str | ExpectedFailure] | Iterable[ExpectedFailure] | None
 
 
-def read_expected(given: GivenExpectations) -> tuple[ExpectedFailure, ...]:
+def read_expected(expectations: GivenExpectations) -> tuple[ExpectedFailure, ...]:
     """Read a declaration's ``expected_failures=``: a dict of slug to reason, or a list."""
-    if given is None:
+    if expectations is None:
         return ()
-    if isinstance(given, Mapping):
+    if isinstance(expectations, Mapping):
         return tuple(
             reason
             if isinstance(reason, ExpectedFailure)
             else ExpectedFailure(clause=clause, reason=reason)
-            for clause, reason in given.items()
+            for clause, reason in expectations.items()
         )
-    entries = tuple(given)
+    entries = tuple(expectations)
     for entry in entries:
         if not isinstance(entry, ExpectedFailure):
             msg = f"expected_failures holds {entry!r}: give an ExpectedFailure(…) or a dict"

@@ -66,12 +66,12 @@ def _first(lines: Sequence[str], header: int) -> int:
 
 
 def _keys(lines: Sequence[str], header: int, end: int) -> dict[str, int]:
-    found: dict[str, int] = {}
+    lines_by_key: dict[str, int] = {}
     for number in range(header + 1, end):
         key = _KEY.match(lines[number - 1])
         if key and _complete(lines[header : number - 1]):
-            found.setdefault(key[1], number)
-    return found
+            lines_by_key.setdefault(key[1], number)
+    return lines_by_key
 
 
 def _complete(lines: Sequence[str]) -> bool:
@@ -123,10 +123,12 @@ def parse(text: str, path: Path) -> tuple[ExpectedFailure, ...]:
 
 def places_of(text: str, path: Path, count: int) -> list[Place]:
     """Where each of the entries of a file stands."""
-    found = entry_lines(text)
-    if len(found) != count:
+    entry_line_ranges = entry_lines(text)
+    if len(entry_line_ranges) != count:
         return [Place(file=str(path), line=list_line(text))] * count
-    return [Place(file=str(path), line=entry.header, keys=entry.keys) for entry in found]
+    return [
+        Place(file=str(path), line=entry.header, keys=entry.keys) for entry in entry_line_ranges
+    ]
 
 
 def _named(path: Path, number: int, place: Place) -> str:

@@ -71,7 +71,7 @@ NO_PINS: Final = Pins({}, {}, None)
 
 
 def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> int:
-    """The nearest of the allowed sizes (none given: all) that reaches the least, if one does."""
+    """The nearest of the allowed sizes (None: all) that is not below ``least``, if there is one."""
     if not allowed:
         return max(wanted, least)
     enough = [size for size in allowed if size >= least] or allowed
@@ -101,7 +101,7 @@ def read_pins(rule: GeometryRule | None) -> Pins:
 
 
 def _check_builder(build: Callable[[Geometry], Geometry]) -> None:
-    """Try it once, so that a wrong one is told when it is declared."""
+    """Call it once, so that a wrong function is reported when it is declared."""
     sample = Geometry(**dict.fromkeys(FIELDS, 2))
     try:
         built = build(sample)

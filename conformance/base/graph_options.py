@@ -37,16 +37,16 @@ class GraphOptions:
 NO_GRAPH_OPTIONS = GraphOptions()
 
 
-def read_graph_options(given: Any) -> GraphOptions:
+def read_graph_options(options: Any) -> GraphOptions:
     """The options in the ``beside`` of a record; raises UsageError for anything else."""
-    if given is None:
+    if options is None:
         return NO_GRAPH_OPTIONS
-    known = {field.name for field in dataclasses.fields(GraphOptions)}
-    if not isinstance(given, Mapping) or not known >= set(given):
-        msg = f"the report's 'beside' is {given!r:.60}: give {', '.join(sorted(known))}"
+    names = {field.name for field in dataclasses.fields(GraphOptions)}
+    if not isinstance(options, Mapping) or not names >= set(options):
+        msg = f"the report's 'beside' is {options!r:.60}: give {', '.join(sorted(names))}"
         raise UsageError(msg)
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None and not isinstance(value, str):
             msg = f"the report's 'beside' has {value!r:.60} as {name}: give a text"
             raise UsageError(msg)
-    return GraphOptions(**given)
+    return GraphOptions(**options)

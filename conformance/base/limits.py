@@ -20,13 +20,13 @@ def today() -> date:
     The environment variable ``CONFORMANCE_TODAY`` sets another: tests use it, and whoever wants to
     know what will be red next month. Raises UsageError when it is no day.
     """
-    given = os.environ.get(VARIABLE, "").strip()
-    if not given:
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
         return datetime.now(tz=UTC).date()
     try:
-        return date.fromisoformat(given)
+        return date.fromisoformat(text)
     except ValueError:
-        msg = f"{VARIABLE} is {given!r}: give a day such as 2027-01-31, or unset it"
+        msg = f"{VARIABLE} is {text!r}: give a day such as 2027-01-31, or unset it"
         raise UsageError(msg) from None
 
 
@@ -51,8 +51,8 @@ def read_seconds(text: str, option: str = "--max-time") -> float:
     seconds = 0.0
     if _PLAIN.fullmatch(written):
         seconds = float(written)
-    elif written and (found := _PARTS.fullmatch(written)):
-        seconds = sum(float(found[unit] or 0.0) * _UNITS[unit] for unit in _UNITS)
+    elif written and (parts := _PARTS.fullmatch(written)):
+        seconds = sum(float(parts[unit] or 0.0) * _UNITS[unit] for unit in _UNITS)
     if not 0.0 < seconds <= _LONGEST:
         msg = f"{option} {text!r} is no duration: write seconds (90) or a time such as 10m or 1h30m"
         raise UsageError(msg)

@@ -63,17 +63,17 @@ class Mistake:
             raise DeclarationError(msg)
 
 
-def mistakes_in(given: Any) -> Iterator[Mistake]:
+def mistakes_in(value: Any) -> Iterator[Mistake]:
     """The mistakes that an object is, or holds: a Mistake, a list of them, a module of either."""
-    if isinstance(given, Mistake):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for entry in given:
+    if isinstance(value, Mistake):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
             yield from mistakes_in(entry)
-    elif isinstance(given, ModuleType):
-        seen: set[int] = set()
-        for value in list(vars(given).values()):
-            if isinstance(value, (Mistake, list, tuple)):
-                fresh = [one for one in mistakes_in(value) if id(one) not in seen]
-                seen.update(map(id, fresh))
+    elif isinstance(value, ModuleType):
+        yielded: set[int] = set()
+        for member in list(vars(value).values()):
+            if isinstance(member, (Mistake, list, tuple)):
+                fresh = [mistake for mistake in mistakes_in(member) if id(mistake) not in yielded]
+                yielded.update(map(id, fresh))
                 yield from fresh

@@ -23,7 +23,7 @@ _FILLERS: Final = frozenset(
 _PREFIXES: Final = ("to", "w", "b", "linear", "lin", "fc", "proj")
 _SUFFIXES: Final = ("projection", "proj", "linear", "lin", "layer")
 _FUSED_NAMES: Final = (("c", "attn"), ("in", "proj"), ("w", "pack"), ("pack",))
-# What a parameter of attention may switch or carry beside its inputs: the first that fits.
+# What a parameter of attention may switch or carry besides its inputs: the first that fits.
 _OPTIONS: Final[dict[str, frozenset[str]]] = {
     "weights": frozenset(
         "need_weights return_weights return_attn return_attention output_attentions with_weights "
@@ -91,11 +91,11 @@ def _read_word(word: str) -> str:
     if set(word) <= set("qkv") and len(set(word)) == len(word):
         return word
     for prefix in _PREFIXES:
-        if word.startswith(prefix) and (found := _read_stem(word.removeprefix(prefix))):
-            return found
+        if word.startswith(prefix) and (roles := _read_stem(word.removeprefix(prefix))):
+            return roles
     for suffix in _SUFFIXES:
-        if word.endswith(suffix) and (found := _read_stem(word.removesuffix(suffix))):
-            return found
+        if word.endswith(suffix) and (roles := _read_stem(word.removesuffix(suffix))):
+            return roles
     return ""
 
 
@@ -121,8 +121,8 @@ class OptionParameter:
 def option_of(parameter: inspect.Parameter) -> str:
     """The option that a parameter's name and default speak of, or ""."""
     words = set(_split(parameter.name))
-    for option, known in _OPTIONS.items():
-        if words & known or parameter.name.lower() in known:
+    for option, option_words in _OPTIONS.items():
+        if words & option_words or parameter.name.lower() in option_words:
             return _as_mask(words, parameter) if option == "mask" else option
     return ""
 

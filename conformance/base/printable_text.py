@@ -71,7 +71,7 @@ def raised_text(error: BaseException) -> str:
 def traceback_text(error: BaseException) -> str:
     """The calls that led to an error, outermost first, a line each; the last 4 KB of them.
 
-    A recursion is told once, with how often.
+    The repeated line of a recursion stands once, with the number of its repetitions.
     """
     repeated = [(line, len(list(same))) for line, same in groupby(map(_line, _frames(error)))]
     lines = [line if often == 1 else f"{line} ({often} times)" for line, often in repeated]
@@ -89,8 +89,8 @@ def _message(error: BaseException) -> str:
 
 def _frames(error: BaseException) -> Frames:
     """The frames that are not the harness' own, and not how torch calls a module's forward."""
-    found = traceback.extract_tb(error.__traceback__)
-    kept = [frame for frame in found if not frame.filename.startswith((_HERE, "<frozen"))]
+    frames = traceback.extract_tb(error.__traceback__)
+    kept = [frame for frame in frames if not frame.filename.startswith((_HERE, "<frozen"))]
     return [frame for frame in kept if frame.name not in _CALLING_A_MODULE]
 
 

@@ -19,7 +19,7 @@ _WRITTEN: Final = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 class Shard:
     """Shard ``index`` of ``count``, counted from 1.
 
-    The examples of a clause have positions 0, 1, 2 … in the order in which one machine would ask
+    The examples of a clause have positions 0, 1, 2 … in the order in which one machine would run
     them; those at ``index - 1``, ``index - 1 + count`` … belong to this shard.
     """
 
@@ -27,11 +27,11 @@ class Shard:
     count: int
 
     def owns(self, position: int) -> bool:
-        """Whether the example at a position is asked here."""
+        """Whether the example at a position belongs to this shard."""
         return position % self.count == self.index - 1
 
     def position(self, number: int) -> int:
-        """The position of the number-th example that is asked here, counted from 0."""
+        """The position of the number-th example of this shard, counted from 0."""
         return self.index - 1 + number * self.count
 
     def __str__(self) -> str:
@@ -43,11 +43,11 @@ WHOLE: Final = Shard(index=1, count=1)
 
 def read_shard(text: str) -> Shard:
     """The shard that ``I/N`` names; raises UsageError."""
-    found = _WRITTEN.fullmatch(text.strip())
-    if found is None:
+    written = _WRITTEN.fullmatch(text.strip())
+    if written is None:
         msg = f"--shard {text!r} is no shard: write I/N, such as 2/4 for the second of four"
         raise UsageError(msg)
-    index, count = int(found[1]), int(found[2])
+    index, count = int(written[1]), int(written[2])
     if not 1 <= count <= MOST:
         msg = f"--shard {text}: there must be 1 to {MOST} shards"
         raise UsageError(msg)

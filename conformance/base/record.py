@@ -298,9 +298,9 @@ def _wrong(value: Any, kind: Any, where: str) -> str:
         if missing:
             return f"{where} has no {missing[0]!r}"
         own = _fields(kind).items()
-        inside = ((value[name], one, name) for name, (one, _) in own if name in value)
+        inside = ((value[name], type_, name) for name, (type_, _) in own if name in value)
     elif origin in (Union, UnionType):  # the message of its first type, unless one of them fits
-        wrong = [_wrong(value, one, where) for one in parts]
+        wrong = [_wrong(value, part, where) for part in parts]
         return "" if "" in wrong else wrong[0]
     elif not _is(value, kind):
         return f"{where} is {json.dumps(value)[:40]}"
@@ -308,7 +308,7 @@ def _wrong(value: Any, kind: Any, where: str) -> str:
         inside = ((entry, parts[1], name) for name, entry in value.items())
     elif origin is list:
         inside = ((entry, parts[0], number) for number, entry in enumerate(value))
-    wrong_inside = (_wrong(entry, one, _place(where, key)) for entry, one, key in inside)
+    wrong_inside = (_wrong(entry, type_, _place(where, key)) for entry, type_, key in inside)
     return next(filter(None, wrong_inside), "")
 
 

@@ -25,7 +25,7 @@ STATUSES: Final[tuple[Status, ...]] = (
     "expected-failure",
     "unexpected-pass",
 )
-_WHERE_GIVEN: Final = ("blame", "planned", "trail", "coverage")
+_OPTIONAL: Final = ("blame", "planned", "trail", "coverage")
 # Tenths of a millisecond: nobody measures a clause more finely.
 _DECIMALS: Final = 4
 KINDS: Final = (
@@ -58,7 +58,7 @@ class Violation:
     expected, got, where
         Plain data: numbers, texts, lists; ``where`` is the index of the worst element.
     measured
-        What a numerical comparison found there: margin, error, bound, the element by its axes
+        The facts of a numerical comparison: margin, error, bound, the worst element by its axes
         (batch, head, query, channel), the part of each stage in the bound, the fitted scale error.
     compared
         The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
@@ -83,13 +83,13 @@ class Violation:
 class ClauseResult:
     """The outcome of one clause for one candidate in one dtype on one device.
 
-    ``margin`` is the largest error over its bound that was seen (1 is at the bound), None when no
+    ``margin`` is the largest error over its bound of all calls (1 is at the bound), None when no
     numerical comparison was made. ``seconds`` is wall time. ``blame`` says of a failing graph at
     which step of its export, and at which stage inside it, the answer first departs (see
     :mod:`conformance.diagnosis.exports.blame`). ``planned`` says how many examples there would have
     been where the time was up before, ``trail`` what each example of a shard showed (see
     :mod:`conformance.running.tally`), ``coverage`` how many combinations of its parameters a clause
-    about combinations has asked (see :mod:`conformance.problems.combinations`).
+    about combinations has tried (see :mod:`conformance.problems.combinations`).
     """
 
     id: str
@@ -127,7 +127,7 @@ class ClauseResult:
             self.counterexample or ()
         ):
             del data["violation"]["compared"]
-        for name in _WHERE_GIVEN:
+        for name in _OPTIONAL:
             if data[name] is None:
                 del data[name]
         if data["violation"] is not None and not data["violation"]["traceback"]:

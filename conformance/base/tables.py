@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-# A tensor of more elements is told by its shape: whoever wants it rebuilds it.
+# Of a tensor with more elements the table has the shape and the dtype only.
 MOST_ELEMENTS: Final = 64
 _KEPT: Final[ContextVar[list[Tensor] | None]] = ContextVar("kept", default=None)
 
@@ -52,6 +52,6 @@ def keeping() -> bool:
     return _KEPT.get() is not None
 
 
-def told_whole(tensor: Tensor) -> bool:
+def has_all_elements(tensor: Tensor) -> bool:
     """Whether the table of a tensor holds all of its elements."""
     return keeping() or tensor.numel() <= MOST_ELEMENTS

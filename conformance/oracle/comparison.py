@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..base.results import Violation
-from ..base.tables import keeping, table, told_whole
+from ..base.tables import has_all_elements, keeping, table
 from ..calls.recording import Recording
 
 # What the axes of an answer are called, by their number: heads, tokens.
@@ -230,7 +230,7 @@ class _Pair:
 
     def tables(self) -> dict[str, Any]:
         """What was compared, if a person can read it; ``judged`` where not all of it counts."""
-        if not told_whole(self.got):
+        if not has_all_elements(self.got):
             return {}
         shown = {"expected": self.expected, "got": self.got, "bound": self.bound}
         if not bool(self.judged.all()):
@@ -308,7 +308,7 @@ def _side(recording: Recording, answers: Side) -> list[dict[str, Any]]:
     side: list[dict[str, Any]] = []
     for output, view in answers:
         number = recording.number(output)
-        if number is None or not told_whole(output):
+        if number is None or not has_all_elements(output):
             return []
         side.append({"call": number, **({} if view is None else _elements(output, view))})
     return side

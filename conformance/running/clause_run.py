@@ -74,7 +74,7 @@ def _counterexample(problem: dict[str, Any] | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseRun:
-    """How a clause is run: how long, who is told of its progress, and how a failure is reported.
+    """How a clause is run: how long, how progress is reported, and how a failure is.
 
     until
         The moment on the monotonic clock at which no further example is begun.

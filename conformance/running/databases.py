@@ -93,8 +93,8 @@ def open_databases(texts: Sequence[str]) -> OpenDatabase | None:
     opened = [_open(text) for text in texts]
     if not opened:
         return None
-    notes = tuple(note for one in opened for note in one.notes)
-    every = [one.database for one in opened]
+    notes = tuple(note for each in opened for note in each.notes)
+    every = [each.database for each in opened]
     return OpenDatabase(
         database=MultiplexedDatabase(*every) if every[1:] else every[0], notes=notes
     )
@@ -103,9 +103,9 @@ def open_databases(texts: Sequence[str]) -> OpenDatabase | None:
 def _open(text: str) -> OpenDatabase:
     if _SCHEME.match(text):
         return OpenDatabase(database=_redis(text))
-    found = _REPOSITORY.fullmatch(text)
-    if found is not None:
-        return _github(found[1], found[2])
+    repository = _REPOSITORY.fullmatch(text)
+    if repository is not None:
+        return _github(repository[1], repository[2])
     return OpenDatabase(database=_folder(Path(text).expanduser()))
 
 
@@ -144,7 +144,7 @@ def _redis(text: str) -> ExampleDatabase:
 
 
 def _said(error: Exception) -> str:
-    """The first line of what a client raised: no line of ours nor the user's is to blame."""
+    """The first line of what a client raised: no line of the harness or the user is to blame."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 

@@ -94,7 +94,7 @@ class CandidateRun:
         return list(self._subjects.values())
 
     def forget(self) -> None:
-        """Drop problems, goldens and answers: later clauses make them anew."""
+        """Drop problems, goldens and answers: later clauses make them again."""
         self.pool = self._pool()
         self._subjects.clear()
         self._diagnosticians.clear()
@@ -272,7 +272,7 @@ class CandidateRun:
             failure.problem,
             failure.violation,
             tries=min(tries, TRIES_OF_A_LOSS.get(kind, tries)),
-            known=tuple(self._reduced),
+            reduced_problems=tuple(self._reduced),
             on_example=on_example,
             until=clause_run.until,
         )
@@ -382,10 +382,10 @@ def _with_scale_error(reduced: Violation, first: Violation) -> Violation:
     fitted = first.measured.get("scale_error")
     if fitted is None or "scale_error" in reduced.measured:
         return reduced
-    told = f"; the unreduced example fits a scale with a relative error of {fitted:+.3g}"
+    scale_sentence = f"; the unreduced example fits a scale with a relative error of {fitted:+.3g}"
     return replace(
         reduced,
-        message=reduced.message + told,
+        message=reduced.message + scale_sentence,
         measured={**reduced.measured, "scale_error": fitted},
     )
 

@@ -39,8 +39,8 @@ class Terms:
 class Tally:
     """The counts of the examples of one clause so far.
 
-    ``planned`` are the examples that are asked if none fails, and ``remembered`` those of a
-    database that come before them. ``main`` is how many one machine would ask, ``margins`` are the
+    ``planned`` are the examples that are run if none fails, and ``remembered`` those of a
+    database that come before them. ``main`` is how many one machine would run, ``margins`` are the
     rising margins with the number of their example.
     """
 

@@ -44,7 +44,7 @@ class UnjudgedRun:
 
     def declared(self, name: str) -> tuple[ExpectedFailure, ...]:
         """The expectations of a candidate's declaration."""
-        return next(one.expected for one in self.loaded if one.name == name)
+        return next(loaded.expected for loaded in self.loaded if loaded.name == name)
 
     def judged(self, entries: Sequence[ExpectedFailure]) -> dict[str, list[ClauseResult]]:
         """The results after applying the declared and some further expectations."""
@@ -65,7 +65,7 @@ class UnjudgedRun:
 
     def passes(self, entry: ExpectedFailure) -> bool:
         """Whether a clause that is named exactly passes somewhere: an unexpected pass."""
-        return entry.exact and any(one.status == "passed" for _, one in self.concerned(entry))
+        return entry.exact and any(result.status == "passed" for _, result in self.concerned(entry))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ def announcements(
     for name, result in failures:
         # Pairs of mistakes are searched for a limited time only, and what has no name today may
         # have one in the next version: neither is expected.
-        names = [one for one in diagnoses(result) if one != _NO_MISTAKE and "+" not in one]
+        diagnosed = [word for word in diagnoses(result) if word != _NO_MISTAKE and "+" not in word]
         kind = "" if result.violation is None else result.violation.kind
-        diagnosis = names[0] if names else None
+        diagnosis = diagnosed[0] if diagnosed else None
         group = _Group(candidate=name, clause=result.id, kind=kind, diagnosis=diagnosis)
         groups.setdefault((name, result.id, kind, diagnosis), group).results.append(result)
     return tuple(new for group in groups.values() for new in _entries(run, group, dropped))
@@ -111,9 +111,9 @@ def _entries(
     ]
     for dtype, device in _conditions(run, group):
         result = next(
-            one
-            for one in group.results
-            if dtype in ("*", one.dtype) and device in ("*", one.device)
+            failure
+            for failure in group.results
+            if dtype in ("*", failure.dtype) and device in ("*", failure.device)
         )
         before = _before(run, group, result, dropped)
         entry = ExpectedFailure(
@@ -133,7 +133,7 @@ def _entries(
 
 def _conditions(run: UnjudgedRun, group: _Group) -> list[tuple[str, str]]:
     """The dtypes and devices in which the clause fails this way, as few as say it exactly."""
-    loaded = next(one for one in run.loaded if one.name == group.candidate)
+    loaded = next(loaded for loaded in run.loaded if loaded.name == group.candidate)
     ran = {
         (result.dtype, result.device)
         for result in run.results[group.candidate]
@@ -145,7 +145,9 @@ def _conditions(run: UnjudgedRun, group: _Group) -> list[tuple[str, str]]:
     any_device = _whole(failing, ran, devices, along=1)
     if any_dtype and any_device and failing != ran:
         any_dtype = False
-    return sorted({("*" if any_dtype else one, "*" if any_device else two) for one, two in failing})
+    return sorted(
+        {("*" if any_dtype else dtype, "*" if any_device else device) for dtype, device in failing}
+    )
 
 
 def _whole(failing: Pairs, ran: Pairs, declared: AbstractSet[str], *, along: int) -> bool:
@@ -204,8 +206,8 @@ def accept(run: UnjudgedRun, old: Sequence[ExpectedFailure]) -> Acceptance:
 def _dropped(run: UnjudgedRun, old: Sequence[ExpectedFailure]) -> dict[ExpectedFailure, str]:
     """The old entries that do not hold, and why."""
     stale = not_holding(old, run.judged(old), run.selection, today=run.today)
-    why = {id(one.expectation): one.why for one in stale}
-    different = {one.expectation: one.why for one in stale if one.problem == "different"}
+    why = {id(entry.expectation): entry.why for entry in stale}
+    different = {entry.expectation: entry.why for entry in stale if entry.problem == "different"}
     reasons = {
         entry: PASSES
         if run.passes(entry)

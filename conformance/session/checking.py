@@ -62,7 +62,7 @@ def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[in
 NO_GATE: Final = Gate()
 
 
-def _silent(_doing: str, _done: int, _total: int, _left: float | None = None) -> None:
+def _silent(_activity: str, _done: int, _total: int, _left: float | None = None) -> None:
     """Show nothing."""
 
 
@@ -180,7 +180,7 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
     if run.schedule is None or len(run.loaded) == 1 or is_shard(options) or run.schedule.explores:
         return
     loaded = run.loaded[index]
-    results = [_judged(run, loaded, one, options) for one in run.schedule.results_of(index)]
+    results = [_judged(run, loaded, result, options) for result in run.schedule.results_of(index)]
     stale = expectations.not_holding(
         loaded.expected, {loaded.name: results}, _selection(run, options), today=run.today
     )
@@ -205,14 +205,14 @@ def _collect(run: _Run, options: RunOptions) -> None:
         return
     for index, loaded in enumerate(run.loaded):
         results = run.unjudged[loaded.name] = run.schedule.results_of(index)
-        run.results[loaded.name] = [_judged(run, loaded, one, options) for one in results]
+        run.results[loaded.name] = [_judged(run, loaded, result, options) for result in results]
         run.warnings[loaded.name] = run.schedule.warnings.get(index, list(loaded.notes))
 
 
 def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
     """Write the file of expected failures that makes the run green, and hold the run against it.
 
-    An interrupted run has not seen everything: nothing is written.
+    An interrupted run has not run every clause: nothing is written.
     """
     outcome = UnjudgedRun(
         loaded=run.loaded,
@@ -255,12 +255,12 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
     ]
     if is_shard(options):
         for loaded, entry in zip(run.loaded, entries, strict=True):
-            # The verdict of the merged record needs these beside the results.
+            # The verdict of the merged record needs these as well as the results.
             entry["shard"] = {
                 "gauge": loaded.gauge,
                 "deviations": list(loaded.deviations),
                 "mistaken": list(loaded.mistaken),
-                "expected": [one.as_json() for one in loaded.expected],
+                "expected": [expected.as_json() for expected in loaded.expected],
             }
     report = build_report(
         run.ready,

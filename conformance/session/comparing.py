@@ -30,8 +30,8 @@ class ComparedRecord:
 
 def split(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """The targets among the arguments, and the files of records, whose names end in ``.json``."""
-    targets = tuple(one for one in arguments if not one.endswith(RECORD_SUFFIX))
-    files = tuple(Path(one) for one in arguments if one.endswith(RECORD_SUFFIX))
+    targets = tuple(argument for argument in arguments if not argument.endswith(RECORD_SUFFIX))
+    files = tuple(Path(argument) for argument in arguments if argument.endswith(RECORD_SUFFIX))
     return targets, files
 
 
@@ -68,9 +68,9 @@ def joined(sources: Sequence[ComparedRecord]) -> Record:
             entry for record in records for entry in record.get("stale_expectations") or ()
         ],
         "clauses": {
-            slug: told
+            slug: facts
             for record in records
-            for slug, told in _mapping(record.get("clauses")).items()
+            for slug, facts in _mapping(record.get("clauses")).items()
         },
         "compared": [_circumstances(source) for source in sources],
         "candidates": list(_candidates(sources, names)),
@@ -108,14 +108,16 @@ def _circumstances(source: ComparedRecord) -> dict[str, Any]:
 
 def _names(sources: Sequence[ComparedRecord]) -> list[list[str]]:
     """A name for each candidate of each source, with its source where another has the same."""
-    every = [[str(one["name"]) for one in source.record["candidates"]] for source in sources]
+    every = [
+        [str(candidate["name"]) for candidate in source.record["candidates"]] for source in sources
+    ]
     often = Counter(name for names in every for name in names)
     taken: Counter[str] = Counter()
-    found = []
+    unique_names = []
     for source, names in zip(sources, every, strict=True):
         own = [name if often[name] == 1 else f"{name} ({source.name})" for name in names]
-        found.append([_unique(name, taken) for name in own])
-    return found
+        unique_names.append([_unique(name, taken) for name in own])
+    return unique_names
 
 
 def _unique(name: str, taken: Counter[str]) -> str:

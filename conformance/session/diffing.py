@@ -27,7 +27,7 @@ def difference(old: Entry, new: Entry, *, ratio: float = 2.0) -> dict[str, Any]:
     drifts when it is ``ratio`` times as near to the bound, or as far from it.
     """
     before, after = _by_name(old), _by_name(new)
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "schema": SCHEMA,
         "worse": False,
         "ratio": ratio,
@@ -44,14 +44,14 @@ def difference(old: Entry, new: Entry, *, ratio: float = 2.0) -> dict[str, Any]:
     }
     same = {"problems": same_problems(old, new), "clauses": same_specification(old, new)}
     for name in [name for name in before if name in after]:
-        _compare(found, name, before[name], after[name], ratio=ratio, same=same)
+        _compare(changes, name, before[name], after[name], ratio=ratio, same=same)
     listed = (*SECTIONS, "came", "went", "verdicts", "expectations")
-    found["worse"] = any(entry["worse"] for section in listed for entry in found[section])
-    return found
+    changes["worse"] = any(entry["worse"] for section in listed for entry in changes[section])
+    return changes
 
 
 def _compare(
-    found: dict[str, Any],
+    changes: dict[str, Any],
     name: str,
     old: Entry,
     new: Entry,
@@ -59,24 +59,24 @@ def _compare(
     ratio: float,
     same: Mapping[str, bool],
 ) -> None:
-    """Add what became of one candidate to what is found."""
-    found["declarations"].extend(declarations(name, old, new))
-    found["verdicts"].extend(_verdict(name, old, new))
+    """Add the changes of one candidate to those of the record."""
+    changes["declarations"].extend(declarations(name, old, new))
+    changes["verdicts"].extend(_verdict(name, old, new))
     before, after = _by_condition(old), _by_condition(new)
     for key, clause in after.items():
         if key not in before:
-            found["came"].append(_came(name, clause))
+            changes["came"].append(_came(name, clause))
             continue
         sides = side(before[key]), side(clause)
         change, worse, how = compared(*sides, ratio=ratio, same_problems=same["problems"])
         if change == "same":
-            found["same"] += 1
+            changes["same"] += 1
             continue
         entry = {**_where(name, clause), "old": sides[0], "new": sides[1]}
-        found[change].append({**entry, "worse": worse, "how": how})
+        changes[change].append({**entry, "worse": worse, "how": how})
     for key, clause in before.items():
         if key not in after:
-            found["went"].append(_went(name, clause, same_clauses=same["clauses"]))
+            changes["went"].append(_went(name, clause, same_clauses=same["clauses"]))
 
 
 def _by_name(record: Entry) -> dict[str, Entry]:
@@ -98,12 +98,12 @@ def _by_condition(candidate: Entry) -> dict[Key, Entry]:
 
 def _counted(entries: Iterable[tuple[Key, Entry]]) -> dict[Key, Entry]:
     """Entries by key and how many have had the same: none is lost."""
-    seen: Counter[Key] = Counter()
-    found = {}
+    counts: Counter[Key] = Counter()
+    numbered = {}
     for key, entry in entries:
-        seen[key] += 1
-        found[(*key, seen[key])] = entry
-    return found
+        counts[key] += 1
+        numbered[(*key, counts[key])] = entry
+    return numbered
 
 
 def _where(name: str, clause: Entry) -> dict[str, Any]:
@@ -118,15 +118,15 @@ def _where(name: str, clause: Entry) -> dict[str, Any]:
 
 def _came(name: str, clause: Entry) -> dict[str, Any]:
     """A clause that only the new record has; worse where it fails."""
-    told = side(clause)
-    return {**_where(name, clause), "new": told, "worse": told["status"] in FAILS}
+    compared_side = side(clause)
+    return {**_where(name, clause), "new": compared_side, "worse": compared_side["status"] in FAILS}
 
 
 def _went(name: str, clause: Entry, *, same_clauses: bool) -> dict[str, Any]:
     """A clause that only the old record has; worse where it held and still exists."""
-    told = side(clause)
-    worse = same_clauses and told["status"] == "passed"
-    return {**_where(name, clause), "old": told, "worse": worse}
+    compared_side = side(clause)
+    worse = same_clauses and compared_side["status"] == "passed"
+    return {**_where(name, clause), "old": compared_side, "worse": worse}
 
 
 def _candidate(name: str, entry: Entry, *, came: bool) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def compared(
     """The change of a clause, whether it is worse, and in which way.
 
     Margins depend on the problems that were drawn: without ``same_problems``, or where one record
-    has tried more of them, one that moved is told, but no worse.
+    has tried more of them, a drift of the margin is reported, but is no worse.
     """
     before, after = old["status"], new["status"]
     fails = (before in FAILS, after in FAILS)
@@ -222,7 +222,7 @@ def _another_failure(old: Entry, new: Entry) -> tuple[Change, bool, str]:
 
     A failure that is announced now is no worse; one that is another, or announced no more, is.
     """
-    told = [
+    differences = [
         f"{name} {_shown(old[key])}, now {_shown(new[key])}"
         for key, name in (("status", "status"), ("kind", "kind"), ("diagnosis", "diagnosed as"))
         if old[key] != new[key]
@@ -230,7 +230,7 @@ def _another_failure(old: Entry, new: Entry) -> tuple[Change, bool, str]:
     another = (old["kind"], old["diagnosis"]) != (new["kind"], new["diagnosis"])
     announced = new["status"] == "expected-failure"
     worse = another or (old["status"] != new["status"] and not announced)
-    return ("changed" if told else "same"), worse, "; ".join(told)
+    return ("changed" if differences else "same"), worse, "; ".join(differences)
 
 
 def _shown(value: Any) -> str:
@@ -245,11 +245,11 @@ def _drift(old: Entry, new: Entry, ratio: float) -> tuple[Change, bool, str]:
     if new["status"] != "passed" or before is None or after is None:
         return "same", False, ""
     factor = max(PARTS * after, 1.0) / max(PARTS * before, 1.0)
-    told = f"margin {before:.2g}, now {after:.2g}"
+    margins = f"margin {before:.2g}, now {after:.2g}"
     if factor >= ratio:
-        return "drift", True, f"{told} ({factor:.1f} times as near to the bound)"
+        return "drift", True, f"{margins} ({factor:.1f} times as near to the bound)"
     if factor <= 1.0 / ratio:
-        return "drift", False, told
+        return "drift", False, margins
     return "same", False, ""
 
 
@@ -265,7 +265,7 @@ _LONGEST: Final = 120
 
 
 def conditions(old: Entry, new: Entry) -> list[dict[str, Any]]:
-    """The settings that differ, each with its old and its new value; None where it is not told."""
+    """The settings that differ, each with its old and its new value; None where it is missing."""
     before, after = dict(_settings(old)), dict(_settings(new))
     return [
         {"name": name, "old": before.get(name), "new": after.get(name)}

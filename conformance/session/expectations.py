@@ -29,7 +29,7 @@ def concerning(
 
 
 def covers(entry: ExpectedFailure, result: ClauseResult) -> bool:
-    """Whether a failed result is the failure that is expected; its last day is not asked."""
+    """Whether a failed result is the failure that is expected, whatever its last day."""
     return result.violation is not None and entry.covers(result.violation.kind, diagnoses(result))
 
 
@@ -40,8 +40,8 @@ def diagnoses(result: ClauseResult) -> list[str]:
 
 def is_announced(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFailure]) -> bool:
     """Whether a failure that stayed one is spoken of: it differs, or its last day is over."""
-    mine = concerning(result, candidate, entries)
-    return result.status == "failed" and any(entry.exact or covers(entry, result) for entry in mine)
+    own = concerning(result, candidate, entries)
+    return result.status == "failed" and any(entry.exact or covers(entry, result) for entry in own)
 
 
 def judge(
@@ -56,12 +56,12 @@ def judge(
     A covered failure becomes ``expected-failure``, another one stays ``failed`` and says so, and
     the pass of a clause that is named exactly becomes ``unexpected-pass``.
     """
-    mine = concerning(result, candidate, entries)
-    if not mine:
+    own = concerning(result, candidate, entries)
+    if not own:
         return result
     if result.status == "failed" and result.violation is not None:
-        return _judge_failure(result, mine, today or clock_today())
-    exact = next((entry for entry in mine if entry.exact), None)
+        return _judge_failure(result, own, today or clock_today())
+    exact = next((entry for entry in own if entry.exact), None)
     if result.status == "passed" and exact is not None:
         reason = f"it passed, but was expected to fail ({exact.reason}): {drop(exact)}"
         return result.replace(status="unexpected-pass", reason=reason)
@@ -69,16 +69,16 @@ def judge(
 
 
 def _judge_failure(
-    result: ClauseResult, mine: Sequence[ExpectedFailure], today: date
+    result: ClauseResult, own: Sequence[ExpectedFailure], today: date
 ) -> ClauseResult:
-    covering = [entry for entry in mine if covers(entry, result)]
+    covering = [entry for entry in own if covers(entry, result)]
     valid = next((entry for entry in covering if not entry.expired(today)), None)
     if valid is not None:
         return result.replace(status="expected-failure", reason=valid.reason)
-    why, change = why_expired(covering[0], today) if covering else why_different(mine[0], result)
-    known = (covering or mine)[0].reason
+    why, change = why_expired(covering[0], today) if covering else why_different(own[0], result)
+    reason = (covering or own)[0].reason
     lead = "no expected failure any more" if covering else "not the expected failure"
-    return result.replace(reason=f"{lead} ({known}): {why}; {change}")
+    return result.replace(reason=f"{lead} ({reason}): {why}; {change}")
 
 
 def drop(entry: ExpectedFailure) -> str:
@@ -106,8 +106,10 @@ def why_different(entry: ExpectedFailure, result: ClauseResult) -> tuple[str, st
         why = f"it is of kind {kind!r}, not {wanted!r}"
         return why, _change(entry, "kind", f"write kind = {kind!r}")
     names = diagnoses(result)
-    found = f"diagnosed as {' or '.join(names)}" if names else "not diagnosed as a known mistake"
-    why = f"it is {found}, not {entry.diagnosis}"
+    diagnosed = (
+        f"diagnosed as {' or '.join(names)}" if names else "not diagnosed as a known mistake"
+    )
+    why = f"it is {diagnosed}, not {entry.diagnosis}"
     words = f"write diagnosis = {names[0]!r}" if names else "leave diagnosis out"
     return why, _change(entry, "diagnosis", words)
 
@@ -160,7 +162,7 @@ class Selection:
     devices: tuple[str, ...] | None = None
 
     def admits(self, entry: ExpectedFailure) -> bool:
-        """Whether anything that an expectation speaks of was asked for."""
+        """Whether anything that an expectation speaks of was selected."""
         return bool(
             matching([entry.clause], self.slugs)
             and (self.dtypes is None or matching([entry.dtype], self.dtypes))
@@ -184,8 +186,8 @@ def check_entries(entries: Iterable[ExpectedFailure], slugs: Collection[str], pa
     """Require that the entries of a file speak of clauses that exist; raises UsageError."""
     for number, entry in enumerate(entries, 1):
         line = None if entry.place is None else entry.place.line
-        told = "" if line is None else f"line {line}, "
-        check_clause(entry, slugs, f"{path}, {told}entry {number}")
+        line_text = "" if line is None else f"line {line}, "
+        check_clause(entry, slugs, f"{path}, {line_text}entry {number}")
 
 
 def check_clause(entry: ExpectedFailure, slugs: Collection[str], where: str) -> None:
@@ -202,12 +204,12 @@ def stale(
     selection: Selection,
 ) -> list[Stale]:
     """The expectations that nothing answered to; ``results`` are by candidate, already judged."""
-    found = []
+    stale_entries = []
     for entry in entries:
         why = _why_stale(entry, results, selection)
         if why:
-            found.append(Stale(expectation=entry, why=why, change=drop(entry)))
-    return found
+            stale_entries.append(Stale(expectation=entry, why=why, change=drop(entry)))
+    return stale_entries
 
 
 def not_holding(
@@ -219,11 +221,11 @@ def not_holding(
 ) -> list[Stale]:
     """The expectations that are stale, expired, or whose clause fails in another way."""
     day = today or clock_today()
-    found = stale(entries, results, selection)
-    gone = {id(entry.expectation) for entry in found}
-    asked = [entry for entry in entries if id(entry) not in gone and selection.admits(entry)]
-    valid = [entry for entry in asked if not entry.expired(day)]
-    return [*found, *_expired_ones(asked, results, day), *_different_ones(valid, results, entries)]
+    stale_entries = stale(entries, results, selection)
+    gone = {id(entry.expectation) for entry in stale_entries}
+    selected = [entry for entry in entries if id(entry) not in gone and selection.admits(entry)]
+    valid = [entry for entry in selected if not entry.expired(day)]
+    return [*stale_entries, *_expired(selected, results, day), *_different(valid, results, entries)]
 
 
 def by_candidate(
@@ -247,22 +249,22 @@ def by_candidate(
     return by_name, every
 
 
-def _expired_ones(
+def _expired(
     entries: Iterable[ExpectedFailure],
     results: Mapping[str, Sequence[ClauseResult]],
     today: date,
 ) -> list[Stale]:
     """The expired expectations, except where every clause passed, which is red anyway."""
-    found = []
+    expired = []
     for entry in entries:
         there = any(result.status in _STILL_THERE for _, result in _runs(entry, results))
         if entry.expired(today) and there:
             why, change = why_expired(entry, today)
-            found.append(Stale(expectation=entry, why=why, problem="expired", change=change))
-    return found
+            expired.append(Stale(expectation=entry, why=why, problem="expired", change=change))
+    return expired
 
 
-def _different_ones(
+def _different(
     entries: Iterable[ExpectedFailure],
     results: Mapping[str, Sequence[ClauseResult]],
     all_entries: Sequence[ExpectedFailure],
@@ -271,7 +273,7 @@ def _different_ones(
 
     A glob announces no clause in particular: what it does not cover is a failure like any other.
     """
-    found = []
+    different = []
     for entry in entries:
         others = {
             name: result
@@ -281,8 +283,8 @@ def _different_ones(
         for name, result in others.items():
             why, change = why_different(entry, result)
             item = Stale(expectation=entry, why=why, problem="different", change=change)
-            found.append(item.of(name))
-    return found
+            different.append(item.of(name))
+    return different
 
 
 def _covered(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFailure]) -> bool:
@@ -307,11 +309,11 @@ def _why_stale(
     selection: Selection,
 ) -> str:
     if not selection.admits(entry):
-        return ""  # it was not asked for
+        return ""  # it was not selected
     if not any(fnmatchcase(name, entry.candidate) for name in results):
         return f"no candidate is called {entry.candidate!r}"
     runs = [result for _, result in _runs(entry, results)]
-    if selection.is_partial(entry) and all(one.status == "not-applicable" for one in runs):
+    if selection.is_partial(entry) and all(result.status == "not-applicable" for result in runs):
         return ""  # it may apply in a dtype or on a device that was not selected
     return _why_unanswered(entry, runs)
 

@@ -40,11 +40,11 @@ def read_written(text: str, path: Path) -> ExpectationFile:
     """Take a file apart; the comments directly above an entry belong to it."""
     entries = parse(text, path)
     lines = text.split("\n")
-    found = entry_lines(text)
-    if len(found) != len(entries) or (not found and list_line(text)):
+    entry_line_ranges = entry_lines(text)
+    if len(entry_line_ranges) != len(entries) or (not entry_line_ranges and list_line(text)):
         return _of_list(entries, lines)
-    head = "\n".join(lines[: found[0].first - 1]) if found else text
-    texts = ["\n".join(lines[one.first - 1 : one.end - 1]) for one in found]
+    head = "\n".join(lines[: entry_line_ranges[0].first - 1]) if entry_line_ranges else text
+    texts = ["\n".join(lines[entry.first - 1 : entry.end - 1]) for entry in entry_line_ranges]
     return ExpectationFile(head=head, entries=tuple(zip(entries, texts, strict=True)))
 
 
@@ -60,15 +60,16 @@ def rewrite(before: Sequence[ExpectationFile], acceptance: Acceptance, path: Pat
 
     Raises UsageError where an entry cannot be written as TOML.
     """
-    own = {entry: text for one in reversed(before) for entry, text in one.entries}
+    own = {entry: text for file in reversed(before) for entry, text in file.entries}
     kept = [(entry, own[entry]) for entry in acceptance.kept]
     added = [
-        (new.entry, entry_text(new.entry, map(_one_line, new.comments))) for new in acceptance.added
+        (new.entry, entry_text(new.entry, map(_comment_line, new.comments)))
+        for new in acceptance.added
     ]
     texts = [text.strip() for _, text in sorted((*kept, *added), key=lambda pair: _key(pair[0]))]
-    head = next((one.head.strip() for one in before if one.head.strip()), _HEAD.strip())
+    head = next((file.head.strip() for file in before if file.head.strip()), _HEAD.strip())
     whole = "\n\n".join([head, *texts]).replace("\r\n", "\n") + "\n"
-    if any("\r\n" in text for one in before for text in (one.head, *dict(one.entries).values())):
+    if any("\r\n" in text for file in before for text in (file.head, *dict(file.entries).values())):
         whole = whole.replace("\n", "\r\n")
     _check(whole, acceptance.entries, path)
     return whole
@@ -87,7 +88,7 @@ def entry_text(entry: ExpectedFailure, comments: Iterable[str] = ()) -> str:
     return "".join([*(f"# {comment}\n" for comment in comments), tomlkit.dumps(document)])
 
 
-def _one_line(text: str) -> str:
+def _comment_line(text: str) -> str:
     """A comment that cannot end its line, nor be longer than anybody reads."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
@@ -130,9 +131,9 @@ class Gate:
     def files(self) -> list[Path]:
         """The files that are read, each once."""
         renewed = self.write if self.write is not None and self.write.is_file() else None
-        given = [path for path in (self.expected, renewed) if path is not None]
-        same = len(given) > 1 and given[0].resolve() == given[1].resolve()
-        return given[:1] if same else given
+        paths = [path for path in (self.expected, renewed) if path is not None]
+        same = len(paths) > 1 and paths[0].resolve() == paths[1].resolve()
+        return paths[:1] if same else paths
 
     def entries(self, slugs: Collection[str]) -> tuple[ExpectedFailure, ...]:
         """The expected failures of the run; raises UsageError for a bad file."""
@@ -155,12 +156,14 @@ def renew(gate: Gate, run: UnjudgedRun) -> Renewed | str:
     path = gate.write
     if path is None:
         return "no file was named"
-    broken = [one.id for some in run.results.values() for one in some if one.status == "error"]
+    broken = [
+        result.id for some in run.results.values() for result in some if result.status == "error"
+    ]
     if broken:
         return f"{path} is left as it was: the harness failed in {broken[0]}"
     try:
-        before = [read_written(read_text(one), one) for one in gate.files]
-        acceptance = accept(run, [entry for one in before for entry, _ in one.entries])
+        before = [read_written(read_text(file), file) for file in gate.files]
+        acceptance = accept(run, [entry for file in before for entry, _ in file.entries])
         text = rewrite(before, acceptance, path)
         write_text(text, path)
         entries = parse(text, path)

@@ -19,7 +19,7 @@ _PROBLEMS: Final = {
     "expired": "expired expected failures",
     "different": "not the expected failures",
 }
-# Clauses that fail with an exception from one line before that is told of them together.
+# From so many clauses that fail with an exception of one line, one warning names them together.
 _MANY: Final = 3
 _RAN: Final = ("passed", "failed", "expected-failure", "unexpected-pass")
 
@@ -34,26 +34,26 @@ def verdict(
 ) -> tuple[str, str]:
     """The verdict on a candidate and the reason for it in one sentence.
 
-    ``missing`` says what was not asked, without which nothing but a failure is certain.
+    ``missing`` says what was not run, without which nothing but a failure is certain.
     """
-    for found in (
+    for outcome in (
         _error(results),
         _fails(results, stale),
         ("inconclusive", missing) if missing and not interrupted else None,
         _inconclusive(results, interrupted=interrupted),
     ):
-        if found:
-            return found
+        if outcome:
+            return outcome
     word, reason = _green(loaded, results)
     unknown = unchecked_masks(loaded, [result.id for result in results])
     if unknown:
         return "inconclusive", f"{word}, but {unknown}"
-    left = [one.name for one in loaded.unchecked]
+    left = [parameter.name for parameter in loaded.unchecked]
     return word, f"{reason}; not checked: {', '.join(left)}" if left else reason
 
 
 def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
-    """The verdict where nothing that was asked speaks against the candidate."""
+    """The verdict where no clause speaks against the candidate."""
     if loaded.gauge:
         return "conforms-up-to-gauge", loaded.gauge
     expected = [result.id for result in results if result.status == "expected-failure"]
@@ -72,20 +72,24 @@ def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
 
     A run that selects no clause of masks claims nothing about them.
     """
-    names = [one.name for one in loaded.unchecked if one.option == "mask" and not one.accepted]
+    names = [
+        parameter.name
+        for parameter in loaded.unchecked
+        if parameter.option == "mask" and not parameter.accepted
+    ]
     if not names or not any(slug.startswith("mask.") for slug in slugs):
         return ""
     listed = " and ".join(f"`{name}`" for name in names)
-    given = ", ".join(repr(name) for name in names)
+    names_text = ", ".join(repr(name) for name in names)
     was = "was" if len(names) == 1 else "were"
     return (
         f"{listed} {was} not checked: declare what it means with masks= ('conformance identify "
-        f"{loaded.target}' finds out), or let it stay so with unchecked=[{given}] or --unchecked "
-        f"{','.join(names)}"
+        f"{loaded.target}' finds out), or let it stay so with unchecked=[{names_text}] or "
+        f"--unchecked {','.join(names)}"
     )
 
 
-def _one_exception(results: Sequence[ClauseResult]) -> list[str]:
+def _shared_exceptions(results: Sequence[ClauseResult]) -> list[str]:
     """A sentence on each line that made many clauses fail: they have one reason, not many."""
     by_place: dict[str, list[ClauseResult]] = {}
     for result in results:
@@ -94,10 +98,10 @@ def _one_exception(results: Sequence[ClauseResult]) -> list[str]:
             place = result.violation.message.rpartition(" (")[2]
             by_place.setdefault(place, []).append(result)
     return [
-        f"{len({one.id for one in found})} clauses failed with one exception, such as: "
-        f"{found[0].reason}; mend it, or pin with geometry= what can be taken"
-        for found in by_place.values()
-        if len({one.id for one in found}) >= _MANY
+        f"{len({result.id for result in failures})} clauses failed with one exception, such as: "
+        f"{failures[0].reason}; mend it, or pin with geometry= what can be taken"
+        for failures in by_place.values()
+        if len({result.id for result in failures}) >= _MANY
     ]
 
 
@@ -115,11 +119,11 @@ def _fails(results: Sequence[ClauseResult], stale: Sequence[Stale]) -> tuple[str
     passed = [result.id for result in results if result.status == "unexpected-pass"]
     if passed:
         return "fails", f"expected to fail but passed: {_some(passed)}"
-    told = [_told(problem, stale) for problem in _PROBLEMS]
-    return ("fails", "; ".join(filter(None, told))) if stale else None
+    sentences = [_stale_sentence(problem, stale) for problem in _PROBLEMS]
+    return ("fails", "; ".join(filter(None, sentences))) if stale else None
 
 
-def _told(problem: str, stale: Sequence[Stale]) -> str:
+def _stale_sentence(problem: str, stale: Sequence[Stale]) -> str:
     clauses = [entry.expectation.clause for entry in stale if entry.problem == problem]
     return f"{_PROBLEMS[problem]}: {_some(clauses)}" if clauses else ""
 
@@ -172,8 +176,8 @@ def candidate_entry(
         **({"beside": asdict(graph_options)} if loaded.kind == "graph" else {}),
         "verdict": word,
         "verdict_reason": reason,
-        "warnings": [*_one_exception(results), *warnings],
-        "unchecked": [asdict(one) for one in loaded.unchecked],
+        "warnings": [*_shared_exceptions(results), *warnings],
+        "unchecked": [asdict(parameter) for parameter in loaded.unchecked],
         "counts": dict(Counter(result.status for result in results)),
         "seconds": round(sum(result.seconds for result in results), 4),
         **_coverage(results),
@@ -186,18 +190,18 @@ def candidate_entry(
 
 def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
     """The combinations of parameters that the clauses about combinations have covered."""
-    told = [result.coverage for result in results if result.coverage]
-    if not told:
+    coverages = [result.coverage for result in results if result.coverage]
+    if not coverages:
         return {}
     impossible = Counter[str]()
-    for one in told:
-        for entry in one["impossible"]:
+    for coverage in coverages:
+        for entry in coverage["impossible"]:
             impossible[str(entry["reason"])] += int(entry["combinations"])
     return {
         "coverage": {
-            "strength": max(int(one["strength"]) for one in told),
-            "combinations": sum(int(one["combinations"]) for one in told),
-            "covered": sum(int(one["covered"]) for one in told),
+            "strength": max(int(coverage["strength"]) for coverage in coverages),
+            "combinations": sum(int(coverage["combinations"]) for coverage in coverages),
+            "covered": sum(int(coverage["covered"]) for coverage in coverages),
             "impossible": [
                 {"reason": reason, "combinations": count}
                 for reason, count in impossible.most_common()
@@ -257,4 +261,4 @@ def _tool(specification: str) -> dict[str, str]:
 def _clauses(ready: Ready, candidates: Sequence[CandidateEntry]) -> dict[str, dict[str, str]]:
     """The facts on each clause of the record, by slug."""
     slugs = {clause["id"] for candidate in candidates for clause in candidate["clauses"]}
-    return {slug: told for slug, told in ready.clauses.items() if slug in slugs}
+    return {slug: facts for slug, facts in ready.clauses.items() if slug in slugs}

@@ -83,7 +83,7 @@ def combined(before: ClauseResult, more: ClauseResult) -> ClauseResult:
 
 def _sums(before: Mapping[str, Any], more: ClauseResult) -> dict[str, Any]:
     """Examples and margin of two rounds together."""
-    margins = [one for one in (before["margin"], more.margin) if one is not None]
+    margins = [margin for margin in (before["margin"], more.margin) if margin is not None]
     return {
         "examples": before["examples"] + more.examples,
         "binding": before["binding"] + more.binding,
@@ -118,7 +118,7 @@ def ignore_end(_index: int) -> None:
 class ShowProgress(Protocol):
     """Shows how far a run is, and the seconds that are left where they can be estimated."""
 
-    def __call__(self, doing: str, done: int, total: int, left: float | None = None, /) -> None:
+    def __call__(self, activity: str, done: int, total: int, left: float | None = None, /) -> None:
         """Show it."""
 
 
@@ -194,7 +194,7 @@ class Schedule:
     def _applicable(self, index: int) -> dict[int, str]:
         """The numbers and slugs of the clauses that apply to a candidate."""
         planned = enumerate(self.loaded[index].planned)
-        return {number: one.id for number, one in planned if not one.reason}
+        return {number: clause.id for number, clause in planned if not clause.reason}
 
     def _whole(self, index: int) -> Chunk:
         numbers = tuple(range(len(self.loaded[index].planned)))
@@ -231,7 +231,7 @@ class Schedule:
                 if numbers:
                     order = Order(round=self.rounds)
                     chunks.append(Chunk(index=index, numbers=numbers, order=order))
-        slugs = [self.loaded[one.index].planned[n].id for one in chunks for n in one.numbers]
+        slugs = [self.loaded[chunk.index].planned[n].id for chunk in chunks for n in chunk.numbers]
         self._estimate = Estimate(slugs, jobs=self.jobs)
         self._work(chunks)
         return bool(chunks)
@@ -274,12 +274,12 @@ class Schedule:
             self._estimate.add(result.id, result.seconds)
         self._show(chunk.order.round, f"{loaded.name} {result.id}")
 
-    def _show(self, number: int, doing: str) -> None:
+    def _show(self, number: int, activity: str) -> None:
         """Show how far the run is, and the time left: as estimated, and never beyond the limit."""
         estimate, left = self._estimate, self._estimate.seconds()
         if self.deadline is not None:
             left = self.deadline.left() if left is None else min(left, self.deadline.left())
-        shown = f"round {number + 1}: {doing}" if number else doing
+        shown = f"round {number + 1}: {activity}" if number else activity
         self.progress(shown, estimate.done, estimate.total, left)
 
     @property
@@ -295,7 +295,9 @@ class Schedule:
         """
         loaded = self.loaded[index]
         judged = [self.judge(loaded, result) for result in results]
-        unmet = [one for one in judged if one.level == "MUST" and one.status in self.warns]
+        unmet = [
+            result for result in judged if result.level == "MUST" and result.status in self.warns
+        ]
         names = [CONTRADICTIONS] if unmet and not any(map(_is_lost, unmet)) else []
         names += [TROUBLE] if self.remembers else []
         warnings = list(loaded.notes)

@@ -20,7 +20,7 @@ from ..problems.inputs import Inputs
 
 
 class NoControlError(Exception):
-    """The golden cannot stand in: nothing is known of the weights, or of what is asked."""
+    """The golden cannot stand in: the weights are unknown, or a call is not one it can answer."""
 
 
 class GoldenDifferentiator(Differentiator):
@@ -31,15 +31,15 @@ class GoldenDifferentiator(Differentiator):
         subject = self.subject
         if not subject.candidate.golden_known:
             raise NoControlError
-        found = as_given(self.oracle.answer(inputs, upstream).gradients, inputs)
+        gradients = as_given(self.oracle.answer(inputs, upstream).gradients, inputs)
         dtype = inputs.query.dtype
         return Gradients(
-            found={name: each.value.to(dtype) for name, each in found.items()},
+            found={name: each.value.to(dtype) for name, each in gradients.items()},
             missing=frozenset(),
             output=subject.golden(inputs).output.to(dtype),
         )
 
-    def tape(self, inputs: Inputs, **_asked: object) -> Taped:
+    def tape(self, inputs: Inputs, **_options: object) -> Taped:
         """Nothing is recorded."""
         del inputs
         raise NoControlError
@@ -96,11 +96,11 @@ def _encoded(inputs: Inputs) -> Tensor:
     return (tokens + table).to(inputs.key.dtype)
 
 
-def _dropped(known: Golden, inputs: Inputs) -> Tensor:
+def _dropped(golden_answer: Golden, inputs: Inputs) -> Tensor:
     """The output of a core with weights dropped at random."""
     if inputs.is_layer or inputs.dropout is None:
         raise NoControlError
-    kept = torch.rand(known.weights.shape) >= inputs.dropout
-    heads = known.core.value
-    value = heads.repeat_interleave(known.weights.shape[1] // heads.shape[1], dim=1)
-    return known.weights * kept / (1.0 - inputs.dropout) @ value
+    kept = torch.rand(golden_answer.weights.shape) >= inputs.dropout
+    heads = golden_answer.core.value
+    value = heads.repeat_interleave(golden_answer.weights.shape[1] // heads.shape[1], dim=1)
+    return golden_answer.weights * kept / (1.0 - inputs.dropout) @ value

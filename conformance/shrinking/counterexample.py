@@ -19,12 +19,12 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import PROJECTION_NAMES
 from .smallest import Smallest
 
-# Calls that are asked for the weights of one; each tells as many keys as a value has channels.
+# Further calls that show the weights of a call; each shows as many keys as a value has channels.
 KEYS_A_CHANNEL: Final = 16
 
 
 def attention(subject: Subject, call: RecordedCall) -> dict[str, Any]:
-    """``attention`` with the tables ``expected`` and ``got``, those of them that can be told.
+    """``attention`` with the tables ``expected`` and ``got``, as far as they are known.
 
     Both are ``[B, H, Lq, Lk]``. Empty where there is no golden answer, and for more weights than a
     report writes out. ``got`` is missing where the call returned weights itself, and where the
@@ -35,10 +35,10 @@ def attention(subject: Subject, call: RecordedCall) -> dict[str, Any]:
         return {}
     if subject.candidate.kind == "positions" or math.prod(inputs.score_shape) > MOST_ELEMENTS:
         return {}
-    told = {"expected": table(subject.golden(inputs).weights)}
+    tables = {"expected": table(subject.golden(inputs).weights)}
     if call.weights is None and (own := _own(subject, inputs)) is not None:
-        told["got"] = table(own)
-    return {"attention": told}
+        tables["got"] = table(own)
+    return {"attention": tables}
 
 
 def _own(subject: Subject, inputs: Inputs) -> Tensor | None:
@@ -49,14 +49,14 @@ def _own(subject: Subject, inputs: Inputs) -> Tensor | None:
         return None
     try:
         with subject.recorded(None):
-            asked = (_asking(inputs, first) for first in range(0, keys, channels))
-            parts = [subject.answer(asking).double() for asking in asked]
+            changed_inputs = (_with_unit_values(inputs, n) for n in range(0, keys, channels))
+            parts = [subject.answer(changed).double() for changed in changed_inputs]
     except (CandidateFailure, RowWithoutKeysRefused):
         return None
     return torch.cat(parts, dim=-1)[..., :keys] if parts else None
 
 
-def _asking(inputs: Inputs, first: int) -> Inputs:
+def _with_unit_values(inputs: Inputs, first: int) -> Inputs:
     """Inputs whose values are unit vectors: channel c is one at the key first + c alone."""
     value = torch.zeros_like(inputs.value)
     for channel, key in enumerate(range(first, min(first + value.shape[-1], value.shape[-2]))):
@@ -104,9 +104,11 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
 
 
 def _mark_edited(call: RecordedCall, entry: dict[str, Any]) -> None:
-    """Say of each tensor that a call was given what became of it."""
-    for name, given, before in zip(entry["arguments"], call.given[0], call.before[0], strict=False):
-        entry["arguments"][name].update(_edited(given, before))
+    """Add to each argument of a call what became of it."""
+    for name, tensor, before in zip(
+        entry["arguments"], call.given[0], call.before[0], strict=False
+    ):
+        entry["arguments"][name].update(_edited(tensor, before))
     for name, before in call.before[1].items():
         if isinstance(before, Tensor):
             entry["keywords"][name].update(_edited(call.given[1][name], before))
@@ -131,9 +133,9 @@ def described_calls(subject: Subject, recording: Recording) -> dict[str, Any]:
     """The calls in their order, and the layers that were called."""
     forwards = [forward for forward, _ in recording.built]
     names = subject.declaration.positional
-    seen: dict[int, list[Any]] = {}
+    first_uses: dict[int, list[Any]] = {}
     calls = [
-        _call(call, number, names, forwards, seen)
+        _call(call, number, names, forwards, first_uses)
         for number, call in enumerate(recording.calls[: None if keeping() else MOST_CALLS])
     ]
     layers = [_layer(inputs) for _, inputs in recording.built] if calls else []
@@ -151,17 +153,17 @@ def _call(
     number: int,
     names: tuple[str, ...],
     forwards: list[Forward],
-    seen: dict[int, list[Any]],
+    first_uses: dict[int, list[Any]],
 ) -> dict[str, Any]:
-    """One call; ``seen`` are the tensor objects of earlier calls with where they were given."""
+    """One call; ``first_uses`` names the first call and argument of each tensor object by id."""
     arguments: dict[str, Any] = {}
-    for name, given, before in zip(names, call.given[0], call.before[0], strict=False):
-        arguments[name] = as_given(before)
-        if id(given) in seen:
-            arguments[name]["same_as"] = seen[id(given)]
-        seen.setdefault(id(given), [number, name])
+    for name, tensor, before in zip(names, call.given[0], call.before[0], strict=False):
+        arguments[name] = described_tensor(before)
+        if id(tensor) in first_uses:
+            arguments[name]["same_as"] = first_uses[id(tensor)]
+        first_uses.setdefault(id(tensor), [number, name])
     keywords = {
-        name: as_given(value) if isinstance(value, Tensor) else value
+        name: described_tensor(value) if isinstance(value, Tensor) else value
         for name, value in call.before[1].items()
     }
     shown: dict[str, Any] = {"arguments": arguments, "keywords": keywords}
@@ -176,15 +178,15 @@ def _call(
     return shown
 
 
-def _edited(given: Tensor, before: Tensor) -> dict[str, Any]:
+def _edited(after: Tensor, before: Tensor) -> dict[str, Any]:
     """What a tensor became, where the call (or a later one in its storage) changed it."""
-    given = taken(given)
-    same = (given == before) | (given.isnan() & before.isnan())
-    return {} if bool(same.all()) else {"after": table(given)}
+    after = taken(after)
+    same = (after == before) | (after.isnan() & before.isnan())
+    return {} if bool(same.all()) else {"after": table(after)}
 
 
-def as_given(before: Tensor) -> dict[str, Any]:
-    """A tensor as it was given, with its layout in memory where it is no plain one."""
+def described_tensor(before: Tensor) -> dict[str, Any]:
+    """A tensor as a call received it, with its layout in memory where it is not contiguous."""
     shown = table(before)
     # A stride along an axis of size 1 moves nothing, and yet kernels look at it.
     plain = torch.empty(before.shape, device="meta").stride()
@@ -207,6 +209,7 @@ def _right(subject: Subject, call: RecordedCall) -> dict[str, Any]:
         return {}
     if subject.candidate.kind == "positions":
         return {}
-    known = subject.golden(call.inputs)
-    found = compare(call.output, known.output, known.bound, judged=known.judged)
-    return {"right": table(known.output) if found.kind else None}
+
+    right = subject.golden(call.inputs)
+    comparison = compare(call.output, right.output, right.bound, judged=right.judged)
+    return {"right": table(right.output) if comparison.kind else None}

@@ -1,4 +1,4 @@
-"""Makes a failing problem smaller: sizes and options, for as long as the same failure is seen.
+"""Makes a failing problem smaller: sizes and options, as long as the same failure remains.
 
 Hypothesis shrinks neither explicit examples nor, without slipping to another bug, failures of a
 pool that many clauses share. A problem is a handful of integers and names, so two searches end at
@@ -26,7 +26,7 @@ SEEDS = 4
 # Elements of query, key and value that a reader takes in at a glance: other seeds are not worth it.
 SMALL_ENOUGH = 8
 # Counterexamples of other clauses that are tried.
-MOST_KNOWN = 6
+MOST_REDUCED_PROBLEMS = 6
 # Lengths and heads first: they make the largest difference to a reader.
 ORDER = (
     "batch",
@@ -75,17 +75,18 @@ def reduce_problem(
     still_fails: StillFails,
     *,
     tries: int,
-    known: Iterable[Problem] = (),
+    reduced_problems: Iterable[Problem] = (),
 ) -> tuple[Problem, int]:
     """The smallest failing problem found within some tries, and how many were made.
 
-    ``known`` are problems that other clauses were reduced to: what shows one failure of a candidate
-    mostly shows the next. Sizes that a clause only prefers, for its power, bind no reduction.
+    ``reduced_problems`` are those that other clauses were reduced to: what shows one failure of a
+    candidate mostly shows the next. Sizes that a clause only prefers, for its power, bind no
+    reduction.
     """
     search = _ProblemSearch(
         candidate, dataclasses.replace(space, preferred=()), still_fails, tries, problem
     )
-    search.take_first(_alike(problem, known))
+    search.take_first(_alike(problem, reduced_problems))
     search.take_first(_ladder(search.best, candidate, seeds=()))
     search.descend()
     if elements(search.best.geometry, candidate.kind) > SMALL_ENOUGH and search.take_first(
@@ -112,7 +113,7 @@ class _ProblemSearch:
         self.used = 0
         self._still_fails = still_fails
         self._tries = tries
-        self._seen = {problem}
+        self._tried = {problem}
 
     def take_first(self, proposals: Iterable[Problem]) -> bool:
         """Go on with the first proposal that fails and is no larger; whether there was one."""
@@ -123,7 +124,7 @@ class _ProblemSearch:
             if self.used >= self._tries:
                 return False
             self.used += 1
-            self._seen.add(smaller)
+            self._tried.add(smaller)
             if self._still_fails(smaller):
                 self.best = smaller
                 return True
@@ -135,13 +136,13 @@ class _ProblemSearch:
             pass
 
     def _settled(self, proposal: Problem) -> Problem | None:
-        """The proposal as it can be asked; None when it was, may not be, or is larger."""
+        """The proposal as the candidate admits it; None if tried, not admitted or larger."""
         geometry = fitted_geometry(proposal.geometry, self.candidate, self.space)
         settled = proposal.replace(geometry=geometry)
         settled = settled.replace(past=cached_length(settled, self.candidate))
         settled = settled.replace(shared=shared_inputs(settled, self.candidate))
         kind = self.candidate.kind
-        if settled in self._seen or not self.space.admits(settled, self.candidate):
+        if settled in self._tried or not self.space.admits(settled, self.candidate):
             return None
         return None if volume(geometry, kind) > volume(self.best.geometry, kind) else settled
 
@@ -163,15 +164,15 @@ def volume(geometry: Geometry, kind: str) -> tuple[int, int]:
     return elements(geometry, kind), sum(getattr(geometry, name) for name in FIELDS)
 
 
-def _alike(problem: Problem, known: Iterable[Problem]) -> Iterator[Problem]:
+def _alike(problem: Problem, reduced_problems: Iterable[Problem]) -> Iterator[Problem]:
     """The sizes and values of other clauses' counterexamples, with this problem's options."""
-    smallest = sorted(known, key=lambda other: sum(vars(other.geometry).values()))
-    for other in smallest[:MOST_KNOWN]:
+    smallest = sorted(reduced_problems, key=lambda other: sum(vars(other.geometry).values()))
+    for other in smallest[:MOST_REDUCED_PROBLEMS]:
         yield problem.replace(geometry=other.geometry, values=other.values, seed=other.seed)
 
 
 def _ladder(problem: Problem, candidate: Candidate, *, seeds: Iterable[int]) -> Iterator[Problem]:
-    """Tiny sizes from the smallest up, below those of a problem; under other seeds if given."""
+    """Tiny sizes from the smallest up, below those of a problem; with each of the seeds, if any."""
     kind = candidate.kind
     rungs = [Geometry(**{name: 1 + (name in rung) for name in FIELDS}) for rung in RUNGS]
     rungs.append(Geometry(**{**dict.fromkeys(FIELDS, 1), "query_length": 2, "key_length": 3}))
@@ -200,8 +201,8 @@ def _simpler(problem: Problem, space: Space, candidate: Candidate) -> Iterator[P
     yield from _plainer_mask(problem, space, candidate)
 
 
-# What is asked for in a call, and how its tensors lie, as it is where nobody says anything.
-_UNASKED: Final[dict[str, Any]] = {
+# The defaults of the options of a call and of the layout of its tensors.
+_DEFAULTS: Final[dict[str, Any]] = {
     "sinks": False,
     "layout": "contiguous",
     "mask_layout": "contiguous",
@@ -227,7 +228,7 @@ def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
     What a space always offers may be what its clause is about, so it stays.
     """
     options = dict.fromkeys(("scale", "softcap", "window", "mask"))
-    for name, none in (*options.items(), *_UNASKED.items()):
+    for name, none in (*options.items(), *_DEFAULTS.items()):
         kept = name == "mask" and space.mask != "maybe"
         if getattr(problem, name) != none and not kept:
             yield problem.replace(**{name: none})

@@ -117,7 +117,7 @@ OnExample = Callable[[dict[str, Any]], None]
 class Smallest:
     """The smallest problem found, what it showed in which calls, and how many were tried.
 
-    ``repeated`` says whether the failure was seen again; if not, there are no calls to show.
+    ``repeated`` says whether the failure occurred again; if not, there are no calls to show.
     """
 
     problem: Problem
@@ -135,8 +135,8 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False, refused=True)
     except StridesRefused:
         return Finding()  # loudly, which is what it declares to do
-    except NotDifferentiable as told:
-        return Finding(binding=False, inapplicable=str(told))
+    except NotDifferentiable as error:
+        return Finding(binding=False, inapplicable=str(error))
     except CandidateFailure as failure:
         return Finding(violation=failure.violation)
 
@@ -144,7 +144,7 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
 def examine_recorded(
     clause: Clause, subject: Subject, problem: Problem, into: Recording | None = None
 ) -> tuple[Finding, Recording]:
-    """One example of a clause and a recording of its calls, in ``into`` where that is given."""
+    """One example of a clause and the recording of its calls: ``into``, unless that is None."""
     recording = Recording() if into is None else into
     with subject.recorded(recording):
         return examine(clause, subject, problem), recording
@@ -157,11 +157,11 @@ def smallest_failure(
     violation: Violation,
     *,
     tries: int,
-    known: Iterable[Problem] = (),
+    reduced_problems: Iterable[Problem] = (),
     on_example: OnExample | None = None,
     until: float | None = None,
 ) -> Smallest:
-    """The smallest problem that shows the same failure, the given one if it does not show again.
+    """The smallest problem that shows the same failure, ``problem`` if it does not show again.
 
     A smaller problem shows the same failure when the violation is of one kind, says the same but
     for numbers and names the same line of an exception, when what was far beyond its bound still
@@ -176,8 +176,8 @@ def smallest_failure(
             return False
         if on_example is not None:
             on_example(smaller.as_json())
-        found = examine(clause, subject, smaller).violation
-        if found is None or not same_failure(violation, found):
+        smaller_violation = examine(clause, subject, smaller).violation
+        if smaller_violation is None or not same_failure(violation, smaller_violation):
             return False
         return not controlled or _passes(clause, control, smaller)
 
@@ -188,7 +188,7 @@ def smallest_failure(
         clause.space,
         still_fails,
         tries=tries - for_values,
-        known=known,
+        reduced_problems=reduced_problems,
     )
     plain, more = reduced, 0
     if controlled:  # numbers of nobody's making may be what fails
@@ -223,10 +223,10 @@ def _passes(clause: Clause, control: Control, problem: Problem) -> bool:
 
 def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, ...]]:
     """The values of the tensors that a problem of this candidate may override."""
-    found = changeable(subject.inputs(problem), weights=subject.candidate.draws_weights)
+    tensors = changeable(subject.inputs(problem), weights=subject.candidate.draws_weights)
     return {
         name: tuple(float(value) for value in tensor.flatten().tolist())
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     }
 
 
@@ -237,10 +237,10 @@ def same_failure(first: Violation, other: Violation) -> bool:
 
 def tells_the_same(first: Violation, other: Violation) -> bool:
     """Whether two violations of one clause are of one kind and tell the same but for numbers."""
-    return (first.kind, _told(first)) == (other.kind, _told(other))
+    return (first.kind, _without_numbers(first)) == (other.kind, _without_numbers(other))
 
 
-def _told(violation: Violation) -> str:
+def _without_numbers(violation: Violation) -> str:
     """A violation without its numbers; of an exception its type and the line that raised it."""
     if violation.kind == "raised":
         place = _PLACE.search(violation.message)

@@ -154,24 +154,24 @@ class UncheckedCase(ClauseCase):
 
 
 def _findings(result: ClauseResult) -> list[tuple[str, object]]:
-    """What a clause found, as far as it found anything."""
+    """The facts of a result for the test report, without those that are missing."""
     named = [str(entry.get("name") or "") for entry in result.diagnosis]
-    found = {
+    facts = {
         "margin": result.margin,
         "violation": None if result.violation is None else result.violation.kind,
         "diagnosis": ", ".join(filter(None, named)) or None,
         "reason": printable(result.reason) or None,
     }
-    return [(f"conformance_{name}", value) for name, value in found.items() if value is not None]
+    return [(f"conformance_{name}", value) for name, value in facts.items() if value is not None]
 
 
 def _explained(result: ClauseResult, requirement: str) -> str:
     where = f"{result.dtype} on {result.device}"
     head = f"{result.id} [{result.level}, {where}] {result.status}"
     entry = {**result.as_json(), "requirement": requirement}
-    told = [f"  {label}: {text}" for label, text in explanation(entry)]
+    explained = [f"  {label}: {text}" for label, text in explanation(entry)]
     shown = [f"    {line}" for line in counterexample.block(entry.get("counterexample") or {})]
-    return "\n".join([head, *told, *shown])
+    return "\n".join([head, *explained, *shown])
 
 
 def _conclude(case: ClauseCase, result: ClauseResult) -> None:

@@ -145,12 +145,12 @@ def _settings(config: pytest.Config, options: SuiteOptions) -> RunOptions:
 
 def _unchecked(config: pytest.Config) -> tuple[str, ...]:
     """The globs of the command line, the environment or the ini file, separated by commas."""
-    given = _choice(config, "conformance_unchecked", None) or ""
-    return tuple(word.strip() for word in given.split(",") if word.strip())
+    globs = _choice(config, "conformance_unchecked", None) or ""
+    return tuple(word.strip() for word in globs.split(",") if word.strip())
 
 
 def _choice(config: pytest.Config, name: str, own: Any) -> Any:
-    """The first of command line, environment, the suite's own argument and ini that is given."""
+    """The first value among command line, environment, the suite's own argument and ini."""
     for value in (config.getoption(name), os.environ.get(name.upper()), own, config.getini(name)):
         if value not in (None, ""):
             return value
@@ -172,12 +172,12 @@ def _plans(
     config: pytest.Config, settings: RunOptions, targets: tuple[Any, ...]
 ) -> list[CandidatePlan]:
     """The plans of a suite, made once a pytest run: suites of one target share their goldens."""
-    known = config.stash.setdefault(PLANS, {})
+    plans = config.stash.setdefault(PLANS, {})
     key = (settings, tuple(target if isinstance(target, str) else id(target) for target in targets))
-    if key not in known:
-        found = [candidate for target in targets for candidate in _resolve(target)]
-        known[key] = plan_candidates(unique_names(found), settings)
-    return known[key]
+    if key not in plans:
+        candidates = [candidate for target in targets for candidate in _resolve(target)]
+        plans[key] = plan_candidates(unique_names(candidates), settings)
+    return plans[key]
 
 
 def _resolve(target: Any) -> Iterable[Any]:
@@ -188,19 +188,19 @@ def _resolve(target: Any) -> Iterable[Any]:
 
 
 def _from_file(config: pytest.Config, slugs: Iterable[str]) -> tuple[ExpectedFailure, ...]:
-    given = config.getoption("conformance_expected_failures")
-    given = given or os.environ.get("CONFORMANCE_EXPECTED_FAILURES")
-    if given:
-        return read_file(config.invocation_params.dir / given, list(slugs))
-    given = config.getini("conformance_expected_failures")
-    return read_file(config.rootpath / given, list(slugs)) if given else ()
+    path = config.getoption("conformance_expected_failures")
+    path = path or os.environ.get("CONFORMANCE_EXPECTED_FAILURES")
+    if path:
+        return read_file(config.invocation_params.dir / path, list(slugs))
+    path = config.getini("conformance_expected_failures")
+    return read_file(config.rootpath / path, list(slugs)) if path else ()
 
 
 def _own(options: SuiteOptions, slugs: Iterable[str]) -> tuple[ExpectedFailure, ...]:
-    given, slugs = options.expected_failures, list(slugs)
-    if isinstance(given, (str, Path)):
-        return read_file(Path(given), slugs)
-    entries = read_expected(given)
+    expectations, slugs = options.expected_failures, list(slugs)
+    if isinstance(expectations, (str, Path)):
+        return read_file(Path(expectations), slugs)
+    entries = read_expected(expectations)
     for entry in entries:
         check_clause(entry, slugs, "expected_failures")
     return entries
@@ -217,12 +217,12 @@ def _refuse_stale(
         ]
         for plan in plans
     }
-    found = stale(entries, foreseen, selection)
+    stale_entries = stale(entries, foreseen, selection)
     for plan in plans:
         own = {plan.candidate.name: foreseen[plan.candidate.name]}
-        found.extend(stale(declared_expectations(plan.candidate), own, selection))
-    if found:
-        first = found[0].expectation
-        told = f"{found[0].why}; {found[0].change}"
-        msg = f"the expected failure {first.clause!r} ({first.reason}) is stale: {told}"
+        stale_entries.extend(stale(declared_expectations(plan.candidate), own, selection))
+    if stale_entries:
+        first = stale_entries[0].expectation
+        advice = f"{stale_entries[0].why}; {stale_entries[0].change}"
+        msg = f"the expected failure {first.clause!r} ({first.reason}) is stale: {advice}"
         raise UsageError(msg)

@@ -109,8 +109,8 @@ def suite(target: Any, **options: Any) -> Callable[..., None]:
     return decorated
 
 
-def _texts(name: str, given: str | Iterable[str]) -> tuple[str, ...]:
-    texts = (given,) if isinstance(given, str) else tuple(given)
+def _texts(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
     for text in texts:
         if not isinstance(text, str):
             msg = f"{name} holds {text!r}: give texts"

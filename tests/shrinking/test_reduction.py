@@ -191,7 +191,7 @@ def test_other_clauses_counterexamples_are_tried_first() -> None:
         seen.append(example)
         return False
 
-    reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=1, known=[LARGE, small])
+    reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=1, reduced_problems=[LARGE, small])
     assert seen == [LARGE.replace(geometry=small.geometry, seed=5, values="integers")]
 
 

@@ -26,11 +26,11 @@ def environment(devices: tuple[str, ...] | None) -> dict[str, Any]:
 def project_url(name: str, label: str) -> str:
     """An address that a distribution publishes under a label, such as Documentation, or ""."""
     try:
-        told = metadata(name).get_all("Project-URL") or []
+        urls = metadata(name).get_all("Project-URL") or []
     except PackageNotFoundError:
         return ""
-    parts = (entry.partition(",") for entry in told)
-    return next((url.strip() for found, _, url in parts if found.strip() == label), "")
+    parts = (entry.partition(",") for entry in urls)
+    return next((url.strip() for key, _, url in parts if key.strip() == label), "")
 
 
 def package_version(name: str) -> str:

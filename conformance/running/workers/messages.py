@@ -77,7 +77,7 @@ class Order:
     """How the worker is to run a clause.
 
     ``seconds`` is the time after which no example is begun, None for as long as it takes. A failure
-    is left as it was found when it is ``deferred``, and made small and named when it is handed back
+    is not reduced when it is ``deferred``; it is made small and diagnosed when it is handed back
     as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores.
     """
 
@@ -93,7 +93,7 @@ class Ready:
 
     ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
     origin. ``elsewhere`` are the slugs of clauses that never apply on a CPU. ``clauses`` is
-    what reports tell of each clause beside its results.
+    what reports say of each clause besides its results.
     """
 
     environment: dict[str, Any]

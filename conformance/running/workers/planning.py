@@ -67,40 +67,41 @@ class Silence:
 
 def silences(run: CandidateRun, planned: Sequence[PlannedClause]) -> list[Silence]:
     """The dtypes and devices in which every trial call of a candidate raised."""
-    places = dict.fromkeys(one.place for one in planned if not one.reason)
-    return [one for place in places if (one := _silence(run, *place)) is not None]
+    places = dict.fromkeys(clause.place for clause in planned if not clause.reason)
+    return [silence for place in places if (silence := _silence(run, *place)) is not None]
 
 
-def is_silent(found: Sequence[Silence], planned: Sequence[PlannedClause]) -> bool:
+def is_silent(silent: Sequence[Silence], planned: Sequence[PlannedClause]) -> bool:
     """Whether a candidate answers in no dtype and on no device that any clause is planned for."""
-    places = {one.place for one in planned if not one.reason}
-    return bool(places) and places == {one.place for one in found}
+    places = {clause.place for clause in planned if not clause.reason}
+    return bool(places) and places == {silence.place for silence in silent}
 
 
 def without_repetition(
-    planned: Sequence[PlannedClause], found: Sequence[Silence]
+    planned: Sequence[PlannedClause], silent: Sequence[Silence]
 ) -> list[PlannedClause]:
     """The plan in which one clause shows the exception, and the others say that it does.
 
     Clauses about the file of a graph need no call, and stay as they are.
     """
-    witnesses = {one.place: _witness(planned, one) for one in found}
+    witnesses = {silence.place: _witness(planned, silence) for silence in silent}
 
-    def kept(one: PlannedClause) -> PlannedClause:
-        witness = witnesses.get(one.place, "")
-        if one.reason or not witness or one.id == witness or one.family == "export":
-            return one
-        where = one.dtype if one.device == "cpu" else f"{one.dtype} on {one.device}"
-        return replace(one, reason=f"not asked: every call in {where} raises, as {witness} tells")
+    def kept(clause: PlannedClause) -> PlannedClause:
+        witness = witnesses.get(clause.place, "")
+        if clause.reason or not witness or clause.id == witness or clause.family == "export":
+            return clause
+        where = clause.dtype if clause.device == "cpu" else f"{clause.dtype} on {clause.device}"
+        reason = f"not asked: every call in {where} raises, as {witness} tells"
+        return replace(clause, reason=reason)
 
-    return [kept(one) for one in planned]
+    return [kept(clause) for clause in planned]
 
 
 def _witness(planned: Sequence[PlannedClause], silence: Silence) -> str:
     """The clause that shows the exception: a MUST if there is one."""
-    own = (one for one in planned if not one.reason and one.place == silence.place)
-    calls = [one for one in own if one.family != "export"]
-    ranked = sorted(calls, key=lambda one: (one.level != "MUST", one.id != _WITNESS))
+    own = (clause for clause in planned if not clause.reason and clause.place == silence.place)
+    calls = [clause for clause in own if clause.family != "export"]
+    ranked = sorted(calls, key=lambda clause: (clause.level != "MUST", clause.id != _WITNESS))
     return ranked[0].id if ranked else ""
 
 
@@ -192,8 +193,8 @@ class CandidatePlan:
             notes=self.notes,
             unchecked=self.unchecked,
             mistaken=tuple(
-                f"{one.sentence} ({one.name})"
-                for one in mistaken_conventions(candidate.declaration.semantics)
+                f"{mistake.sentence} ({mistake.name})"
+                for mistake in mistaken_conventions(candidate.declaration.semantics)
             ),
         )
 
@@ -269,12 +270,12 @@ def plan_candidates(
         run, planned = _planned(candidate, options, memory)
         if options.preflight and options.trials:
             on_step("trying", candidate.name)
-            found = silences(run, planned)
+            silent_places = silences(run, planned)
             # A graph that is refused is judged all the same: its file has clauses of its own.
-            if is_silent(found, planned) and candidate.graph is None:
+            if is_silent(silent_places, planned) and candidate.graph is None:
                 where = f" ({candidate.target})" if candidate.target else ""
-                silent.append(found[0].sentence(f"{candidate.name}{where}"))
-            planned = without_repetition(planned, found)
+                silent.append(silent_places[0].sentence(f"{candidate.name}{where}"))
+            planned = without_repetition(planned, silent_places)
         plan = CandidatePlan(
             candidate=candidate, run=run, planned=planned, notes=notes, unchecked=unchecked
         )

@@ -104,8 +104,8 @@ class WorkerPool:
         workers = self._supervisors[: max(1, min(most or len(jobs), len(jobs)))]
         with ThreadPoolExecutor(len(workers)) as threads:
             running = {
-                threads.submit(self._drive, one, waiting, reports.put, stop, do): one
-                for one in workers
+                threads.submit(self._drive, worker, waiting, reports.put, stop, do): worker
+                for worker in workers
             }
             try:
                 for future in running:
@@ -135,8 +135,8 @@ class WorkerPool:
             except queue.Empty:
                 return
 
-            def report(one: Report, job: Job = job) -> None:
-                put((job, one))
+            def report(message: Report, job: Job = job) -> None:
+                put((job, message))
 
             do(JobContext(supervisor=supervisor, report=report, stopping=stop.is_set), job)
 
@@ -157,7 +157,10 @@ class WorkerPool:
 
 def _plans(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]:
     """Which clauses run; the reasons why others do not may contain an address in memory."""
-    return [[(one.id, *one.place, bool(one.reason)) for one in own.planned] for own in loaded]
+    return [
+        [(clause.id, *clause.place, bool(clause.reason)) for clause in own.planned]
+        for own in loaded
+    ]
 
 
 def _receive(
@@ -168,14 +171,14 @@ def _receive(
     """Hand reports on until all threads have ended; an interrupt gets through each short wait."""
     while threads:
         try:
-            one = reports.get(timeout=_SLICE)
+            event = reports.get(timeout=_SLICE)
         except queue.Empty:
             continue
-        if isinstance(one, tuple):
-            receive(*one)
+        if isinstance(event, tuple):
+            receive(*event)
             continue
         threads -= 1
-        error = one.exception()
+        error = event.exception()
         if isinstance(error, HarnessError):
             raise error
         if error is not None:
@@ -189,6 +192,6 @@ def _drain(
 ) -> None:
     """Hand on what is left after the threads have ended."""
     while not reports.empty():
-        one = reports.get()
-        if isinstance(one, tuple):
-            receive(*one)
+        event = reports.get()
+        if isinstance(event, tuple):
+            receive(*event)

@@ -25,36 +25,35 @@ def replay_job(
     """Examine a problem again and say what became of its failure, as plain data.
 
     ``argument`` holds ``clause``, ``dtype``, ``device``, ``problem`` and the ``violation`` of the
-    report, and which of the clause's earlier examples are asked first (``earlier``). The answer's
-    ``outcome`` is "passes", "fails" or "differs", for which there are the new
-    ``violation`` and ``counterexample``. Raises UsageError for a clause or problem that this
-    version cannot ask.
+    report, and which of the clause's earlier examples are run first (``earlier``). The answer's
+    ``outcome`` is "passes", "fails" or "differs"; the last two come with the new ``violation`` and
+    ``counterexample``. Raises UsageError for a clause or problem that this version cannot run.
     """
-    clause, subject, problem = asked(plan, argument)
+    clause, subject, problem = rebuilt(plan, argument)
     with one_thread(), torch_state.neutral():
         recording = Recording()
         before = argument.get("earlier", {"last": 0, "of": 0})
-        for earlier in _asked_before(plan, clause, subject, before["of"], last=before["last"]):
+        for earlier in _earlier_examples(plan, clause, subject, before["of"], last=before["last"]):
             tell("calling", plan.candidate.name)  # a new time limit
             examine_recorded(clause, subject, earlier, recording)
         finding, recording = examine_recorded(clause, subject, problem, recording)
         if finding.violation is None:
             return {"outcome": "passes"}
         shown = describe(clause.id, subject, as_smallest(problem, finding.violation, recording))
-    found: dict[str, Any] = plain(
+    answer: dict[str, Any] = plain(
         {
             "outcome": outcome(argument, finding.violation),
             "violation": vars(finding.violation),
             "counterexample": {**shown, "access": access(plan)},
         }
     )
-    return found
+    return answer
 
 
 def earlier_job(
     plan: CandidatePlan, argument: dict[str, Any], tell: Callable[[str, str], None]
 ) -> None:
-    """Ask the first ``count`` examples of a clause as the run did; what they show is not judged.
+    """Run the first ``count`` examples of a clause as the run did; their results are not judged.
 
     ``argument`` holds ``clause``, ``dtype``, ``device`` and ``count``.
     """
@@ -65,22 +64,22 @@ def earlier_job(
         return
     subject = plan.run.subject(argument["dtype"], argument["device"])
     with one_thread(), torch_state.neutral():
-        for problem in _asked_before(plan, clause, subject, argument["count"]):
+        for problem in _earlier_examples(plan, clause, subject, argument["count"]):
             tell("calling", plan.candidate.name)  # a new time limit
             examine(clause, subject, problem)
 
 
-def _asked_before(
+def _earlier_examples(
     plan: CandidatePlan, clause: Clause, subject: Subject, count: int, *, last: int | None = None
 ) -> list[Problem]:
-    """The first ``count`` problems that a run asks of a clause, or the last few of these."""
+    """The first ``count`` problems of a clause in a run, or the last few of these."""
     if not count or last == 0:
         return []
-    asked_first = plan.run.pool.problems(clause.space, subject.dtype, subject.device)[:count]
-    return asked_first if last is None else asked_first[-last:]
+    first = plan.run.pool.problems(clause.space, subject.dtype, subject.device)[:count]
+    return first if last is None else first[-last:]
 
 
-def asked(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
+def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
     """Clause, subject and problem of a counterexample; raises UsageError where one is missing."""
     clauses = {clause.id: clause for clause in all_clauses()}
     slug = argument["clause"]
@@ -105,7 +104,7 @@ def asked(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subjec
 
 
 def as_smallest(problem: Problem, violation: Violation, recording: Recording) -> Smallest:
-    """A failure that was asked again, as one that was found and not made smaller."""
+    """A failure that was examined again, as the result of a search that made nothing smaller."""
     return Smallest(
         problem=problem, violation=violation, recording=recording, tries=0, repeated=True
     )

@@ -52,13 +52,13 @@ def process_state(pid: int) -> ProcessState | None:
     is_runnable = False
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)) if psutil.LINUX else ():
+        for each_process in (process, *process.children(recursive=True)) if psutil.LINUX else ():
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-                for thread in one.threads():
-                    seconds[one.pid, thread.id] = thread.user_time + thread.system_time
+                for thread in each_process.threads():
+                    seconds[each_process.pid, thread.id] = thread.user_time + thread.system_time
                     is_runnable |= _status(thread.id) in _RUNNABLE
-                times = one.cpu_times()
-                seconds[one.pid, 0] = times.children_user + times.children_system
+                times = each_process.cpu_times()
+                seconds[each_process.pid, 0] = times.children_user + times.children_system
     return ProcessState(seconds=seconds, is_runnable=is_runnable) if seconds else None
 
 

@@ -45,7 +45,7 @@ class OutOfTime(Exception):  # noqa: N818 (no error: the run's time is up)
     """The run has reached its limit: the worker was stopped."""
 
 
-class WorkerLost(Exception):  # noqa: N818 (no error of ours: the candidate hung or died)
+class WorkerLost(Exception):  # noqa: N818 (no error of the harness: the candidate hung or died)
     """The worker gave no answer; ``kind`` is ``hung`` or ``crashed``."""
 
     def __init__(self, message: str, *, kind: str) -> None:
@@ -90,13 +90,15 @@ class Supervisor:
     def start(self) -> Ready:
         """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        own_end, worker_end = context.Pipe()
         listen, output = context.Pipe(duplex=False)
-        process = context.Process(target=serve, args=(theirs, output), name="conformance-worker")
+        process = context.Process(
+            target=serve, args=(worker_end, output), name="conformance-worker"
+        )
         with _STARTING, _no_interrupt(), _safe_path():  # the worker is born deaf to Ctrl-C
             process.start()
-            self._process, self._connection = process, ours
-        theirs.close()
+            self._process, self._connection = process, own_end
+        worker_end.close()
         output.close()
         self._last_words = bytearray()
         threading.Thread(target=_drain, args=(listen, self._last_words), daemon=True).start()
@@ -341,7 +343,7 @@ def _kill_group(process: BaseProcess) -> None:
     pid = process.pid
     if pid is not None and hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(pid) == pid:  # once the worker has its own group, never ours
+            if os.getpgid(pid) == pid:  # once the worker has its own group, never this process's
                 os.killpg(pid, signal.SIGKILL)
     process.kill()
 

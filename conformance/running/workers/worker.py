@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .messages import Order, RunOptions
     from .planning import CandidatePlan
 
-_WORKER: Final = os.getpid()  # this module is imported anew in each worker
+_WORKER: Final = os.getpid()  # this module is imported again in each worker
 SAFE_PATH: Final = "PYTHONSAFEPATH"
 SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's own would be kept
 
@@ -152,7 +152,7 @@ def _load(connection: Connection, options: RunOptions) -> list[CandidatePlan]:
     except KeyboardInterrupt as error:  # a real Ctrl-C is ignored here: this one is the user's code
         _send(connection, "refused", f"{last[0]} {last[1]} raised {one_line(error)}")
         return []
-    except Exception as error:  # noqa: BLE001 (the harness' own mistake, told as one sentence)
+    except Exception as error:  # noqa: BLE001 (the harness' own mistake, as one sentence)
         _send(connection, "broken", f"{last[0]} {last[1]}: {one_line(error)}")
         return []
     _send(connection, "loaded", loaded)

@@ -34,7 +34,7 @@ class Piece:
 
     @property
     def trail(self) -> Mapping[str, Any] | None:
-        """The examples one by one; None of a clause that asked none."""
+        """The examples one by one; None of a clause that ran none."""
         return self.result.trail
 
     def position(self, number: int) -> int:
@@ -71,7 +71,7 @@ class Piece:
 
     @property
     def explored(self) -> Mapping[str, Any]:
-        """The sums of the rounds that only this shard has asked."""
+        """The sums of the rounds that only this shard has run."""
         return {} if self.trail is None else self.trail.get("explored") or {}
 
     @property
@@ -92,10 +92,10 @@ def merged_result(pieces: Sequence[Piece]) -> ClauseResult:
 
 def _covered(pieces: Sequence[Piece]) -> dict[str, Any] | None:
     """The combinations that all shards covered: each counts those it is the first to cover."""
-    told = [piece.result.coverage for piece in pieces if piece.result.coverage]
-    if not told:
+    coverages = [piece.result.coverage for piece in pieces if piece.result.coverage]
+    if not coverages:
         return None
-    return {**told[0], "covered": sum(int(one["covered"]) for one in told)}
+    return {**coverages[0], "covered": sum(int(coverage["covered"]) for coverage in coverages)}
 
 
 def _merged(pieces: Sequence[Piece]) -> ClauseResult:
@@ -104,7 +104,7 @@ def _merged(pieces: Sequence[Piece]) -> ClauseResult:
             return piece.result.replace(reason=f"{piece.result.reason} (shard {piece.shard})")
     failed = [(at, piece) for piece in pieces if (at := piece.failed_at) is not None]
     if failed:
-        return _failed(pieces, *min(failed, key=lambda one: one[0]))
+        return _failed(pieces, *min(failed, key=lambda failure: failure[0]))
     for piece in pieces:
         if piece.result.status in _FAILED:  # in a later round, or before any example
             return _counted(piece.result, _tally(pieces, _end(pieces)), pieces)
@@ -122,7 +122,7 @@ def _merged(pieces: Sequence[Piece]) -> ClauseResult:
 
 
 def _failed(pieces: Sequence[Piece], at: int, piece: Piece) -> ClauseResult:
-    """The failure that one machine would have found, and what it would have counted before."""
+    """The failure of a run on one machine, with the examples that it would have counted."""
     tally = _tally(pieces, at)
     if piece.is_lost:
         return piece.result.replace(examples=tally.examples, binding=0, margin=None)
@@ -133,29 +133,29 @@ def _unfinished(missing: Piece, pieces: Sequence[Piece]) -> ClauseResult:
     many = sum(piece.is_missing for piece in pieces)
     others = f" (and {many - 1} other shards)" if many > 1 else ""
     reason = missing.result.reason.removeprefix(NOT_RUN).removeprefix(NOT_FINISHED)
-    told = f"{NOT_RUN}in shard {missing.shard}{others}: {reason}"
-    return missing.result.replace(status="untestable", reason=told)
+    reason_in_shard = f"{NOT_RUN}in shard {missing.shard}{others}: {reason}"
+    return missing.result.replace(status="untestable", reason=reason_in_shard)
 
 
 def _counted(result: ClauseResult, tally: Tally, pieces: Sequence[Piece]) -> ClauseResult:
     """With what was counted, later rounds included."""
     explored = [piece.explored for piece in pieces if piece.explored]
-    margins = [float(one["margin"]) for one in explored if one["margin"] is not None]
+    margins = [float(sums["margin"]) for sums in explored if sums["margin"] is not None]
     margins += [] if tally.margin is None else [tally.margin]
     return result.replace(
-        examples=tally.examples + sum(one["examples"] for one in explored),
-        binding=tally.binding + sum(one["binding"] for one in explored),
+        examples=tally.examples + sum(sums["examples"] for sums in explored),
+        binding=tally.binding + sum(sums["binding"] for sums in explored),
         margin=max(margins) if margins else None,
     )
 
 
 def _end(pieces: Sequence[Piece]) -> float:
-    """The last position that one machine would have asked where nothing fails."""
+    """The position of the last example that one machine would have run if nothing fails."""
     trails = [piece.trail for piece in pieces if piece.trail is not None]
     if not trails:
         return float("inf")
     main, terms = _main(pieces), _terms(pieces)
-    examples = [one for piece in pieces for one in piece.examples()]
+    examples = [example for piece in pieces for example in piece.examples()]
     if terms.subtle or any(at < main and sign != NOTHING for at, sign in examples):
         return main - 1
     return min((at for at, sign in examples if sign == BINDING), default=float("inf"))
@@ -163,12 +163,12 @@ def _end(pieces: Sequence[Piece]) -> float:
 
 def _tally(pieces: Sequence[Piece], end: float) -> Tally:
     """The examples up to a position, of all shards."""
-    asked = [one for piece in pieces for one in piece.examples() if one[0] <= end]
+    examples = [example for piece in pieces for example in piece.examples() if example[0] <= end]
     margins = [margin for piece in pieces for at, margin in piece.margins() if at <= end]
-    signs = [sign for _, sign in asked]
+    signs = [sign for _, sign in examples]
     return Tally(
         terms=_terms(pieces),
-        examples=len(asked),
+        examples=len(examples),
         binding=signs.count(BINDING),
         refused=signs.count(REFUSED),
         inapplicable=signs.count(INAPPLICABLE),
@@ -193,19 +193,19 @@ def _terms(pieces: Sequence[Piece]) -> Terms:
 
 
 def _reason(pieces: Sequence[Piece]) -> str:
-    """Why the first example that could not be asked could not."""
-    told = [
+    """Why the first of the inapplicable examples could not be run."""
+    reasons = [
         (at, str(piece.trail["reason"]))
         for piece in pieces
         if piece.trail
         for at, sign in piece.examples()
         if sign == INAPPLICABLE
     ]
-    return min(told)[1] if told else ""
+    return min(reasons)[1] if reasons else ""
 
 
-def as_found(result: ClauseResult) -> ClauseResult:
-    """A result before it was held against what is expected to fail."""
+def unjudged(result: ClauseResult) -> ClauseResult:
+    """A result as it was before expected failures were applied."""
     violation: Violation | None = result.violation
     if result.status in _FAILED and violation is not None:
         failed: Status = "failed"
@@ -223,7 +223,7 @@ class _Candidate:
 
     loaded: Loaded
     entry: CandidateEntry
-    found: tuple[ClauseResult, ...]
+    unjudged: tuple[ClauseResult, ...]
     sentences: Mapping[str, str]
     warnings: tuple[str, ...]
 
@@ -245,20 +245,26 @@ def _merge(shards: Sequence[ShardRecord]) -> Record:
     first = next((shard for shard in shards if shard.record["candidates"]), shards[0])
     many = len(first.record["candidates"])
     candidates = [_candidate(shards, first, index) for index in range(many)]
-    from_file = tuple(_expectation(one) for one in first.record["shard"].get("expected", []))
+    from_file = tuple(_expectation(entry) for entry in first.record["shard"].get("expected", []))
     today = limits.today()
     results = {
-        one.loaded.name: [
-            judge(found, one.loaded.name, (*one.loaded.expected, *from_file), today=today)
-            for found in one.found
+        candidate.loaded.name: [
+            judge(
+                result,
+                candidate.loaded.name,
+                (*candidate.loaded.expected, *from_file),
+                today=today,
+            )
+            for result in candidate.unjudged
         ]
-        for one in candidates
+        for candidate in candidates
     }
     selection = _selection(first.record, candidates)
-    declared = {one.loaded.name: one.loaded.expected for one in candidates}
+    declared = {candidate.loaded.name: candidate.loaded.expected for candidate in candidates}
     by_name, stale = by_candidate(from_file, declared, results, selection, today=today)
     entries = [
-        _entry(one, results[one.loaded.name], by_name[one.loaded.name]) for one in candidates
+        _entry(candidate, results[candidate.loaded.name], by_name[candidate.loaded.name])
+        for candidate in candidates
     ]
     return _record(shards, first, entries, stale)
 
@@ -267,20 +273,22 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
     entry = first.record["candidates"][index]
     judging = entry["shard"]
     own = [_results(shard, index) for shard in shards]
-    plan = [_key(one) for one in _results(first, index)]
+    plan = [_key(result) for result in _results(first, index)]
     for shard, results in zip(shards, own, strict=True):
-        if results and [_key(one) for one in results] != plan:
+        if results and [_key(result) for result in results] != plan:
             msg = f"{shard.path} lists other clauses of {entry['name']} than {first.path}"
             raise UsageError(msg)
     pieces = [
         [
-            Piece(shard=shard.shard, result=results[n] if results else _unasked(shard, own, n))
+            Piece(
+                shard=shard.shard, result=results[n] if results else _not_run_result(shard, own, n)
+            )
             for shard, results in zip(shards, own, strict=True)
         ]
         for n in range(len(plan))
     ]
-    entries = [one for shard in shards if (one := _entry_of(shard, index)) is not None]
-    warnings = [said for one in entries for said in one.get("warnings", ())]
+    entries = filter(None, (_entry_of(shard, index) for shard in shards))
+    warnings = [warning for each in entries for warning in each.get("warnings", ())]
     return _Candidate(
         loaded=Loaded(
             name=entry["name"],
@@ -290,13 +298,15 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
             gauge=judging["gauge"],
             deviations=tuple(judging["deviations"]),
             mistaken=tuple(judging.get("mistaken", ())),
-            expected=tuple(_expectation(one) for one in judging["expected"]),
+            expected=tuple(_expectation(expected_entry) for expected_entry in judging["expected"]),
             planned=(),
             location=entry.get("location"),
-            unchecked=tuple(OptionParameter(**one) for one in entry.get("unchecked", ())),
+            unchecked=tuple(
+                OptionParameter(**parameter) for parameter in entry.get("unchecked", ())
+            ),
         ),
         entry=entry,
-        found=tuple(merged_result(one) for one in pieces),
+        unjudged=tuple(merged_result(clause_pieces) for clause_pieces in pieces),
         sentences={clause["id"]: clause.get("requirement", "") for clause in entry["clauses"]},
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -308,12 +318,12 @@ def _entry_of(shard: ShardRecord, index: int) -> CandidateEntry | None:
 
 
 def _results(shard: ShardRecord, index: int) -> list[ClauseResult]:
-    """The results of a candidate in one shard, as they were found."""
+    """The results of a candidate in one shard, before expected failures are applied."""
     entry = _entry_of(shard, index)
     clauses: Sequence[Mapping[str, Any]] = () if entry is None else entry["clauses"]
     return [
-        as_found(result_from_json({name: one[name] for name in one if name in _FIELDS}))
-        for one in clauses
+        unjudged(result_from_json({name: clause[name] for name in clause if name in _FIELDS}))
+        for clause in clauses
     ]
 
 
@@ -321,7 +331,7 @@ def _key(result: ClauseResult) -> tuple[str, str, str]:
     return result.id, result.dtype, result.device
 
 
-def _unasked(
+def _not_run_result(
     shard: ShardRecord, own: Sequence[Sequence[ClauseResult]], number: int
 ) -> ClauseResult:
     """The result of a clause in a shard whose time was up before anything was loaded."""
@@ -343,13 +353,13 @@ def _unasked(
 
 def _expectation(data: Mapping[str, Any]) -> ExpectedFailure:
     place = Place(file=data["file"], line=data.get("line")) if data.get("file") else None
-    given = {name: value for name, value in data.items() if name not in _PLACE}
-    return ExpectedFailure(**given, place=place)
+    fields = {name: value for name, value in data.items() if name not in _PLACE}
+    return ExpectedFailure(**fields, place=place)
 
 
 def _selection(record: Record, candidates: Sequence[_Candidate]) -> Selection:
     options = record["options"]
-    slugs = dict.fromkeys(slug for one in candidates for slug in one.sentences)
+    slugs = dict.fromkeys(slug for candidate in candidates for slug in candidate.sentences)
     return Selection(
         slugs=selected(slugs, options["only"], options["skip"]),
         dtypes=None if options["dtypes"] is None else tuple(options["dtypes"]),
@@ -376,7 +386,7 @@ def _entry(
 
 def _missing(results: Sequence[ClauseResult]) -> str:
     """Why there is no verdict where a shard reached its limit, or ""."""
-    cut = [one for one in results if one.reason.startswith(f"{NOT_RUN}in shard ")]
+    cut = [result for result in results if result.reason.startswith(f"{NOT_RUN}in shard ")]
     if not cut:
         return ""
     return f"in some shards {len(cut)} clauses were not run, or not to the end: {cut[0].reason}"
@@ -394,7 +404,9 @@ def _record(
         "interrupted": False,
         "merged": {"shards": len(shards)},
         "stale_expectations": [entry.as_json() for entry in stale],
-        "clauses": {slug: said for one in records for slug, said in one.get("clauses", {}).items()},
+        "clauses": {
+            slug: facts for record in records for slug, facts in record.get("clauses", {}).items()
+        },
         "candidates": list(entries),
     }
     begun = [record["started"] for record in records if record.get("started")]
@@ -403,7 +415,7 @@ def _record(
     explored = [record["explored"] for record in records if record.get("explored")]
     if explored:
         changed["explored"] = {
-            name: sum(int(one[name]) for one in explored) for name in ("rounds", "examples")
+            name: sum(int(entry[name]) for entry in explored) for name in ("rounds", "examples")
         }
     if any(record.get("limit") for record in records):
         changed["limit"] = _limit(records, entries)
@@ -415,9 +427,9 @@ def _record(
 def _limit(records: Sequence[Record], entries: Sequence[CandidateEntry]) -> dict[str, Any]:
     """The longest limit of a shard, and what was left over in all of them together."""
     clauses = [clause for entry in entries for clause in entry["clauses"]]
-    cut = [one for one in clauses if one["reason"].startswith(f"{NOT_RUN}in shard ")]
+    cut = [clause for clause in clauses if clause["reason"].startswith(f"{NOT_RUN}in shard ")]
     limits = [record["limit"] for record in records if record.get("limit")]
-    not_run = sum(not one["examples"] for one in cut)
+    not_run = sum(not clause["examples"] for clause in cut)
     return {
         "seconds": max(float(limit["seconds"]) for limit in limits),
         "reached": bool(cut) or any(not limit["loaded"] for limit in limits),

@@ -29,18 +29,19 @@ def read_shards(paths: Sequence[Path]) -> list[ShardRecord]:
     """The shards of one run, in order.
 
     Raises UsageError with one sentence for a file that is no shard, for shards of different runs,
-    and for one that is missing, given twice or was interrupted.
+    and for one that is missing, named twice or was interrupted.
     """
-    found = [_read(path) for path in paths]
-    for one in found[1:]:
-        _check_same(found[0], one)
+    records = [_read(path) for path in paths]
+    for record in records[1:]:
+        _check_same(records[0], record)
     taken: dict[int, ShardRecord] = {}
-    for one in found:
-        other = taken.setdefault(one.shard.index, one)
-        if other is not one:
-            msg = f"{other.path} and {one.path} are both shard {one.shard}: give each shard once"
+    for record in records:
+        other = taken.setdefault(record.shard.index, record)
+        if other is not record:
+            paths_text = f"{other.path} and {record.path}"
+            msg = f"{paths_text} are both shard {record.shard}: give each shard once"
             raise UsageError(msg)
-    count = found[0].shard.count
+    count = records[0].shard.count
     missing = [str(number) for number in range(1, count + 1) if number not in taken]
     if missing:
         word = "shard" if len(missing) == 1 else "shards"
@@ -51,39 +52,41 @@ def read_shards(paths: Sequence[Path]) -> list[ShardRecord]:
 
 def _read(path: Path) -> ShardRecord:
     record = read_record(path)
-    told = record.get("shard")
-    if told is None:
+    shard_entry = record.get("shard")
+    if shard_entry is None:
         msg = f"{path} is no shard of a run: 'conformance check --shard I/N --json FILE' writes one"
         raise UsageError(msg)
-    if not isinstance(told, Mapping) or not _is_shard(told):
-        msg = f"{path} says it is the shard {told!r:.60}, which is none: was it edited?"
+    if not isinstance(shard_entry, Mapping) or not _is_shard(shard_entry):
+        msg = f"{path} says it is the shard {shard_entry!r:.60}, which is none: was it edited?"
         raise UsageError(msg)
     if record.get("interrupted"):
         msg = f"{path} was interrupted before it was complete: run this shard again"
         raise UsageError(msg)
-    shard = Shard(index=told["index"], count=told["count"])
+    shard = Shard(index=shard_entry["index"], count=shard_entry["count"])
     return ShardRecord(path=path, shard=shard, record=record)
 
 
-def _is_shard(told: Mapping[str, Any]) -> bool:
-    index, count = told.get("index"), told.get("count")
-    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (index, count))
-    expected = told.get("expected", [])
-    listed = isinstance(expected, list) and all(isinstance(one, dict) for one in expected)
-    return whole and listed and 1 <= told["index"] <= told["count"] <= MOST
+def _is_shard(shard_entry: Mapping[str, Any]) -> bool:
+    index, count = shard_entry.get("index"), shard_entry.get("count")
+    whole = all(
+        isinstance(number, int) and not isinstance(number, bool) for number in (index, count)
+    )
+    expected = shard_entry.get("expected", [])
+    listed = isinstance(expected, list) and all(isinstance(entry, dict) for entry in expected)
+    return whole and listed and 1 <= shard_entry["index"] <= shard_entry["count"] <= MOST
 
 
 def _check_same(first: ShardRecord, other: ShardRecord) -> None:
     """Require shards of one run; raises UsageError that names what differs."""
-    for name, of in _facts():
-        one, two = of(first.record), of(other.record)
-        if one != two:
+    for name, fact_of in _facts():
+        first_fact, other_fact = fact_of(first.record), fact_of(other.record)
+        if first_fact != other_fact:
             msg = (
                 f"{first.path} and {other.path} are no shards of one run: "
-                f"{name} is {_short(one)} in one and {_short(two)} in the other"
+                f"{name} is {_short(first_fact)} in one and {_short(other_fact)} in the other"
             )
             raise UsageError(msg)
-    both = [_names(one.record) for one in (first, other)]
+    both = [_names(shard.record) for shard in (first, other)]
     if all(both) and both[0] != both[1]:  # a shard whose time was up may have loaded none
         msg = f"{first.path} and {other.path} are no shards of one run: they list other candidates"
         raise UsageError(msg)
@@ -118,7 +121,7 @@ def _expected(record: Record) -> list[dict[str, Any]]:
     """Wherever the file lies."""
     place = ("file", "line")
     entries = record["shard"].get("expected", [])
-    return [{key: one[key] for key in one if key not in place} for one in entries]
+    return [{key: entry[key] for key in entry if key not in place} for entry in entries]
 
 
 def _names(record: Record) -> list[str]:
@@ -126,5 +129,5 @@ def _names(record: Record) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    told = f"{value!r}"
-    return told if len(told) <= 60 else f"{told[:57]}..."  # noqa: PLR2004 (a part of one line)
+    text = f"{value!r}"
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (a part of one line)

@@ -32,8 +32,13 @@ from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...running.runner import one_thread
 from ...running.workers.planning import CandidatePlan
-from ...running.workers.replaying import access, as_smallest, asked, outcome
-from ...shrinking.counterexample import as_given, describe, described_calls, described_inputs
+from ...running.workers.replaying import access, as_smallest, outcome, rebuilt
+from ...shrinking.counterexample import (
+    describe,
+    described_calls,
+    described_inputs,
+    described_tensor,
+)
 from ...shrinking.smallest import examine_recorded
 from .arrays import Array, named_arrays, write_arrays
 
@@ -194,7 +199,7 @@ def _as_heard(call: RecordedCall, heard: list[ModuleCall]) -> Data:
 
 
 def _argument(value: Any) -> Any:
-    return as_given(value) if isinstance(value, Tensor) else value
+    return described_tensor(value) if isinstance(value, Tensor) else value
 
 
 def _is_swapped(call: RecordedCall, returned: Any) -> bool | None:
@@ -270,7 +275,7 @@ def bundle_job(
     The rest of ``argument``, the answer and what is raised are those of the job of ``replay``; in
     the answer's ``counterexample`` tensors have the ``file`` and the ``array`` in which they are.
     """
-    clause, subject, problem = asked(plan, argument)
+    clause, subject, problem = rebuilt(plan, argument)
     folder = Path(argument["folder"])
 
     def watch(recording: DetailedRecording) -> None:

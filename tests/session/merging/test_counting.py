@@ -12,7 +12,7 @@ from conformance.base.results import ClauseResult, Violation
 from conformance.clauses.registry import Finding
 from conformance.running.clause_problems import ClauseProblems
 from conformance.running.tally import Tally, Terms
-from conformance.session.merging.merged import Piece, as_found, merged_result
+from conformance.session.merging.merged import Piece, unjudged, merged_result
 
 WRONG = Violation(kind="value", message="off by 1")
 FINDINGS = {
@@ -190,6 +190,6 @@ def test_what_only_one_shard_explored_is_added() -> None:
 def test_expectations_are_applied_anew() -> None:
     """What a shard held against expected failures is a failure again before that."""
     expected = result("expected-failure", reason="known", violation=WRONG)
-    assert as_found(expected).status == "failed"
-    assert as_found(expected).reason == "off by 1"
-    assert as_found(result("passed")) == result("passed")
+    assert unjudged(expected).status == "failed"
+    assert unjudged(expected).reason == "off by 1"
+    assert unjudged(result("passed")) == result("passed")
