@@ -32,7 +32,7 @@ MOST_COPIES = 4
 FAR: Final = (-4e4, -1e9, -1.2e4, -1e30)
 # Kernels that work to the base 2 multiply logits by log2(e), and by nothing else.
 ROOM: Final = math.log(2.0)
-# How many rows, and keys of other rows, lie there.
+# The share of rows, and of the keys of other rows, with a bias far below.
 LOWERED: Final = 0.4
 # Problems with such biases. Values near each other show an answer of zeros in any format.
 FAR_BIASES = Space(
@@ -139,7 +139,7 @@ def bias_far_below(subject: Subject, problem: Problem) -> Finding:
 def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Tensor]:
     """The biases of some rows far below all scores, and which rows: bool ``[b, h, q, 1]``.
 
-    In the other rows some of the keys lie there, never all of them.
+    In the other rows some of the keys get such biases, never all of them.
     """
     if inputs.bias is None or inputs.keep is None:
         msg = "the space of the clause has biases, so the problem has them"
@@ -160,7 +160,7 @@ def _unbiased(inputs: Inputs) -> Inputs:
 
 
 def _in_range(subject: Subject, inputs: Inputs) -> Tensor:
-    """Rows that a candidate can compute but for the size of their biases, which are no products."""
+    """Rows that a candidate can compute; the size of a bias does not count, as it is no product."""
     plain = subject.golden(_unbiased(inputs))
     expected = subject.golden(inputs)
     return plain.judged & representable_output(expected.output, expected.limit).unsqueeze(-1)
@@ -184,7 +184,7 @@ def _without(inputs: Inputs, rows: Tensor) -> Tensor:
     explained=False,
 )
 def bias_lowest(subject: Subject, problem: Problem) -> Finding:
-    """Scores are lost in such sums: any answer between the smallest and largest value will do."""
+    """Such sums lose the scores: any answer between the smallest and largest value passes."""
     drawn = subject.inputs(problem)
     if drawn.bias is None or drawn.keep is None:
         return Finding(binding=False)

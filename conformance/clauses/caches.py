@@ -1,4 +1,4 @@
-"""cache.*: keys and values handed over as a cache act as if they came with the call."""
+"""cache.*: keys and values in a cache act as if they were passed with the call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .state import only_order_counts, overwrite, reordered
 from .subject import Subject
 
 CONTRACT = "ONNX Attention-23: past_key, past_value are concatenated before the new ones"
-# Slots of a cache behind those that are in use, and what lies in them.
+# Unused slots at the end of a cache, and what they hold.
 SPARE: Final = 3
 JUNK: Final = (float("nan"), 1e4)
 
@@ -56,7 +56,7 @@ def can_cache(candidate: Candidate) -> str:
 
 
 def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> Inputs:
-    """The inputs of a problem with some of the keys handed over as a cache, by its seed.
+    """The inputs of a problem with some of the keys in a cache, by its seed.
 
     Where the diagonal starts at the first key, it is not defined whether that is the first cached
     or the first new one: causal flag and window are left out.
@@ -123,7 +123,7 @@ def _places(candidate: Candidate) -> str:
     applies=(can_cache, _places),
 )
 def position_offset(subject: Subject, problem: Problem) -> Finding:
-    """As many new tokens as queries where the cache has room for the others."""
+    """As many new tokens as queries where the cache can hold the others."""
     sizes, point = problem.geometry, subject.declaration.semantics
     before = sizes.key_length - sizes.query_length
     inputs = with_cache(subject, problem, before if before > 0 else None)
@@ -153,7 +153,7 @@ def _keeps_slots(candidate: Candidate) -> str:
     subtle=True,  # behind a causal diagonal few rows see the last slots
 )
 def untouched_tail(subject: Subject, problem: Problem) -> Finding:
-    """Slices of larger buffers full of NaN or junk, or slots past the lengths full of junk."""
+    """Caches in larger buffers full of NaN or junk, or junk in slots past the lengths."""
     declared = can_cache(subject.candidate) == ""
     drawn = subject.inputs(problem.replace(past=0))
     if drawn.masked and (not declared or problem.seed % 2 == 0):
@@ -314,7 +314,7 @@ def decode_equals_full(subject: Subject, problem: Problem) -> Finding:
 
 
 def _stepwise(subject: Subject, problem: Problem, *, singly: bool) -> Finding:
-    """Each step against its rows of the answer to everything."""
+    """Each step against its rows of the answer to one call for all tokens."""
     if subject.declaration.semantics.causal_alignment == "top-left":
         problem = problem.replace(causal=False)
     whole = without_key_bias(subject.inputs(problem.replace(past=0)), subject.candidate)
@@ -348,7 +348,7 @@ def _single_bounds(length: int) -> list[int]:
 
 
 def _chunk_bounds(length: int) -> list[int]:
-    """Three chunks of unlike sizes."""
+    """Three chunks of different sizes."""
     return sorted({0, length // 4 + 1, length // 2 + 1, length})
 
 
@@ -408,7 +408,7 @@ def ragged(subject: Subject, problem: Problem) -> Finding | None:
 
 
 def _held(inputs: Inputs, problem: Problem, *, by_length: bool) -> Tensor:
-    """Which slots of each item hold a token: bool ``[B, Lk]``; the new ones do, unless by length.
+    """Which slots of each item hold a token: bool ``[B, Lk]``; ``by_length`` counts new ones, too.
 
     Caches are filled from the first slot on, or up to the last one.
     """

@@ -133,7 +133,7 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
         f"the first key lies {target:.0e} below later ones and is not returned alone",
         counterfactual=fill,
         judged=subject.golden(inputs).judged & first,
-        signal=False,  # the value of the first key is what is wanted
+        signal=False,  # the value of the first key is the right answer
     )
 
 
@@ -158,7 +158,7 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
 def causal_and_mask(subject: Subject, problem: Problem) -> Finding:
     """Junk in one key; the rows that causality or the mask keep from it are judged.
 
-    Where both are declared to act together otherwise, the answer is compared with the golden.
+    Where another combination of both is declared, the answer is compared with the golden.
     """
     inputs = subject.inputs(problem)
     point = subject.declaration.semantics

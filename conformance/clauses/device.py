@@ -156,14 +156,14 @@ WARM_UP = 3
     explained=False,
 )
 def stream(subject: Subject, problem: Problem) -> Finding:
-    """The tensors hold NaN until the stream, which has fallen behind, comes to fill them.
+    """The tensors hold NaN until the busy stream fills them.
 
     A candidate that works on another stream without waiting reads NaN. Only this stream is waited
     for.
     """
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
-    plain = subject.call(forward, inputs).output  # whatever is compiled or tuned is so by now
+    plain = subject.call(forward, inputs).output  # compiles and tunes beforehand
     call_arguments, values = arguments(inputs), arguments(inputs)
     for tensor in _floating(call_arguments):
         tensor.fill_(torch.nan)
@@ -185,7 +185,7 @@ class _Late:
         self.device = device
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Everything on one stream; what is returned are copies that it made, too."""
+        """Fill the inputs, call and copy the answer, all on one stream."""
         module = module_of(self.device)
         side = module.Stream(device=self.device)
         with module.stream(side):
@@ -215,7 +215,7 @@ def _copied(returned: Any) -> Any:
 
 
 def _floating(call_arguments: Arguments) -> list[Tensor]:
-    """The inputs that hold numbers, each once."""
+    """The floating-point inputs, each once."""
     tensors = {id(tensor): tensor for tensor in call_arguments[0] if tensor.is_floating_point()}
     return list(tensors.values())
 
@@ -274,7 +274,7 @@ class _Captured:
         return returned
 
 
-# That of shape.bounds, so that the golden answers are there already.
+# Equal to the space of shape.bounds, so that the golden answers are already computed.
 ANY = Space(mask="maybe", causal="maybe", share=0.5)
 
 
@@ -296,7 +296,7 @@ def _watch(
 ) -> tuple[Answer | None, Allocations]:
     """The answer, with guards around allocations; None from a candidate that fails under them.
 
-    It has been called before: what is compiled or tuned in the first call is so by now.
+    An earlier call has already compiled and tuned.
     """
     watched = _GuardedForward(subject.forward(inputs))
     try:
@@ -321,7 +321,7 @@ NOTHING_UNWRITTEN = "it allocates no memory that torch leaves unwritten"
     explained=False,
 )
 def canaries(subject: Subject, problem: Problem) -> Finding:
-    """Patterns around every input and every tensor that torch makes meanwhile, bit for bit."""
+    """Patterns around every input and every tensor that torch allocates, compared bit for bit."""
     layout = "between-canaries"
     inputs = subject.inputs(problem).replace(layout=layout, mask_layout=layout)
     subject.answer(inputs)
@@ -360,7 +360,7 @@ def _changed_around(tensor: Tensor, before: Tensor) -> bool:
     explained=False,
 )
 def fresh_memory(subject: Subject, problem: Problem) -> Finding:
-    """What torch hands out unfilled is NaN, and the answer is what it is otherwise."""
+    """Memory that torch leaves unfilled holds NaN; the answer must be the same."""
     inputs = subject.inputs(problem)
     plain = subject.answer(inputs)
     answer, allocations = _watch(subject, inputs, arguments(inputs))

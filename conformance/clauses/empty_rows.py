@@ -31,7 +31,7 @@ EMPTY_BY_MASK = Space(
     values=LIVELY,
     least=(("key_length", 2),),
     share=0.5,
-    # A pinned batch leaves rows beside the empty ones, and so does a single query in a batch.
+    # So that other rows stay where the batch is pinned, or where there is one query.
     preferred=(("query_length", 2), ("batch", 2)),
 )
 COUNTED_BY: Final = {"B": "batch", "H": "num_heads", "Q": "query_length"}
@@ -116,7 +116,7 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
     applies=(_promised, _returns_weights),
 )
 def empty_row_weights(subject: Subject, problem: Problem) -> Finding:
-    """The output beside the weights is judged; of the weights themselves nothing is promised."""
+    """The output is judged; nothing is promised about the returned weights."""
     inputs, rule = _under_a_rule(subject, problem, weights=True)
     wording = f"with return_weights=True a query without any key does not return {rule}"
     return follows_empty_rule(subject, inputs, subject.answer(inputs), rule, wording)

@@ -44,7 +44,7 @@ _separate = requires(lambda c: c.declaration.inputs != "self", "query and key ar
     "equivariance.tokens",
     sentence="Reordering all tokens (queries with their keys and values) reorders the output rows.",
     source=SOURCE,
-    # A permuted prefix is no prefix: lengths are left out where keys move.
+    # Lengths are left out where keys are permuted: they keep a prefix.
     space=Space(
         mask="maybe",
         forms=KEY_FORMS,

@@ -32,7 +32,7 @@ _SIZE_NAMES: Final = {
 
 
 def declared_axes(graph: OpenedGraph, field: str) -> list[Axis]:
-    """What the file says of each axis of its inputs that has the batch or a length."""
+    """The size that the file gives each axis of its inputs for the batch or a length."""
     axes: list[Axis] = []
     for role in graph.reading.inputs:
         shape = graph.header.input(role.name).shape
@@ -116,7 +116,7 @@ def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def dynamic_length(subject: Subject, problem: Problem) -> Finding:
-    """The shape of the answer, then fewer queries, and every key twice: it weighs half as much."""
+    """The shape of the answer, then fewer queries, and every key twice with half the weight."""
     inputs = subject.inputs(problem)
     violation = next(
         filter(None, (_baked(subject, inputs, field) for field in _lengths(subject))), None
@@ -173,7 +173,7 @@ def _refused(subject: Subject, longer: Inputs, prefix: str) -> Violation | None:
 
 
 def _longer(subject: Subject, inputs: Inputs, field: str) -> Inputs:
-    """Inputs whose first item, query or key is there once more."""
+    """Inputs with the first item, query or key repeated at the end."""
     if field == "batch":
         return inputs.map_tokens(lambda tokens: _once_more(tokens, 0))
     both = not can_cross(subject.candidate) and inputs.mode == "self"
@@ -192,8 +192,8 @@ def _once_more(tokens: Tensor, axis: int) -> Tensor:
 def _other_lengths(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
     """Inputs with fewer or more of their tokens, and which rows of the answer stay.
 
-    Without a rule of order every key twice leaves the weighted mean as it is; a diagonal stays
-    where it is when as many queries as keys go from the end.
+    Without a causal rule or positions, every key twice leaves the weighted mean unchanged; with a
+    causal rule tokens are cut off at the end.
     """
     declared, sizes = subject.declaration, inputs.geometry
     if declared.position is not None:
@@ -223,7 +223,7 @@ def _twice(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _shortened(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
-    """The last tokens gone, so that a causal rule leaves the others what they see."""
+    """Inputs without the last tokens, which the others do not see under a causal rule."""
     sizes, graph = inputs.geometry, graph_of(subject.candidate)
     crossing = can_cross(subject.candidate)
     top_left = crossing and subject.declaration.causal == "top-left"

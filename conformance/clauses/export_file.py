@@ -99,7 +99,7 @@ _has_external = requires(lambda c: graph_of(c).header.external, "it is one file"
     explained=False,
 )
 def one_file(subject: Subject, _problem: Problem) -> Finding:
-    """Whether the weights outside would have had room inside."""
+    """Whether the external weights would fit into the file."""
     header = graph_of(subject.candidate).header
     together = header.size + header.external_size
     if together > LARGEST_FILE:
@@ -207,10 +207,10 @@ _HIDES: Final = {"keep": False, "drop": True, "keep_int": 0, "drop_int": 1}
     explained=False,
 )
 def inputs_matter(subject: Subject, problem: Problem) -> Finding:
-    """Each input of the file changed alone, all others as they were."""
+    """Each input of the file changed alone."""
     inputs = subject.inputs(problem)
     allowed = inputs.allowed(subject.declaration.semantics)
-    subject.answer(inputs)  # the call of a counterexample
+    subject.answer(inputs)  # recorded for a counterexample
     graph = graph_of(subject.candidate)
     feeds = feeds_of(graph, inputs)
     before = _outputs(graph.process.run, feeds)
@@ -218,7 +218,9 @@ def inputs_matter(subject: Subject, problem: Problem) -> Finding:
     idle = [role for role in roles if not has_influence(graph.process.run, role, feeds, before)]
     if idle:
         return Finding(violation=_without_influence(idle))
-    choice = bool((allowed.sum(dim=-1) > 1).any())  # with one key queries and keys say nothing
+    choice = bool(
+        (allowed.sum(dim=-1) > 1).any()
+    )  # with one key queries and keys have no influence
     return Finding(binding=bool(roles) and choice)
 
 

@@ -77,12 +77,12 @@ def agree(
     names: tuple[str, str] = ("the first", "the second"),
     spread: Callable[[], Tensor] | None = None,
 ) -> Finding:
-    """Two computations of one answer agree, rows without keys included; ``names`` are theirs.
+    """Two computations of one answer agree, in rows without keys, too; ``names`` name the two.
 
-    Each may err by its bound. NaN agrees with NaN alone, an infinity with itself alone. What rows
-    without keys hold is whatever the computation makes of them, a mean over keys behind a finite
-    fill perhaps: where ``spread`` is given, which measures how far answers lie apart when inputs
-    change by one unit, such a row may be off by that, too.
+    Each may err by its bound. NaN agrees with NaN alone, an infinity with itself alone. Rows
+    without keys may hold anything that the graph computes, perhaps a mean over keys with a finite
+    fill: with ``spread``, which measures how far answers lie apart when inputs change by one unit,
+    an answer may be off by that, too.
     """
     allowed, judged = allowance(subject, inputs)
     same = (expected.isnan() & got.isnan()) | (expected == got)
@@ -115,7 +115,7 @@ def _not_finite(
 def allowance(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """How far two right answers may be apart, and the rows that can be compared.
 
-    All rows but those whose numbers a right computation may fail to represent.
+    The rows whose numbers every right computation can represent.
     """
     golden_output, bound, judged = subject.frame(inputs)
     judged = judged.expand(bound.shape)
@@ -163,7 +163,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
         message = f"the source takes {', '.join(lacking)}, which the graph has no input for"
         return violated("file", message)
     expected = source_answer(subject, inputs)
-    if expected is None:  # nothing to compare with: the module itself refuses
+    if expected is None:  # the module itself refuses the call
         return Finding(binding=False)
     got = subject.answer(inputs)
     source = graph_of(subject.candidate).source
@@ -188,7 +188,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
-    """Nothing optimised against everything; a level that gives no answer fails."""
+    """No optimisation against every one; a level that gives no answer fails."""
     return _two_settings(
         subject,
         problem,
@@ -202,7 +202,7 @@ def other_providers(candidate: Candidate) -> tuple[str, ...]:
     """The execution providers of the runtime besides the CPU's."""
     try:
         available = graph_of(candidate).process.providers()
-    except (GraphLost, GraphRefused):  # what that means, other clauses say
+    except (GraphLost, GraphRefused):  # other clauses report that
         return ()
     return tuple(name for name in available if name != CPU)
 
@@ -220,7 +220,7 @@ _has_providers = requires(other_providers, "the runtime computes on the CPU only
     explained=False,
 )
 def providers(subject: Subject, problem: Problem) -> Finding:
-    """The CPU against the others, one of them an example."""
+    """The CPU against one of the others for each example."""
     others = other_providers(subject.candidate)
     name = others[problem.seed % len(others)]
     return _two_settings(

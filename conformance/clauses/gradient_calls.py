@@ -142,7 +142,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
     taped = subject.gradients.tape(copies.replace(shared=True))
     positional = zip(INPUT_NAMES["separate"], taped.given[0], strict=True)
     names = [name for name, tensor in positional if tensor is taped.given[0][-1]]
-    if len(names) == 1:  # another view of each is handed over
+    if len(names) == 1:  # its arguments are different views
         return Finding(binding=False, inapplicable="its inputs cannot be one object")
     upstream = output_gradient(subject, problem, copies)
     apart = _gradient_run(subject, copies, upstream)
@@ -311,7 +311,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
 
 
 def _sizes_are_free(candidate: Candidate) -> str:
-    """Why there can be neither a batch of nothing nor no query, or ""."""
+    """Why neither the batch nor the queries can be empty, or ""."""
     return without_batch(candidate) and without_length(candidate)
 
 

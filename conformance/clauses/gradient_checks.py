@@ -54,7 +54,7 @@ SMOOTH = ("normal", "integers", "tied-keys", "nearly-uniform")
     applies=(records_gradients,),
 )
 def check(subject: Subject, problem: Problem) -> Finding:
-    """Along a random line through all inputs, and for each input alone where that fails."""
+    """The slope along a random line through all inputs."""
     if subject.dtype != "float64":
         return Finding(binding=False, inapplicable="finite differences need float64")
     inputs = with_full_rows(subject, problem)
@@ -119,9 +119,9 @@ def _measured_slope(
 ) -> tuple[float, float]:
     """The slope of ``<upstream, answer>`` along a line, and how far it may be off.
 
-    The slope of a polynomial fitted to points of the line. What rounding does to it follows from
-    the error of each answer; what the degree leaves out is less than what two degrees less leave
-    out, which is about how far the slopes of still fewer are apart.
+    The slope of a polynomial fitted to points of the line. Its rounding error follows from the
+    error of each answer; its truncation error is estimated by how far the slopes of polynomials of
+    lower degrees are apart.
     """
     steps = REACH * torch.cos(torch.pi * (torch.arange(POINTS).double() + 0.5) / POINTS)
     values, errors = [], []
@@ -179,7 +179,7 @@ def _twice(candidate: Candidate) -> str:
 def double_backward(subject: Subject, problem: Problem) -> Finding:
     """The gradient of a random sum of the gradients, against that of the golden in float64.
 
-    No bound is derived for it: allowed is how far it moves with the last digit of the inputs.
+    No bound is derived for it: what it moves by with the last digit of the inputs is allowed.
     """
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):

@@ -1,4 +1,4 @@
-"""gradients.cache, .sinks, .weights, .dropout, .any-length: what flows back beside each feature."""
+"""gradients.cache, .sinks, .weights, .dropout, .any-length: gradients with each feature."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from .subject import Subject
 # Streams of a problem's generator: the gradient of returned weights, orthogonal values.
 OF_WEIGHTS: Final = 36
 VALUES: Final = 37
-# What is kept is divided by one minus these: by a power of two, which rounds nothing.
+# Kept weights are divided by one minus the probability: by a power of two, which is exact.
 PROBABILITIES: Final = (0.5, 0.75)
-# Queries of a problem with dropout: each is judged as an item of its own.
+# The most queries of a problem with dropout.
 MOST_ROWS: Final = 8
 
 
@@ -63,7 +63,7 @@ _is_core = requires(lambda c: c.kind == "core", "no bound is derived behind proj
     subtle=True,
 )
 def cache(subject: Subject, problem: Problem) -> Finding:
-    """Some of the keys cached, by the seed; behind a causal rule as many queries as new keys."""
+    """Some of the keys cached, by the seed; with a causal rule no more queries than new keys."""
     inputs = with_cache(subject, problem.replace(sinks=False))
     if inputs.causal:
         inputs = last_queries(subject, inputs)

@@ -1,4 +1,4 @@
-"""gradients.golden, .options, .bias, .masked-zero, .empty-row-finite, .causal: what flows back."""
+"""gradients.golden, .options, .bias, .masked-zero, .empty-row-finite, .causal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def with_junk_to_differentiate(
 BACKWARD = "Dao et al. 2022, appendix B.2"
 # Patterns that hide keys from some rows.
 HIDING = ("padding", "random", "one-hidden", "left-padding", "dense", "mixed", "sparse")
-# What zeros stand for: without any, and where every row answers with some mean.
+# Rules for rows without keys under which their gradients are finite.
 FINITE_RULES = ("zeros", "mean-of-all", "mean-of-valid")
 
 
@@ -157,7 +157,7 @@ def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def bias_gradient(subject: Subject, problem: Problem) -> Finding:
-    """The gradient of the mask beside those of the inputs and alone, where any reaches it."""
+    """The gradient of the mask, with those of the inputs or alone, where any reaches it."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -193,7 +193,7 @@ def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     applies=(records_gradients,),
 )
 def masked_zero(subject: Subject, problem: Problem) -> Finding:
-    """Only rows that attend none of some keys get an output gradient; those keys hold junk once."""
+    """Only rows that do not attend some keys get an output gradient; once these keys hold junk."""
     inputs = with_full_rows(subject, problem)
     hidden = _hidden_keys(subject, problem, inputs)
     if not bool(hidden.any()) and inputs.keep is not None and inputs.absent is None:
@@ -223,7 +223,7 @@ def _all_but_the_last(keep: Tensor) -> Tensor:
 
 
 def _hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
-    """Keys of each item that one of its rows may not attend, bool ``[B, Lk]``; not the row's own.
+    """Keys of each item that one of its rows may not attend: bool ``[B, Lk]``, never its own key.
 
     The row is a random one of those that have such keys.
     """
@@ -309,7 +309,7 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
 
 
 def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
-    """Rows of the answer in which some head has no key; not those that are not there."""
+    """Rows of the answer in which some head has no key, absent rows left out."""
     empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
     if inputs.absent is not None:
         empty = empty & ~inputs.absent
@@ -331,7 +331,7 @@ def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
     applies=(records_gradients,),
 )
 def causal(subject: Subject, problem: Problem) -> Finding:
-    """The output gradient of a single row; the keys that it may not attend get exactly nothing."""
+    """The output gradient of a single row: keys that it may not attend get a gradient of zero."""
     inputs = inputs_for_gradients(subject, problem)
     sizes = inputs.geometry
     allowed = inputs.allowed(subject.declaration.semantics)

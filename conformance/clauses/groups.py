@@ -48,7 +48,7 @@ def _takes(candidate: Candidate, geometry: Geometry) -> bool:
 
 
 def _with_heads(candidate: Candidate, geometry: Geometry, kv_heads: int) -> Geometry | None:
-    """Sizes with another number of key/value heads; None where the declaration has no room."""
+    """Sizes with another number of key/value heads; None where the declaration forbids them."""
     changed = geometry.replace(num_kv_heads=kv_heads)
     return changed if _takes(candidate, changed) else None
 
@@ -74,7 +74,7 @@ def _one_head_shows(candidate: Candidate) -> str:
 
 
 def _other_order(subject: Subject, inputs: Inputs) -> golden.Semantics | None:
-    """The point at which heads are dealt out in the other order; None where both are one."""
+    """The point with heads in the other order; None where both orders are the same."""
     if inputs.geometry.num_kv_heads == 1:
         return None
     point = subject.declaration.semantics
@@ -195,7 +195,7 @@ def _without_heads(inputs: Inputs, reads: Tensor) -> Inputs:
 
 
 def _with_other_head(inputs: Inputs, chosen: int, problem: Problem) -> Inputs:
-    """Other keys and values in one head: other rows of the projections for a layer."""
+    """Other keys and values in one head; for a layer, other rows of the projections."""
     generator, weights = generator_for(problem, 17), inputs.weights
     if not inputs.is_layer or weights is None:
         where = torch.arange(inputs.key.shape[1]).reshape(1, -1, 1, 1) == chosen
@@ -221,7 +221,7 @@ def _rows_of(head: int, size: int, matrix: Tensor) -> Tensor:
 
 
 def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
-    """Other numbers of their size in some places."""
+    """Other numbers of the same size in some places."""
     size = float(tensor.double().abs().mean())
     drawn = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     return torch.where(where, drawn.to(tensor.dtype) - tensor, tensor)

@@ -100,7 +100,7 @@ def finite_limit(subject: Subject) -> float:
 def narrow_range(subject: Subject) -> bool:
     """Whether a candidate holds no larger numbers than float16 does; bfloat16 does.
 
-    Or no small numbers together with large ones: 8-bit integers lose less than a 255th of a range.
+    Or loses small numbers next to large ones, as 8-bit integers do below a 255th of the range.
     """
     narrow = finite_limit(subject) <= torch.finfo(torch.float16).max
     return narrow or bool(subject.declaration.precision)
@@ -469,7 +469,7 @@ def as_alone(
     *,
     counterfactual: Counterfactual,
 ) -> Finding:
-    """A row's answer is that of its query alone with the keys that flag and window admit.
+    """A row's answer equals that of its query alone with the keys that flag and window admit.
 
     The example binds only if the row can tell the ``counterfactual``, an output for all rows, from
     the golden answer. It does not bind where the row sees no key.
@@ -498,7 +498,7 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
     if not len(visible):
         return None
     keys = slice(int(visible[0]), int(visible[-1]) + 1)
-    # Where queries and keys are as many, the other queries of the window come along.
+    # Where there must be as many queries as keys, all queries of the window are passed.
     rows = slice(row, row + 1) if can_cross(subject.candidate) else keys
     alone = inputs.with_tokens(
         query=inputs.query[..., rows, :],
@@ -518,7 +518,7 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
 
 
 def _structure(subject: Subject, inputs: Inputs) -> Tensor:
-    """What flag and window admit: bool ``[Lq, Lk]``."""
+    """The keys that flag and window admit: bool ``[Lq, Lk]``."""
     return inputs.structure(subject.declaration.semantics)
 
 

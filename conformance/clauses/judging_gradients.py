@@ -240,9 +240,8 @@ def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
     """The bounds of tokens' gradients where all keys of a head share the error of a sum over them.
 
     The gradients of a row's scores add up to zero but for their errors. An implementation that
-    takes the mean off the keys, or off the values, or merges parts of the keys, hands that error on
-    to all keys: in the worst case the largest there is, of independent errors the part that their
-    mean has.
+    subtracts the mean of the keys or of the values, or merges parts of the keys, passes that error
+    to all keys: in the worst case the largest error, of independent errors their mean.
     """
 
     def widened(bound: Tensor, share: float) -> Tensor:
@@ -278,7 +277,7 @@ def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
 
 
 def _in_common(name: str, got: Tensor, gradient: Gradient) -> Violation | None:
-    """What all errors of a gradient have in common, if that is no rounding."""
+    """The violation where all errors of a gradient have more in common than rounding explains."""
     fit = gradient_fit(got.double() - gradient.value, gradient)
     if fit is None:
         return None

@@ -20,7 +20,7 @@ from .judging import can_hold_nan, column, narrow_range, wide_range
 from .registry import Finding, clause
 from .subject import Subject
 
-# Logits of junk stay below this, so that a finite fill fails mask.single-key and not everything.
+# Logits of junk stay below this, so that a finite fill fails mask.single-key alone.
 LARGEST_JUNK_LOGIT = 5e4
 HALF_JUNK_LOGIT = 1e2
 JUNK_VALUES = (1e2, 1e6, 1e12)

@@ -54,7 +54,7 @@ def any_length(subject: Subject, problem: Problem) -> Finding:
 def some_rows_match(
     subject: Subject, problem: Problem, inputs: Inputs, wording: str, *, counterfactual: Inputs
 ) -> Finding:
-    """Some rows of the answer equal the golden ones, all of them where rows are not apart.
+    """Some rows of the answer equal the golden ones; all rows where they depend on each other.
 
     The example binds only if those rows can tell the ``counterfactual`` from the golden answer.
     """
@@ -148,7 +148,9 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
     if longer is None:
         return Finding(binding=False)
     inputs = materialise(longer, subject.candidate).replace(device=subject.device)
-    oracle = Oracle(subject.declaration, subject.dtype)  # such tables are not worth remembering
+    oracle = Oracle(
+        subject.declaration, subject.dtype
+    )  # not the subject's, which remembers its answers
     expected = oracle.answer(inputs)
     wording = f"among {longer.geometry.key_length} keys the answer is wrong"
     agreement = compare(

@@ -1,4 +1,4 @@
-"""mask.strided: a mask may lie in memory in any way."""
+"""mask.*: masks of every form, shape and memory layout hide what they should."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def mask_golden(subject: Subject, problem: Problem) -> Finding:
 
 
 def _keeps_causality(candidate: Candidate) -> str:
-    # A mask that hides nothing would then take the causal rule's place.
+    # A mask that hides nothing would then replace the causal rule.
     replaces = candidate.declaration.semantics.causal_combination == "mask-only"
     replaced = replaces and candidate.declaration.always_causal
     return "any mask replaces its causal rule" if replaced else ""
@@ -262,7 +262,7 @@ def _two_forms(candidate: Candidate) -> str:
     applies=(_two_forms,),
 )
 def forms_agree(subject: Subject, problem: Problem) -> Finding:
-    """One mask, handed over in two forms."""
+    """One mask, passed in two forms."""
     pairs = _form_pairs(subject.candidate)
     (form, shape), (other, other_shape) = pairs[problem.seed % len(pairs)]
     if problem.mask is None:
@@ -274,7 +274,7 @@ def forms_agree(subject: Subject, problem: Problem) -> Finding:
     return same_answer(subject, first, second, wording, counterfactual=first.without_mask())
 
 
-# Numbers that are lost where an integer mask is cut to a bit, to 8 bits or to 32.
+# Numbers that become zero where an integer mask is cut to a bit, to 8 bits or to 32.
 OTHER_NUMBERS = (2, -1, 256, 2**32)
 
 
@@ -376,7 +376,7 @@ MASK_LAYOUTS = (*STRIDED, "expanded")
     explained=False,
 )
 def mask_strided(subject: Subject, problem: Problem) -> Finding:
-    """The same mask in another memory layout; the one that is expanded repeats itself."""
+    """The same mask in another memory layout; an expanded mask repeats one slice."""
     inputs = subject.inputs(problem)
     layout = MASK_LAYOUTS[problem.seed % len(MASK_LAYOUTS)]
     if layout == "expanded":

@@ -35,7 +35,7 @@ MIXTURES: Final = (("key", "value"), ("query",), ("key",), ("value",), ("query",
 OF_LAYERS: Final = (("key", "value"), ("key",), ("value",))
 # What is wider than the query has more digits than fit into the query's dtype.
 MORE_DIGITS: Final = 2.0**-12
-# Keys past float16's largest number, and queries that make up for it, normal numbers still.
+# Keys past float16's largest number, and queries small enough for ordinary logits.
 LARGE_KEYS: Final = 2.0**16
 SMALL_QUERIES: Final = 2.0**-8
 MIXED: Final = Space(values=("normal", "decisive"), least=(("key_length", 2),), share=0.25)
@@ -139,7 +139,7 @@ def mixture(subject: Subject, problem: Problem) -> Inputs:
 
 
 def _converted(tensor: Tensor, other: torch.dtype) -> Tensor:
-    """In another dtype; in a wider one with digits that the narrower one has not."""
+    """The tensor in another dtype; in a wider one with digits that the narrower one cannot hold."""
     digits = torch.linspace(-MORE_DIGITS, MORE_DIGITS, max(tensor.numel(), 1), dtype=torch.float64)
     digits = digits[: tensor.numel()].reshape(tensor.shape)
     return (tensor.double() * (1.0 + digits)).to(other)
@@ -187,14 +187,14 @@ def _of_another_dtype(
 
 
 def _right(subject: Subject, inputs: Inputs, answer: Tensor, *, cast: bool) -> Finding:
-    """Right for the inputs as they are, at the precision of the answer's dtype.
+    """The answer is right for the inputs as they are, at the precision of its dtype.
 
-    With ``cast`` for those that are cast to the query's dtype, or for any between both.
+    With ``cast`` the inputs may also be cast to the query's dtype, all or partly.
     """
     oracle = Oracle(subject.declaration, name_of(answer.dtype))
     golden_answer = oracle.answer(inputs)
     expected, bound = golden_answer.output, golden_answer.bound
-    # What the widest dtype holds is to be used, though the answer may be narrower.
+    # Rows count that the widest dtype can represent, though the answer may be narrower.
     judged = Oracle(subject.declaration, name_of(promoted(inputs))).answer(inputs).judged
     if cast:
         golden_answer = oracle.answer(_cast(inputs))
@@ -213,10 +213,10 @@ def _cast(inputs: Inputs) -> Inputs:
     )
 
 
-# What masks are wider than: nothing that torch has is wider than float64.
+# The dtype of the mask for each working dtype; torch has none wider than float64.
 WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
-# Where numbers of the narrower dtype lie four apart, and beyond float16's largest: what all keys of
-# a row have in common is not seen by the softmax, what they differ by is.
+# Added to all keys of a row, which does not change the softmax: where numbers of the narrower dtype
+# lie four apart, and beyond float16's largest.
 COMMON: Final = {
     "float16": (2.0**12, 2.0**17),
     "bfloat16": (2.0**9, 2.0**9),
@@ -284,7 +284,7 @@ def _steps(inputs: Inputs, seed: int) -> Tensor:
 
 
 def _bound(subject: Subject, plain: Inputs, masked: Inputs) -> Tensor:
-    """What computing may err by with the small steps, and with all that is large in the wide dtype.
+    """The errors of computing with the small steps, and with the large mask in the wide dtype.
 
     Their sum: scores may be stored in the narrow dtype before, not after, the mask is added.
     """

@@ -1,4 +1,4 @@
-"""state.eval-deterministic, .state-dict, .train-agrees, .follows-to: what a module owes users."""
+"""state.eval-deterministic, .state-dict, .follows-to, .train-agrees, .dropout: modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ NO_MODULE = "its forward is not a torch.nn.Module"
 
 
 def _is_module(candidate: Candidate) -> str:
-    """Build it once at the smallest size to see what the builder returns."""
+    """Why its forward is not a module, or "".
+
+    It is built once at the smallest size.
+    """
     if candidate.kind != "layer":
         return "it speaks of layers"
     forward = _built(candidate)
@@ -38,7 +41,7 @@ def _is_module(candidate: Candidate) -> str:
 
 
 def _has_state(candidate: Candidate) -> str:
-    """Whose state dict holds anything: a module may leave its weights to whoever builds it."""
+    """Why a module's state dict holds nothing, or ""."""
     forward = _built(candidate)
     if isinstance(forward, nn.Module) and not forward.state_dict():
         return "its state dict is empty: it promises nothing about its weights"
@@ -46,7 +49,7 @@ def _has_state(candidate: Candidate) -> str:
 
 
 def _built(candidate: Candidate) -> object:
-    """What the builder returns at the smallest size; None where the clause will show its error."""
+    """What the builder returns at the smallest size; None where it raises, as in the clause."""
     problem = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0])[0]
     try:
         return build_forward(candidate, materialise(problem, candidate))
@@ -129,7 +132,7 @@ def state_dict(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def follows_to(subject: Subject, problem: Problem) -> Finding:
-    """Moved to float64 it answers with float64 accuracy; moved to the meta device nothing stays."""
+    """Moved to float64 it answers with float64 accuracy, and no plain tensor stays behind."""
     inputs = subject.inputs(problem)
     module = _module(subject, inputs)
     stays = _left_behind(module)
@@ -179,7 +182,7 @@ def _left_behind(module: nn.Module) -> list[str]:
     subtle=True,
 )
 def train_agrees(subject: Subject, problem: Problem) -> Finding:
-    """Two calls in training mode, more before anything is said; alike, nothing was dropped."""
+    """Two calls in training mode: if they and many more agree, nothing was dropped."""
     inputs = subject.inputs(problem)
     module = _module(subject, inputs)
     evaluated = subject.call(module, inputs).output
@@ -215,7 +218,7 @@ PROBABILITIES = (0.5, 0.25, 0.1)
 ROWS_THAT_DIFFER = 30
 
 
-# Many equal keys: what is kept of a row can be counted.
+# Many equal keys, so that the kept ones of a row can be counted.
 COUNTED = Space(
     values=("tied-keys",), least=(("key_length", 8), ("query_length", 8), ("num_heads", 1))
 )
@@ -273,7 +276,7 @@ def equal_tokens(inputs: Inputs) -> Inputs:
 
 
 def shares_of(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | None, Tensor]:
-    """What each row and head returned, in units of the common value, and how exact that is.
+    """The multiple of the common value that each row and head returned, and its error.
 
     A core's channels must agree on it; a layer's are solved for through the output projection.
     """

@@ -152,7 +152,7 @@ def _enlarge(subject: Subject, inputs: Inputs, target: float) -> Inputs:
 
 
 def largest_product(core: object) -> float:
-    """The largest sum |q||k| of the unscaled products, with what surrounds it."""
+    """The largest of the unscaled sums |q||k|, of the |q| and of the |k|."""
     query: Tensor = core.query  # type: ignore[attr-defined]  # golden.Attention
     key: Tensor = core.key  # type: ignore[attr-defined]  # golden.Attention
     products = query.abs() @ key.abs().transpose(-1, -2)
@@ -164,14 +164,14 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
 
 
 Round = Callable[[Tensor], Tensor]
-# Terms of one sign and one size, as many as leave an accumulator of half precision behind.
+# Terms of one sign and size, more than an accumulator of half precision can add up.
 LONG: Final = Space(
     values=("long-sums", "long-products"),
     least=(("key_length", 2),),
     preferred=(("key_length", 1025), ("head_size", 128)),
     share=0.1,
 )
-# What sums must not be rounded to after every part of them.
+# The coarser dtype to which sums must not be rounded after each part.
 COARSE: Final = {
     "float64": torch.float32,
     "float32": torch.bfloat16,

@@ -74,7 +74,7 @@ def opcheck(subject: Subject, problem: Problem) -> Finding:
 
 
 def _calls(subject: Subject, problem: Problem) -> list[Called]:
-    """The calls of the operator, from Python or else from C++."""
+    """The calls of the operator that a candidate makes, from Python or else from C++."""
     packet = registered_operator(subject.declaration.operator)
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)

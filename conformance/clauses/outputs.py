@@ -23,7 +23,7 @@ from .subject import Subject
 
 SOURCE = "torch's own out= arguments; flash_attn_interface: out="
 WRITTEN = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share=0.5)
-# Ways a buffer can lie in memory that a kernel of contiguous buffers cannot fill.
+# Memory layouts of a buffer that a kernel for contiguous buffers cannot fill.
 GAPS = ("every-other", "channels-first", "odd-rows", "tokens-first")
 
 
@@ -75,7 +75,7 @@ def out_written(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def out_bounds(subject: Subject, problem: Problem) -> Finding:
-    """A buffer between canaries, which stay what they were."""
+    """A buffer between canaries, which must not change."""
     inputs = subject.inputs(problem)
     written = _call_with_buffer(subject, inputs, "between-canaries")
     return _violation_around(written, inputs, "between-canaries") or Finding()
@@ -130,7 +130,7 @@ def out_kept(subject: Subject, problem: Problem) -> Finding:
 
 
 def _call_with_buffer(subject: Subject, inputs: Inputs, layout: str) -> _Written:
-    """One call with a buffer of NaN that lies in memory in some way."""
+    """One call with a buffer of NaN in some memory layout."""
     buffer = _buffer(inputs, layout)
     positional, keywords = arguments(inputs)
     forward = subject.forward(inputs)

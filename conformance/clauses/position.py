@@ -106,7 +106,7 @@ ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
     counterfactual="the input without positions",
 )
 def formula(subject: Subject, problem: Problem) -> Finding:
-    """Input plus table, against the float64 table: every other time far, or wide."""
+    """Input plus table, against the float64 table; some have far positions or many channels."""
     inputs = subject.inputs(_extended(subject, problem))
     tokens = inputs.key
     table = golden.sinusoidal_positions(tokens.shape[-2], tokens.shape[-1])
@@ -161,7 +161,7 @@ def relative_shift(subject: Subject, problem: Problem) -> Finding:
     return Finding.of(agreement, binding=binding)
 
 
-# Distances alone (ALiBi) do not see tokens in reverse order: more than one order is tried.
+# Distances alone (ALiBi) do not change when tokens are reversed: several orders are tried.
 ORDERS = 4
 # A golden that moves by so many bounds moves a correct candidate by more than two.
 CLEARLY = 6.0
@@ -237,12 +237,12 @@ FORMULA = EVERY_OPTION.replace(
     preferred=(("head_size", 4), ("key_length", 3)),
     share=0.5,
 )
-# Every so many problems far positions, where a frequency that is slightly off shows: a few queries
-# at the end of many keys, or few tokens with wide heads.
+# Keys, queries and head size of some problems, whose far positions show a slightly wrong frequency:
+# a few queries at the end of many keys, or few tokens with wide heads.
 FAR = ((200, 2, 16), (0, 0, 0), (3, 3, 64), (0, 0, 0), (40, 40, 8), (0, 0, 0))
-# In bfloat16 the answer tells frequencies that were rounded to it only further away, in wide heads:
-# at the default scale, of keys that a mask makes few, since the mean over many hides their scores.
-# Tables of places often end at 1024.
+# Frequencies that were rounded to bfloat16 show in its answers only further away, in wide heads, at
+# the default scale and with few kept keys, since a mean over many hides their scores. Tables of
+# positions often end at 1024.
 MANY_KEYS, MANY_KEYS_EVERY = (1000, 2, 128), 3
 FEW = 4
 
@@ -336,7 +336,7 @@ def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
     subtle=True,
 )
 def rotary_shift(subject: Subject, problem: Problem) -> Finding:
-    """Hidden keys before all others; as many queries where those are counted from the first."""
+    """Hidden keys before all others, and as many queries where both are counted from the first."""
     inputs = subject.inputs(problem.replace(past=0))
     count = 1 + problem.seed % MOST_BEFORE
     moved, first = _moved(subject, inputs, count, generator_for(problem, 21))
@@ -409,7 +409,7 @@ _is_partial = requires(
     subtle=True,
 )
 def rotary_partial(subject: Subject, problem: Problem) -> Finding:
-    """Queries that are zero wherever they turn do not notice in what order the keys come."""
+    """Queries that are zero in all channels that turn: the order of the keys changes nothing."""
     drawn = subject.inputs(problem.replace(causal=subject.declaration.always_causal, past=0))
     point = subject.declaration.semantics
     turning = torch.zeros(drawn.geometry.head_size, dtype=torch.bool)

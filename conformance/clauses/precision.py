@@ -1,4 +1,4 @@
-"""numerics.scale-error, .typical-error, .lifted-logits, .near-ties: what many elements show."""
+"""numerics.scale-error, .typical-error, .lifted-logits, .near-ties, .overflow-half, .subnormal."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _independent(candidate: Candidate) -> str:
     subtle=True,
 )
 def scale_error(subject: Subject, problem: Problem) -> Finding:
-    """Errors a thousandth of the rounding of one element, as long as all have them."""
+    """Errors of a thousandth of the rounding of one element show where all elements share them."""
     fitted, broken = _fitted(subject, problem)
     if fitted is None:
         return Finding(binding=False, violation=broken)
@@ -167,7 +167,7 @@ def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation |
 
 
 def _keeps_scores(candidate: Candidate) -> str:
-    """Why a candidate may round its scores as coarsely as what is looked for, or ""."""
+    """Why a candidate may round its scores as coarsely as the mistakes in question, or ""."""
     declared = candidate.declaration
     if declared.scores != "fused":
         return "it declares stored scores, whose rounding hides that of a log-sum-exp or of tanh"
@@ -233,7 +233,7 @@ def _lifted(subject: Subject, problem: Problem) -> Inputs:
 
 
 def _coarsely_merged(subject: Subject, inputs: Inputs) -> Tensor:
-    """What two halves of the keys give whose log-sum-exps are rounded to the dtype."""
+    """The answer merged from two halves of the keys, with log-sum-exps rounded to the dtype."""
     core = subject.golden(inputs).core
     middle = core.logits.shape[-1] // 2
     outputs, sizes = [], []
@@ -274,8 +274,8 @@ def _within_headroom(subject: Subject, inputs: Inputs) -> Inputs:
     return inputs.with_tokens(query=inputs.query * 2.0 ** -math.ceil(math.log2(excess)))
 
 
-# So many times the largest finite number are the largest products, before the scale. With heads of
-# 16 channels or more, which make the scale a quarter, they are within the range behind it.
+# The largest products over the largest finite number, before the scale. With heads of 16 channels
+# or more, whose scale is at most a quarter, they are within the range after it.
 PAST: Final = 2.0
 # The size of logits where a scale may be given: that scale is a normal number of float16 still.
 MODEST: Final = 16.0
@@ -326,9 +326,9 @@ def overflow_half(subject: Subject, problem: Problem) -> Finding:
     if "scale" in subject.declaration.features and odd:
         inputs = inputs.replace(scale=MODEST / (PAST * limit))
     elif stored and float(core.scores.abs().amax()) > limit / 2.0:
-        return Finding(binding=False)  # scores are stored in float16, it says
+        return Finding(binding=False)  # it declares that scores are stored in float16
     wording = "products past 65504 give a wrong answer"
-    judged = ~subject.golden(inputs).empty_rows  # the others are those that are past
+    judged = ~subject.golden(inputs).empty_rows  # rows past the range of float16 count, too
     return matches_golden(subject, inputs, wording, judged=judged, signal=False)
 
 

@@ -146,7 +146,7 @@ class Clause:
     sentence, source
         The requirement in one sentence, and where it comes from.
     counterfactual
-        What an example must be able to tell apart to count; empty when every example counts.
+        The wrong answer that an example must tell from the right one to bind; "": all bind.
     space
         The problems that it is tried on.
     requirements
@@ -184,7 +184,7 @@ class Clause:
 
     @property
     def origin(self) -> str:
-        """The package that brings the clause along, "" for the specification's own."""
+        """The package that registers the clause, "" for the specification's own."""
         package = self.check.__module__.partition(".")[0]
         return "" if package == _OWN else package
 
@@ -204,7 +204,7 @@ class Clause:
     def level_for(self, kind: str) -> Level:
         """The level for a kind of candidate; MUST where none is given.
 
-        Where nothing is said of graphs, they are held to what layers are.
+        Graphs have the level of layers where no level for graphs is given.
         """
         if isinstance(self.level, str):
             return self.level

@@ -1,4 +1,4 @@
-"""shape.*: what comes back has the right shape and dtype, wherever the inputs lie in memory."""
+"""shape.*: answers have the right shape and dtype, whatever the memory layout of the inputs."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def weights(subject: Subject, problem: Problem) -> Finding:
         mask="maybe",
         causal="maybe",
         extras="maybe",
-        # In this order each form of mask meets an empty row among the few edges.
+        # In this order each form of mask gets an empty row among the few edge problems.
         patterns=("empty-rows", "full-and-empty", "random", "full-and-empty"),
         share=0.5,
     ),
@@ -272,7 +272,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
     if inputs.value.shape != key.shape:
         return Finding(binding=False)
     copies = inputs.with_tokens(query=query, key=key, value=key)
-    if query is key:  # sequences whose offsets differ lie in no one tensor
+    if query is key:  # sequences with different offsets cannot be one tensor
         copies = with_equal_sequences(copies)
     same_object = copies.replace(shared=True)
     wording = f"{description} change the answer"

@@ -14,7 +14,7 @@ from .subject import Subject
 SOURCE = "Gemma Team 2024 (Gemma 2), section 2: logit soft-capping"
 CAPS = (1.5, 0.5, 5.0, 1.5, 30.0)
 SMALL_CAPS = (1.5, 0.5, 3.0)
-# Caps so large that no ordinary score notices; half precision has no smaller quotients.
+# Caps so large that they change no ordinary score.
 HUGE, HUGE_IN_HALF = 1e3, 64.0
 # The largest logit, where all scores are far above the cap: e^x has no such power in float32.
 FAR_ABOVE, FAR_ABOVE_IN_HALF = 2e3, 2e2
@@ -106,7 +106,7 @@ def _huge(subject: Subject, problem: Problem, cap: float) -> Finding:
     wording = f"a softcap of {cap:g}, far above all scores, changes the answer"
     if not subject.candidate.golden_known:
         return same_answer(subject, plain, inputs, wording)
-    # Scores of at most one over the cap: as good as none.
+    # Without the factor c, c * tanh(s / c) would be nearly zero, and the weights equal.
     return matches_golden(subject, inputs, wording, counterfactual=inputs.replace(scale=0.0))
 
 

@@ -33,7 +33,7 @@ from .registry import Finding, clause, violated
 from .subject import Subject
 
 ANY = Space(mask="maybe", causal="maybe", share=0.5)
-# What is another in the second of two calls: mostly everything.
+# What changes in the second of two calls: mostly everything.
 CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
 ANY_KIND = ("core", "layer", "positions")
 
@@ -149,7 +149,7 @@ def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
 
 
 def _other_keep(earlier: Inputs, other: Inputs) -> Tensor | None:
-    """Another mask; sequences change places, since as many tokens must fit in the storage."""
+    """Another mask; sequences are rotated, since the storage must hold as many tokens."""
     if earlier.mask_form != SEQUENCES or earlier.keep is None:
         return other.keep
     return earlier.keep.roll(1, dims=0)
@@ -244,7 +244,7 @@ def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
         return None
 
 
-# Contiguous always: what edits in place may copy first when the layout is not that.
+# Among them contiguous: other layouts may be copied before they are edited in place.
 UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 
 

@@ -96,7 +96,7 @@ class Differentiator:
         self.oracle = GradientOracle(subject.oracle)
 
     def of(self, inputs: Inputs, upstream: Tensor) -> Gradients:
-        """The gradients of every input, and of a layer's weights where they can be had.
+        """The gradients of every input, and of a layer's weights where they can be computed.
 
         ``upstream`` is the gradient of the answer, in its axes. Raises CandidateFailure, and
         NotDifferentiable for a candidate that promises no gradients of its own accord.
@@ -402,7 +402,7 @@ class Subject:
 
 
 def _finite(sizes: Tensor) -> Tensor:
-    """Zero where a row without keys is NaN, so that it does not blind the bound of the others."""
+    """Zero where a row without keys is NaN, which would spoil the bound of the others."""
     return sizes.nan_to_num(nan=0.0, posinf=0.0)
 
 

@@ -1,4 +1,4 @@
-"""state.untampered, .unseen, .settings: what is judged cannot reach the judge, nor change torch."""
+"""state.untampered, .unseen, .settings: candidates change neither the harness nor torch."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
         expected, remade, expected.bound, expected.judged
     )
     if agreement.violation is not None:
-        again = subject.answer(remade)  # now that its golden answer lies in this frame
+        again = subject.answer(remade)  # now that its golden answer is a local variable here
         if same_unless_identical(subject, (inputs, answer), (remade, again), "").violation is None:
-            return Finding(binding=binding)  # as wrong as ever: other clauses say why
+            return Finding(binding=binding)  # wrong both times: other clauses say why
     return Finding.of(agreement, binding=binding)
 
 

@@ -30,7 +30,7 @@ from .subject import Subject
 
 SOURCE = "flash_attn_varlen_func: cu_seqlens_q, cu_seqlens_k"
 RAGGED = ("random", "single")  # lengths at random, and one query each
-# What a neighbour's values are multiplied by: a leak of a tiny weight shows, too.
+# The factor on a neighbour's values, so that a leak with a tiny weight shows, too.
 NEIGHBOURS = 1e4
 HALF_NEIGHBOURS = 1e1
 
@@ -166,7 +166,7 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     wording = "beside a sequence without keys an answer is wrong"
     finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     rule = subject.oracle.empty_rule(inputs)
-    if rule in ("zeros", "nan"):  # there is nothing to take a mean of
+    if rule in ("zeros", "nan"):  # without keys there is no mean
         description = (
             f"the queries of a sequence without keys do not return what is declared ({rule})"
         )

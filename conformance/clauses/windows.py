@@ -177,7 +177,7 @@ def _unlimited(problem: Problem) -> tuple[Window, Window | None, Window]:
     applies=(offers_window, stands_alone),
 )
 def window_causal(subject: Subject, problem: Problem) -> Finding:
-    """Rows against their queries alone, with what the mask says of the keys that are left."""
+    """Rows against their queries alone, with the part of the mask for the keys that are left."""
     inputs = _windowed(subject, problem, window_for(problem))
     lost = [inputs.replace(window=None)]
     lost += [] if inputs.always_causal else [inputs.replace(causal=False)]
