@@ -79,14 +79,14 @@ REPEATS = 8
 )
 def matches_cpu(subject: Subject, problem: Problem) -> Finding:
     """The answer to one problem on both devices."""
-    there = subject.inputs(problem)
-    here = there.replace(device="cpu")
+    on_device = subject.inputs(problem)
+    on_cpu = on_device.replace(device="cpu")
     return relate(
         subject,
-        (here, subject.answer(here)),
-        (there, subject.answer(there)),
+        (on_cpu, subject.answer(on_cpu)),
+        (on_device, subject.answer(on_device)),
         f"on {subject.device} the answer is another than on the CPU",
-        counterfactual=there.replace(scale=0.0),
+        counterfactual=on_device.replace(scale=0.0),
     )
 
 
@@ -328,9 +328,9 @@ def canaries(subject: Subject, problem: Problem) -> Finding:
     call_arguments = arguments(inputs)
     tensors = _named(subject, call_arguments)
     before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
-    answer, allocations = _watch(subject, inputs, call_arguments)
+    answer, guard = _watch(subject, inputs, call_arguments)
     changed = [name for name, tensor in tensors.items() if _changed_around(tensor, before[name])]
-    damage = f"into memory beside its {' and '.join(changed)}" if changed else allocations.damage()
+    damage = f"into memory beside its {' and '.join(changed)}" if changed else guard.damage()
     if damage:
         return violated("memory", f"the call wrote {damage}", got=changed)
     return Finding(binding=answer is not None, inapplicable="" if answer else UNWATCHED)
@@ -363,8 +363,8 @@ def fresh_memory(subject: Subject, problem: Problem) -> Finding:
     """Memory that torch leaves unfilled holds NaN; the answer must be the same."""
     inputs = subject.inputs(problem)
     plain = subject.answer(inputs)
-    answer, allocations = _watch(subject, inputs, arguments(inputs))
-    if answer is None or not allocations.unwritten:
+    answer, guard = _watch(subject, inputs, arguments(inputs))
+    if answer is None or not guard.unwritten:
         reason = UNWATCHED if answer is None else NOTHING_UNWRITTEN
         return Finding(binding=False, inapplicable=reason)
     wording = "with NaN in memory that nobody has written the answer is another"

@@ -60,7 +60,7 @@ def tokens(subject: Subject, problem: Problem) -> Finding:
     """One permutation for queries, keys, values and both axes of the mask."""
     inputs = subject.inputs(problem)
     order = permutation(inputs.geometry.key_length, generator_for(problem, 5))
-    moved = inputs.map_tokens(lambda tokens: tokens.index_select(-2, order)).replace(
+    moved = inputs.map_tokens(lambda tensor: tensor.index_select(-2, order)).replace(
         keep=take(take(inputs.keep, 3, order), 2, order),
         bias=take(take(inputs.bias, 3, order), 2, order),
     )
