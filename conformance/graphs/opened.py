@@ -1,4 +1,4 @@
-"""A graph that is ready to be judged: its process, its roles, and what is known of its weights."""
+"""A graph that is ready to be judged: its process, its roles, and its projections."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GraphProjections:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenedGraph:
-    """What the clauses ``export.*`` and blame ask.
+    """A graph with what its clauses and the search for the faulty export step need.
 
     forward
         ``forward(setting)`` gives the candidate's forward under other settings of the runtime.

@@ -15,7 +15,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from .protocol import GraphRefused, sentence
 
 _LONGEST_NAME: Final = 120
-# What exporters call the file of weights beside ``model.onnx``.
+# What exporters append to the name of ``model.onnx`` for its file of weights.
 _SIDECARS: Final = (".data", "_data")
 
 
@@ -63,7 +63,7 @@ def _outside(tensors: Iterable[TensorProto]) -> list[TensorProto]:
 
 
 def stray_files(external: Iterable[str], path: Path) -> list[str]:
-    """What is wrong with the files beside a graph that would open all the same.
+    """What is wrong with the external files of a graph, where it can be opened all the same.
 
     A model that is a link itself, as in a download cache, has its data behind links, too.
     """
@@ -73,9 +73,9 @@ def stray_files(external: Iterable[str], path: Path) -> list[str]:
         if (path.parent / name).is_symlink() and not path.is_symlink()
     ]
     for suffix in _SIDECARS:
-        beside = path.with_name(path.name + suffix)
-        if beside.name not in external and beside.is_file() and beside.stat().st_size:
-            result.append(f"{beside.name!r} lies beside it, but it uses nothing of that file")
+        sidecar = path.with_name(path.name + suffix)
+        if sidecar.name not in external and sidecar.is_file() and sidecar.stat().st_size:
+            result.append(f"{sidecar.name!r} lies beside it, but it uses nothing of that file")
     return result
 
 
@@ -292,10 +292,10 @@ def _check_opsets(opsets: dict[str, int]) -> None:
     if not opsets:
         msg = "names no operator set, so nobody knows what its operators mean: export it again"
         raise GraphRefused(msg)
-    known = int(onnx.defs.onnx_opset_version())
-    if opsets.get("", 0) > known:
+    newest = int(onnx.defs.onnx_opset_version())
+    if opsets.get("", 0) > newest:
         msg = (
-            f"is of opset {opsets['']}, newer than the {known} that the installed onnx "
+            f"is of opset {opsets['']}, newer than the {newest} that the installed onnx "
             f"{onnx.__version__} knows: export it at a lower opset, or install a newer onnx"
         )
         raise GraphRefused(msg)
@@ -308,8 +308,8 @@ def _check_operators(model: ModelProto) -> None:
     strange = {pair for pair in _operators(model) - own if pair[0] not in standard}
     if not strange:
         return
-    known = _runtime_operators()
-    unknown = sorted(f"{domain}::{name}" for domain, name in strange - known)
+    defined = _runtime_operators()
+    unknown = sorted(f"{domain}::{name}" for domain, name in strange - defined)
     if unknown:
         more = f" and {len(unknown) - _AT_MOST_SHOWN} more" if len(unknown) > _AT_MOST_SHOWN else ""
         msg = (
@@ -320,7 +320,7 @@ def _check_operators(model: ModelProto) -> None:
 
 
 def _runtime_operators() -> set[tuple[str, str]]:
-    """What onnxruntime defines beside the standard."""
+    """The operators of onnxruntime, those of the standard included."""
     from onnxruntime.capi import onnxruntime_pybind11_state  # noqa: PLC0415 (a quarter second)
 
     schemas = onnxruntime_pybind11_state.get_all_operator_schema()

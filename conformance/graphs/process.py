@@ -51,7 +51,7 @@ class Child:
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._limits = limits
-        ours, theirs = socket.socketpair()
+        own_end, child_end = socket.socketpair()
         self._output, output = os.pipe()
         # A child that prints more than a pipe holds must not wait for a reader.
         os.set_blocking(output, False)
@@ -62,20 +62,20 @@ class Child:
                     *(sys.executable, "-I", "-c", _PROGRAM, str(path.absolute())),
                     *(str(limits.memory), str(limits.cpu_seconds), *_folders()),
                 ],
-                stdin=theirs.fileno(),
+                stdin=child_end.fileno(),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C and Ctrl-Z on the terminal are not for it
                 env={**os.environ, **_ONE_THREAD},
             )
         except BaseException:
-            ours.close()
+            own_end.close()
             os.close(self._output)
             raise
         finally:
-            theirs.close()
+            child_end.close()
             os.close(output)
-        self._end = ours
+        self._end = own_end
         self.imported: set[str] = set()
 
     def ask(self, head: Head, feeds: Mapping[str, Array], seconds: float) -> tuple[Head, Arrays]:

@@ -90,7 +90,7 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
     return head, arrays
 
 
-@lru_cache(maxsize=64)  # numpy spells a name anew each time
+@lru_cache(maxsize=64)  # numpy makes the name again each time
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Give numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for any other."""
     if dtype.kind in _KINDS or dtype.name == "bfloat16":

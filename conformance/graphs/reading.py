@@ -46,7 +46,7 @@ class Header:
     external_size
         The bytes of the tensors in them.
     stray
-        One sentence for each of the files beside it that are links, or that it does not use.
+        One sentence for each of its external files that is a link, or that it does not use.
     random
         The nodes that draw random numbers, such as ``Dropout 'drop' in training mode``.
     """
@@ -118,7 +118,7 @@ class GraphReading:
     causal
         The alignment of a causal rule that the graph always applies, None when it applies none.
     assumptions
-        One sentence for each assumption, and for each fact found by behaviour.
+        One sentence for each assumption, and for each fact that its behaviour shows.
     """
 
     kind: Literal["layer", "core"]

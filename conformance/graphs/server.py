@@ -64,7 +64,9 @@ def confine(memory: int) -> None:
 def _lower(which: int, limit: int) -> None:
     """Lower a limit for good, but never raise it."""
     soft, hard = resource.getrlimit(which)
-    limit = min([limit, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)])
+    limit = min(
+        [limit, *(current for current in (soft, hard) if current != resource.RLIM_INFINITY)]
+    )
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(which, (limit, limit))
 

@@ -18,7 +18,7 @@ from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES, Header
 
 @dataclass(frozen=True, kw_only=True)
 class GraphDeclaration:
-    """A declaration of a graph; what it leaves out is found by behaviour.
+    """A declaration of a graph; what it leaves out is inferred from the graph's behaviour.
 
     inputs, outputs
         By the graph's own name: ``{"role": …, "axes": …}`` as in :class:`Role`.
@@ -44,7 +44,7 @@ class GraphDeclaration:
 
 INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES)
 PRECISIONS: Final = ("int8-dynamic",)
-# The keywords of conformance.layer that a graph can be given; their values are checked there.
+# The keywords of conformance.layer that a declaration may hold; their values are checked there.
 PROMISES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "accumulate": str,
     "always_causal": bool,
@@ -78,9 +78,9 @@ _MASK_LETTERS: Final = "BHQKF1"
 
 
 def sidecar_of(graph: Path) -> Path | None:
-    """The declaration beside a graph, ``model.conformance.toml`` for ``model.onnx``, if any."""
-    beside = graph.with_name(f"{graph.stem}.conformance.toml")
-    return beside if beside.is_file() else None
+    """The declaration next to a graph, ``model.conformance.toml`` for ``model.onnx``, if any."""
+    file = graph.with_name(f"{graph.stem}.conformance.toml")
+    return file if file.is_file() else None
 
 
 def read_declaration(path: Path) -> GraphDeclaration:
@@ -94,10 +94,10 @@ def read_declaration(path: Path) -> GraphDeclaration:
         msg = f"{path} cannot be read as TOML: {error}"
         raise UsageError(msg) from None
     where = str(path)
-    known = {**_OWN, **PROMISES}
+    types = {**_OWN, **PROMISES}
     for key, value in data.items():
-        _check_key(key, known, where)
-        wanted = known[key]
+        _check_key(key, types, where)
+        wanted = types[key]
         if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
             msg = f"{where}: {key} is {value!r}: give {_SHOWN.get(wanted, 'a table')}"
             raise UsageError(msg)
@@ -124,12 +124,12 @@ def read_declaration(path: Path) -> GraphDeclaration:
     )
 
 
-def check_declaration(told: GraphDeclaration, header: Header) -> None:
+def check_declaration(declaration: GraphDeclaration, header: Header) -> None:
     """Require that a declaration speaks of inputs and outputs that a graph has."""
-    where = told.where or "the declaration"
+    where = declaration.where or "the declaration"
     for kind, said, ports in (
-        ("input", told.inputs, header.inputs),
-        ("output", told.outputs, header.outputs),
+        ("input", declaration.inputs, header.inputs),
+        ("output", declaration.outputs, header.outputs),
     ):
         ranks = {port.name: port.rank for port in ports}
         for name, entry in said.items():
@@ -145,15 +145,15 @@ def check_declaration(told: GraphDeclaration, header: Header) -> None:
                 raise UsageError(msg)
 
 
-def _check_key(key: str, known: Collection[str], where: str) -> None:
-    if key not in known:
-        msg = f"{where} has an unknown key {key!r}{did_you_mean(key, known)}"
+def _check_key(key: str, allowed: Collection[str], where: str) -> None:
+    if key not in allowed:
+        msg = f"{where} has an unknown key {key!r}{did_you_mean(key, allowed)}"
         raise UsageError(msg)
 
 
-def _check_word(word: object, known: Collection[str], where: str) -> None:
-    if word not in known:
-        msg = f"{where} is {word!r}, which is unknown{did_you_mean(str(word), known)}"
+def _check_word(word: object, allowed: Collection[str], where: str) -> None:
+    if word not in allowed:
+        msg = f"{where} is {word!r}, which is unknown{did_you_mean(str(word), allowed)}"
         raise UsageError(msg)
 
 
@@ -216,9 +216,9 @@ def _read_promises(data: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _read_semantics(table: Mapping[str, Any], where: str) -> golden.Semantics:
     """The table ``[semantics]``: fields in which the graph differs from the standard."""
-    known = [field.name for field in dataclasses.fields(golden.Semantics)]
+    fields = [field.name for field in dataclasses.fields(golden.Semantics)]
     for key in table:
-        _check_key(key, known, f"{where}, [semantics]")
+        _check_key(key, fields, f"{where}, [semantics]")
     try:
         return golden.STANDARD.replace(**table)
     except (TypeError, ValueError) as error:

@@ -132,4 +132,4 @@ def defects(path: Path) -> tuple[str, ...]:
         except GraphRefused as error:
             return (printable(str(error)),)
         except GraphLost as lost:
-            return (printable(f"onnx's checker, asked about it, {lost}"),)
+            return (printable(f"onnx's checker, run on it, {lost}"),)

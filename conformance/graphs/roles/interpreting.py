@@ -39,7 +39,7 @@ def followed(start: FirstCall) -> Followed:
 
 def _by_shape(base: BaseCall, names: list[str], name: str, axis: int) -> bool | None:
     """From sizes that differ between tensors."""
-    sizes = {one: base.feeds[one].shape[axis] for one in names}
+    sizes = {tensor: base.feeds[tensor].shape[axis] for tensor in names}
     if len(set(sizes.values())) == 1:
         return None
     outer = base.answer.shape[:-1]
@@ -57,7 +57,7 @@ def _by_growth(base: BaseCall, name: str, axis: int) -> bool | None:
     if answer is None or answer.ndim != base.answer.ndim:
         return None
     size = values.shape[axis]
-    before, after = (one.shape[:-1].count(size + 1) for one in (base.answer, answer))
+    before, after = (each.shape[:-1].count(size + 1) for each in (base.answer, answer))
     return bool(after > before)
 
 
@@ -131,7 +131,7 @@ def assign(
     options = list(_options(tensors, traits, follows, declared))
     best = max(options, key=lambda option: (option.fitting, option.named))
     named = [option for option in options if option.named == len(tensors)]
-    if best.clean or not named or len({tuple(one.roles.items()) for one in named}) > 1:
+    if best.clean or not named or len({tuple(option.roles.items()) for option in named}) > 1:
         return best
     return max(named, key=lambda option: option.fitting)
 
@@ -146,15 +146,15 @@ def _options(
     rank = len(traits[tensors[0].name].local)
     said = {port.name: declared.inputs.get(port.name, {}) for port in tensors}
     layouts = _named_layouts(tensors, rank)
-    if any("axes" in one for one in said.values()):
+    if any("axes" in entry for entry in said.values()):
         layouts = AXIS_ORDERS[rank]
     for order in itertools.permutations(ROLES[len(tensors)]):
         roles = dict(zip((port.name for port in tensors), order, strict=True))
         if any(said[name].get("role", role) != role for name, role in roles.items()):
             continue
         for layout in layouts:
-            orders = (str(one.get("axes", layout)).replace("F", "B") for one in said.values())
-            if any(axes.find(one) != layout.find(one) for axes in orders for one in "BL"):
+            orders = (str(entry.get("axes", layout)).replace("F", "B") for entry in said.values())
+            if any(axes.find(letter) != layout.find(letter) for axes in orders for letter in "BL"):
                 continue  # items or positions are declared elsewhere
             checks = [
                 check for name in roles for check in _evidence(roles[name], traits[name], layout)
@@ -170,7 +170,7 @@ def _options(
                 fitting=sum(weight for weight, fits in checks if fits),
                 facts=sum(weight for weight, _ in checks),
                 named=sum(names.suggests(name, role) for name, role in roles.items()),
-                declared=all("role" in one for one in said.values()),
+                declared=all("role" in entry for entry in said.values()),
             )
 
 
@@ -178,7 +178,7 @@ def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
     """The orders of axes that the file's own names of axes leave open.
 
     An axis that is called batch promises items, even where the graph mixes them: that is a mistake
-    to be found, such as a module that wants positions first and was exported with items first.
+    to report, such as a module that wants positions first and was exported with items first.
     """
     named = {
         at for port in tensors for at, axis in enumerate(port.shape or ()) if names.items_axis(axis)

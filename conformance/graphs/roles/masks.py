@@ -40,7 +40,7 @@ def places(base: BaseCall, assignment: RoleAssignment, output_axes: str) -> Answ
         item=output_axes.index("B") if "B" in output_axes else None,
         head=output_axes.index("H") if "H" in output_axes else None,
         length=output_axes.index("L"),
-        sizes=known_sizes(base, assignment),
+        sizes=letter_sizes(base, assignment),
     )
 
 
@@ -153,7 +153,7 @@ def _wider(port: Port, axes: str, declared: GraphDeclaration) -> Iterator[str]:
 
 def _grown(start: FirstCall, assignment: RoleAssignment, port: Port, axes: str) -> FirstCall | None:
     """The call with a mask of these axes, None when no number of heads is accepted."""
-    sizes = known_sizes(start.base, assignment)
+    sizes = letter_sizes(start.base, assignment)
     heads = [start.base.probe.declared.num_heads, sizes.get("H"), *USUAL_HEADS]
     for number in dict.fromkeys(heads if set(axes) & {"H", "F"} else [1]):
         if number is None or (number == 1 and set(axes) & {"H", "F"}):
@@ -167,7 +167,7 @@ def _grown(start: FirstCall, assignment: RoleAssignment, port: Port, axes: str) 
     return None
 
 
-def known_sizes(base: BaseCall, assignment: RoleAssignment) -> Mapping[str, int]:
+def letter_sizes(base: BaseCall, assignment: RoleAssignment) -> Mapping[str, int]:
     """The size of each letter in a call; that of ``H`` is missing where heads do not show."""
     query = base.feeds[assignment.first].shape
     key = base.feeds[assignment.attended[0]].shape
@@ -202,14 +202,14 @@ def read_masks(start: FirstCall, assignment: RoleAssignment, output_axes: str) -
     where = places(start.base, assignment, output_axes)
     for port, planned in start.plan.masks:
         said = declared.inputs.get(port.name, {})
-        axes, seen = planned, True
+        axes, by_behaviour = planned, True
         if "axes" not in said:
-            axes, seen = letters(start.base, port, planned, where)
+            axes, by_behaviour = letters(start.base, port, planned, where)
         if "role" in said:
             role, how = str(said["role"]), f"declared in {declared.where or 'the declaration'}"
         else:
             role, how = _MaskProbe(start.base, assignment, port, axes, where).role()
-        by = "" if seen else "; its axes by shape"
+        by = "" if by_behaviour else "; its axes by shape"
         value = said.get("value", 0) if role == "constant" else None
         roles.append(Role(name=port.name, role=role, axes=axes, dtype=port.dtype, value=value))
         sentences.append(f"input {port.name}: {role}, axes {axes} ({how}{by})")
@@ -230,22 +230,22 @@ class _MaskProbe:
         self.key = max(reach, key=lambda at: reach[at] > 0.0)
 
     def role(self) -> tuple[str, str]:
-        """The role and how it was found."""
+        """The role, and which fact shows it."""
         if "K" not in self.axes:
             return "lengths", self._lengths()
         suffix = "_int" if self.port.dtype in INTEGERS else ""
-        zero, one = (self._influence(self._marked(mark), self.key) for mark in (0, 1))
-        if (zero == 0.0) != (one == 0.0):
-            taken = int(one == 0.0)
+        with_zero, with_one = (self._influence(self._marked(mark), self.key) for mark in (0, 1))
+        if (with_zero == 0.0) != (with_one == 0.0):
+            taken = int(with_one == 0.0)
             role = ("keep", "drop")[taken] + suffix
             return role, f"by behaviour: {taken} takes a key out of the answer"
         if self.port.dtype != "bool" and self._is_added():
             if suffix:  # nobody means to add 0 and 1 to logits
                 return self._by_name() + suffix, _TRAP
             return "bias", "by behaviour: one number added everywhere changes nothing"
-        return self._unclear(zero, one)
+        return self._unclear(with_zero, with_one)
 
-    def _unclear(self, zero: float, one: float) -> tuple[str, str]:
+    def _unclear(self, with_zero: float, with_one: float) -> tuple[str, str]:
         """The role of a mask that takes nothing out: how much a key matters under each mark."""
         suffix = "_int" if self.port.dtype in INTEGERS else ""
         if not self._differ(self._marked(0), self._marked(1)):  # a mark at one key
@@ -253,8 +253,8 @@ class _MaskProbe:
             return role, "by name and dtype: what it holds changes nothing"
         if self.port.dtype in FLOATS:
             return "bias", "by dtype: it behaves neither as a bias nor as 0 and 1"
-        if max(zero, one) > 2 * min(zero, one):
-            taken = int(one < zero)
+        if max(with_zero, with_one) > 2 * min(with_zero, with_one):
+            taken = int(with_one < with_zero)
             role = ("keep", "drop")[taken] + suffix
             return role, f"by behaviour, which is not clear: {taken} makes a key matter less"
         if suffix and self._shifts() and not names.suggests(self.port.name, "mask"):

@@ -20,19 +20,19 @@ def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
     for name, said in declared.outputs.items():
         if said.get("role") == "output":
             return name
-    known = [
+    open_ports = [
         port
         for port in header.outputs
         if port.dtype in FLOATS and "role" not in declared.outputs.get(port.name, {})
     ]
-    if len(known) == 1:
-        return known[0].name
-    if not known:
+    if len(open_ports) == 1:
+        return open_ports[0].name
+    if not open_ports:
         return header.outputs[0].name
     answers = probe.call(feeds)
     if answers is None:
-        return known[0].name
-    reach = _reach(probe, feeds, plan, answers, known)
+        return open_ports[0].name
+    reach = _reach(probe, feeds, plan, answers, open_ports)
     rank = len(plan.layout)
 
     def likely(port: Port) -> tuple[bool, int, bool, bool]:
@@ -44,7 +44,7 @@ def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
             not names.suggests(port.name, "weights"),
         )
 
-    return max(known, key=likely).name
+    return max(open_ports, key=likely).name
 
 
 def _reach(

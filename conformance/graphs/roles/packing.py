@@ -93,7 +93,7 @@ def _is_core(base: BaseCall, assignment: RoleAssignment) -> bool:
     spread = [affected(base, value, at, index) for index in (0, size - 1)]
     others = tuple(range(base.answer.ndim - 1))
     reached = [change.any(axis=others) for change in spread if change.ndim == base.answer.ndim]
-    if len(reached) < len(spread) or not all(one.any() for one in reached):
+    if len(reached) < len(spread) or not all(channels.any() for channels in reached):
         return False
     return not (reached[0] & reached[1]).any()
 

@@ -57,48 +57,55 @@ def _frozen(counts: Sequence[int]) -> Iterator[CallSizes]:
             yield CallSizes(batch=batch, query_length=length, key_length=length)
 
 
-Known = Mapping[str, int]
+LetterSizes = Mapping[str, int]
 
 
 class ContradictionError(Exception):
     """The file says otherwise than a plan."""
 
 
-def known_letters(tensors: Sequence[Port], layout: str, lead: int, sizes: CallSizes) -> Known:
+def sizes_of_letters(
+    tensors: Sequence[Port], layout: str, lead: int, sizes: CallSizes
+) -> LetterSizes:
     """The size of each letter; raises ContradictionError."""
     others = [port for at, port in enumerate(tensors) if at != lead]
     batch = _common("B", tensors, layout, sizes.batch)
     query = _common("L", tensors[lead : lead + 1], layout, sizes.query_length)
     key = _common("L", others, layout, sizes.key_length) if others else query
     heads = _first("H", tensors, layout, sizes.heads)
-    known = {"B": batch, "Q": query, "K": key, "H": heads, "F": batch * heads, "1": 1}
-    return known | {letter: _first(letter, tensors, layout, sizes.width) for letter in "DE"}
+    letter_sizes = {"B": batch, "Q": query, "K": key, "H": heads, "F": batch * heads, "1": 1}
+    return letter_sizes | {letter: _first(letter, tensors, layout, sizes.width) for letter in "DE"}
 
 
-def admits(port: Port, axes: str, known: Known) -> bool:
+def admits(port: Port, axes: str, letter_sizes: LetterSizes) -> bool:
     """Whether the sizes that the file fixes can be those of a mask's letters."""
     try:
-        fitted(port, axes, known, {}, strict=True)
+        fitted(port, axes, letter_sizes, {}, strict=True)
     except ContradictionError:
         return False
     return True
 
 
 def fitted(
-    port: Port, axes: str, known: Known, symbols: dict[str, int], *, strict: bool = False
+    port: Port,
+    axes: str,
+    letter_sizes: LetterSizes,
+    symbols: dict[str, int],
+    *,
+    strict: bool = False,
 ) -> tuple[int, ...]:
     """The shape of one input; raises ContradictionError.
 
     symbols
-        The sizes that names of axes have been given; extended.
+        The size of each named axis so far; extended.
     strict
         Sizes that the file fixes must be those of the letters, but for heads.
     """
     shape: list[int] = []
     for at, letter in enumerate(axes):
-        size, wanted = _axis(port, at), known[letter]
+        size, wanted = _axis(port, at), letter_sizes[letter]
         if isinstance(size, int):
-            free = letter == "H" or (letter == "F" and size % known["B"] == 0)
+            free = letter == "H" or (letter == "F" and size % letter_sizes["B"] == 0)
             if strict and size != wanted and not (free and size > 1):
                 raise ContradictionError
         elif isinstance(size, str) and symbols.setdefault(size, wanted) != wanted:
@@ -107,10 +114,10 @@ def fitted(
     return tuple(shape)
 
 
-def filled(port: Port, known: Mapping[int, int]) -> tuple[int, ...]:
-    """The shape of an input of which some axes are known, the other open ones being 1."""
+def filled(port: Port, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    """The shape of an input with these sizes of open axes by place, the other open ones being 1."""
     return tuple(
-        size if isinstance(size, int) else known.get(at, 1)
+        size if isinstance(size, int) else sizes.get(at, 1)
         for at, size in enumerate(port.shape or ())
     )
 
@@ -165,7 +172,7 @@ class CallPlan:
     tensors
         The float inputs that carry tokens or heads, in the graph's order, all in one ``layout``.
     lead
-        The one among them that is given the query length.
+        The index among them of the one that has the query length.
     masks
         The other inputs that may say who attends to whom, with the letters of their axes.
     pasts
@@ -196,16 +203,16 @@ class CallPlan:
             return None
 
     def _shapes(self) -> Shapes:
-        known = known_letters(self.tensors, self.layout, self.lead, self.sizes)
+        letter_sizes = sizes_of_letters(self.tensors, self.layout, self.lead, self.sizes)
         symbols: dict[str, int] = {}
         result: dict[str, tuple[int, ...]] = {}
         for at, port in enumerate(self.tensors):
-            length = {"L": known["Q" if at == self.lead else "K"]}
-            result[port.name] = fitted(port, self.layout, {**known, **length}, symbols)
+            length = {"L": letter_sizes["Q" if at == self.lead else "K"]}
+            result[port.name] = fitted(port, self.layout, {**letter_sizes, **length}, symbols)
         for port, axes in self.masks:
-            result[port.name] = fitted(port, axes, known, symbols, strict=True)
+            result[port.name] = fitted(port, axes, letter_sizes, symbols, strict=True)
         for port in self.pasts:
-            result[port.name] = filled(port, {0: known["B"], len("BH"): 0})
+            result[port.name] = filled(port, {0: letter_sizes["B"], len("BH"): 0})
         for port in self.constants:
             result[port.name] = filled(port, {})
         return result
@@ -234,12 +241,13 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
         if _together(tensors)
     ]
     needed = [port for port in floats if declared.inputs.get(port.name, {}).get("role") in TENSORS]
-    choices = [one for one in choices if all(port in one for port in needed)]
+    choices = [tensors for tensors in choices if all(port in tensors for port in needed)]
 
     def unlikely(tensors: Sequence[Port]) -> int:
         """How many are called otherwise; the sort keeps more tensors before fewer."""
         return sum(
-            names.suggests(one.name, "mask") or names.suggests(one.name, "past") for one in tensors
+            names.suggests(tensor.name, "mask") or names.suggests(tensor.name, "past")
+            for tensor in tensors
         )
 
     return sorted(choices, key=unlikely)
@@ -271,11 +279,11 @@ def _with_tensors(
         if any(_declared_axes(port, declared, layout) != layout for port in tensors):
             continue
         try:
-            known = known_letters(tensors, layout, lead, sizes)
+            letter_sizes = sizes_of_letters(tensors, layout, lead, sizes)
         except ContradictionError:
             continue
         choices = [
-            [axes for axes in mask_axes(port, declared) if admits(port, axes, known)]
+            [axes for axes in mask_axes(port, declared) if admits(port, axes, letter_sizes)]
             for port in masks
         ]
         for axes in itertools.product(*choices):
@@ -295,8 +303,8 @@ def _layouts(
 ) -> tuple[str, ...]:
     """The orders of axes that some tensors may have.
 
-    Without a rank in the file all are tried. The Attention operator kills its process when it is
-    given packed heads but no number of them (onnxruntime 1.31.1), so there heads apart come first.
+    Without a rank in the file all are tried. The Attention operator kills its process when its
+    heads are packed and it has no number of them (onnxruntime 1.31.1): heads apart come first.
     """
     said = [
         len(str(declared.inputs[p.name]["axes"]))
@@ -330,7 +338,7 @@ def _is_past(port: Port, declared: GraphDeclaration) -> bool:
 
 
 def _lead(tensors: Sequence[Port], declared: GraphDeclaration) -> int:
-    """The input that is given the query length: declared, else called so, else the first."""
+    """The index of the query: the declared one, else that with its name, else the first."""
     roles = [declared.inputs.get(port.name, {}).get("role") for port in tensors]
     if "query" in roles:
         return roles.index("query")

@@ -66,7 +66,7 @@ class BaseCall:
         return self.probe.changed(self.answer, self.evaluate(changes))
 
     def redrawn(self, name: str, at: int | None = None, index: int = 0) -> Array:
-        """An input drawn anew, all of it or one slice."""
+        """An input with new random numbers, all of it or one slice."""
         values = self.feeds[name]
         size = float(np.sqrt(np.mean(np.square(values.astype(np.float64))))) or 1.0
         drawn = (self.probe.draw(values.shape, "float64") * size).astype(values.dtype)
@@ -185,13 +185,13 @@ class GraphProbe:
         """Normal numbers of a float dtype."""
         return self._random.standard_normal(shape).astype(dtype)
 
-    def changed(self, one: Array | None, other: Array | None) -> Change:
+    def changed(self, first: Array | None, second: Array | None) -> Change:
         """Where two answers differ by more than rounding; everywhere when the shapes differ."""
-        if one is None or other is None:
+        if first is None or second is None:
             return np.ones(1, dtype=bool)
-        if one.shape != other.shape:
-            return np.ones(other.shape, dtype=bool)
-        before, after = one.astype(np.float64), other.astype(np.float64)
+        if first.shape != second.shape:
+            return np.ones(second.shape, dtype=bool)
+        before, after = first.astype(np.float64), second.astype(np.float64)
         with np.errstate(invalid="ignore"):
             far = np.abs(after - before) > self.noise * max(peak(before), peak(after))
         apart: Change = far | (np.isfinite(before) != np.isfinite(after))

@@ -29,16 +29,16 @@ _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 def read_without_calls(header: Header, declared: GraphDeclaration) -> GraphReading:
     """Roles by names, types and the order of the inputs; raises UsageError without a query.
 
-    It serves to put the question to the graph again, so that its silence becomes a verdict.
+    With it the graph is called again, so that calls without an answer become a verdict.
     """
     plan = next((plan for plan in plans(header, declared, usual(())) if plan.shapes()), None)
     if plan is None or not header.outputs:
-        msg = f"{header.path}: no input can be a query, and the graph gives no answer when asked"
+        msg = f"{header.path}: no input can be a query, and the graph gives no answer when called"
         raise UsageError(msg)
     roles = _tensor_roles(plan.tensors, declared)
     shapes = plan.shapes() or {}
     mode = MODES[len(plan.tensors)]
-    known = {role: shapes[name] for name, role in roles.items()}
+    sizes = {role: shapes[name] for name, role in roles.items()}
     inputs = [
         *(
             Role(name=n, role=role, axes=plan.layout, dtype=header.input(n).dtype)
@@ -64,8 +64,8 @@ def read_without_calls(header: Header, declared: GraphDeclaration) -> GraphReadi
                 dtype=header.outputs[0].dtype,
             ),
         ),
-        pins=_pins(plan, mode, known, header.outputs[0]),
-        assumptions=("roles by names and order alone: the graph gave no answer when it was asked",),
+        pins=_pins(plan, mode, sizes, header.outputs[0]),
+        assumptions=("roles by names and order alone: the graph gave no answer to any call",),
     )
 
 
@@ -140,7 +140,7 @@ def about_positions(base: BaseCall, assignment: RoleAssignment) -> list[str]:
     )
     if answer is None or answer.ndim <= at or answer.shape != base.answer.shape:
         return []
-    before, after = (np.take(one, [-1], axis=at) for one in (base.answer, answer))
+    before, after = (np.take(values, [-1], axis=at) for values in (base.answer, answer))
     return [_POSITIONS_MIXED] if base.probe.changed(before, after).any() else []
 
 
@@ -156,11 +156,13 @@ def always_causal(
     Only calls with more keys than queries, or fewer, tell alignments apart: with equal lengths
     alone it is called bottom-right.
     """
-    depends = [one for one in _dependence(base, assignment, sizes_probe) if one is not None]
-    if not depends or all(one.all() for one in depends):
+    depends = [
+        allowed for allowed in _dependence(base, assignment, sizes_probe) if allowed is not None
+    ]
+    if not depends or all(allowed.all() for allowed in depends):
         return None, []
     for alignment in ("bottom-right", "top-left"):
-        if all((one == _rule(one, alignment)).all() for one in depends):
+        if all((allowed == _rule(allowed, alignment)).all() for allowed in depends):
             why = "later keys do not reach earlier positions of the answer"
             return alignment, [f"a causal rule always applies, aligned {alignment} ({why})"]
     return None, []
@@ -241,7 +243,7 @@ def _multiplies_itself(header: Header) -> bool:
         model = onnx.load(header.path, load_external_data=False)
     except (OSError, ValueError):
         return True
-    attributes = (one for node in model.graph.node for one in node.attribute)
+    attributes = (attribute for node in model.graph.node for attribute in node.attribute)
     if model.functions or any(attribute.HasField("g") for attribute in attributes):
         return True
     sums = "ReduceSum" in _operators(header)
@@ -362,7 +364,7 @@ def _mixes(interpretation: Interpretation) -> bool:
 
 
 def _about_tensors(interpretation: Interpretation, declared: GraphDeclaration) -> list[str]:
-    """A sentence for each tensor: what it is, and how that was found."""
+    """A sentence for each tensor: its role, and what shows it."""
     sentences = []
     assignment = interpretation.assignment
     if not assignment.clean:

@@ -165,7 +165,7 @@ def read_spans(
             pins[_FIELDS[letter]] = result
             sentences.append(why)
         if isinstance(result, int):
-            baked |= {_FIELDS[one]: result for one in letters}
+            baked |= {_FIELDS[name]: result for name in letters}
     others = _others(start.plan, declared)
     return FixedSizes(pins=pins, baked=baked, others=others, assumptions=sentences)
 

@@ -41,13 +41,13 @@ class Contraction:
 
     def shared_axis(self, index: int) -> int:
         """The axis of an operand that is summed over."""
-        mine, other, output = self.letters[index], self.letters[1 - index], self.letters[2]
-        return _only(mine, [x for x in mine if x in other and x not in output])
+        own, other, output = self.letters[index], self.letters[1 - index], self.letters[2]
+        return _only(own, [x for x in own if x in other and x not in output])
 
     def own_axis(self, index: int) -> int:
         """The axis of an operand that the other has not."""
-        mine, other = self.letters[index], self.letters[1 - index]
-        return _only(mine, [x for x in mine if x not in other])
+        own, other = self.letters[index], self.letters[1 - index]
+        return _only(own, [x for x in own if x not in other])
 
     def place(self, index: int) -> int:
         """Where in the output the own axis of an operand is."""
@@ -108,7 +108,7 @@ class Core:
     """Where attention happens in a graph.
 
     product, scores
-        What the product of query and key gives, and what the softmax is given; "" inside a node.
+        The result of the product of query and key, and the softmax's input; "" inside a node.
     product_factor
         What the node of the product multiplies it by.
     heads, heads_feature, heads_length
@@ -169,7 +169,7 @@ def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[C
 
 
 def _scores_of(wiring: Wiring, node: Node) -> str:
-    """What a softmax, or the exponential at the heart of a written-out one, is given."""
+    """The input of a softmax, or of the exponential of one that is written out; else ""."""
     if node.op_type in SOFTMAXES:
         return str(node.input[0])
     if node.op_type != "Exp":
@@ -205,7 +205,7 @@ def _around(wiring: Wiring, tokens: frozenset[str], scores: str, softmax: Node) 
 
 
 def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contraction:
-    result, seen, waiting = [], {scores}, [scores]
+    result, visited, waiting = [], {scores}, [scores]
     while waiting:
         node = wiring.producer.get(waiting.pop())
         if node is None:
@@ -217,8 +217,8 @@ def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contr
             continue
         if node.op_type in _WALLS:
             continue
-        fresh = {name for name in node.input if wiring.reaching(name, tokens)} - seen
-        seen |= fresh
+        fresh = {name for name in node.input if wiring.reaching(name, tokens)} - visited
+        visited |= fresh
         waiting += fresh
     if len(result) != 1:
         msg = f"the scores come from {len(result)} products of tokens instead of one"
@@ -228,7 +228,7 @@ def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contr
 
 def _product_below(wiring: Wiring, tokens: frozenset[str], start: str) -> tuple[str, Contraction]:
     """The weights as the second product reads them, and that product."""
-    seen, waiting = {start}, [start]
+    visited, waiting = {start}, [start]
     while waiting:
         name = waiting.pop(0)
         for node in wiring.consumers[name]:
@@ -238,8 +238,8 @@ def _product_below(wiring: Wiring, tokens: frozenset[str], start: str) -> tuple[
                 if wiring.reaching(other, tokens):
                     return name, contraction
                 continue
-            fresh = {made for made in node.output if made} - seen
-            seen |= fresh
+            fresh = {made for made in node.output if made} - visited
+            visited |= fresh
             waiting += sorted(fresh)
     msg = "no product of the softmax with values was found"
     raise UnreadableError(msg)
@@ -310,7 +310,7 @@ def _separate(node: Node) -> Core:
     """A node that takes query, key and value."""
     values = attributes(node)
     if not all(node.input[:_FUSED_INPUTS]) or len(node.input) < _FUSED_INPUTS:
-        msg = f"{node.op_type} is given query, key and value in one tensor"
+        msg = f"{node.op_type} has query, key and value in one tensor"
         raise UnreadableError(msg)
     if values.get("do_rotary"):
         msg = f"{node.op_type} rotates query and key by their positions"

@@ -44,7 +44,7 @@ def find_weights(
     state_dict: Mapping[str, Tensor] | None,
     source: GraphProjections | None,
 ) -> GraphProjections:
-    """The projections of a layer's graph and how they were found; a core has none.
+    """The projections of a layer's graph and where they come from; a core has none.
 
     ``source`` is what the module that was exported says, and wins; then the state dict, then what
     the graph itself stores. Raises UsageError for a state dict that says nothing of this graph,

@@ -33,7 +33,7 @@ class Match:
     factor
         probed = factor · stored.
     pieces
-        The matches of single heads, where each was found on its own.
+        The matches of single heads, where each head was matched separately.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Match:
 
 def match_rows(rows: Array, noise: Array, stored: Mapping[str, Array]) -> Match | None:
     """The stored tensor that holds ``rows [R, E]`` within ``noise``, whole blocks preferred."""
-    for choose in (_as_blocks, _one_by_one):
+    for choose in (_as_blocks, _by_row):
         for name, tensor in stored.items():
             for candidate in as_rows(tensor, rows.shape[1]):
                 result = choose(name, rows, noise, candidate)
@@ -100,7 +100,7 @@ def _as_blocks(name: str, rows: Array, noise: Array, stored: Array) -> Match | N
     return None
 
 
-def _one_by_one(name: str, rows: Array, noise: Array, stored: Array) -> Match | None:
+def _by_row(name: str, rows: Array, noise: Array, stored: Array) -> Match | None:
     """Each row on its own: heads of several parts may alternate in one tensor."""
     nearest = _directions(rows) @ _directions(stored).T
     return _matched(name, rows, noise, stored, nearest.argmax(axis=1))
@@ -139,13 +139,13 @@ class Reference:
     """Raw projections, by ``q``, ``k_bias`` …, with those of the graph.
 
     where
-        The tensor of the state dict that each was found in.
+        The name of the tensor of the state dict that holds each.
     factors
         graph = factor · raw, for the matrices.
     differences
         How far the graph is from the raw projections, a sentence each.
     missing
-        What was not found.
+        The names of those that no tensor holds.
     """
 
     raw: Mapping[str, Tensor | None]

@@ -92,9 +92,9 @@ class RunnableGraph:
         return self.sizes[name] if pinned is None else pinned
 
     def _pinned(self, name: str) -> int | None:
-        pins, seen = self.reading.pins, {name}
-        while isinstance(pin := pins.get(name), str) and pin not in seen:
-            seen.add(pin)
+        pins, visited = self.reading.pins, {name}
+        while isinstance(pin := pins.get(name), str) and pin not in visited:
+            visited.add(pin)
             name = pin
             if name not in pins and name in self.sizes:
                 return self.sizes[name]
@@ -152,8 +152,8 @@ class RunnableGraph:
 
 def arranged(tokens: Array, axes: str) -> Array:
     """Tokens ``[B, L, E]`` in the order of a graph's axes; without ``B`` the only item alone."""
-    given, letters = (tokens, "BLE") if "B" in axes else (tokens[0], "LE")
-    ordered: Array = given.transpose([letters.index(letter) for letter in axes])
+    values, letters = (tokens, "BLE") if "B" in axes else (tokens[0], "LE")
+    ordered: Array = values.transpose([letters.index(letter) for letter in axes])
     return ordered
 
 
@@ -290,8 +290,8 @@ def _owners(probe: _Probe, part: str) -> Array:
     pattern[0] = 1.0
     result = np.zeros(probe.base[part].shape, dtype=np.int64)
     for bit in range(count.bit_length()):
-        asked = ((number >> bit) & 1)[:, None] * pattern
-        changed = probe.run({role: asked})[part] != probe.base[part]
+        changed_tokens = ((number >> bit) & 1)[:, None] * pattern
+        changed = probe.run({role: changed_tokens})[part] != probe.base[part]
         result += changed.astype(np.int64) << bit
     return result
 
@@ -361,13 +361,13 @@ def _check(probe: _Probe, part: str, rows: _Rows, result: AffineMap) -> None:
         for number, (name, shape) in enumerate(probe.shapes.items())
     }
     tensor = probe.run(tokens)[part]
-    asked = tokens[role].reshape(count, width).astype(tensor.dtype).astype(np.float64)
-    expected = np.einsum("hde,te->thd", result.matrix, asked) + result.bias
-    size = np.einsum("hde,te->thd", np.abs(result.matrix), np.abs(asked)) + np.abs(result.bias)
+    own_tokens = tokens[role].reshape(count, width).astype(tensor.dtype).astype(np.float64)
+    expected = np.einsum("hde,te->thd", result.matrix, own_tokens) + result.bias
+    size = np.einsum("hde,te->thd", np.abs(result.matrix), np.abs(own_tokens)) + np.abs(result.bias)
     roundoff = float(np.finfo(tensor.dtype).eps)
     bound = (width + ROUNDINGS) * roundoff * size
     if probe.graph.coarse:
-        step = 2 * np.abs(asked).max() / EIGHT_BITS
+        step = 2 * np.abs(own_tokens).max() / EIGHT_BITS
         bound = bound + step * np.abs(result.matrix).sum(axis=-1)
     if np.any(np.abs(rows.of(tensor) - expected) > bound + np.finfo(tensor.dtype).tiny):
         msg = f"the {spoken(part)} heads are no affine map of single tokens"

@@ -121,7 +121,7 @@ def merges(heads: Array, rows: int) -> Iterator[tuple[str, Array]]:
     shape = (calls * batch * length, count * size)
     yield "", heads.transpose(0, 1, 3, 2, 4).reshape(shape)
     if count > 1 and size > 1:
-        fault = "the graph puts the heads' features in turn instead of head beside head"
+        fault = "the graph puts the heads' features in turn instead of head by head"
         yield fault, heads.transpose(0, 1, 3, 4, 2).reshape(shape)
     if count > 1 and length > 1:
         yield (

@@ -106,8 +106,10 @@ def stored_above(wiring: Wiring, graph: RunnableGraph, name: str) -> dict[str, A
         elif value is not None and value.dtype.kind == "f" and value.size >= _SMALLEST:
             result[inner] = value
     if computed:
-        asked = graph.run({role: np.zeros(graph.shape(role)) for role in graph.tokens}, computed)
-        result.update({inner: asked[inner] for inner in computed if asked[inner].dtype.kind == "f"})
+        values = graph.run({role: np.zeros(graph.shape(role)) for role in graph.tokens}, computed)
+        result.update(
+            {inner: values[inner] for inner in computed if values[inner].dtype.kind == "f"}
+        )
     return result
 
 
@@ -196,7 +198,7 @@ def _are_copies(result: AffineMap, origin: Array) -> bool:
 
 
 def _by_head(rows: Array, noise: Array, size: int, stored: Mapping[str, Array]) -> Match | None:
-    """Each head found on its own, as where every head has a matrix of its own."""
+    """The match of each head separately, as where every head has a matrix of its own."""
     pieces = []
     for start in range(0, len(rows), size):
         piece = match_rows(rows[start : start + size], noise[start : start + size], stored)
@@ -317,7 +319,7 @@ class Recovered:
     """The projections of a graph as it stores them.
 
     scale
-        The factor between them and the logits, None where it was not found.
+        The factor between them and the logits, None where it is unknown.
     layout
         What of the head layout only the graph itself says; "" where the file's rows say it.
     """
@@ -379,7 +381,7 @@ def _maps(
     inside = [node_values(wiring, core) for core in cores]
     if cores[0].matrix:
         if cores[0].query.name not in {role.name for role in graph.tokens.values()}:
-            msg = "the attention node is not given the graph's own input"
+            msg = "the input of the attention node is not that of the graph"
             raise UnreadableError(msg)
         return {part: [map_inside(part, cores[0], inside[0])] for part in PARTS}
     pairs = [(part, number) for number in range(len(cores)) for part in PARTS]

@@ -29,7 +29,7 @@ from .recovering import Recovered
 # Where checkpoints keep the state dict when they hold more than it.
 _WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params")
 _DEPTH: Final = 3
-# What torch.load raises on files that are not its own, beside what it documents.
+# What torch.load raises on files that are not its own, besides what it documents.
 _JUNK: Final = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
@@ -290,9 +290,9 @@ def _completed(
         taken = parts.get(name)
         raw[name] = None if taken is None or own is None else taken.to(own.dtype).contiguous()
     whole = replace(reference, raw=raw, missing=())
-    seen = compare_projections(recovered.weights, whole.weights, "the state dict")
+    compared = compare_projections(recovered.weights, whole.weights, "the state dict")
     places = {**{name: chosen[0] or name for name in SPOKEN if name in parts}, **reference.where}
-    return replace(whole, where=places, differences=seen.differences)
+    return replace(whole, where=places, differences=compared.differences)
 
 
 def _fits(parts: Mapping[str, Tensor], recovered: Recovered, reference: Reference) -> bool:
