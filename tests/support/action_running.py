@@ -36,35 +36,43 @@ def load(path: Path) -> Any:
 
 def step(name: str) -> Any:
     """A step of the action by its id."""
-    return next(one for one in load(ACTION)["runs"]["steps"] if one.get("id") == name)
+    return next(
+        each_step for each_step in load(ACTION)["runs"]["steps"] if each_step.get("id") == name
+    )
 
 
-def inputs(given: Mapping[str, str]) -> dict[str, str]:
+def inputs(values: Mapping[str, str]) -> dict[str, str]:
     """The inputs of the action with their defaults; unknown and missing ones are refused."""
-    known = load(ACTION)["inputs"]
-    assert set(given) <= set(known)
-    assert {name for name, one in known.items() if one.get("required") == "true"} <= set(given)
-    return {name: str(given.get(name, one.get("default", ""))) for name, one in known.items()}
+    declared = load(ACTION)["inputs"]
+    assert set(values) <= set(declared)
+    assert {name for name, entry in declared.items() if entry.get("required") == "true"} <= set(
+        values
+    )
+    return {
+        name: str(values.get(name, entry.get("default", ""))) for name, entry in declared.items()
+    }
 
 
-def run(name: str, given: Mapping[str, str], repository: Path, folder: Path) -> Step:
+def run(name: str, input_values: Mapping[str, str], repository: Path, folder: Path) -> Step:
     """Run a step in a repository; ``folder`` holds what the runner keeps."""
     folder.mkdir(exist_ok=True)
-    one, values = step(name), inputs(given)
-    assert one["shell"] == "bash"
-    assert not _EXPRESSION.search(one["run"]), "what users give must not be part of a script"
+    action_step, values = step(name), inputs(input_values)
+    assert action_step["shell"] == "bash"
+    assert not _EXPRESSION.search(action_step["run"]), (
+        "what users give must not be part of a script"
+    )
     output, summary, temporary = (folder / part for part in ("output", "summary", "temp"))
     output.touch()
     summary.touch()
     temporary.mkdir(exist_ok=True)
     script = folder / "script.sh"
-    script.write_text(one["run"], encoding="utf-8")
+    script.write_text(action_step["run"], encoding="utf-8")
     done = subprocess.run(
         [_BASH, "--noprofile", "--norc", "-e", "-o", "pipefail", str(script)],
-        cwd=repository / _evaluated(one["working-directory"], values),
+        cwd=repository / _evaluated(action_step["working-directory"], values),
         env={
             **surroundings(folder.parent / "bin"),
-            **{key: _evaluated(value, values) for key, value in one["env"].items()},
+            **{key: _evaluated(value, values) for key, value in action_step["env"].items()},
             "GITHUB_ACTIONS": "true",
             "GITHUB_WORKSPACE": str(repository),
             "GITHUB_OUTPUT": str(output),
@@ -89,10 +97,10 @@ def run(name: str, given: Mapping[str, str], repository: Path, folder: Path) -> 
 def _evaluated(text: str, values: Mapping[str, str]) -> str:
     """A text with the expressions of inputs, and of the action's path, put in."""
 
-    def value(found: re.Match[str]) -> str:
-        scope, _, name = found[1].partition(".")
+    def value(match: re.Match[str]) -> str:
+        scope, _, name = match[1].partition(".")
         return (
-            str(CHECKOUT) if found[1] == "github.action_path" else {"inputs": values}[scope][name]
+            str(CHECKOUT) if match[1] == "github.action_path" else {"inputs": values}[scope][name]
         )
 
     return _EXPRESSION.sub(value, text)

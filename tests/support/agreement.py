@@ -19,8 +19,10 @@ def disagreement(golden: Tensor, second: Any, name: str) -> str:
         if have[:1] != [len(second)]:
             return f"{name} has shape {have}, not {len(second)} entries"
         entries = zip(golden, second, strict=True)
-        found = (disagreement(one, two, f"{name}[{n}]") for n, (one, two) in enumerate(entries))
-        return next((reason for reason in found if reason), "")
+        reasons = (
+            disagreement(first, other, f"{name}[{n}]") for n, (first, other) in enumerate(entries)
+        )
+        return next((reason for reason in reasons if reason), "")
     if golden.dim() > 0:
         return f"{name} has shape {list(golden.shape)}, not one number"
     reason = _element_disagrees(golden.item(), second)

@@ -52,10 +52,10 @@ class HidesOwn(AlwaysCausal):
 
 
 class LosesItUnderMask(AlwaysCausal):
-    """A triangle only where no mask is given."""
+    """A triangle only where there is no mask."""
 
     def tables(self, call: Call) -> Iterator[Tensor]:
-        """Without causality beside a mask."""
+        """Without causality where there is a mask."""
         masked = call.keep is not None or call.bias is not None or call.lengths is not None
         return super().tables(call.replace(causal=not masked))
 
@@ -75,8 +75,8 @@ class FiniteFill(AlwaysCausal):
 def core(kind: type[EagerCore], alignment: str, **promises: Any) -> Candidate:
     """A core of a kind, declared always causal at an alignment, which is its own by default."""
     own = promises.pop("own", alignment)
-    known = {**PROMISES, "causal": alignment, "empty_rows": "zeros", **promises}
-    made: Candidate = conformance.core(name=kind.__name__, **known)(kind(causal=own))
+    declared = {**PROMISES, "causal": alignment, "empty_rows": "zeros", **promises}
+    made: Candidate = conformance.core(name=kind.__name__, **declared)(kind(causal=own))
     return made
 
 
@@ -100,8 +100,14 @@ def layer(
     class Around(Layer):
         core: ClassVar[EagerCore] = kind(causal=own)  # type: ignore[misc]  # one for all
 
-    known = {**PROMISES, "causal": alignment, "empty_rows": "zeros", "inputs": inputs, **promises}
-    made: Candidate = conformance.layer(name=kind.__name__, **known)(Around)
+    declared = {
+        **PROMISES,
+        "causal": alignment,
+        "empty_rows": "zeros",
+        "inputs": inputs,
+        **promises,
+    }
+    made: Candidate = conformance.layer(name=kind.__name__, **declared)(Around)
     return made
 
 

@@ -1,4 +1,4 @@
-"""Attention layers in the spellings that exporters see, their projections known by name."""
+"""Attention layers in the spellings that exporters meet, with the names of their projections."""
 
 from __future__ import annotations
 
@@ -150,10 +150,10 @@ class Layer(nn.Module):
         q = cut(self.q(query), self.heads)
         k = cut(self.k(key), self.kv_heads).repeat_interleave(group, dim=1)
         v = cut(self.v(value), self.kv_heads).repeat_interleave(group, dim=1)
-        found: Tensor = self.o(merged(self.attend(q, k, v)))
+        answer: Tensor = self.o(merged(self.attend(q, k, v)))
         if self.order == "LBE":
-            return found.transpose(0, 1)
-        return found[0] if self.order == "LE" else found
+            return answer.transpose(0, 1)
+        return answer[0] if self.order == "LE" else answer
 
 
 class SelfLayer(Layer):
@@ -190,8 +190,8 @@ class Fused(nn.Module):
         """Self-attention."""
         shape, axes = self.layouts[self.layout]
         q, k, v = self.qkv(x).view(*x.shape[:2], *shape).permute(axes)
-        found: Tensor = self.o(merged(divided(q, k, v)))
-        return found
+        answer: Tensor = self.o(merged(divided(q, k, v)))
+        return answer
 
     def rows(self, tensor: Tensor, part: int) -> Tensor:
         """The rows of query (0), key (1) or value (2) of the fused matrix or bias."""
@@ -253,8 +253,8 @@ class PerHead(nn.Module):
             divided(q(query), k(key), v(value))
             for q, k, v in zip(self.q, self.k, self.v, strict=True)
         ]
-        found: Tensor = self.o(torch.cat(heads, dim=-1))
-        return found
+        answer: Tensor = self.o(torch.cat(heads, dim=-1))
+        return answer
 
 
 class Interleaved(Layer):
@@ -266,8 +266,8 @@ class Interleaved(Layer):
             p(t).view(*t.shape[:2], -1, self.heads).permute(0, 3, 1, 2)
             for p, t in ((self.q, query), (self.k, key), (self.v, value))
         )
-        found: Tensor = self.o(merged(divided(q, k, v)))
-        return found
+        answer: Tensor = self.o(merged(divided(q, k, v)))
+        return answer
 
 
 class Reinterpreted(Layer):
@@ -279,20 +279,20 @@ class Reinterpreted(Layer):
             p(t).view(t.shape[0], self.heads, t.shape[1], -1)
             for p, t in ((self.q, query), (self.k, key), (self.v, value))
         )
-        found: Tensor = self.o(merged(divided(q, k, v)))
-        return found
+        answer: Tensor = self.o(merged(divided(q, k, v)))
+        return answer
 
 
 def weights_of(module: nn.Module) -> dict[str, Any]:
     """``q``, ``k``, ``v``, ``o`` of a Layer or an nn.MultiheadAttention, and their biases."""
     if isinstance(module, nn.MultiheadAttention):
         return _of_multihead(module)
-    found: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for name in "qkvo":
         part = getattr(module, name)
-        found[name] = getattr(part, "weight", None)
-        found[f"{name}_bias"] = getattr(part, "bias", None)
-    return found
+        weights[name] = getattr(part, "weight", None)
+        weights[f"{name}_bias"] = getattr(part, "bias", None)
+    return weights
 
 
 def _of_multihead(module: nn.MultiheadAttention) -> dict[str, Any]:
@@ -300,6 +300,6 @@ def _of_multihead(module: nn.MultiheadAttention) -> dict[str, Any]:
     fused = module.in_proj_weight
     matrices = apart if fused is None else fused.chunk(3)
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    found: dict[str, Any] = dict(zip("qkv", matrices, strict=True))
-    found |= {f"{name}_bias": bias for name, bias in zip("qkv", biases, strict=True)}
-    return found | {"o": module.out_proj.weight, "o_bias": module.out_proj.bias}
+    weights: dict[str, Any] = dict(zip("qkv", matrices, strict=True))
+    weights |= {f"{name}_bias": bias for name, bias in zip("qkv", biases, strict=True)}
+    return weights | {"o": module.out_proj.weight, "o_bias": module.out_proj.bias}

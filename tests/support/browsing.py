@@ -21,7 +21,7 @@ _OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.cli
 
 @dataclass(kw_only=True)
 class Opened:
-    """A page, and what it said and asked for: its own file is the only thing it may ask for."""
+    """A page, its messages and its requests: its own file is the only one it may request."""
 
     page: Page
     console: list[str] = field(default_factory=list)
@@ -39,16 +39,18 @@ class Opened:
 
     def open_all(self) -> None:
         """Open everything that can be opened."""
-        self.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+        self.page.evaluate(
+            "document.querySelectorAll('details').forEach((element) => element.open = true)"
+        )
 
     def violations(self, *rules: str) -> list[str]:
         """What axe finds against the rules of accessibility, all of them unless some are named."""
         self.page.evaluate(_axe())
         options = {"runOnly": list(rules)} if rules else {}
-        found: dict[str, Any] = self.page.evaluate("(how) => axe.run(document, how)", options)
+        report: dict[str, Any] = self.page.evaluate("(how) => axe.run(document, how)", options)
         return [
             f"{rule['id']}: {node['html'][:120]}"
-            for rule in found["violations"]
+            for rule in report["violations"]
             for node in rule["nodes"]
         ]
 
@@ -103,6 +105,8 @@ class Opener:
             context.close()
 
 
-def seen(page: Page, selector: str) -> Sequence[str]:
-    """The texts of the elements that can be seen."""
-    return [one.inner_text() for one in page.locator(selector).all() if one.is_visible()]
+def visible_texts(page: Page, selector: str) -> Sequence[str]:
+    """The texts of the visible elements."""
+    return [
+        element.inner_text() for element in page.locator(selector).all() if element.is_visible()
+    ]

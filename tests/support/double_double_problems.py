@@ -1,7 +1,7 @@
 """Cores that are hard on double-double arithmetic, and how far it may be from the exact answer.
 
 The second formulation computes with 80 digits here and bounds the error of the same operations in
-float64. Double-double makes the same operations with a smaller error each: none of ours is off by
+float64. Double-double makes the same operations with a smaller error each: none is off by
 more than ``OPERATION`` squared unit roundoffs where the second formulation counts one unit roundoff
 (tanh, with 80, where it counts two). Its error bounds are linear in the unit roundoff as long as
 the logits are exact to far less than one, so they shrink by the ratio of the two.
@@ -115,9 +115,9 @@ def truths(case: Case, point: Semantics) -> list[Truth]:
         ]
 
 
-def excesses(case: Case, point: Semantics, found: tuple[Tensor, Tensor]) -> Iterator[float]:
+def excesses(case: Case, point: Semantics, output: tuple[Tensor, Tensor]) -> Iterator[float]:
     """Each element's error over what it may be; infinite where one is NaN and the other is not."""
-    pairs = zip(found[0].flatten().tolist(), found[1].flatten().tolist(), strict=True)
+    pairs = zip(output[0].flatten().tolist(), output[1].flatten().tolist(), strict=True)
     with second.digits(DIGITS):
         for (high, low), truth in zip(pairs, truths(case, point), strict=True):
             if math.isnan(high) or math.isnan(float(truth.value)):

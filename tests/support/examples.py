@@ -40,7 +40,7 @@ def call_forward(forward: Forward, inputs: Inputs) -> Answer:
 
 def sizes(**changes: int) -> Geometry:
     """A geometry in which no two axes are of one size."""
-    known = {
+    defaults = {
         "batch": 2,
         "num_heads": 4,
         "num_kv_heads": 4,
@@ -53,11 +53,11 @@ def sizes(**changes: int) -> Geometry:
         "value_size": 9,
         "output_size": 10,
     }
-    return Geometry(**{**known, **changes})
+    return Geometry(**{**defaults, **changes})
 
 
 def problem(**changes: Any) -> Problem:
-    """A problem in float32; sizes may be given by their names."""
+    """A problem in float32; sizes may be named as keywords."""
     fields = {field.name for field in dataclasses.fields(Problem)}
     geometry = sizes(**{name: changes.pop(name) for name in list(changes) if name not in fields})
     return Problem(**{"geometry": geometry, "dtype": "float32", "seed": 3, **changes})
@@ -69,7 +69,7 @@ def plan(pattern: str = "random", form: str = "keep", shape: str = "BHQK", **mor
 
 
 def core(function: Callable[..., Any] | None = None, **promises: Any) -> Candidate:
-    """A core that promises nearly everything; a correct one when no function is given."""
+    """A core that promises nearly everything; without a function a correct one."""
     made: Candidate = conformance.core(name="core", **{**PLAIN_PROMISES, **promises})(
         function or EagerCore()
     )
@@ -77,9 +77,9 @@ def core(function: Callable[..., Any] | None = None, **promises: Any) -> Candida
 
 
 def layer(builder: Callable[..., Any] | None = None, **promises: Any) -> Candidate:
-    """A layer with the promises of the eager one; a correct one when no builder is given."""
-    known = {**PROMISES, "causal": "bottom-right", **promises}
-    made: Candidate = conformance.layer(name="layer", **known)(builder or EagerLayer)
+    """A layer with the promises of the eager one; without a builder a correct one."""
+    declared = {**PROMISES, "causal": "bottom-right", **promises}
+    made: Candidate = conformance.layer(name="layer", **declared)(builder or EagerLayer)
     return made
 
 

@@ -180,7 +180,7 @@ def header_of(path: Path, plan: Plan) -> Header:
 
 def reading_of(plan: Plan, pins: Mapping[str, Any] | None = None) -> GraphReading:
     """What its inputs are."""
-    known = {"query_size": WIDTH, "key_size": WIDTH, "value_size": WIDTH, "output_size": WIDTH}
+    widths = {"query_size": WIDTH, "key_size": WIDTH, "value_size": WIDTH, "output_size": WIDTH}
     baked = {"batch": plan.batch} if plan.batch else {}
     baked |= {"key_length": plan.length} if plan.length else {}
     return GraphReading(
@@ -191,7 +191,7 @@ def reading_of(plan: Plan, pins: Mapping[str, Any] | None = None) -> GraphReadin
             Role(name="mask", role="keep", axes="BK", dtype="bool"),
         ),
         outputs=(Role(name="output", role="output", axes="BLE"),),
-        pins={**known, **baked, **(pins or {})},
+        pins={**widths, **baked, **(pins or {})},
         baked=baked,
     )
 
@@ -209,8 +209,8 @@ class Altered(GraphProcess):
         """What ``alter(feeds, setting, run)`` gives."""
 
         def run(fed: Feeds) -> dict[str, Array]:
-            known = dataclasses.replace(setting, provider=DEFAULT.provider)
-            return super(Altered, self).run(fed, setting=known, taps=taps)
+            standard = dataclasses.replace(setting, provider=DEFAULT.provider)
+            return super(Altered, self).run(fed, setting=standard, taps=taps)
 
         return self._alter(feeds, setting, run)
 
@@ -225,12 +225,12 @@ def opened(
     *,
     source: nn.Module | None = None,
     process: Callable[[Path], GraphProcess] = GraphProcess,
-    known: golden.ProjectionWeights | None = WEIGHTS,
+    weights: golden.ProjectionWeights | None = WEIGHTS,
     pins: Mapping[str, Any] | None = None,
     stages: Stages = STAGES,
     **promises: Any,
 ) -> Candidate:
-    """The plan's graph as a candidate; ``known`` are the weights that it is judged by."""
+    """The plan's graph as a candidate; ``weights`` are those that it is judged by."""
     path = folder / "layer.onnx"
     onnx.save(model_of(plan), path)
     reading, running = reading_of(plan, pins), process(path)
@@ -243,12 +243,12 @@ def opened(
         declaration=GraphDeclaration(),
         process=running,
         reading=reading,
-        projections=GraphProjections(weights=known, num_heads=HEADS, how="source", stages=stages),
+        projections=GraphProjections(weights=weights, num_heads=HEADS, how="source", stages=stages),
         forward=forward,
         source=None if source is None else eager(source, reading),
         exported=None if source is None else eager(source, reading),
     )
-    given = {
+    declared = {
         "masks": ["keep"],
         "mask_shapes": ["BK"],
         "without": ["gradients"],
@@ -256,7 +256,7 @@ def opened(
         **promises,
     }
     made: Candidate = conformance.fixed_layer(
-        forward(DEFAULT), known, num_heads=HEADS, name="graph", **given
+        forward(DEFAULT), weights, num_heads=HEADS, name="graph", **declared
     )
     declaration = dataclasses.replace(made.declaration, mask_pairs=mask_pairs(reading))
     return dataclasses.replace(made, declaration=declaration, graph=graph)
@@ -266,8 +266,8 @@ def eager(module: nn.Module, reading: GraphReading) -> GraphForward:
     """A torch module that takes the graph's inputs by name, called as the graph is."""
 
     def run(feeds: Feeds) -> dict[str, Array]:
-        given = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
         with torch.no_grad():
-            return {"output": module(**given).numpy()}
+            return {"output": module(**tensors).numpy()}
 
     return GraphForward(run, reading, HEADS)

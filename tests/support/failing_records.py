@@ -18,11 +18,11 @@ SLUGS = ("mask.golden", "shape.output")
 SENTENCES = {slug: clause.sentence for slug, clause in CLAUSES.items()}
 
 
-def inverted(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+def inverted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """A core that attends to what its mask hides."""
-    if "keep" in given:
-        given["keep"] = ~given["keep"]
-    answer: Tensor = core()(query, key, value, **given)
+    if "keep" in options:
+        options["keep"] = ~options["keep"]
+    answer: Tensor = core()(query, key, value, **options)
     return answer
 
 
@@ -38,8 +38,8 @@ def results(name: str) -> tuple[ClauseResult, ...]:
 
 def entry(name: str, shown: str = "") -> dict[str, Any]:
     """The entry of one of these candidates."""
-    known = loaded(shown or name, declaration={"masks": ["keep"], "causal": None})
-    return candidate_entry(known, list(results(name)), SENTENCES)
+    loaded_candidate = loaded(shown or name, declaration={"masks": ["keep"], "causal": None})
+    return candidate_entry(loaded_candidate, list(results(name)), SENTENCES)
 
 
 @functools.cache

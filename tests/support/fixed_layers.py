@@ -12,13 +12,13 @@ import conformance
 
 def weights(**changes: Any) -> conformance.ProjectionWeights:
     """Four heads of size 3 that share two key/value heads of sizes 3 and 5."""
-    known = {
+    defaults = {
         "q": torch.zeros(12, 7),
         "k": torch.zeros(6, 8),
         "v": torch.zeros(10, 9),
         "o": torch.zeros(11, 20),
     }
-    return conformance.ProjectionWeights(**{**known, **changes})
+    return conformance.ProjectionWeights(**{**defaults, **changes})
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

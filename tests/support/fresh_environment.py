@@ -18,26 +18,26 @@ def fresh_environment(folder: Path, *distributions: str) -> Path:
     venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = folder / "lib" / version / "site-packages"
-    for one in _required(distributions):
-        for top in {file.parts[0] for file in one.files or () if file.parts[0] != ".."}:
+    for distribution in _required(distributions):
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
             link = site / top
             if not link.exists():
-                link.symlink_to(Path(str(one.locate_file(top))).resolve())
+                link.symlink_to(Path(str(distribution.locate_file(top))).resolve())
     return folder / "bin" / "python"
 
 
 def _required(names: Iterable[str]) -> list[metadata.Distribution]:
     """The distributions and all that they require, as far as it is installed."""
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     waiting = list(names)
     while waiting:
         name = waiting.pop().lower()
         try:
-            one = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        if name not in found:
-            found[name] = one
-            needed = [line for line in one.requires or () if "extra ==" not in line]
+        if name not in distributions:
+            distributions[name] = distribution
+            needed = [line for line in distribution.requires or () if "extra ==" not in line]
             waiting += [match.group() for line in needed if (match := _NAME.match(line))]
-    return list(found.values())
+    return list(distributions.values())

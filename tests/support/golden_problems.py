@@ -148,7 +148,7 @@ class Case:
     shape: Shape
     inputs: tuple[Tensor, Tensor, Tensor]
     weights: ProjectionWeights | None
-    tensors: dict[str, Tensor]  # keep, bias, lengths and sinks, those that are given
+    tensors: dict[str, Tensor]  # keep, bias, lengths and sinks, as far as the problem has them
 
     @property
     def keywords(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from conformance.tolerance.backward_pass import supports
 
 
 def contract(dtype: str = "float64", scale: float = 0.3, *, eager: bool = False) -> Contract:
-    """A contract for a scale that is no power of four, unless told."""
+    """A contract, by default for a scale that is no power of four."""
     options: dict[str, Any] = {"scores": "eager"} if eager else {}
     return contract_for(declare("core", **options), dtype, scale)
 

@@ -78,8 +78,8 @@ def rotated(heads: Tensor) -> Tensor:
     half = heads.shape[-1] // 2
     angles = torch.arange(heads.shape[-2])[:, None] * 0.3 ** torch.arange(half)
     cosine, sine = angles.cos(), angles.sin()
-    one, two = heads[..., :half], heads[..., half:]
-    return torch.cat([one * cosine - two * sine, one * sine + two * cosine], -1)
+    first, second = heads[..., :half], heads[..., half:]
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
 
 
 def attend(
@@ -93,7 +93,7 @@ def attend(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (
-            one[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for one in (key, value)
+            heads[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for heads in (key, value)
         )
     logits = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if masking is not None:
@@ -103,7 +103,7 @@ def attend(
 
 
 class Calls(nn.Module):
-    """A module with the signature of a function that is given a layer."""
+    """A module with the signature of a function whose first argument is a layer."""
 
     def __init__(self, layer: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ def export(
     """Export with the legacy exporter, or with the newer one, in one file."""
     shapes: dict[str, Any] = {"dynamic_axes": dynamic}
     if dynamo:
-        found = [dict((dynamic or {}).get(name, {})) for name in inputs]
-        spec = (tuple(found),) if isinstance(module, Calls) else tuple(found)
+        axes = [dict((dynamic or {}).get(name, {})) for name in inputs]
+        spec = (tuple(axes),) if isinstance(module, Calls) else tuple(axes)
         shapes = {"dynamic_shapes": spec, "external_data": False}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -158,7 +158,7 @@ def runner(path: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
             answers = session.run(names, dict(feeds))
         except (Fail, InvalidArgument, NotImplemented, RuntimeException) as error:
             raise GraphRefused(str(error)) from None
-        return {name: np.asarray(one) for name, one in zip(names, answers, strict=True)}
+        return {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}
 
     return run
 

@@ -42,7 +42,7 @@ def returns_nan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def always_raises(q: Tensor, k: Tensor, v: Tensor) -> NoReturn:
-    """Raises whatever it is given."""
+    """Raises whatever its arguments are."""
     del q, k, v
     msg = "not today"
     raise RuntimeError(msg)

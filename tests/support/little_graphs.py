@@ -25,7 +25,7 @@ def model(
     ir_version: int = 10,
     domains: Sequence[str] = (),
 ) -> ModelProto:
-    """A model of some nodes; unless told otherwise from a vector ``x`` to a vector ``y``."""
+    """A model of some nodes; by default from a vector ``x`` to a vector ``y``."""
     graph = helper.make_graph(
         nodes,
         "little",

@@ -50,7 +50,7 @@ class Branching(Itself):
 
 
 class Padded(nn.Module):
-    """Attention between two inputs with lengths that it must be given."""
+    """Attention between two inputs with lengths that are required arguments."""
 
     def __init__(self) -> None:
         super().__init__()

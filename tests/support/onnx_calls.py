@@ -47,12 +47,12 @@ def four_axes(mask: Tensor) -> Tensor:
 
 def assert_agrees(candidate: Candidate, tensors: tuple[Tensor, ...], **use: Any) -> None:
     """The answer lies within the candidate's bound around the golden's at its declared point."""
-    asked = {
+    options = {
         name: four_axes(value) if name in {"keep", "bias"} else value
         for name, value in use.items()
         if name != "return_weights"
     }
-    wanted = golden.attend(*tensors, semantics=candidate.declaration.semantics, **asked)
+    wanted = golden.attend(*tensors, semantics=candidate.declaration.semantics, **options)
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     bound = core_bound(wanted, contract_for(candidate.declaration, dtype, wanted.scale))
     got = candidate(*tensors, **use)

@@ -1,4 +1,4 @@
-"""The blocks of code of README and of docs/, found by sybil.
+"""The blocks of code of README and of docs/, read with sybil.
 
 What a block is, its language decides:
 
@@ -63,7 +63,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page of the repository that shows code: those of docs/ and those beside README."""
+    """Every page of the repository that shows code: those of docs/ and of the top folder."""
     folders = ("*.md", "docs/**/*.md", "benchmarks/*.md", "candidates/**/*.md")
     return sorted({path for pattern in folders for path in CHECKOUT.glob(pattern)})
 
@@ -75,7 +75,7 @@ def named(page: Path) -> str:
 
 def blocks_of(path: Path) -> list[Block]:
     """The blocks of a page, in order."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     adds = ""
     for example in Sybil(parsers=[SkipParser(), _fences, _additions]).parse(path).examples():
         reason = _reason(example)
@@ -87,11 +87,11 @@ def blocks_of(path: Path) -> list[Block]:
         elif language in ("next", "start", "end"):
             continue
         elif not language.startswith("{"):
-            found.append(
+            blocks.append(
                 Block(language=language, source=source, line=example.line, reason=reason, adds=adds)
             )
             adds = ""
-    return found
+    return blocks
 
 
 def _reason(example: Example) -> str:

@@ -129,7 +129,7 @@ class _Page:
             self.outcome.failures.append(f"$ {command}\nshows\n{shown}\nbut prints\n{printed}")
 
     def _settle(self) -> None:
-        """Hold the last command to success: nobody asked for its exit status."""
+        """Require that the last command succeeded, unless its exit status was compared."""
         if self.last is not None and self.last[1]:
             command, status, printed = self.last
             self.outcome.failures.append(f"$ {command}\nends with {status}:\n{printed[-4000:]}")
@@ -163,7 +163,7 @@ def _programs(folder: Path) -> dict[str, str]:
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {options} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
-    ours = ("PYTHONSAFEPATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS")
-    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    removed = ("PYTHONSAFEPATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS")
+    inherited = {name: value for name, value in os.environ.items() if name not in removed}
     path = os.pathsep.join([str(folder), inherited.get("PATH", "")])
     return {**inherited, "PATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

@@ -25,7 +25,7 @@ PRECISIONS: Final = {
 }
 
 
-def told(point: golden.Semantics) -> str:
+def described(point: golden.Semantics) -> str:
     """What is unusual about a point."""
     return f"{point.rotary}-{point.qk_norm}-{point.alibi}"
 
@@ -56,11 +56,11 @@ def turned(heads: Tensor, start: int, point: golden.Semantics) -> Tensor:
     first, second = golden.rotary_pairs(heads.shape[-1], point)
     angles = golden.rotary_angles(places, heads.shape[-1], point)
     cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-    one, two = heads[..., first], heads[..., second]
-    found = heads.clone()
-    found[..., first] = one * cosine - two * sine
-    found[..., second] = one * sine + two * cosine
-    return found
+    first_half, second_half = heads[..., first], heads[..., second]
+    result = heads.clone()
+    result[..., first] = first_half * cosine - second_half * sine
+    result[..., second] = first_half * sine + second_half * cosine
+    return result
 
 
 def with_distances(logits: Tensor, point: golden.Semantics) -> Tensor:

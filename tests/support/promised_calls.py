@@ -25,14 +25,14 @@ class Broken(Exception):  # noqa: N818 (a promise is)
     """What a call does that nobody promised."""
 
 
-def require(holds: object, told: str) -> None:
+def require(holds: object, sentence: str) -> None:
     """Note a broken promise."""
     if not holds:
-        raise Broken(told)
+        raise Broken(sentence)
 
 
 class Watched:
-    """A candidate of a declaration; ``broken`` tells each call that it did not promise."""
+    """A candidate of a declaration; ``broken`` lists the calls that it did not promise."""
 
     def __init__(self, kind: str, **promises: Any) -> None:
         self.broken: list[str] = []
@@ -42,7 +42,7 @@ class Watched:
         if kind == "core":
 
             def core(*positional: Tensor, **keywords: Any) -> Any:
-                return self._heard(positional, keywords, None)
+                return self._received(positional, keywords, None)
 
             made = conformance.core(name="watched", **promises)(core)
         else:
@@ -50,7 +50,7 @@ class Watched:
             def build(geometry: conformance.Geometry, weights: Any) -> Any:
                 layer = EagerLayer(geometry, weights)
                 layer.core = self._core
-                return lambda *given, **keywords: self._heard(given, keywords, layer)
+                return lambda *tensors, **keywords: self._received(tensors, keywords, layer)
 
             made = conformance.layer(name="watched", **promises)(build)
         self.candidate: Candidate = made
@@ -58,29 +58,29 @@ class Watched:
         alignment = self.declaration.semantics.causal_alignment
         self._core = EagerCore(causal=alignment)
 
-    def _heard(
-        self, given: tuple[Tensor, ...], keywords: dict[str, Any], layer: EagerLayer | None
+    def _received(
+        self, tensors: tuple[Tensor, ...], keywords: dict[str, Any], layer: EagerLayer | None
     ) -> Any:
         """Check a call, then answer it."""
         self.calls += 1
         try:
-            return self._answer(given, keywords, layer)
+            return self._answer(tensors, keywords, layer)
         except Broken as broken:
             self.broken.append(f"{self.clause}: {broken}")
             raise
 
     def _answer(
-        self, given: tuple[Tensor, ...], keywords: dict[str, Any], layer: EagerLayer | None
+        self, tensors: tuple[Tensor, ...], keywords: dict[str, Any], layer: EagerLayer | None
     ) -> Any:
         declared = self.declaration
         require(
-            len(given) == len(declared.positional),
-            f"{len(given)} inputs instead of {declared.positional}",
+            len(tensors) == len(declared.positional),
+            f"{len(tensors)} inputs instead of {declared.positional}",
         )
-        self._check_keywords(keywords, given[0])
+        self._check_keywords(keywords, tensors[0])
         if declared.layout == "varlen":
-            return self._sequences(given, keywords)
-        read = self._heads(given) if layer is None else self._tokens(given)
+            return self._sequences(tensors, keywords)
+        read = self._heads(tensors) if layer is None else self._tokens(tensors)
         query, key, value = read
         heads = query.shape[1] if layer is None else layer.num_heads
         past = (
@@ -116,23 +116,25 @@ class Watched:
         forms = [form for form in declared.masks if form in keywords]
         require(len(forms) <= 1, f"the masks {forms} together")
 
-    def _heads(self, given: tuple[Tensor, ...]) -> Heads:
+    def _heads(self, tensors: tuple[Tensor, ...]) -> Heads:
         """Heads ``[B, H, L, D]`` of the tensors of a core."""
         declared = self.declaration
         if not declared.batched:
-            require(all(tensor.dim() == 3 for tensor in given), "a batch axis")
-            given = tuple(tensor.unsqueeze(0) for tensor in given)
+            require(all(tensor.dim() == 3 for tensor in tensors), "a batch axis")
+            tensors = tuple(tensor.unsqueeze(0) for tensor in tensors)
         axes = {"packed-qkv": (5,), "packed-kv": (4, 5)}.get(declared.layout, (4, 4, 4))
-        require(tuple(tensor.dim() for tensor in given) == axes, f"{declared.layout} of other axes")
+        require(
+            tuple(tensor.dim() for tensor in tensors) == axes, f"{declared.layout} of other axes"
+        )
         if declared.layout == "packed-qkv":
-            require(given[0].shape[2] == 3, "not three in one")
-            given = given[0].unbind(2)
+            require(tensors[0].shape[2] == 3, "not three in one")
+            tensors = tensors[0].unbind(2)
         elif declared.layout == "packed-kv":
-            require(given[1].shape[2] == 2, "not two in one")
-            given = (given[0], *given[1].unbind(2))
+            require(tensors[1].shape[2] == 2, "not two in one")
+            tensors = (tensors[0], *tensors[1].unbind(2))
         if declared.layout != "BHSD":
-            given = tuple(tensor.transpose(1, 2) for tensor in given)
-        query, key, value = given
+            tensors = tuple(tensor.transpose(1, 2) for tensor in tensors)
+        query, key, value = tensors
         grouped = "gqa" in declared.features or "num_kv_heads" in declared.pins.sizes
         require(key.shape[1] == value.shape[1], "key and value heads that differ")
         require(grouped or key.shape[1] == query.shape[1], "groups of heads")
@@ -141,29 +143,29 @@ class Watched:
         self._check_pins(query=query, key=key)
         return query, key, value
 
-    def _tokens(self, given: tuple[Tensor, ...]) -> Heads:
+    def _tokens(self, tensors: tuple[Tensor, ...]) -> Heads:
         """The tokens ``[B, L, E]`` of a layer: one input may be several of the three."""
         if not self.declaration.batched:
-            require(all(tensor.dim() == 2 for tensor in given), "a batch axis")
-            given = tuple(tensor.unsqueeze(0) for tensor in given)
-        require(all(tensor.dim() == 3 for tensor in given), "tokens of other axes")
-        if len(given) == 1:
-            given = given * 3
-        query, key = given[:2]
+            require(all(tensor.dim() == 2 for tensor in tensors), "a batch axis")
+            tensors = tuple(tensor.unsqueeze(0) for tensor in tensors)
+        require(all(tensor.dim() == 3 for tensor in tensors), "tokens of other axes")
+        if len(tensors) == 1:
+            tensors = tensors * 3
+        query, key = tensors[:2]
         if "cross" not in self.declaration.features:
             require(query.shape[1] == key.shape[1], "other keys than queries")
-        return query, key, given[-1]
+        return query, key, tensors[-1]
 
     def _check_pins(self, *, query: Tensor, key: Tensor) -> None:
-        seen = {
+        sizes = {
             "batch": len(query),
             "num_heads": query.shape[1],
             "num_kv_heads": key.shape[1],
             "head_size": query.shape[3],
         }
         for name, allowed in self.declaration.pins.sizes.items():
-            if name in seen:
-                require(seen[name] in allowed, f"{name} is {seen[name]}, pinned to {allowed}")
+            if name in sizes:
+                require(sizes[name] in allowed, f"{name} is {sizes[name]}, pinned to {allowed}")
 
     def _options(self, keywords: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
         """The keywords for the eager core; a mask ``[B, H, Lq, Lk]`` from whatever shape."""
@@ -195,16 +197,18 @@ class Watched:
             if tuple(mask.shape) == tuple(sizes.get(letter, 1) for letter in shape):
                 own = dict(zip([a for a in shape if a != "1"], _squeezed(mask, shape), strict=True))
                 return mask.reshape([own.get(letter, 1) for letter in "BHQK"])
-        told = f"{form} {list(mask.shape)} where {letters} were promised and {sizes} are the sizes"
-        raise Broken(told)
+        sentence = (
+            f"{form} {list(mask.shape)} where {letters} were promised and {sizes} are the sizes"
+        )
+        raise Broken(sentence)
 
-    def _sequences(self, given: tuple[Tensor, ...], keywords: dict[str, Any]) -> Tensor:
+    def _sequences(self, tensors: tuple[Tensor, ...], keywords: dict[str, Any]) -> Tensor:
         """Each sequence by itself."""
-        query, key, value = given
+        query, key, value = tensors
         require(set(SEQUENCE_KEYWORDS) <= set(keywords), "no offsets")
-        require(self.declaration.masks == (SEQUENCES,), "masks beside sequences")
+        require(self.declaration.masks == (SEQUENCES,), "masks besides sequences")
         parts: dict[str, list[int]] = {}
-        for letter, tensors in (("q", (query,)), ("k", (key, value))):
+        for letter, concatenated in (("q", (query,)), ("k", (key, value))):
             offsets = keywords[f"cu_seqlens_{letter}"]
             counts = offsets.diff()
             require(offsets.dtype == torch.int32, "offsets of another dtype")
@@ -214,14 +218,14 @@ class Watched:
             longest = keywords[f"max_seqlen_{letter}"]
             require(type(longest) is int, "a longest length that is no int")
             require(longest == int(counts.max()), f"max_seqlen_{letter} {longest} for {counts}")
-            for tensor in tensors:
+            for tensor in concatenated:
                 require(len(tensor) == int(offsets[-1]), "offsets that end elsewhere")
             parts[letter] = counts.tolist()
         require(len(parts["q"]) == len(parts["k"]), "sequences of queries and of keys")
         options = {name: v for name, v in keywords.items() if name not in SEQUENCE_KEYWORDS}
         answers = [
-            self._core(*(tensor.transpose(0, 1).unsqueeze(0) for tensor in one), **options)
-            for one in zip(
+            self._core(*(tensor.transpose(0, 1).unsqueeze(0) for tensor in sequence), **options)
+            for sequence in zip(
                 query.split(parts["q"]), key.split(parts["k"]), value.split(parts["k"]), strict=True
             )
         ]
@@ -232,10 +236,10 @@ class Watched:
         output, *weights = answer if isinstance(answer, tuple) else (answer,)
         if is_core and self.declaration.layout != "BHSD":
             output = output.transpose(1, 2)
-        told = [output, *weights]
+        answers = [output, *weights]
         if not self.declaration.batched:
-            told = [tensor.squeeze(0) for tensor in told]
-        return tuple(told) if isinstance(answer, tuple) else told[0]
+            answers = [tensor.squeeze(0) for tensor in answers]
+        return tuple(answers) if isinstance(answer, tuple) else answers[0]
 
 
 def _squeezed(mask: Tensor, shape: str) -> list[int]:

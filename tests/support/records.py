@@ -49,7 +49,7 @@ def result(
 
 def loaded(name: str = "mine", **more: Any) -> Loaded:
     """One candidate."""
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "name": name,
         "target": f"attn.py:{name}",
         "kind": "core",
@@ -63,7 +63,7 @@ def loaded(name: str = "mine", **more: Any) -> Loaded:
             ),
         ),
     }
-    return Loaded(**{**known, **more})
+    return Loaded(**{**defaults, **more})
 
 
 def expected(clause: str = "mask.golden", **more: Any) -> ExpectedFailure:

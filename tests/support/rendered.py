@@ -7,7 +7,7 @@ from typing import Final
 
 import cmarkgfm
 
-# HTML is kept: what must not get through would be seen.
+# HTML is kept: a test shows what must not get through.
 _OPTIONS: Final = cmarkgfm.cmark.Options.CMARK_OPT_UNSAFE
 
 

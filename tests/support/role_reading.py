@@ -40,7 +40,7 @@ def read_file(path: Path, declaration: GraphDeclaration | None = None) -> GraphR
 def shown(reading: GraphReading) -> str:
     """``q=query:BLE … -> y=output:BLE``."""
     inputs, outputs = (
-        " ".join(f"{one.name}={one.role}:{one.axes}" for one in roles)
+        " ".join(f"{role.name}={role.role}:{role.axes}" for role in roles)
         for roles in (reading.inputs, reading.outputs)
     )
     return f"{inputs} -> {outputs}"

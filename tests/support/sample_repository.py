@@ -63,7 +63,7 @@ def surroundings(folder: Path) -> Mapping[str, str]:
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {options} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
-    ours = ("GITHUB_", "PRE_COMMIT", "TOX_", "COLUMNS")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    removed = ("GITHUB_", "PRE_COMMIT", "TOX_", "COLUMNS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
     path = os.pathsep.join([str(folder), kept.get("PATH", "")])
     return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

@@ -33,7 +33,7 @@ FAILS = {"status": "failed", "reason": "off by <1>"}
 
 def entry(name: str, **more: Any) -> LoadedEntry:
     """A mistake whose primary clause is mask.golden."""
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "name": name,
         "target": "",
         "kind": "core",
@@ -49,7 +49,7 @@ def entry(name: str, **more: Any) -> LoadedEntry:
         "origin": "tests",
         "correct": False,
     }
-    return LoadedEntry(**{**known, **more})
+    return LoadedEntry(**{**defaults, **more})
 
 
 def correct(name: str = "right") -> LoadedEntry:
@@ -76,9 +76,9 @@ def record(
     """The record of entries with their results."""
     caught = TeethProgress(
         ready=READY,
-        loaded=[*(one for one, _ in pairs), *unheard],
-        results={one.name: results for one, results in pairs},
-        complete={one.name for one, _ in pairs},
+        loaded=[*(mistake for mistake, _ in pairs), *unheard],
+        results={mistake.name: results for mistake, results in pairs},
+        complete={mistake.name for mistake, _ in pairs},
         interrupted=more.pop("interrupted", False),
     )
     options = TeethOptions(targets=(), profile="quick")

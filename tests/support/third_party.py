@@ -15,11 +15,11 @@ MISTAKES = "attention_conformance.mistakes"
 
 def example() -> str:
     """The module that docs/extending.md shows."""
-    found = re.search(
+    block = re.search(
         r"^```python\n(# .*?)^```$", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
-    assert found
-    return found[1]
+    assert block
+    return block[1]
 
 
 def distribution(folder: Path, module: str, groups: dict[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""Attention as people write it, with no word of ours: functions and modules to be identified."""
+"""Attention as people write it, without declarations: functions and modules to be identified."""
 
 from __future__ import annotations
 
@@ -194,8 +194,8 @@ def tokens_first(
         scores = scores.masked_fill(key_padding_mask[:, None, None], -math.inf)
     if causal:
         queries, keys = scores.shape[-2:]
-        seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-        scores = scores.masked_fill(~seen, -math.inf)
+        allowed = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        scores = scores.masked_fill(~allowed, -math.inf)
     weights = torch.softmax(scores, -1)
     return torch.einsum("bhqk,bkhd->bqhd", weights, v), weights
 

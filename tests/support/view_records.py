@@ -68,15 +68,15 @@ def candidate(
 ) -> dict[str, Any]:
     """The entry of one candidate."""
     warnings = more.pop("warnings", ())
-    known = loaded(name, kind=kind, **more)
-    return candidate_entry(known, results, READY.sentences, warnings=warnings)
+    loaded_candidate = loaded(name, kind=kind, **more)
+    return candidate_entry(loaded_candidate, results, READY.sentences, warnings=warnings)
 
 
 def record(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The record of a run, as its file holds it."""
     report = build_report(READY, OPTIONS, entries, **{"seconds": 1.5, "started": STARTED, **more})
-    found: dict[str, Any] = json.loads(json.dumps(report))
-    return found
+    copy: dict[str, Any] = json.loads(json.dumps(report))
+    return copy
 
 
 def of(*results: ClauseResult, **more: Any) -> dict[str, Any]:

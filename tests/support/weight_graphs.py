@@ -1,4 +1,4 @@
-"""Graphs whose weights are to be found: exported or built, run in this process, roles by hand."""
+"""Graphs with weights to recover: exported or built, run in this process, roles by hand."""
 
 from __future__ import annotations
 
@@ -180,12 +180,12 @@ def find(
         )
 
 
-def differing(found: GraphProjections, module: nn.Module) -> list[str]:
-    """The projections of a module that were not found bit by bit; zero biases may be missing."""
-    assert found.weights is not None, found.assumptions
+def differing(projections: GraphProjections, module: nn.Module) -> list[str]:
+    """The projections of a module that differ in any bit; zero biases may be missing."""
+    assert projections.weights is not None, projections.assumptions
     wrong = []
     for name, right in weights_of(module).items():
-        own = getattr(found.weights, name)
+        own = getattr(projections.weights, name)
         if right is None or own is None:
             if not (right is None and own is None) and bool(
                 (own if right is None else right).any()

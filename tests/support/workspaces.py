@@ -53,8 +53,10 @@ def forget_modules(folder: Path) -> None:
     for name, module in sys.modules.copy().items():  # whole at once: finalizers may import
         if _ELSEWHERE.get(name) is module:
             continue
-        known = getattr(module, "__dict__", {})  # torch.classes answers to every name
-        homes = [str(home) for home in (known.get("__file__"), *known.get("__path__", ()))]
+        attributes = getattr(module, "__dict__", {})  # torch.classes answers to every name
+        homes = [
+            str(home) for home in (attributes.get("__file__"), *attributes.get("__path__", ()))
+        ]
         if any(home.startswith(f"{folder}{os.sep}") for home in homes):
             del sys.modules[name]
         elif not any(home.startswith(tempfile.gettempdir()) for home in homes):

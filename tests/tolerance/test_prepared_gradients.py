@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gradient_problems import contract, output_gradient
-from prepared_heads import POINTS, PRECISIONS, prepared, told, with_distances
+from prepared_heads import POINTS, PRECISIONS, described, prepared, with_distances
 from torch import Tensor
 
 from conformance._golden import golden
@@ -32,7 +32,7 @@ def judged(
     return core_gradients(attention, upstream, contract(dtype), num_kv_heads=2)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=told)
+@pytest.mark.parametrize("point", POINTS, ids=described)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_the_values_are_what_autograd_finds(point: golden.Semantics, *, sinks: bool) -> None:
     """Through the preparation, with and without sinks, each within its float64 bound."""
@@ -48,7 +48,7 @@ def test_the_values_are_what_autograd_finds(point: golden.Semantics, *, sinks: b
         assert bool(((ours[name].value - exact).abs() <= ours[name].worst).all()), name
 
 
-@pytest.mark.parametrize("point", POINTS, ids=told)
+@pytest.mark.parametrize("point", POINTS, ids=described)
 def test_bounds_tell_half_of_a_gradient(point: golden.Semantics) -> None:
     """In float32 no bound comes near half of the largest gradient."""
     given = leaves(4)
@@ -58,7 +58,7 @@ def test_bounds_tell_half_of_a_gradient(point: golden.Semantics) -> None:
         assert float(found.worst.max()) < 0.01 * largest, name
 
 
-@pytest.mark.parametrize("point", POINTS, ids=told)
+@pytest.mark.parametrize("point", POINTS, ids=described)
 @pytest.mark.parametrize("dtype", list(PRECISIONS))
 def test_torch_line_by_line_keeps_the_bounds(point: golden.Semantics, dtype: str) -> None:
     """The golden's own formula in a working dtype, rotation and norm in that dtype, too."""

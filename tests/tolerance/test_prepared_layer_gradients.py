@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 from gradient_problems import contract, output_gradient
-from prepared_heads import POINTS, PRECISIONS, normalised, prepared, told, turned, with_distances
+from prepared_heads import (
+    POINTS,
+    PRECISIONS,
+    described,
+    normalised,
+    prepared,
+    turned,
+    with_distances,
+)
 from torch import Tensor
 
 from conformance._golden import golden
@@ -112,7 +120,7 @@ def written_out(
     return torch.nn.functional.linear(merged, given["o"], given["o_bias"])
 
 
-@pytest.mark.parametrize("point", POINTS, ids=told)
+@pytest.mark.parametrize("point", POINTS, ids=described)
 def test_the_values_are_what_autograd_finds(point: golden.Semantics) -> None:
     """By every input, matrix and bias, each within its float64 bound."""
     given = leaves(3)
@@ -133,7 +141,7 @@ def test_heads_that_are_cut_otherwise_are_turned_back_as_they_are(changes: dict[
     assert margin(judged(given, upstream, "float64", point), theirs) <= 1.0
 
 
-@pytest.mark.parametrize("point", POINTS, ids=told)
+@pytest.mark.parametrize("point", POINTS, ids=described)
 @pytest.mark.parametrize("dtype", list(PRECISIONS))
 @pytest.mark.parametrize("late", [False, True])
 def test_torch_line_by_line_keeps_the_bounds(
@@ -163,7 +171,7 @@ def _norm_is_a_constant(heads: Tensor, start: int, point: golden.Semantics) -> T
     return turned(centred / divisor, start, point)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=told)
+@pytest.mark.parametrize("point", POINTS, ids=described)
 @pytest.mark.parametrize("prepare", [_halved, _not_turned_back, _norm_is_a_constant])
 def test_a_wrong_way_back_is_beyond_them(point: golden.Semantics, prepare: Prepare) -> None:
     """Gradients cut in half, not turned back, or past the norm: in float32, with every seed."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browsing import DESK, PHONE, Opened, Opener, seen
+from browsing import DESK, PHONE, Opened, Opener, visible_texts
 from failing_records import entry, failing
 from playwright.sync_api import Page
 from view_records import EVERY, NASTY, RECORDS, STALE, candidate, of, record
@@ -16,7 +16,7 @@ EVERYTHING = record(candidate(EVERY), candidate(EVERY[1:3], "yours"), stale=[STA
 
 def rows(page: Page) -> list[str]:
     """The slugs of the rows that can be seen."""
-    return [text.split()[0] for text in seen(page, f"{ROWS} th")]
+    return [text.split()[0] for text in visible_texts(page, f"{ROWS} th")]
 
 
 def count(page: Page) -> str:
@@ -80,7 +80,7 @@ def test_filters_work_by_keyboard(opener: Opener) -> None:
     while page.evaluate(focused) != "fail":
         page.keyboard.press("Tab")
     page.keyboard.press("Space")
-    assert set(seen(page, f"{ROWS} .pill")) == {"failed"}
+    assert set(visible_texts(page, f"{ROWS} .pill")) == {"failed"}
     page.get_by_role("checkbox", name="SHOULD 2").check()
     assert rows(page) == []
     assert page.get_by_text("Nothing matches").is_visible()

@@ -335,17 +335,17 @@ def _not_run_result(
     shard: ShardRecord, own: Sequence[Sequence[ClauseResult]], number: int
 ) -> ClauseResult:
     """The result of a clause in a shard whose time was up before anything was loaded."""
-    known = next(results[number] for results in own if results)
-    if known.status == "not-applicable" and known.trail is None:
-        return known.replace(seconds=0.0)
+    other = next(results[number] for results in own if results)
+    if other.status == "not-applicable" and other.trail is None:
+        return other.replace(seconds=0.0)
     limit = shard.record.get("limit", {}).get("seconds", 0.0)
     reason = f"{NOT_RUN}the limit of {spoken(float(limit))} was reached"
     return ClauseResult(
-        id=known.id,
-        family=known.family,
-        level=known.level,
-        dtype=known.dtype,
-        device=known.device,
+        id=other.id,
+        family=other.family,
+        level=other.level,
+        dtype=other.dtype,
+        device=other.device,
         status="untestable",
         reason=reason,
     )

@@ -13,7 +13,7 @@ from . import LIBRARY, graphs
 
 
 class Stream:
-    """A queue of work beside the default one."""
+    """A queue of work besides the default one."""
 
     last = 0
 

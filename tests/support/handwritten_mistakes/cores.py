@@ -323,12 +323,12 @@ def window_exclusive(q, k, v, *, window=None):
     n, m = q.shape[2], k.shape[2]
     place = torch.arange(n)[:, None] + m - n
     apart = torch.arange(m)[None] - place
-    seen = torch.ones(n, m, dtype=torch.bool)
+    allowed = torch.ones(n, m, dtype=torch.bool)
     if window is not None and window[0] >= 0:
-        seen &= apart > -window[0] - 2
+        allowed &= apart > -window[0] - 2
     if window is not None and window[1] >= 0:
-        seen &= apart < window[1] + 2
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        allowed &= apart < window[1] + 2
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
 
 @core("accumulator-not-rescaled")

@@ -15,8 +15,8 @@ from conformance.tolerance.attention_bound import weights_bound
 from conformance.tolerance.softmax_and_sum import exponent_error
 from conformance.tolerance.visible_keys import live_keys
 
-from .asked import Question, questions
 from .collected import Vector
+from .items import Question, questions
 
 SCORES, CAPPED, LOGITS, WEIGHTS = range(4)
 
@@ -31,22 +31,22 @@ class Expected:
 
 def expectations(vector: Vector, **changes: Any) -> dict[str, Expected]:
     """Every output of a vector by its name; ``changes`` are fields of the semantics."""
-    asked = list(questions(vector))
-    expected = {"Y": _packed(vector, _joined([_output(vector, one, changes) for one in asked]))}
+    items = list(questions(vector))
+    expected = {"Y": _packed(vector, _joined([_output(vector, item, changes) for item in items]))}
     if "qk_matmul_output" in vector.outputs:
         mode = vector.attributes.get("qk_matmul_output_mode", SCORES)
-        stages = [_stage(vector, one, mode, changes) for one in asked]
+        stages = [_stage(vector, item, mode, changes) for item in items]
         expected["qk_matmul_output"] = _joined(stages)
     for name, tokens in (("present_key", "key"), ("present_value", "value")):
         if name in vector.outputs:
-            kept = torch.cat([getattr(one, tokens) for one in asked]).double()
+            kept = torch.cat([getattr(item, tokens) for item in items]).double()
             expected[name] = Expected(value=kept, bound=torch.zeros_like(kept))
     return expected
 
 
 def _output(vector: Vector, question: Question, changes: dict[str, Any]) -> Expected:
     attention = question.evaluate(**changes)
-    rows = question.asked_rows()
+    rows = question.own_rows()
     bound = core_bound(attention, _contract(vector, attention))
     return Expected(value=attention.output[:, :, rows], bound=bound[:, :, rows])
 
@@ -55,7 +55,7 @@ def _stage(vector: Vector, question: Question, mode: int, changes: dict[str, Any
     """The matrix that a mode of ``qk_matmul_output`` asks for.
 
     Scores, capped or not, are those of all keys: the golden leaves out what nobody reads, so it is
-    asked again without masks.
+    evaluated again without masks.
     """
     attention = question.evaluate(masked=mode in (LOGITS, WEIGHTS), **changes)
     contract = _contract(vector, attention)
@@ -64,7 +64,7 @@ def _stage(vector: Vector, question: Question, mode: int, changes: dict[str, Any
     else:
         value = (attention.scores, attention.capped, attention.logits)[mode]
         bound = exponent_error(attention, live_keys(attention), contract)
-    rows, keys = question.asked_rows(), question.asked_keys()
+    rows, keys = question.own_rows(), question.own_keys()
     return Expected(value=value[:, :, rows, keys], bound=bound[:, :, rows, keys])
 
 

@@ -32,8 +32,8 @@ class Vector:
 @cache
 def vectors() -> dict[str, Vector]:
     """Every node test whose model is one ``Attention`` node, by name."""
-    found = (_vector(case) for case in _cases() if not case.name.endswith("_expanded"))
-    return {vector.name: vector for vector in found}
+    collected = (_vector(case) for case in _cases() if not case.name.endswith("_expanded"))
+    return {vector.name: vector for vector in collected}
 
 
 @cache
@@ -59,10 +59,10 @@ def _cases() -> list[Any]:
 def _vector(case: Any) -> Vector:
     (node,) = case.model.graph.node
     inputs, outputs = case.data_sets[0]
-    given = [
+    input_names = [
         schema for schema, name in zip(_names("inputs", case), node.input, strict=False) if name
     ]
-    asked = [
+    output_names = [
         schema for schema, name in zip(_names("outputs", case), node.output, strict=False) if name
     ]
     return Vector(
@@ -70,8 +70,8 @@ def _vector(case: Any) -> Vector:
         opset=_opset(case),
         dtype=str(inputs[0].dtype),
         attributes={a.name: helper.get_attribute_value(a) for a in node.attribute},
-        inputs=dict(zip(given, map(_plain, inputs), strict=True)),
-        outputs=dict(zip(asked, map(_plain, outputs), strict=True)),
+        inputs=dict(zip(input_names, map(_plain, inputs), strict=True)),
+        outputs=dict(zip(output_names, map(_plain, outputs), strict=True)),
     )
 
 

@@ -268,7 +268,7 @@ def _softmax(logits: list[Number], sink: Number | None) -> list[Number]:
     top = largest(finite)
     powers = [ZERO if logit.is_minus_infinity else exp(logit - top) for logit in entries]
     everything = total(powers)
-    return [one / everything for one in powers[: len(logits)]]
+    return [power / everything for power in powers[: len(logits)]]
 
 
 def _output(problem: Problem, point: Any, weights: Table, b: int, h: int, i: int, c: int) -> Number:

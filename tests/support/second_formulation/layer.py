@@ -1,4 +1,4 @@
-"""The multi-head layer: each projected number, head and merged channel found by its index."""
+"""The multi-head layer: each projected number, head and merged channel computed by its index."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class LayerAnswer:
 
 def layer(problem: LayerProblem, point: Any) -> LayerAnswer:
     """Evaluate the layer at a point of ``Semantics``."""
-    given, matrices, sizes = problem.core, problem.matrices, problem.core.sizes
-    query = _project(given.query, matrices.q, matrices.q_bias if point.query_bias else None)
-    key = _project(given.key, matrices.k, matrices.k_bias if point.key_bias else None)
-    value = _project(given.value, matrices.v, matrices.v_bias if point.value_bias else None)
+    core_problem, matrices, sizes = problem.core, problem.matrices, problem.core.sizes
+    query = _project(core_problem.query, matrices.q, matrices.q_bias if point.query_bias else None)
+    key = _project(core_problem.key, matrices.k, matrices.k_bias if point.key_bias else None)
+    value = _project(core_problem.value, matrices.v, matrices.v_bias if point.value_bias else None)
     kv_heads, queries, keys = sizes.num_kv_heads, sizes.query_length, sizes.key_length
     heads = dataclasses.replace(
-        given,
+        core_problem,
         query=_split(query, sizes.num_heads, queries, sizes.head_size, point),
         key=_split(key, kv_heads, keys, sizes.head_size, point),
         value=_split(value, kv_heads, keys, sizes.value_head_size, point),
@@ -80,8 +80,8 @@ def _split(tokens: list[Any], heads: int, length: int, size: int, point: Any) ->
             channel = d * heads + h
         elif point.head_split == "reinterpret":
             token, channel = divmod((h * length + t) * size + d, heads * size)
-        found: Number = tokens[b][token][channel]
-        return found
+        element: Number = tokens[b][token][channel]
+        return element
 
     return nested((len(tokens), heads, length, size), entry)  # type: ignore[no-any-return]
 
@@ -99,8 +99,8 @@ def _merge(heads: list[Any], sizes: Sizes, point: Any) -> list[Any]:
             h, token, c = flat // (length * size), flat // size % length, flat % size
         else:
             h, token, c = channel // size, t, channel % size
-        found: Number = heads[b][h][token][c]
-        return found
+        element: Number = heads[b][h][token][c]
+        return element
 
     if point.head_merge == "tokens":
         return nested((sizes.batch, count * length, size), entry)  # type: ignore[no-any-return]

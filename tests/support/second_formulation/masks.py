@@ -14,11 +14,11 @@ def admits(problem: Problem, point: Any, b: int, h: int, i: int, j: int) -> bool
     causal = causality_admits(problem, point, i, j)
     if masks_lost(problem, point):
         return shown and causal
-    given = mask_admits(problem, point, b, h, i, j)
+    unmasked = mask_admits(problem, point, b, h, i, j)
     whole = problem.keep is not None or problem.lengths is not None
     if flagged(problem, point) and whole and point.causal_combination == "either":
-        return shown and (causal or given)
-    return shown and causal and given
+        return shown and (causal or unmasked)
+    return shown and causal and unmasked
 
 
 def flagged(problem: Problem, point: Any) -> bool:

@@ -76,14 +76,14 @@ def _rounded(value: Any, error: float, roundings: int = 1) -> Number:
     return Number(value, error + roundings * UNIT_ROUNDOFF * largest + SMALLEST)
 
 
-def number(given: float | Number) -> Number:
+def number(value: float | Number) -> Number:
     """A float taken as exact; a Number as it is."""
-    return given if isinstance(given, Number) else Number(_exact.mpf(given), 0.0)
+    return value if isinstance(value, Number) else Number(_exact.mpf(value), 0.0)
 
 
-def perturbed(given: float, relative: float) -> Number:
+def perturbed(value: float, relative: float) -> Number:
     """A float that reaches the computation with a relative error, such as a rounding to float32."""
-    return Number(_exact.mpf(given), relative * abs(given))
+    return Number(_exact.mpf(value), relative * abs(value))
 
 
 def total(terms: Iterable[Number]) -> Number:

@@ -16,7 +16,7 @@ ANYTHING: Final = frozenset({"*"})
 COMPARED: Final = frozenset(
     "mask.bias mask.causal-alignment mask.causal-combined mask.golden numerics.golden".split()
 )
-# These compare with it whatever is given and however long: they may see what any of those sees.
+# These compare with it for any input of any length: they may fail where any of those fails.
 ANYWHERE: Final = frozenset(
     "cache.decode-equals-full cache.untouched-tail gradients.any-length gradients.bias "
     "gradients.cache gradients.causal gradients.empty-row-finite gradients.golden "
@@ -38,8 +38,8 @@ TOGETHER: Final = {
 
 
 def also(slugs: str) -> frozenset[str]:
-    """The other clauses that a mistake may fail too, given as words."""
+    """The other clauses that a mistake may fail too, as slugs between spaces."""
     named = frozenset(slugs.split())
-    for one, others in TOGETHER.items():
-        named |= frozenset(others.split()) if one in named else frozenset()
+    for slug, others in TOGETHER.items():
+        named |= frozenset(others.split()) if slug in named else frozenset()
     return named | ANYWHERE if named & COMPARED else named

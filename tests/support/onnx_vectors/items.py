@@ -40,26 +40,26 @@ class Question:
         """The golden's evaluation; without masks all keys count, as in scores before a mask.
 
         Its causal diagonal runs through a corner of the score matrix. An offset that leads through
-        neither corner is reached by rows of queries that are not asked about before the first one.
+        neither corner is reached by rows of queries before the first one that nobody compares.
         ``changes`` are fields of the semantics, for showing that the vectors notice them.
         """
         point, ahead = self._aligned()
-        given = _shifted(self, ahead)
+        shifted = _shifted(self, ahead)
         return golden.attend(
-            given.query,
-            given.key,
-            given.value,
+            shifted.query,
+            shifted.key,
+            shifted.value,
             scale=self.scale,
             softcap=self.softcap,
             semantics=point.replace(**changes),
-            **(given.masks() if masked else {}),
+            **(shifted.masks() if masked else {}),
         )
 
-    def asked_rows(self) -> slice:
-        """The rows of an evaluation that the vector asks about."""
+    def own_rows(self) -> slice:
+        """The rows of an evaluation that the vector has."""
         return slice(max(self._aligned()[1], 0), None)
 
-    def asked_keys(self) -> slice:
+    def own_keys(self) -> slice:
         """The keys of an evaluation that the vector has."""
         return slice(max(-self._aligned()[1], 0), None)
 
@@ -122,8 +122,8 @@ def questions(vector: Vector) -> Iterator[Question]:
         cached = past.shape[2]
         heads["K"] = torch.cat([past, heads["K"]], dim=2)
         heads["V"] = torch.cat([torch.from_numpy(vector.inputs["past_value"]), heads["V"]], dim=2)
-    given = vector.attributes
-    sides = (given.get("left_window_size", -1), given.get("right_window_size", -1))
+    attributes = vector.attributes
+    sides = (attributes.get("left_window_size", -1), attributes.get("right_window_size", -1))
     for item in range(heads["Q"].shape[0]):
         here = slice(item, item + 1)
         lengths = vector.inputs.get("nonpad_kv_seqlen")
@@ -137,10 +137,10 @@ def questions(vector: Vector) -> Iterator[Question]:
             bias=bias,
             lengths=valid,
             offset=cached if valid is None else int(valid) - heads["Q"].shape[2],
-            causal=bool(given.get("is_causal", 0)),
+            causal=bool(attributes.get("is_causal", 0)),
             window=None if sides == (-1, -1) else sides,
-            scale=given.get("scale"),
-            softcap=given.get("softcap"),
+            scale=attributes.get("scale"),
+            softcap=attributes.get("softcap"),
         )
 
 
