@@ -92,9 +92,9 @@ def tox_command() -> list[str]:
     """The command of the tox environment, as tox reads it."""
     done = module("tox config --conf", str(CI / "tox.ini"), "-e", "attention", "-k", "commands")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = configparser.ConfigParser(interpolation=None)
-    found.read_string(done.stdout)
-    return shlex.split(found["testenv:attention"]["commands"])
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(done.stdout)
+    return shlex.split(parser["testenv:attention"]["commands"])
 
 
 @pytest.mark.parametrize(
@@ -132,26 +132,28 @@ def test_artifacts_of_gitlab_are_written() -> None:
 
 def test_page_lists_inputs() -> None:
     """The page has a row for each input of the action, with its default."""
-    known: dict[str, Any] = load(ACTION)["inputs"]
+    declared: dict[str, Any] = load(ACTION)["inputs"]
     rows = dict(re.findall(r"^\| `([a-z-]+)` \|([^|]*)\|", PAGE, re.MULTILINE))
-    assert set(known) <= set(rows)
-    for name, one in known.items():
-        default = one.get("default", "")
+    assert set(declared) <= set(rows)
+    for name, entry in declared.items():
+        default = entry.get("default", "")
         assert rows[name].strip() in (f"`{default}`" if default else "", "the one without CUDA")
 
 
 def test_workflow_gives_known_inputs() -> None:
     """The workflow of the documentation names inputs that there are."""
     steps = load(CI / "github-workflow.yml")["jobs"]["conformance"]["steps"]
-    given = next(one["with"] for one in steps if "attention-conformance@" in one["uses"])
-    assert action_running.inputs(given)["targets"] == "attention.py"
+    input_values = next(
+        entry["with"] for entry in steps if "attention-conformance@" in entry["uses"]
+    )
+    assert action_running.inputs(input_values)["targets"] == "attention.py"
 
 
 def test_what_users_give_is_no_part_of_a_script() -> None:
     """Inputs reach scripts through the environment only: in a script they could be any command."""
     steps = load(ACTION)["runs"]["steps"]
-    assert [one for one in steps if "${{" in one.get("run", "")] == []
-    assert all(one["shell"] == "bash" for one in steps if "run" in one)
+    assert [entry for entry in steps if "${{" in entry.get("run", "")] == []
+    assert all(entry["shell"] == "bash" for entry in steps if "run" in entry)
 
 
 GIVEN: dict[str, tuple[dict[str, str], list[str]]] = {
@@ -186,28 +188,28 @@ GIVEN: dict[str, tuple[dict[str, str], list[str]]] = {
 def listening(folder: Path, name: str, status: int = 0) -> Path:
     """A program that writes down what it is called with, a word a line."""
     surroundings(folder / "bin")
-    heard = folder / f"{name}.heard"
-    script = f'#!/bin/sh\nprintf "%s\\n" "$@" > "{heard}"\nexit {status}\n'
+    words_file = folder / f"{name}.words"
+    script = f'#!/bin/sh\nprintf "%s\\n" "$@" > "{words_file}"\nexit {status}\n'
     (folder / "bin" / name).write_text(script, encoding="utf-8")
-    return heard
+    return words_file
 
 
-@pytest.mark.parametrize(("given", "wanted"), GIVEN.values(), ids=GIVEN.keys())
+@pytest.mark.parametrize(("input_values", "wanted"), GIVEN.values(), ids=GIVEN.keys())
 def test_the_check_step_hands_words_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
+    input_values: dict[str, str],
     wanted: list[str],
 ) -> None:
     """Targets and arguments are split as a shell does, and nothing in them is run."""
-    heard = listening(tmp_path, "conformance", status=3)
+    words_file = listening(tmp_path, "conformance", status=3)
     monkeypatch.setattr(
         action_running, "surroundings", lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"}
     )
-    done = action_running.run("check", given, tmp_path, tmp_path / "runner")
+    done = action_running.run("check", input_values, tmp_path, tmp_path / "runner")
     assert (done.status, done.outputs["exit-code"]) == (3, "3")
     assert "report" not in done.outputs
-    words = heard.read_text(encoding="utf-8").splitlines()
+    words = words_file.read_text(encoding="utf-8").splitlines()
     files = [index for index, word in enumerate(words) if "/report." in word]
     assert len(files) == 5
     taken = {index for file in files for index in (file - 1, file)}
@@ -217,10 +219,10 @@ def test_the_check_step_hands_words_on(
 
 def test_what_is_not_quoted_right_is_refused(tmp_path: Path) -> None:
     """A quote that is not closed ends the step: no argument is lost in silence."""
-    heard = listening(tmp_path, "conformance")
-    given = {"targets": "attention.py", "args": "--only 'mask.*"}
-    assert action_running.run("check", given, tmp_path, tmp_path / "runner").status == 2
-    assert not heard.exists()
+    words_file = listening(tmp_path, "conformance")
+    input_values = {"targets": "attention.py", "args": "--only 'mask.*"}
+    assert action_running.run("check", input_values, tmp_path, tmp_path / "runner").status == 2
+    assert not words_file.exists()
 
 
 INSTALLED: dict[str, tuple[dict[str, str], bool, list[str]]] = {
@@ -238,21 +240,23 @@ INSTALLED: dict[str, tuple[dict[str, str], bool, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "there", "wanted"), INSTALLED.values(), ids=INSTALLED.keys())
+@pytest.mark.parametrize(
+    ("input_values", "there", "wanted"), INSTALLED.values(), ids=INSTALLED.keys()
+)
 def test_the_install_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
+    input_values: dict[str, str],
     there: bool,  # noqa: FBT001 (a table)
     wanted: list[str],
 ) -> None:
     """A missing torch comes first, then this version and what a project needs."""
     surroundings(tmp_path / "bin")
-    heard = tmp_path / "heard"
-    heard.touch()
+    words_file = tmp_path / "words"
+    words_file.touch()
     program = (
         "#!/bin/sh\n"
-        f'if [ "$1" = -m ]; then shift 3; echo "$@" >> "{heard}"; exit 0; fi\n'
+        f'if [ "$1" = -m ]; then shift 3; echo "$@" >> "{words_file}"; exit 0; fi\n'
         f'case "$3" in *find_spec*) exit {0 if there else 1};; esac\n'
         f'case "$2" in *find_spec*) exit {0 if there else 1};; esac\n'
         f'exec "{sys.executable}" "$@"\n'
@@ -261,7 +265,7 @@ def test_the_install_step(
     monkeypatch.setattr(
         action_running, "surroundings", lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"}
     )
-    given = {"targets": "attention.py", **given}
-    done = action_running.run("install", given, tmp_path, tmp_path / "runner")
+    input_values = {"targets": "attention.py", **input_values}
+    done = action_running.run("install", input_values, tmp_path, tmp_path / "runner")
     assert done.status == 0, done.log
-    assert heard.read_text(encoding="utf-8").splitlines() == wanted
+    assert words_file.read_text(encoding="utf-8").splitlines() == wanted

@@ -9,7 +9,7 @@ def test_near_word_is_suggested() -> None:
 
 
 def test_strange_word_gets_the_list() -> None:
-    """A word like no other gets the known ones, sorted."""
+    """A word like no other gets the list of known words, sorted."""
     assert did_you_mean("zzz", ("keep", "drop", "bias")) == "; known: bias, drop, keep"
 
 

@@ -26,7 +26,7 @@ def test_a_script_shows_its_finding(script: Path) -> None:
 
 
 @EVERY
-def test_a_script_needs_nothing_of_ours(script: Path) -> None:
+def test_a_script_needs_nothing_of_the_harness(script: Path) -> None:
     """Its imports are onnx, onnxruntime, numpy and the standard library."""
     imported = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):

@@ -18,7 +18,7 @@ TREES = {
 
 
 def run(code: str, folder: Path) -> str:
-    """What a script prints, run beside a user's own packages."""
+    """What a script prints, run among a user's own packages."""
     script = folder / "script.py"
     script.write_text(code, encoding="utf-8")
     # tox keeps scripts' own folders off the path; a user's Python does not.
@@ -76,6 +76,6 @@ def test_golden_is_loaded_once() -> None:
 
 
 def test_golden_is_the_one_of_this_distribution() -> None:
-    """The golden lies beside the package that loads it."""
+    """The golden lies next to the package that loads it."""
     home = Path(str(conformance.__file__)).resolve().parent.parent
     assert Path(str(_golden.golden.__file__)).resolve() == home / "reference" / "__init__.py"

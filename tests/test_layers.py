@@ -66,7 +66,7 @@ MODULES = frozenset(module_of(source) for source in sources("conformance"))
 
 
 def test_views_import_no_heavy_library() -> None:
-    """A view runs without torch: outside of ours it imports click, jinja2 and rich alone."""
+    """A view runs without torch: of other distributions it imports click, jinja2 and rich."""
     may = {"click", "jinja2", "rich", "conformance"} | sys.stdlib_module_names
     imported = {name for path in sources("conformance/views") for name in imports_of(path)}
     assert {name for name in imported if name.partition(".")[0] not in may} == set()

@@ -45,7 +45,7 @@ def test_example_conforms(project: Path) -> None:
 
 
 def test_example_of_a_suite_passes(project: Path) -> None:
-    """README's own test file collects and passes beside its example."""
+    """README's own test file collects and passes next to its example."""
     (project / "test_mine.py").write_text(blocks("python")[1], encoding="utf-8")
     quiet = ["-q", "-p", "no:cacheprovider"]
     pytest_command = [sys.executable, "-m", "pytest", *quiet, "-k", "golden"]

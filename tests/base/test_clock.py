@@ -21,9 +21,9 @@ def test_another_day_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert today() == date(2031, 2, 28)
 
 
-@pytest.mark.parametrize("given", ["tomorrow", "2031-02-30", "2031-02-28T10:00:00"])
-def test_what_is_no_day_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+@pytest.mark.parametrize("text", ["tomorrow", "2031-02-30", "2031-02-28T10:00:00"])
+def test_what_is_no_day_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A word or an impossible day is bad input, named with the variable."""
-    monkeypatch.setenv(VARIABLE, given)
-    with pytest.raises(UsageError, match=f"CONFORMANCE_TODAY is '{given}': give a day"):
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(UsageError, match=f"CONFORMANCE_TODAY is '{text}': give a day"):
         today()

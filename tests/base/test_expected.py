@@ -70,7 +70,7 @@ def test_globs_restrict() -> None:
 
 @pytest.mark.parametrize("value", ["", " ", 3, ["mask-inverted"]])
 def test_a_diagnosis_is_a_name(value: object) -> None:
-    """A diagnosis that is no name could never be found."""
+    """A diagnosis that is no name could never match."""
     with pytest.raises(DeclarationError, match="an expected failure's diagnosis is"):
         ExpectedFailure(clause="mask.golden", reason="known", diagnosis=value)  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def test_what_is_no_day_is_refused(value: object, shown: str) -> None:
 
 
 def test_a_place_is_no_part_of_an_expectation() -> None:
-    """Where it is written makes two expectations no different, and is told in words."""
+    """Where it is written makes two expectations no different, and has words."""
     place = Place(file="known.toml", line=7, keys={"kind": 9})
     placed = ExpectedFailure(clause="mask.golden", reason="known", place=place)
     assert placed == ExpectedFailure(clause="mask.golden", reason="known")

@@ -44,6 +44,6 @@ def test_lines_end_as_toml_says() -> None:
 
 
 def test_a_list_has_one_line() -> None:
-    """Entries that are written as a list are found by its key."""
+    """Entries that are written as a list have the line of its key."""
     assert list_line('# x\nexpected = [\n  {clause = "a"},\n]\n') == 2
     assert list_line("") is None

@@ -1,4 +1,4 @@
-"""What is given beside a graph, and read again from a report."""
+"""The options of a graph, and reading them again from a report."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from conformance.errors import UsageError
 
 
 def test_what_a_report_holds_is_read_again() -> None:
-    """A replay opens the graph with what the run was given."""
-    given = GraphOptions(source="module:build", declaration="model.toml")
-    assert read_graph_options(asdict(given)) == given
-    assert given.names() == ["--source", "--declaration"]
+    """A replay opens the graph with the options of the run."""
+    options = GraphOptions(source="module:build", declaration="model.toml")
+    assert read_graph_options(asdict(options)) == options
+    assert options.names() == ["--source", "--declaration"]
 
 
 def test_nothing_given() -> None:
@@ -24,8 +24,8 @@ def test_nothing_given() -> None:
     assert NO_GRAPH_OPTIONS.names() == []
 
 
-@pytest.mark.parametrize("given", [3, ["source"], {"sauce": "x"}, {"source": 3}])
-def test_what_no_report_holds(given: Any) -> None:
+@pytest.mark.parametrize("options", [3, ["source"], {"sauce": "x"}, {"source": 3}])
+def test_what_no_report_holds(options: Any) -> None:
     """An edited report is refused with one sentence."""
     with pytest.raises(UsageError, match="the report's 'beside'"):
-        read_graph_options(given)
+        read_graph_options(options)

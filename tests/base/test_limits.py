@@ -36,7 +36,7 @@ def test_other_durations_are_refused(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "words"),
     [
         (60.0, "60 s"),
         (90.0, "90 s"),
@@ -46,9 +46,9 @@ def test_other_durations_are_refused(written: str) -> None:
         (601.5, "601.5 s"),
     ],
 )
-def test_durations_in_words(seconds: float, told: str) -> None:
+def test_durations_in_words(seconds: float, words: str) -> None:
     """Short ones in seconds, long ones in hours and minutes."""
-    assert spoken(seconds) == told
+    assert spoken(seconds) == words
 
 
 def test_the_last_moment_is_well_within_a_tenth() -> None:

@@ -27,7 +27,7 @@ def caught(action: Callable[[], Any]) -> Exception:
 def of_library(text: str) -> Callable[[], Any]:
     """A function whose code lies, as far as tracebacks tell, in an installed library."""
     made: dict[str, Any] = {}
-    exec(compile(f"def attend():\n    {text}", str(LIBRARY), "exec"), made)  # noqa: S102 (ours)
+    exec(compile(f"def attend():\n    {text}", str(LIBRARY), "exec"), made)  # noqa: S102 (of this test)
     found: Callable[[], Any] = made["attend"]
     return found
 
@@ -52,7 +52,7 @@ def test_the_place_is_the_library_line() -> None:
     ]
 
 
-def test_what_torch_says_itself_is_told_where_it_says_it() -> None:
+def test_what_torch_itself_says_has_its_place() -> None:
     """Its Python counts where it raises by itself, not where it passes a call on to C++."""
     tokens = torch.ones(2, 2, 2, 2)
     text = raised_text(caught(lambda: nn.MultiheadAttention(2, 1)(tokens, tokens, tokens)))
@@ -63,7 +63,7 @@ def test_what_torch_says_itself_is_told_where_it_says_it() -> None:
 
 
 def test_whole_messages_up_to_four_kilobytes() -> None:
-    """Every line of a message is told, with what caused it and what was noted, then cut."""
+    """Every line of a message is shown, with what caused it and what was noted, then cut."""
     error = ValueError("first\n  second")
     error.add_note("noted")
     error.__cause__ = KeyError("x")
@@ -83,14 +83,14 @@ def test_long_ways_end_with_the_last_calls() -> None:
     assert way.splitlines()[-1].endswith("in deeper: raise ValueError")
     assert way.splitlines()[-2].endswith("in deeper: deeper(left - 1) (400 times)")
 
-    def one(left: int) -> None:
+    def recurse(left: int) -> None:
         if left == 0:
             raise ValueError
         other(left - 1)
 
     def other(left: int) -> None:
-        one(left)
+        recurse(left)
 
-    way = traceback_text(caught(lambda: one(200)))
+    way = traceback_text(caught(lambda: recurse(200)))
     assert len(way) <= LONGEST
     assert way.splitlines()[-1].endswith("in one: raise ValueError")

@@ -44,9 +44,9 @@ def with_clause(**changes: Any) -> dict[str, Any]:
 
 def with_candidate(**changes: Any) -> dict[str, Any]:
     """A record of one candidate with these fields."""
-    found = bare(CLAUSE)
-    found["candidates"][0] |= changes
-    return found
+    changed_record = bare(CLAUSE)
+    changed_record["candidates"][0] |= changes
+    return changed_record
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -7,7 +7,7 @@ from conformance.errors import UsageError
 
 
 def test_every_position_belongs_to_one_shard() -> None:
-    """Whatever the number of shards, each example is asked once, and numbered in order."""
+    """Whatever the number of shards, each example is run once, and numbered in order."""
     for count in (1, 2, 3, 7):
         shards = [Shard(index=index, count=count) for index in range(1, count + 1)]
         for position in range(50):

@@ -26,7 +26,7 @@ PATIENCE = 600.0  # a busy machine takes minutes; an endless loop never ends
 
 
 def lost_from(length: int, kind: str, calls: list[int]) -> Callable[..., Tensor]:
-    """A right core that is lost when it is given so many keys."""
+    """A right core that is lost at so many keys."""
 
     def function(query: Tensor, key: Tensor, value: Tensor, **_options: Any) -> Tensor:
         calls.append(key.shape[-2])
@@ -74,7 +74,7 @@ def test_a_crash_is_reduced_a_little(length: int) -> None:
         assert result.counterexample["problem"]["geometry"]["key_length"] == 1
 
 
-def test_a_refusal_names_no_line_of_ours() -> None:
+def test_a_refusal_names_no_line_of_the_harness() -> None:
     """What the runtime says of a graph is the message; the program around it is nobody's affair."""
 
     def refused(*_inputs: Tensor, **_options: Any) -> Tensor:
@@ -121,7 +121,7 @@ def looping() -> ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "told"),
+    ("make", "kind", "message"),
     [
         (killing, "crashed", "the graph was killed by SIGFPE"),
         # test_process stops an endless loop each time; the command waits for its whole limit
@@ -130,7 +130,7 @@ def looping() -> ModelProto:
     ids=["killing", "looping"],
 )
 def test_the_command_gives_a_verdict(
-    tmp_path: Path, make: Callable[[], ModelProto], kind: str, told: str
+    tmp_path: Path, make: Callable[[], ModelProto], kind: str, message: str
 ) -> None:
     """``conformance check`` ends in time, says what happened on which input, and exits with 1."""
     onnx.save(make(), tmp_path / "model.onnx")
@@ -143,7 +143,7 @@ def test_the_command_gives_a_verdict(
         timeout=PATIENCE,
     )
     assert (done.returncode, done.stderr) == (1, "")
-    assert told in done.stdout
+    assert message in done.stdout
     report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     (candidate,) = report["candidates"]
     (first, *_) = [entry for entry in candidate["clauses"] if entry["status"] == "failed"]
@@ -152,9 +152,9 @@ def test_the_command_gives_a_verdict(
 
 
 @pytest.mark.parametrize(
-    ("held", "told"), [(b"", "is empty"), (b"a text\n" * 100, "is a text file")]
+    ("held", "message"), [(b"", "is empty"), (b"a text\n" * 100, "is a text file")]
 )
-def test_the_command_refuses_what_is_no_graph(tmp_path: Path, held: bytes, told: str) -> None:
+def test_the_command_refuses_what_is_no_graph(tmp_path: Path, held: bytes, message: str) -> None:
     """A file that cannot be opened is one sentence and exit code 2."""
     (tmp_path / "model.onnx").write_bytes(held)
     done = subprocess.run(
@@ -162,6 +162,6 @@ def test_the_command_refuses_what_is_no_graph(tmp_path: Path, held: bytes, told:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

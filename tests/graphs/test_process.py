@@ -45,8 +45,8 @@ def little(tmp_path: Path) -> Iterator[GraphProcess]:
 
 def children() -> set[int]:
     """The numbers of this process' children, zombies included."""
-    told = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    return {int(number) for number in told.split()}
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+    return {int(number) for number in children.split()}
 
 
 def test_it_answers_by_name(little: GraphProcess) -> None:
@@ -58,14 +58,14 @@ def test_it_answers_by_name(little: GraphProcess) -> None:
 
 @pytest.mark.parametrize("level", ["disabled", "basic", "extended", "all"])
 def test_every_level_opens(little: GraphProcess, level: str) -> None:
-    """All four optimisation levels of onnxruntime can be asked for."""
+    """All four optimisation levels of onnxruntime can be chosen."""
     np.testing.assert_array_equal(
         little.run({"x": X}, setting=Setting(level=level))["y"], X * X + 1
     )
 
 
 def test_taps_show_tensors_inside(little: GraphProcess) -> None:
-    """A tensor between two nodes, an initializer and an input can be had beside the outputs."""
+    """A tensor between two nodes, an initializer and an input can be had besides the outputs."""
     answer = little.run({"x": X}, taps=["square", "one", "x"])
     np.testing.assert_array_equal(answer["square"], X * X)
     np.testing.assert_array_equal(answer["one"], [1.0])
@@ -74,7 +74,7 @@ def test_taps_show_tensors_inside(little: GraphProcess) -> None:
 
 
 def test_taps_keep_external_data(tmp_path: Path) -> None:
-    """A graph whose weights lie beside it can be tapped: they are found from its own folder."""
+    """A graph whose weights lie next to it can be tapped: they are read from its own folder."""
     path = tmp_path / "outside.onnx"
     onnx.save_model(
         plus_one(), path, save_as_external_data=True, location="weights.bin", size_threshold=0
@@ -107,22 +107,22 @@ def test_dtypes(tmp_path: Path, dtype: str) -> None:
     """What numpy has a dtype for keeps it, and a scalar keeps its rank."""
     code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     made = model([node("Identity", "x", "y")], [("x", code, [])], [("y", code, [])])
-    given = np.array(1, dtype)
+    values = np.array(1, dtype)
     with GraphProcess(saved(made, tmp_path / "same.onnx")) as process:
-        answer = process.run({"x": given})["y"]
-    assert answer.dtype == given.dtype
+        answer = process.run({"x": values})["y"]
+    assert answer.dtype == values.dtype
     assert answer.shape == ()
-    assert answer == given
+    assert answer == values
 
 
 def test_bfloat16(tmp_path: Path) -> None:
     """bfloat16 goes through bit by bit, although numpy has no such dtype of its own."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
-    given = np.array([1.5, -2.25, np.inf], dtype)
+    values = np.array([1.5, -2.25, np.inf], dtype)
     with GraphProcess(saved(same(TensorProto.BFLOAT16), tmp_path / "b.onnx")) as process:
-        answer = process.run({"x": given})["y"]
+        answer = process.run({"x": values})["y"]
     assert answer.dtype == dtype
-    np.testing.assert_array_equal(answer.view(np.uint16), given.view(np.uint16))
+    np.testing.assert_array_equal(answer.view(np.uint16), values.view(np.uint16))
 
 
 def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("feeds", "told"),
+    ("feeds", "message"),
     [
         ({}, "missing"),
         ({"x": X.astype(np.float64)}, "Unexpected input data type"),
@@ -147,9 +147,11 @@ def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
         ({"x": X, "stranger": X}, "stranger"),
     ],
 )
-def test_the_runtime_refuses(little: GraphProcess, feeds: dict[str, np.ndarray], told: str) -> None:
+def test_the_runtime_refuses(
+    little: GraphProcess, feeds: dict[str, np.ndarray], message: str
+) -> None:
     """The objection of onnxruntime comes back in one line, and the child goes on."""
-    with pytest.raises(GraphRefused, match=told) as refused:
+    with pytest.raises(GraphRefused, match=message) as refused:
         little.run(feeds)
     assert "\n" not in str(refused.value)
     assert ".cc:" not in str(refused.value)
@@ -238,7 +240,7 @@ def test_an_endless_loop_is_stopped(tmp_path: Path) -> None:
 
 @LINUX
 def test_too_much_cpu_is_stopped(tmp_path: Path) -> None:
-    """The limit of CPU holds for one run, and is told as a hang."""
+    """The limit of CPU holds for one run, and is reported as a hang."""
     limits = Limits(wall_seconds=60.0, cpu_seconds=1.0)
     with (
         GraphProcess(saved(endless(), tmp_path / "loop.onnx"), limits) as process,
@@ -267,7 +269,7 @@ def test_cpu_is_counted_for_each_run(tmp_path: Path) -> None:
 
 
 @LINUX
-def test_too_much_memory_is_told(tmp_path: Path) -> None:
+def test_too_much_memory_is_reported(tmp_path: Path) -> None:
     """A tensor that does not fit into the limit is a loss that names the limit."""
     limits = Limits(memory=2 << 30)
     with GraphProcess(saved(huge(1 << 30), tmp_path / "huge.onnx"), limits) as process:
@@ -288,7 +290,7 @@ def test_an_answer_too_large_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
-    """Runs, taps and losses write no file beside the graph."""
+    """Runs, taps and losses write no file next to the graph."""
     path = saved(dividing(), tmp_path / "dividing.onnx")
     with GraphProcess(path) as process:
         process.run({"x": X[:2]}, taps=["quotient"])

@@ -27,7 +27,7 @@ UNNAMED = (
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("text", "shown"),
     [
         ("[ONNXRuntimeError] : 1 : FAIL : plain words", "plain words"),
         (f"[ONNXRuntimeError] : 1 : FAIL : {SOURCE}It is gone.\n", "It is gone."),
@@ -41,9 +41,9 @@ UNNAMED = (
         ("", ""),
     ],
 )
-def test_sentences(told: str, shown: str) -> None:
+def test_sentences(text: str, shown: str) -> None:
     """Codes, places in foreign sources and paths go; nodes and reasons stay."""
-    assert sentence(ValueError(told)) == shown
+    assert sentence(ValueError(text)) == shown
 
 
 def test_long_messages_are_cut() -> None:

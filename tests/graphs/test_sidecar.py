@@ -1,4 +1,4 @@
-"""``conformance.graphs.sidecar``: what a declaration may say, and how its mistakes are told."""
+"""``conformance.graphs.sidecar``: what a declaration may say, and how its mistakes are reported."""
 
 from __future__ import annotations
 
@@ -46,18 +46,25 @@ def written(folder: Path, text: str) -> Path:
 def test_everything_that_can_be_said_is_read(tmp_path: Path) -> None:
     """Roles as words or tables, heads, promises, semantics and expected failures."""
     text = WHOLE.replace('softcap_placement = "after-mask"', 'scale = "none"')
-    told = read_declaration(written(tmp_path, text))
-    assert told.inputs["hidden"] == {"role": "x"}
-    assert told.inputs["attn_mask"] == {"role": "keep", "axes": "BK"}
-    assert told.inputs["training"] == {"role": "constant", "value": False}
-    assert told.outputs == {"y": {"role": "output"}}
-    assert (told.name, told.num_heads, told.num_kv_heads) == ("my export", 4, 2)
-    assert told.precision == "int8-dynamic"
-    assert (told.promises["empty_rows"], told.promises["causal"]) == ("zeros", "top-left")
-    assert told.promises["semantics"].scale == "none"
-    (expected,) = told.promises["expected_failures"]
+    declaration = read_declaration(written(tmp_path, text))
+    assert declaration.inputs["hidden"] == {"role": "x"}
+    assert declaration.inputs["attn_mask"] == {"role": "keep", "axes": "BK"}
+    assert declaration.inputs["training"] == {"role": "constant", "value": False}
+    assert declaration.outputs == {"y": {"role": "output"}}
+    assert (declaration.name, declaration.num_heads, declaration.num_kv_heads) == (
+        "my export",
+        4,
+        2,
+    )
+    assert declaration.precision == "int8-dynamic"
+    assert (declaration.promises["empty_rows"], declaration.promises["causal"]) == (
+        "zeros",
+        "top-left",
+    )
+    assert declaration.promises["semantics"].scale == "none"
+    (expected,) = declaration.promises["expected_failures"]
     assert (expected.clause, expected.reason) == ("mask.empty-rows", "a finite fill")
-    assert told.where.endswith("graph.conformance.toml")
+    assert declaration.where.endswith("graph.conformance.toml")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_everything_that_can_be_said_is_read(tmp_path: Path) -> None:
         ("num_heads = ", r"cannot be read as TOML"),
     ],
 )
-def test_a_mistake_is_told_with_file_place_and_remedy(
+def test_a_mistake_is_reported_with_file_place_and_remedy(
     text: str, message: str, tmp_path: Path
 ) -> None:
     """One sentence for each mistake; known words are suggested."""
@@ -96,7 +103,7 @@ def test_a_mistake_is_told_with_file_place_and_remedy(
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_is_missing_or_no_text_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
     """Both name the file."""
     with pytest.raises(UsageError, match="there is no file"):
         read_declaration(tmp_path / "nothing.toml")
@@ -105,7 +112,7 @@ def test_a_file_that_is_missing_or_no_text_is_told(tmp_path: Path) -> None:
         read_declaration(tmp_path / "bytes.toml")
 
 
-def test_the_declaration_of_a_graph_lies_beside_it(tmp_path: Path) -> None:
+def test_the_declaration_of_a_graph_lies_next_to_it(tmp_path: Path) -> None:
     """``graph.conformance.toml`` belongs to ``graph.onnx`` and to no other."""
     path = written(tmp_path, "num_heads = 2")
     assert sidecar_of(tmp_path / "graph.onnx") == path

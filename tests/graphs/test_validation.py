@@ -25,10 +25,10 @@ def refusal(path: Path) -> str:
     """The sentence that a file is refused with; it names the file, on one line."""
     with pytest.raises(UsageError) as refused:
         read_header(path)
-    told = str(refused.value)
-    assert str(path) in told
-    assert "\n" not in told
-    return told
+    reason = str(refused.value)
+    assert str(path) in reason
+    assert "\n" not in reason
+    return reason
 
 
 def refusal_of(made: ModelProto | bytes, folder: Path) -> str:
@@ -51,8 +51,8 @@ def outside(entries: Mapping[str, Any], elements: int = 4) -> ModelProto:
     return model([node("Add", "x w", "y")], tensors=[held])
 
 
-def beside(folder: Path, name: str, size: int = 16) -> Path:
-    """A file of zeros beside a graph."""
+def write_sidecar(folder: Path, name: str, size: int = 16) -> Path:
+    """A file of zeros next to a graph."""
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(bytes(size))
@@ -115,7 +115,7 @@ def test_dtypes_of_ports(tmp_path: Path, code: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "told"),
+    ("held", "reason"),
     [
         (b"", "is empty"),
         (b"plain words\n" * 99, "is a text file"),
@@ -126,17 +126,17 @@ def test_dtypes_of_ports(tmp_path: Path, code: int, dtype: str) -> None:
     ],
     ids=["empty", "text", "pointer", "zeros", "picture", "stub"],
 )
-def test_what_is_no_graph(tmp_path: Path, held: bytes, told: str) -> None:
-    """Files of every other kind are told apart; onnx itself would load an empty one."""
-    assert told in refusal_of(held, tmp_path)
+def test_what_is_no_graph(tmp_path: Path, held: bytes, reason: str) -> None:
+    """Files of every other kind are distinguished; onnx itself would load an empty one."""
+    assert reason in refusal_of(held, tmp_path)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.99])
 def test_a_truncated_file(tmp_path: Path, part: float) -> None:
     """Whatever is missing at the end of a file, it is refused."""
     whole = plus_one().SerializeToString()
-    told = refusal_of(whole[: int(len(whole) * part)], tmp_path)
-    assert "part of" in told
+    reason = refusal_of(whole[: int(len(whole) * part)], tmp_path)
+    assert "part of" in reason
 
 
 def test_flipped_bytes_never_reach_the_parent(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_more_than_a_protobuf_holds(tmp_path: Path) -> None:
 def test_a_claim_of_two_gigabytes(tmp_path: Path) -> None:
     """A tensor that claims more than the file holds is named, with both numbers."""
     claim = TensorProto(name="w", data_type=FLOAT, dims=[1 << 29], raw_data=b"\0\0\0\0")
-    told = refusal_of(model([node("Add", "x w", "y")], tensors=[claim]), tmp_path)
-    assert "its tensor 'w' has 536870912 elements" in told
-    assert "holds 1 of them" in told
+    reason = refusal_of(model([node("Add", "x w", "y")], tensors=[claim]), tmp_path)
+    assert "its tensor 'w' has 536870912 elements" in reason
+    assert "holds 1 of them" in reason
 
 
 @pytest.mark.parametrize("dims", [[1 << 62, 1 << 62], [-4]], ids=["overflow", "negative"])
@@ -189,7 +189,7 @@ def test_impossible_claims(tmp_path: Path, dims: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "reason"),
     [
         (model([node("Identity", "x", "y")], opset=27), "is of opset 27, newer than the 26"),
         (model([node("Identity", "x", "y")], opset=99), "is of opset 99, newer than"),
@@ -215,10 +215,10 @@ def test_impossible_claims(tmp_path: Path, dims: list[int]) -> None:
     ],
     ids=["opset", "far-opset", "ir", "header", "custom", "inputs", "outputs", "twice", "dangling"],
 )
-def test_graphs_that_do_not_open(tmp_path: Path, made: ModelProto, told: str) -> None:
+def test_graphs_that_do_not_open(tmp_path: Path, made: ModelProto, reason: str) -> None:
     """What the runtime cannot open is refused with the reason in words of the user's."""
     sentence = refusal_of(made, tmp_path)
-    assert told in sentence
+    assert reason in sentence
     assert ".cc:" not in sentence
 
 
@@ -232,7 +232,7 @@ def test_no_opset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "inside/../../w.bin"])
 def test_external_data_elsewhere(tmp_path: Path, location: str) -> None:
     """No path leads out of the graph's folder."""
-    beside(tmp_path, "w.bin")
+    write_sidecar(tmp_path, "w.bin")
     (tmp_path / "home" / "inside").mkdir(parents=True)
     assert "outside its own folder" in refusal_of(
         outside({"location": location}), tmp_path / "home"
@@ -242,12 +242,12 @@ def test_external_data_elsewhere(tmp_path: Path, location: str) -> None:
 def test_a_link_out_of_the_folder(tmp_path: Path) -> None:
     """A symbolic link is followed before the question where a file lies."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "w.bin").symlink_to(beside(tmp_path, "secret"))
+    (tmp_path / "home" / "w.bin").symlink_to(write_sidecar(tmp_path, "secret"))
     assert "outside its own folder" in refusal_of(outside({"location": "w.bin"}), tmp_path / "home")
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "reason"),
     [
         ({"location": "absent.bin"}, "which is missing"),
         ({"location": "short.bin"}, "ends at byte 8 where 16 are needed"),
@@ -260,19 +260,19 @@ def test_a_link_out_of_the_folder(tmp_path: Path) -> None:
     ids=["missing", "short", "beyond", "word", "negative", "folder", "nowhere"],
 )
 def test_external_data_that_are_not_there(
-    tmp_path: Path, entries: dict[str, Any], told: str
+    tmp_path: Path, entries: dict[str, Any], reason: str
 ) -> None:
     """What is missing of external data is said, and in which file."""
-    beside(tmp_path, "w.bin")
-    beside(tmp_path, "short.bin", 8)
-    assert told in refusal_of(outside(entries), tmp_path)
+    write_sidecar(tmp_path, "w.bin")
+    write_sidecar(tmp_path, "short.bin", 8)
+    assert reason in refusal_of(outside(entries), tmp_path)
 
 
-def test_external_data_beside_it(tmp_path: Path) -> None:
+def test_external_data_next_to_it(tmp_path: Path) -> None:
     """A file in the folder, or in a folder of it, is named in the header; a hard link is one."""
-    other = beside(tmp_path, "elsewhere")
+    other = write_sidecar(tmp_path, "elsewhere")
     home = tmp_path / "home"
-    beside(home, "w.bin")
+    write_sidecar(home, "w.bin")
     (home / "hard.bin").hardlink_to(other)
     for location in ("w.bin", "./w.bin", "hard.bin"):
         path = saved(outside({"location": location}), home / "model.onnx")
@@ -283,14 +283,14 @@ def test_external_data_beside_it(tmp_path: Path) -> None:
 
 
 def test_stray_files(tmp_path: Path) -> None:
-    """A link and a file of weights that nothing refers to are told; an empty one is not."""
-    beside(tmp_path, "real.bin")
+    """A link and a file of weights that nothing refers to are reported; an empty one is not."""
+    write_sidecar(tmp_path, "real.bin")
     (tmp_path / "link.bin").symlink_to("real.bin")
     path = saved(outside({"location": "link.bin"}), tmp_path / "model.onnx")
-    beside(tmp_path, "model.onnx.data", 0)
-    assert ["link.bin" in told for told in read_header(path).stray] == [True]
-    beside(tmp_path, "model.onnx.data", 5)
-    assert ["model.onnx.data" in told for told in read_header(path).stray] == [False, True]
+    write_sidecar(tmp_path, "model.onnx.data", 0)
+    assert ["link.bin" in reason for reason in read_header(path).stray] == [True]
+    write_sidecar(tmp_path, "model.onnx.data", 5)
+    assert ["model.onnx.data" in reason for reason in read_header(path).stray] == [False, True]
 
 
 def test_a_download_cache(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_download_cache(tmp_path: Path) -> None:
     store, shown = tmp_path / "store", tmp_path / "shown"
     store.mkdir()
     shown.mkdir()
-    beside(store, "5e6f")
+    write_sidecar(store, "5e6f")
     saved(outside({"location": "w.bin"}), store / "1a2b")
     path = shown / "model.onnx"
     path.symlink_to("../store/1a2b")
@@ -337,7 +337,7 @@ def with_shape(shape: list[Any]) -> ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "reason"),
     [
         (with_shape([2, 3]), "differ in dimension 0: (3) vs (2)"),
         (with_shape([6]), "differ in rank"),
@@ -347,12 +347,12 @@ def with_shape(shape: list[Any]) -> ModelProto:
     ],
     ids=["size", "rank", "order", "version", "unknown"],
 )
-def test_defects(tmp_path: Path, made: ModelProto, told: str) -> None:
+def test_defects(tmp_path: Path, made: ModelProto, reason: str) -> None:
     """A graph that opens although onnx or its own header contradicts it has defects."""
     path = saved(made, tmp_path / "model.onnx")
     assert read_header(path).outputs
-    found = defects(path)
-    assert any(told in defect for defect in found), found
+    sentences = defects(path)
+    assert any(reason in defect for defect in sentences), sentences
 
 
 def test_two_versions_of_an_operator_set(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_graph_that_hangs_has_a_header(tmp_path: Path) -> None:
     assert [port.name for port in header.inputs] == ["x"]
 
 
-def test_saving_beside_it_and_moving_it_alone(tmp_path: Path) -> None:
+def test_saving_next_to_it_and_moving_it_alone(tmp_path: Path) -> None:
     """The usual accident: a graph is copied without its weights."""
     path = tmp_path / "model.onnx"
     onnx.save_model(

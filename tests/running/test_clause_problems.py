@@ -19,19 +19,19 @@ def problem(size: int = 4, **more: object) -> Problem:
 
 
 def test_problems_come_back_as_they_were_the_smallest_first() -> None:
-    """Masks, windows and plainer values survive; what is easiest to read is asked first."""
+    """Masks, windows and plainer values survive; what is easiest to read comes first."""
     memory = FailureMemory(InMemoryExampleDatabase(), "spec")
     odd = problem(
         9, mask=MASK, window=(1, -1), overrides=Overrides(seed=7, tensors=(("query", (0.1, 3.0)),))
     )
-    for one in (odd, problem(5), problem(5), problem(1)):
-        memory.keep(CORE, "mask.golden", one)
+    for kept in (odd, problem(5), problem(5), problem(1)):
+        memory.keep(CORE, "mask.golden", kept)
     assert memory.problems(CORE, "mask.golden", "float32", "cpu") == [problem(1), problem(5), odd]
     assert not memory.trouble
 
 
 def test_a_failure_is_of_one_candidate_clause_dtype_and_specification() -> None:
-    """Nothing else is asked what failed there."""
+    """No other clause runs what failed there."""
     database = InMemoryExampleDatabase()
     memory = FailureMemory(database, "spec")
     memory.keep(CORE, "mask.golden", problem())
@@ -51,7 +51,7 @@ def test_what_passes_is_forgotten() -> None:
     assert memory.problems(CORE, "mask.golden", "float32", "cpu") == [problem(3)]
 
 
-def test_a_few_are_asked() -> None:
+def test_a_few_are_read() -> None:
     """However many failed over the years."""
     memory = FailureMemory(InMemoryExampleDatabase(), "spec")
     for size in range(1, 3 * MOST):
@@ -71,7 +71,7 @@ def test_what_others_wrote_there_is_passed_over() -> None:
 
 
 def test_a_database_that_goes_away_disturbs_no_run() -> None:
-    """A server that dies during the run costs the memory and not the verdict; it is told."""
+    """A server that dies during the run costs the memory and not the verdict; a warning says so."""
 
     class Gone(InMemoryExampleDatabase):
         def fetch(self, key: bytes) -> object:  # type: ignore[override]

@@ -24,7 +24,7 @@ from conformance.running.databases import ARTIFACT, check_database, open_databas
     ],
 )  # fmt: skip
 def test_what_names_no_database_is_refused(text: str) -> None:
-    """One sentence says what may be given; nothing is opened for that."""
+    """One sentence says what is accepted; nothing is opened for that."""
     with pytest.raises(UsageError, match=r"^--database"):
         check_database(text)
 
@@ -56,7 +56,7 @@ def test_passwords_are_not_shown() -> None:
 
 
 def test_a_folder_is_made(tmp_path: Path) -> None:
-    """What is kept there is found by the next run."""
+    """What is kept there is read by the next run."""
     for expected in ([], [b"value"]):
         opened = open_databases([str(tmp_path / "new" / "folder")])
         assert opened is not None
@@ -79,14 +79,14 @@ def test_a_server_shares_what_failed() -> None:
     thread.start()
     try:
         text = f"redis://127.0.0.1:{server.server_address[1]}/0"
-        one, two = open_databases([text]), open_databases([text])
-        assert one is not None
-        assert two is not None
-        one.database.save(b"key", b"value")
-        assert list(two.database.fetch(b"key")) == [b"value"]
-        two.database.delete(b"key", b"value")
-        assert list(one.database.fetch(b"key")) == []
-        for opened in (one, two):
+        first, second = open_databases([text]), open_databases([text])
+        assert first is not None
+        assert second is not None
+        first.database.save(b"key", b"value")
+        assert list(second.database.fetch(b"key")) == [b"value"]
+        second.database.delete(b"key", b"value")
+        assert list(first.database.fetch(b"key")) == []
+        for opened in (first, second):
             opened.database.redis.close()
     finally:
         server.shutdown()
@@ -111,7 +111,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 def test_an_artifact_is_read_and_never_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a workflow has uploaded is asked; new failures go to the folder that is named beside."""
+    """What a workflow has uploaded is run; new failures go to the other folder that is named."""
     monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(tmp_path / "home"))
     DirectoryBasedExampleDatabase(tmp_path / "night").save(b"key", b"value")
     cache = tmp_path / "home" / "github-artifacts" / "owner" / "name" / ARTIFACT
@@ -129,7 +129,7 @@ def test_an_artifact_is_read_and_never_written(
     assert list(DirectoryBasedExampleDatabase(tmp_path / "local").fetch(b"key")) == [b"new"]
 
 
-def test_an_artifact_that_is_not_there_yet_is_told(
+def test_an_artifact_that_is_not_there_yet_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first night has nothing to read: the run goes on and its record says so."""

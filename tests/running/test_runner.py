@@ -38,7 +38,7 @@ def wrong_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @pytest.fixture
 def own_clause(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Registers a clause whose check is given; returns its slug."""
+    """Registers a clause with a check; returns its slug."""
     monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
 
     def register(check: Callable[[Subject, Problem], Finding], **more: Any) -> str:
@@ -85,7 +85,7 @@ def test_scale_error_survives_the_reduction() -> None:
     assert result.reason == violation.message
 
 
-def test_scale_error_is_told_once() -> None:
+def test_scale_error_is_reported_once() -> None:
     """An example that cannot be reduced tells its own scale error, not another's as well."""
     result = run_clause(
         plain(wrong_scale, geometry={"query_length": 9}), "numerics.scale", explain=True
@@ -167,7 +167,7 @@ def test_single_key_shows_neither_scale_nor_softmax(slug: str, status: str) -> N
 
 
 def test_pinned_single_key_is_not_applicable() -> None:
-    """Where a declaration itself pins one key, the scale is not asked for."""
+    """Where a declaration itself pins one key, the scale is not checked."""
     result = run_clause(plain(geometry={"key_length": 1}), "numerics.scale")
     assert (result.status, result.reason) == (
         "not-applicable",
@@ -273,7 +273,7 @@ def test_globs_select() -> None:
 
 
 def test_plan_repeats_for_each_dtype() -> None:
-    """Clauses are planned for one dtype after the other; given dtypes replace the declared ones."""
+    """Clauses are planned for one dtype after the other; chosen dtypes replace the declared."""
     declared = CandidateRun(plain(dtypes=["float32", "float64"]), profile=SMALL).planned()
     half = len(declared) // 2
     assert {planned.dtype for planned in declared[:half]} == {"float32"}
@@ -368,8 +368,8 @@ def test_rows_without_keys_may_be_refused() -> None:
     assert run_clause(promising, "mask.empty-row-isolated").status == "failed"
 
 
-def test_forgetting_frees_what_was_asked_and_changes_no_result() -> None:
-    """A run that forgot holds no subject, and gives the same result when asked again."""
+def test_forgetting_frees_memory_and_changes_no_result() -> None:
+    """A run that forgot holds no subject, and gives the same result again."""
     run = CandidateRun(plain(), profile=SMALL, only=("numerics.golden",))
     first = run.run(run.planned()[0])
     held = weakref.ref(run.subjects[0])

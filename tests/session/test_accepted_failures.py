@@ -49,22 +49,22 @@ def outcome(
 def is_green(ran: UnjudgedRun, entries: Sequence[ExpectedFailure]) -> bool:
     """Whether no failure and no expectation that does not hold is left."""
     judged = ran.judged(entries)
-    red = [one for some in judged.values() for one in some if one.status == "failed"]
-    odd = [one for some in judged.values() for one in some if one.status == "unexpected-pass"]
+    red = [each for some in judged.values() for each in some if each.status == "failed"]
+    odd = [each for some in judged.values() for each in some if each.status == "unexpected-pass"]
     broken = not_holding(entries, judged, ran.selection, today=ran.today)
-    return not broken and not odd and all(one.level == "SHOULD" for one in red)
+    return not broken and not odd and all(each.level == "SHOULD" for each in red)
 
 
-def new(found: Acceptance) -> list[ExpectedFailure]:
+def new(acceptance: Acceptance) -> list[ExpectedFailure]:
     """What is added."""
-    return [one.entry for one in found.added]
+    return [each.entry for each in acceptance.added]
 
 
 def test_a_failure_is_announced_as_it_is() -> None:
     """A new entry names clause, candidate, kind and mistake, and leaves the reason to a person."""
     ran = outcome({"mine": [failed(names=["mask-inverted"]), result(slug="shape.output")]})
-    found = accept(ran, [])
-    assert new(found) == [
+    acceptance = accept(ran, [])
+    assert new(acceptance) == [
         ExpectedFailure(
             clause="mask.golden",
             reason=TODO,
@@ -73,12 +73,12 @@ def test_a_failure_is_announced_as_it_is() -> None:
             diagnosis="mask-inverted",
         )
     ]
-    assert is_green(ran, found.entries)
+    assert is_green(ran, acceptance.entries)
 
 
 @pytest.mark.parametrize("names", [[], ["unknown-mistake"], ["mask-inverted+scale-missing"]])
 def test_only_a_certain_diagnosis_is_written(names: list[str]) -> None:
-    """No name, or a pair that was found in a limited time, is left out: it may come and go."""
+    """No name, or a pair that a limited search found, is left out: it may come and go."""
     (entry,) = new(accept(outcome({"mine": [failed(names=names)]}), []))
     assert entry.diagnosis is None
 
@@ -104,10 +104,10 @@ NO_FAILURES: dict[str, ClauseResult] = {
 }
 
 
-@pytest.mark.parametrize("one", NO_FAILURES.values(), ids=NO_FAILURES.keys())
-def test_what_is_no_failure_of_a_clause_is_not_silenced(one: ClauseResult) -> None:
+@pytest.mark.parametrize("clause_result", NO_FAILURES.values(), ids=NO_FAILURES.keys())
+def test_what_is_no_failure_of_a_clause_is_not_silenced(clause_result: ClauseResult) -> None:
     """No entry hides a gap, nor a candidate that reached into the judge."""
-    assert not accept(outcome({"mine": [one]}), []).entries
+    assert not accept(outcome({"mine": [clause_result]}), []).entries
 
 
 KEPT: dict[str, tuple[ExpectedFailure, ClauseResult]] = {
@@ -118,15 +118,15 @@ KEPT: dict[str, tuple[ExpectedFailure, ClauseResult]] = {
 }
 
 
-@pytest.mark.parametrize(("entry", "one"), KEPT.values(), ids=KEPT.keys())
-def test_what_holds_is_kept(entry: ExpectedFailure, one: ClauseResult) -> None:
-    """An entry that still covers its failure stays, and nothing is added beside it."""
-    found = accept(outcome({"mine": [one]}), [entry, entry])
-    assert (found.kept, found.added, found.dropped) == ((entry,), (), ())
+@pytest.mark.parametrize(("entry", "clause_result"), KEPT.values(), ids=KEPT.keys())
+def test_what_holds_is_kept(entry: ExpectedFailure, clause_result: ClauseResult) -> None:
+    """An entry that still covers its failure stays, and nothing is added to it."""
+    acceptance = accept(outcome({"mine": [clause_result]}), [entry, entry])
+    assert (acceptance.kept, acceptance.added, acceptance.dropped) == ((entry,), (), ())
 
 
-def test_what_was_not_asked_for_is_kept() -> None:
-    """A run of some clauses or dtypes drops nothing that it has not seen."""
+def test_what_was_not_selected_is_kept() -> None:
+    """A run of some clauses or dtypes drops nothing that it has not run."""
     entries = [expected("shape.output"), expected(dtype="float64")]
     ran = outcome({"mine": [failed()]}, slugs=["mask.golden"], dtypes=("float32",))
     assert accept(ran, entries).kept == tuple(entries)
@@ -148,11 +148,13 @@ DROPPED: dict[str, tuple[ExpectedFailure, ClauseResult, str]] = {
 }
 
 
-@pytest.mark.parametrize(("entry", "one", "why"), DROPPED.values(), ids=DROPPED.keys())
-def test_what_is_stale_is_dropped(entry: ExpectedFailure, one: ClauseResult, why: str) -> None:
-    """An entry that nothing answers to goes, and it is told why."""
-    found = accept(outcome({"mine": [one]}), [entry])
-    assert (found.kept, found.added, found.dropped) == ((), (), ((entry, why),))
+@pytest.mark.parametrize(("entry", "clause_result", "why"), DROPPED.values(), ids=DROPPED.keys())
+def test_what_is_stale_is_dropped(
+    entry: ExpectedFailure, clause_result: ClauseResult, why: str
+) -> None:
+    """An entry that nothing answers to goes, with a reason."""
+    acceptance = accept(outcome({"mine": [clause_result]}), [entry])
+    assert (acceptance.kept, acceptance.added, acceptance.dropped) == ((), (), ((entry, why),))
 
 
 REPLACED: dict[str, ExpectedFailure] = {
@@ -167,25 +169,25 @@ REPLACED: dict[str, ExpectedFailure] = {
 def test_another_failure_needs_another_reason(entry: ExpectedFailure) -> None:
     """A failure that is another now, or past its day, gets a new entry that tells what was."""
     ran = outcome({"mine": [failed(names=["mask-inverted"])]})
-    found = accept(ran, [entry])
-    (added,) = found.added
+    acceptance = accept(ran, [entry])
+    (added,) = acceptance.added
     assert (added.entry.reason, added.entry.expires) == (TODO, None)
     assert added.comments[0].startswith("until now: known (")
-    assert [gone for gone, _ in found.dropped] == [entry]
-    assert is_green(ran, found.entries)
+    assert [gone for gone, _ in acceptance.dropped] == [entry]
+    assert is_green(ran, acceptance.entries)
 
 
 @pytest.mark.parametrize("kind", ["hung", "crashed"])
 def test_a_hang_loses_no_reason(kind: str) -> None:
-    """A hang or a crash may be the machine's: it is written beside what was known, not over it."""
+    """A hang or a crash may be the machine's: it is added to the entry, which stays."""
     ran = outcome({"mine": [failed(kind)]})
-    known = expected(kind="value", diagnosis="mask-inverted")
-    found = accept(ran, [known])
-    assert found.kept == (known,)
-    assert [entry.kind for entry in new(found)] == [kind]
-    assert is_green(ran, found.entries)
+    entry = expected(kind="value", diagnosis="mask-inverted")
+    acceptance = accept(ran, [entry])
+    assert acceptance.kept == (entry,)
+    assert [entry.kind for entry in new(acceptance)] == [kind]
+    assert is_green(ran, acceptance.entries)
     usual = outcome({"mine": [failed(names=["mask-inverted"])]})
-    assert is_green(usual, found.entries)
+    assert is_green(usual, acceptance.entries)
 
 
 def test_a_clause_that_passes_elsewhere_narrows_its_entry() -> None:
@@ -196,8 +198,8 @@ def test_a_clause_that_passes_elsewhere_narrows_its_entry() -> None:
         "yours": [result(dtype="float32"), result(dtype="float64")],
     }
     ran = outcome(results, BOTH)
-    found = accept(ran, [expected(expires=later)])
-    assert new(found) == [
+    acceptance = accept(ran, [expected(expires=later)])
+    assert new(acceptance) == [
         ExpectedFailure(
             clause="mask.golden",
             reason="known",
@@ -207,7 +209,7 @@ def test_a_clause_that_passes_elsewhere_narrows_its_entry() -> None:
             expires=later,
         )
     ]
-    assert is_green(ran, found.entries)
+    assert is_green(ran, acceptance.entries)
 
 
 def test_a_should_stays_announced_when_its_entry_is_narrowed() -> None:
@@ -218,7 +220,7 @@ def test_a_should_stays_announced_when_its_entry_is_narrowed() -> None:
     assert (entry.candidate, entry.reason) == ("mine", "known")
 
 
-def test_a_should_that_is_another_beside_one_that_holds() -> None:
+def test_a_should_that_differs_with_another_that_holds() -> None:
     """Where an entry holds in one dtype and differs in the other, the other gets its own."""
     results = {
         "mine": [
@@ -228,10 +230,10 @@ def test_a_should_that_is_another_beside_one_that_holds() -> None:
     }
     ran = outcome(results, BOTH)
     entry = expected(kind="value")
-    found = accept(ran, [entry])
-    assert found.kept == (entry,)
-    assert [(one.kind, one.dtype) for one in new(found)] == [("shape", "float64")]
-    assert is_green(ran, found.entries)
+    acceptance = accept(ran, [entry])
+    assert acceptance.kept == (entry,)
+    assert [(each.kind, each.dtype) for each in new(acceptance)] == [("shape", "float64")]
+    assert is_green(ran, acceptance.entries)
 
 
 def test_what_a_declaration_expects_is_not_repeated() -> None:

@@ -14,7 +14,7 @@ A, B = ("float32", "cpu"), ("float64", "cpu")
 C, D = ("float32", "cuda"), ("float64", "cuda")
 
 
-def one(pair: Pair, *, fails: bool) -> ClauseResult:
+def clause_result(pair: Pair, *, fails: bool) -> ClauseResult:
     """The result of a clause in a dtype on a device."""
     violation = Violation(kind="value", message="off\nby 1") if fails else None
     status = "failed" if fails else "passed"
@@ -60,21 +60,22 @@ def test_as_few_entries_as_say_it_exactly(
     written: list[Pair],
 ) -> None:
     """An entry names a dtype or a device only where the clause does not fail elsewhere."""
-    failures = [one(pair, fails=True) for pair in fails]
-    results = [*failures, *(one(pair, fails=False) for pair in passes)]
+    failures = [clause_result(pair, fails=True) for pair in fails]
+    results = [*failures, *(clause_result(pair, fails=False) for pair in passes)]
     ran = UnjudgedRun(
         loaded=[loaded("mine", declaration={"dtypes": dtypes, "devices": devices})],
         results={"mine": results},
         selection=Selection(slugs=["mask.golden"]),
         today=date(2030, 6, 15),
     )
-    found = announcements(ran, [("mine", failure) for failure in failures], {})
-    assert [(new.entry.dtype, new.entry.device) for new in found] == written
+    announced = announcements(ran, [("mine", failure) for failure in failures], {})
+    assert [(new.entry.dtype, new.entry.device) for new in announced] == written
     covered = {
         (entry.dtype, entry.device)
         for entry in results
         if any(
-            new.entry.concerns("mine", "mask.golden", entry.dtype, entry.device) for new in found
+            new.entry.concerns("mine", "mask.golden", entry.dtype, entry.device)
+            for new in announced
         )
     }
     assert covered == set(fails)
@@ -82,7 +83,7 @@ def test_as_few_entries_as_say_it_exactly(
 
 def test_a_name_is_no_glob() -> None:
     """Signs of globs in a candidate's name stand for themselves."""
-    failure = one(A, fails=True)
+    failure = clause_result(A, fails=True)
     name = "heads[2]*?"
     ran = UnjudgedRun(
         loaded=[loaded(name, declaration={"dtypes": ["float32"], "devices": ["cpu"]})],

@@ -31,35 +31,35 @@ SHAPE = result(slug="shape.output")
 def test_a_record_is_no_worse_than_itself() -> None:
     """Nothing changed: all is as before."""
     same = record(entry("mine", PASSED, FAILED, SHAPE))
-    found = difference(same, copy.deepcopy(same))
-    assert not found.pop("worse")
-    assert (found.pop("same"), found.pop("schema"), found.pop("ratio")) == (3, 1, 2.0)
-    assert not any(found.values())
+    changes = difference(same, copy.deepcopy(same))
+    assert not changes.pop("worse")
+    assert (changes.pop("same"), changes.pop("schema"), changes.pop("ratio")) == (3, 1, 2.0)
+    assert not any(changes.values())
 
 
 def test_a_new_failure_is_worse() -> None:
-    """Clause and verdict are told, with both sides."""
-    found = difference(record(entry("mine", PASSED)), record(entry("mine", FAILED)))
-    (added,) = found["added"]
+    """Clause and verdict are reported, with both sides."""
+    changes = difference(record(entry("mine", PASSED)), record(entry("mine", FAILED)))
+    (added,) = changes["added"]
     assert (added["candidate"], added["clause"], added["dtype"]) == (
         "mine",
         "mask.golden",
         "float32",
     )
     assert (added["old"]["status"], added["new"]["kind"]) == ("passed", "value")
-    (verdict,) = found["verdicts"]
+    (verdict,) = changes["verdicts"]
     assert (verdict["old"], verdict["new"], verdict["worse"]) == ("conforms", "fails", True)
-    assert found["worse"]
+    assert changes["worse"]
 
 
 def test_the_other_way_round_it_is_fixed() -> None:
     """What failed and passes now is fixed: nothing got worse."""
-    found = difference(record(entry("mine", FAILED)), record(entry("mine", PASSED)))
-    assert len(found["fixed"]) == 1
-    assert not found["worse"]
+    changes = difference(record(entry("mine", FAILED)), record(entry("mine", PASSED)))
+    assert len(changes["fixed"]) == 1
+    assert not changes["worse"]
 
 
-def test_dtypes_and_devices_are_told_apart() -> None:
+def test_dtypes_and_devices_are_distinguished() -> None:
     """A clause is compared with itself in the same dtype on the same device."""
     old = record(entry("mine", result(), result(dtype="float64"), result(device="cuda")))
     new = record(entry("mine", result(), result(dtype="float64"), result("failed", device="cuda")))
@@ -107,40 +107,40 @@ def test_who_came_and_went(
     worse: bool,  # noqa: FBT001 (a table)
 ) -> None:
     """What comes and fails is worse, and what goes and held."""
-    found = difference(old, new)
-    assert len(found[where]) == 1
-    assert found["worse"] is worse
+    changes = difference(old, new)
+    assert len(changes[where]) == 1
+    assert changes["worse"] is worse
 
 
 def test_clauses_of_another_specification_may_go() -> None:
-    """A newer version may know a clause no more: that is told, but no candidate's fault."""
+    """A newer version may know a clause no more: that is reported, but no candidate's fault."""
     old, new = record(entry("mine", PASSED, SHAPE)), record(entry("mine", PASSED))
     new["tool"]["specification"] = "another"
-    found = difference(old, new)
-    assert found["conditions"] == [
+    changes = difference(old, new)
+    assert changes["conditions"] == [
         {"name": "tool.specification", "old": "0123456789ab", "new": "another"}
     ]
-    assert len(found["went"]) == 1
-    assert not found["worse"]
+    assert len(changes["went"]) == 1
+    assert not changes["worse"]
 
 
-def test_surroundings_are_told() -> None:
-    """Seed and environment that differ are told; a margin under another seed is no worse."""
+def test_surroundings_are_reported() -> None:
+    """Seed and environment that differ are reported; a margin under another seed is no worse."""
     old, new = record(entry("mine", PASSED)), record(entry("mine", result(margin=0.9)), seed=1)
     new["environment"]["torch"] = "9.9"
-    found = difference(old, new)
-    assert {one["name"] for one in found["conditions"]} == {"seed", "environment.torch"}
-    assert len(found["drift"]) == 1
-    assert not found["worse"]
+    changes = difference(old, new)
+    assert {each["name"] for each in changes["conditions"]} == {"seed", "environment.torch"}
+    assert len(changes["drift"]) == 1
+    assert not changes["worse"]
 
 
-def test_promises_that_differ_are_told() -> None:
-    """A declaration that promises less is told, long values shortened."""
+def test_promises_that_differ_are_reported() -> None:
+    """A declaration that promises less is reported, long values shortened."""
     old = record(entry("mine", PASSED, declaration={"masks": ["keep"] * 100, "scale": True}))
     new = record(entry("mine", PASSED, declaration={"masks": []}))
-    found = difference(old, new)["declarations"]
-    assert [(one["name"], one["new"]) for one in found] == [("masks", "[]"), ("scale", None)]
-    assert len(found[0]["old"]) < 150
+    changes = difference(old, new)["declarations"]
+    assert [(each["name"], each["new"]) for each in changes] == [("masks", "[]"), ("scale", None)]
+    assert len(changes[0]["old"]) < 150
 
 
 def test_expectations_that_hold_no_more_are_worse() -> None:
@@ -158,9 +158,9 @@ def test_candidates_of_one_name_are_all_compared() -> None:
     """None of several candidates, or entries of a clause, is lost for its name."""
     old = record(entry("mine", PASSED), entry("mine", PASSED))
     new = record(entry("mine", PASSED), entry("mine", PASSED, FAILED))
-    found = difference(old, new)
-    assert [one["candidate"] for one in found["came"]] == ["mine (2)"]
-    assert found["worse"]
+    changes = difference(old, new)
+    assert [each["candidate"] for each in changes["came"]] == ["mine (2)"]
+    assert changes["worse"]
 
 
 def test_an_old_record_is_enough() -> None:
@@ -172,7 +172,7 @@ def test_an_old_record_is_enough() -> None:
     assert not difference(new, old)["worse"]
 
 
-def test_a_run_that_is_not_whole_is_told() -> None:
+def test_a_run_that_is_not_whole_is_reported() -> None:
     """What a limit or a shard left out is not taken for what changed in a candidate."""
     whole = record(entry("mine", PASSED))
     cut = {**whole, "limit": {"seconds": 60.0, "reached": True}}

@@ -7,7 +7,7 @@ import pytest
 from conformance.session.diffing import compared, side
 
 
-def told(status: str, kind: str = "value", *names: str, margin: Any = None) -> dict[str, Any]:
+def clause(status: str, kind: str = "value", *names: str, margin: Any = None) -> dict[str, Any]:
     """One side of a comparison, from a record's clause."""
     fails = status in ("failed", "expected-failure")
     return side(
@@ -23,47 +23,52 @@ def told(status: str, kind: str = "value", *names: str, margin: Any = None) -> d
 
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str, bool]] = {
-    "fails now": (told("passed"), told("failed"), "added", True),
-    "fails now, as announced": (told("passed"), told("expected-failure"), "added", True),
-    "fails since it was promised": (told("not-applicable"), told("failed"), "added", True),
-    "the harness fails now": (told("passed"), told("error"), "added", True),
-    "fixed": (told("failed"), told("passed"), "fixed", False),
+    "fails now": (clause("passed"), clause("failed"), "added", True),
+    "fails now, as announced": (clause("passed"), clause("expected-failure"), "added", True),
+    "fails since it was promised": (clause("not-applicable"), clause("failed"), "added", True),
+    "the harness fails now": (clause("passed"), clause("error"), "added", True),
+    "fixed": (clause("failed"), clause("passed"), "fixed", False),
     "fixed, and still announced": (
-        told("expected-failure"),
-        told("unexpected-pass"),
+        clause("expected-failure"),
+        clause("unexpected-pass"),
         "fixed",
         False,
     ),
-    "another kind": (told("failed"), told("failed", "raised"), "changed", True),
+    "another kind": (clause("failed"), clause("failed", "raised"), "changed", True),
     "another mistake": (
-        told("failed", "value", "a"),
-        told("failed", "value", "b"),
+        clause("failed", "value", "a"),
+        clause("failed", "value", "b"),
         "changed",
         True,
     ),
     "another kind, announced": (
-        told("failed"),
-        told("expected-failure", "raised"),
+        clause("failed"),
+        clause("expected-failure", "raised"),
         "changed",
         True,
     ),
-    "announced": (told("failed"), told("expected-failure"), "changed", False),
-    "announced no more": (told("expected-failure"), told("failed"), "changed", True),
-    "tested no more": (told("passed"), told("untestable"), "changed", True),
-    "promised no more": (told("passed"), told("not-applicable"), "changed", True),
-    "failed, promised no more": (told("failed"), told("not-applicable"), "changed", False),
-    "tested now": (told("untestable"), told("passed"), "changed", False),
-    "announced without reason": (told("passed"), told("unexpected-pass"), "changed", True),
-    "as before": (told("failed", "value", "a"), told("failed", "value", "a"), "same", False),
-    "passed as before": (told("passed"), told("passed"), "same", False),
-    "nearer to the bound": (told("passed", margin=0.2), told("passed", margin=0.4), "drift", True),
-    "a bit nearer": (told("passed", margin=0.2), told("passed", margin=0.39), "same", False),
-    "farther": (told("passed", margin=0.4), told("passed", margin=0.2), "drift", False),
-    "from exact": (told("passed", margin=0.0), told("passed", margin=0.02), "drift", True),
-    "rounding": (told("passed", margin=1e-9), told("passed", margin=0.019), "same", False),
-    "no margin before": (told("passed"), told("passed", margin=0.9), "same", False),
-    "no margin now": (told("passed", margin=0.9), told("passed"), "same", False),
-    "no number": (told("passed", margin="inf"), told("passed", margin=0.9), "same", False),
+    "announced": (clause("failed"), clause("expected-failure"), "changed", False),
+    "announced no more": (clause("expected-failure"), clause("failed"), "changed", True),
+    "tested no more": (clause("passed"), clause("untestable"), "changed", True),
+    "promised no more": (clause("passed"), clause("not-applicable"), "changed", True),
+    "failed, promised no more": (clause("failed"), clause("not-applicable"), "changed", False),
+    "tested now": (clause("untestable"), clause("passed"), "changed", False),
+    "announced without reason": (clause("passed"), clause("unexpected-pass"), "changed", True),
+    "as before": (clause("failed", "value", "a"), clause("failed", "value", "a"), "same", False),
+    "passed as before": (clause("passed"), clause("passed"), "same", False),
+    "nearer to the bound": (
+        clause("passed", margin=0.2),
+        clause("passed", margin=0.4),
+        "drift",
+        True,
+    ),
+    "a bit nearer": (clause("passed", margin=0.2), clause("passed", margin=0.39), "same", False),
+    "farther": (clause("passed", margin=0.4), clause("passed", margin=0.2), "drift", False),
+    "from exact": (clause("passed", margin=0.0), clause("passed", margin=0.02), "drift", True),
+    "rounding": (clause("passed", margin=1e-9), clause("passed", margin=0.019), "same", False),
+    "no margin before": (clause("passed"), clause("passed", margin=0.9), "same", False),
+    "no margin now": (clause("passed", margin=0.9), clause("passed"), "same", False),
+    "no number": (clause("passed", margin="inf"), clause("passed", margin=0.9), "same", False),
 }
 
 
@@ -75,14 +80,14 @@ def test_what_became_of_a_clause(
     worse: bool,  # noqa: FBT001 (a table)
 ) -> None:
     """A change has one name; it is worse when less is known to hold, or a failure is another."""
-    found, is_worse, how = compared(old, new, ratio=2.0)
-    assert (found, is_worse) == (change, worse)
+    found_change, is_worse, how = compared(old, new, ratio=2.0)
+    assert (found_change, is_worse) == (change, worse)
     assert bool(how) == (change != "same")
 
 
-def test_how_a_failure_changed_is_told() -> None:
-    """Kinds and diagnoses are told with what they were."""
-    old, new = told("expected-failure", "value", "a"), told("failed", "raised", "b", "c")
+def test_how_a_failure_changed_is_reported() -> None:
+    """Kinds and diagnoses are reported with the earlier ones."""
+    old, new = clause("expected-failure", "value", "a"), clause("failed", "raised", "b", "c")
     assert compared(old, new, ratio=2.0)[2] == (
         "status expected-failure, now failed; kind value, now raised; diagnosed as a, now b or c"
     )
@@ -90,9 +95,9 @@ def test_how_a_failure_changed_is_told() -> None:
 
 @pytest.mark.parametrize("more", [{"same_problems": False}, {"examples": 60}])
 def test_margins_of_other_problems_are_no_worse(more: dict[str, Any]) -> None:
-    """Where other problems were drawn, or more of them, a margin that moved is told only."""
-    old = told("passed", margin=0.2)
-    new = told("passed", margin=0.8) | {"examples": more.pop("examples", 40)}
+    """Where other problems were drawn, or more of them, a margin that moved is reported only."""
+    old = clause("passed", margin=0.2)
+    new = clause("passed", margin=0.8) | {"examples": more.pop("examples", 40)}
     change, worse, how = compared(old, new, ratio=2.0, **more)
     assert (change, worse) == ("drift", False)
     assert how == "margin 0.2, now 0.8 (4.0 times as near to the bound)"
@@ -100,6 +105,6 @@ def test_margins_of_other_problems_are_no_worse(more: dict[str, Any]) -> None:
 
 def test_the_ratio_is_given() -> None:
     """Who wants to hear of smaller drifts gives a smaller ratio."""
-    sides = told("passed", margin=0.2), told("passed", margin=0.3)
+    sides = clause("passed", margin=0.2), clause("passed", margin=0.3)
     assert compared(*sides, ratio=1.2)[0] == "drift"
     assert compared(*sides, ratio=2.0)[0] == "same"

@@ -100,11 +100,11 @@ STALE: dict[str, tuple[ExpectedFailure, list[ClauseResult], str]] = {
 
 @pytest.mark.parametrize(("entry", "results", "why"), STALE.values(), ids=STALE.keys())
 def test_stale(entry: ExpectedFailure, results: list[ClauseResult], why: str) -> None:
-    """An expectation that nothing answers to is stale, and the reason is told."""
-    (found,) = stale([entry], {"mine": results}, EVERYTHING)
-    assert found.why == why
-    assert found.as_json()["clause"] == entry.clause
-    assert (found.problem, found.change) == ("stale", "drop the expectation")
+    """An expectation that nothing answers to is stale, with a reason."""
+    (clause_result,) = stale([entry], {"mine": results}, EVERYTHING)
+    assert clause_result.why == why
+    assert clause_result.as_json()["clause"] == entry.clause
+    assert (clause_result.problem, clause_result.change) == ("stale", "drop the expectation")
 
 
 FRESH: dict[str, tuple[ExpectedFailure, list[ClauseResult]]] = {
@@ -121,7 +121,7 @@ def test_not_stale(entry: ExpectedFailure, results: list[ClauseResult]) -> None:
     assert not stale([entry], {"mine": results}, EVERYTHING)
 
 
-def test_what_was_not_asked_for_is_not_stale() -> None:
+def test_what_was_not_selected_is_not_stale() -> None:
     """``--only``, ``--skip`` and ``--dtype`` make no expectation stale."""
     assert not stale([expected()], {"mine": []}, Selection(slugs=["shape.output"]))
     elsewhere = Selection(slugs=EVERYTHING.slugs, devices=("cpu",))
@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[ExpectedFailure, ClauseResult, str]] = {
     "expired": (expected(expires=YESTERDAY), result("failed"), "expired"),
     "expired, under a glob": (expected("mask.*", expires=YESTERDAY), result("failed"), "expired"),
     "expired and not tested": (expected(expires=YESTERDAY), result("untestable"), "expired"),
-    "expired beside one that holds": (
+    "expired with another that holds": (
         expected(expires=YESTERDAY),
         result("expected-failure"),
         "expired",
@@ -151,15 +151,15 @@ BROKEN: dict[str, tuple[ExpectedFailure, ClauseResult, str]] = {
 }
 
 
-@pytest.mark.parametrize(("entry", "found", "problem"), BROKEN.values(), ids=BROKEN.keys())
-def test_what_does_not_hold_is_told_once(
-    entry: ExpectedFailure, found: ClauseResult, problem: str
+@pytest.mark.parametrize(("entry", "clause_result", "problem"), BROKEN.values(), ids=BROKEN.keys())
+def test_what_does_not_hold_is_reported_once(
+    entry: ExpectedFailure, clause_result: ClauseResult, problem: str
 ) -> None:
     """An expired expectation, or one whose clause fails in another way, is red at any level."""
-    (told,) = not_holding([entry], {"mine": [found]}, EVERYTHING, today=TODAY)
-    assert told.problem == problem
-    assert told.names("mine")
-    assert told.as_json()["change"] == told.change != ""
+    (stale_entry,) = not_holding([entry], {"mine": [clause_result]}, EVERYTHING, today=TODAY)
+    assert stale_entry.problem == problem
+    assert stale_entry.names("mine")
+    assert stale_entry.as_json()["change"] == stale_entry.change != ""
 
 
 HOLDING: dict[str, tuple[list[ExpectedFailure], ClauseResult]] = {
@@ -173,18 +173,18 @@ HOLDING: dict[str, tuple[list[ExpectedFailure], ClauseResult]] = {
 }
 
 
-@pytest.mark.parametrize(("entries", "found"), HOLDING.values(), ids=HOLDING.keys())
-def test_what_holds(entries: list[ExpectedFailure], found: ClauseResult) -> None:
-    """Nothing is told of expectations that hold, or whose clause is red by itself."""
-    assert not not_holding(entries, {"mine": [found]}, EVERYTHING, today=TODAY)
+@pytest.mark.parametrize(("entries", "clause_result"), HOLDING.values(), ids=HOLDING.keys())
+def test_what_holds(entries: list[ExpectedFailure], clause_result: ClauseResult) -> None:
+    """Nothing is reported of expectations that hold, or whose clause is red by itself."""
+    assert not not_holding(entries, {"mine": [clause_result]}, EVERYTHING, today=TODAY)
 
 
 def test_a_different_failure_reddens_only_its_candidate() -> None:
-    """One expectation for several candidates is told of those that fail in another way."""
+    """An expectation for several candidates is reported for those that fail in another way."""
     results = {"mine": [result("expected-failure")], "yours": [result("failed", violation=RAISED)]}
-    (told,) = not_holding([expected()], results, EVERYTHING, today=TODAY)
-    assert told.names("yours")
-    assert not told.names("mine")
+    (stale_entry,) = not_holding([expected()], results, EVERYTHING, today=TODAY)
+    assert stale_entry.names("yours")
+    assert not stale_entry.names("mine")
 
 
 def test_reading_a_file(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_reading_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("day", ["2031-01-31", '"2031-01-31"'])
 def test_reading_every_key(tmp_path: Path, day: str) -> None:
-    """A diagnosis, a device and a last day, as a date or as a text, may be given, too."""
+    """A diagnosis, a device and a last day, as a date or as a text, are read, too."""
     path = tmp_path / "known.toml"
     path.write_bytes(
         b"\xef\xbb\xbf# An editor's mark comes first.\r\n[[expected]]\r\n"
@@ -247,7 +247,7 @@ BAD: dict[str, tuple[str, str]] = {
         '[[expected]]\nclause = "mask.golden"\nreason = "x"\nexpires = 2031-01-31T10:00:00',
         "line 1, entry 1: an expected failure's expires is 2031-01-31T10:00:00: give a day",
     ),
-    "place is ours": (
+    "place is no key": (
         '[[expected]]\nclause = "mask.golden"\nreason = "x"\nplace = "here"',
         "entry 1 has an unknown key 'place'",
     ),

@@ -84,7 +84,7 @@ def test_files_are_joined() -> None:
     """The first file's head and texts come before the second's; what both say stands once."""
     other = '# Theirs.\n\n[[expected]]\nclause = "mask.golden"\nreason = "known"\n'
     both = [read_written(TEXT, PATH), read_written(other, PATH)]
-    entries = tuple(dict.fromkeys(entry for one in both for entry, _ in one.entries))
+    entries = tuple(dict.fromkeys(entry for file in both for entry, _ in file.entries))
     text = rewrite(both, Acceptance(kept=entries), PATH)
     assert "Theirs" not in text
     assert len(tomllib.loads(text)["expected"]) == 3
@@ -123,7 +123,7 @@ def test_any_text_survives(reason: str, candidate: str, day: date | None) -> Non
         with pytest.raises(UnicodeEncodeError):
             f"{reason}{candidate}".encode()
         return
-    assert [one for one, _ in read_written(text, PATH).entries] == [entry]
+    assert [file for file, _ in read_written(text, PATH).entries] == [entry]
 
 
 def test_what_cannot_be_written_is_refused() -> None:

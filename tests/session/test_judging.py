@@ -22,7 +22,7 @@ def failed(*names: str, kind: str = "value", **more: Any) -> ClauseResult:
 
 
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("judged_result", "status"),
     [
         (failed("mask-inverted"), "expected-failure"),
         (failed("mask-ignored", "mask-inverted"), "expected-failure"),
@@ -32,13 +32,13 @@ def failed(*names: str, kind: str = "value", **more: Any) -> ClauseResult:
         (failed("mask-inverted", kind="raised"), "failed"),
     ],
 )
-def test_a_named_diagnosis_must_be_found(found: ClauseResult, status: str) -> None:
+def test_a_named_diagnosis_must_be_found(judged_result: ClauseResult, status: str) -> None:
     """Another mistake, a pair or none is another failure; one of several that fit is enough."""
     entry = expected(diagnosis="mask-inverted")
-    assert judge(found, "mine", [entry], today=TODAY).status == status
+    assert judge(judged_result, "mine", [entry], today=TODAY).status == status
 
 
-def test_another_diagnosis_is_told_with_the_line_to_change() -> None:
+def test_another_diagnosis_is_reported_with_the_line_to_change() -> None:
     """The reason names both diagnoses, and the line of the key in its file."""
     entry = expected(diagnosis="mask-inverted", place=PLACE)
     assert judge(failed("mask-ignored"), "mine", [entry], today=TODAY).reason == (
@@ -47,7 +47,7 @@ def test_another_diagnosis_is_told_with_the_line_to_change() -> None:
     )
 
 
-def test_another_kind_is_told_with_the_line_to_change() -> None:
+def test_another_kind_is_reported_with_the_line_to_change() -> None:
     """So is another kind; an entry without that key is named by its own line."""
     entry = expected(kind="shape", place=Place(file="known.toml", line=7))
     assert judge(failed(), "mine", [entry], today=TODAY).reason == (
@@ -61,11 +61,11 @@ def test_another_kind_is_told_with_the_line_to_change() -> None:
     [("2030-06-14", "failed"), ("2030-06-15", "expected-failure"), (TODAY, "expected-failure")],
 )
 def test_the_last_day_still_counts(last: Any, status: str) -> None:
-    """A failure is accepted through the day that is given, and no longer."""
+    """A failure is accepted through its last day, and no longer."""
     assert judge(failed(), "mine", [expected(expires=last)], today=TODAY).status == status
 
 
-def test_an_expired_expectation_is_told_with_the_line_to_change() -> None:
+def test_an_expired_expectation_is_reported_with_the_line_to_change() -> None:
     """The reason says until when it was accepted, what day it is and which line holds the day."""
     entry = expected(expires=date(2030, 6, 1), place=PLACE)
     assert judge(failed(), "mine", [entry], today=TODAY).reason == (
@@ -75,12 +75,12 @@ def test_an_expired_expectation_is_told_with_the_line_to_change() -> None:
 
 
 def test_one_that_holds_is_enough() -> None:
-    """Beside an expired expectation another one may cover the failure."""
+    """Another expectation than an expired one may cover the failure."""
     entries = [expected(expires=date(2030, 6, 1)), expected("mask.*")]
     assert judge(failed(), "mine", entries, today=TODAY).status == "expected-failure"
 
 
-def test_a_pass_is_told_with_the_line_to_drop() -> None:
+def test_a_pass_is_reported_with_the_line_to_drop() -> None:
     """An unexpected pass says which entry of which file is to go."""
     judged = judge(result(), "mine", [expected(place=PLACE)], today=TODAY)
     assert judged.status == "unexpected-pass"

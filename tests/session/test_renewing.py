@@ -27,7 +27,7 @@ def outcome(*results: ClauseResult) -> UnjudgedRun:
     )
 
 
-def test_a_file_is_written_and_told(tmp_path: Path) -> None:
+def test_a_file_is_written_and_reported(tmp_path: Path) -> None:
     """The entries come with their lines, and the record tells what was added."""
     path = tmp_path / "known.toml"
     renewed = renew(Gate(write=path), outcome(result("failed")))
@@ -57,10 +57,10 @@ def test_the_file_itself_is_what_is_known(tmp_path: Path) -> None:
 
 def test_another_file_is_taken_over(tmp_path: Path) -> None:
     """With --expected-failures the run is held against that file, and both are kept."""
-    theirs, ours = tmp_path / "theirs.toml", tmp_path / "ours.toml"
+    theirs, own = tmp_path / "theirs.toml", tmp_path / "ours.toml"
     theirs.write_text(ENTRY.format("theirs"), encoding="utf-8")
-    ours.write_text(ENTRY.format("ours"), encoding="utf-8")
-    gate = Gate(expected=theirs, write=ours)
+    own.write_text(ENTRY.format("ours"), encoding="utf-8")
+    gate = Gate(expected=theirs, write=own)
     assert [entry.reason for entry in gate.entries(list(READY.sentences))] == ["theirs"]
     renewed = renew(gate, outcome(result("failed")))
     assert isinstance(renewed, Renewed)
@@ -76,18 +76,18 @@ def test_one_file_under_two_names_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_the_harness_is_not_written(tmp_path: Path) -> None:
-    """Where the harness failed nothing is known: the file stays, and the sentence says why."""
+    """Where the harness failed there is no result: the file stays, and the sentence says why."""
     path = tmp_path / "known.toml"
-    told = renew(Gate(write=path), outcome(result("failed"), result("error", "shape.output")))
-    assert told == f"{path} is left as it was: the harness failed in shape.output"
+    refusal = renew(Gate(write=path), outcome(result("failed"), result("error", "shape.output")))
+    assert refusal == f"{path} is left as it was: the harness failed in shape.output"
     assert not path.exists()
 
 
 def test_a_file_that_cannot_be_written_loses_no_run(tmp_path: Path) -> None:
-    """A folder that went away while the run went on is told in a sentence."""
-    told = renew(Gate(write=tmp_path / "gone" / "known.toml"), outcome(result("failed")))
-    assert isinstance(told, str)
-    assert "cannot be written" in told
+    """A folder that went away while the run went on is reported in a sentence."""
+    refusal = renew(Gate(write=tmp_path / "gone" / "known.toml"), outcome(result("failed")))
+    assert isinstance(refusal, str)
+    assert "cannot be written" in refusal
 
 
 def test_bad_files_are_refused_before_the_run(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_bad_files_are_refused_before_the_run(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_writes_nothing(tmp_path: Path) -> None:
-    """Who interrupts a run has not seen all of it: the file stays, and the record says so."""
+    """An interrupted run has not run every clause: the file stays, and the record says so."""
     path = tmp_path / "known.toml"
     path.write_text(ENTRY.format("ours"), encoding="utf-8")
     interrupted = _Run(interrupted=True)

@@ -37,7 +37,7 @@ VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
     "a mask unchecked": ("inconclusive", [PASSED], {"unchecked": (MASK,)}),
     "a mask unchecked on purpose": ("conforms", [PASSED], {"unchecked": (ACCEPTED,)}),
     "a scale unchecked": ("conforms", [PASSED], {"unchecked": (SCALE,)}),
-    "no clause of masks asked": (
+    "no clause of masks selected": (
         "conforms",
         [result(slug="shape.output")],
         {"unchecked": (MASK,)},
@@ -52,7 +52,7 @@ VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("word", "results", "more"), VERDICTS.values(), ids=VERDICTS.keys())
 def test_verdicts(word: str, results: list[ClauseResult], more: dict[str, Any]) -> None:
-    """The gravest thing that was found decides the verdict."""
+    """The gravest result decides the verdict."""
     assert verdict(loaded(**more), results)[0] == word
 
 
@@ -78,7 +78,7 @@ def test_a_declared_mistake_is_said_in_words() -> None:
         assert "only mistakes do: the heads are mixed" in reason
 
 
-def test_one_exception_of_many_clauses_is_told_once() -> None:
+def test_one_exception_of_many_clauses_is_reported_once() -> None:
     """Three clauses that fail with an exception from one line have one reason."""
     lines = ("kernel.py:3", "kernel.py:3", "kernel.py:3", "kernel.py:9")
     raised = [
@@ -90,9 +90,11 @@ def test_one_exception_of_many_clauses_is_told_once() -> None:
         )
         for slug, line in zip(("a.b", "a.c", "a.d", "a.e"), lines, strict=True)
     ]
-    told = "raised ValueError: a.b (kernel.py:3); mend it, or pin with geometry= what can be taken"
+    exception = (
+        "raised ValueError: a.b (kernel.py:3); mend it, or pin with geometry= what can be taken"
+    )
     warnings = candidate_entry(loaded(), raised, {})["warnings"]
-    assert warnings == [f"3 clauses failed with one exception, such as: {told}"]
+    assert warnings == [f"3 clauses failed with one exception, such as: {exception}"]
     assert candidate_entry(loaded(), raised[1:], {})["warnings"] == []
 
 
@@ -115,7 +117,7 @@ def test_each_problem_of_an_expectation_is_named() -> None:
 
 
 def test_interrupted_is_inconclusive() -> None:
-    """What was not finished is no pass, but a failure that was found stays one."""
+    """What was not finished is no pass, but a failure stays a failure."""
     assert verdict(loaded(), [PASSED], interrupted=True)[0] == "inconclusive"
     assert verdict(loaded(), [MUST_FAILED], interrupted=True)[0] == "fails"
 
@@ -171,7 +173,7 @@ def test_exit_codes(code: int, results: list[ClauseResult], *, strict: bool) -> 
 
 
 def test_exit_code_of_an_interrupted_run() -> None:
-    """A run that was interrupted exits as the shell expects, whatever it found before."""
+    """A run that was interrupted exits as the shell expects, whatever its results."""
     assert exit_code(report(PASSED, interrupted=True)) == 130
 
 

@@ -1,4 +1,4 @@
-"""What is asked of which worker, with workers that answer at once."""
+"""Which worker runs which clause, with workers that answer at once."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ TASKS = tuple(
 
 
 class Worker:
-    """Answers with what ``says`` returns, and remembers what it was asked."""
+    """Answers with what ``says`` returns, and records its calls."""
 
     def __init__(self, says: Callable[[str, Order], ClauseResult]) -> None:
         self.says = says
-        self.asked: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
 
     def run_candidate(
         self, _index: int, numbers: Sequence[int], order: Order
     ) -> Iterator[ClauseResult]:
-        """Answer what is asked."""
+        """Record the clauses and answer."""
         for number in numbers:
             kind = (
                 f"round {order.round}" if order.round else "deferred" if order.deferred else "run"
             )
-            self.asked.append((kind, SLUGS[number]))
+            self.calls.append((kind, SLUGS[number]))
             yield self.says(SLUGS[number], order)
 
-    def explain(self, _index: int, number: int, found: ClauseResult) -> ClauseResult:
-        """Say that it was asked."""
-        self.asked.append(("explain", SLUGS[number]))
-        return found.replace(reason="explained")
+    def explain(self, _index: int, number: int, clause_result: ClauseResult) -> ClauseResult:
+        """Record the call and answer."""
+        self.calls.append(("explain", SLUGS[number]))
+        return clause_result.replace(reason="explained")
 
     def perform(self, _index: int, job: str) -> list[str]:
-        """Say what it was asked."""
+        """Answer with the name of the job."""
         return [job]
 
 
@@ -59,12 +59,12 @@ class Pool:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
-    def work(self, parts: list[Chunk], do: Any, heard: Any) -> None:
+    def work(self, parts: list[Chunk], do: Any, receive: Any) -> None:
         """Do every part in this thread."""
         for part in parts:
             hands: JobContext[Any] = JobContext(
                 supervisor=self.worker,  # type: ignore[arg-type]
-                report=lambda said, part=part: heard(part, said),
+                report=lambda said, part=part: receive(part, said),
                 stopping=lambda: False,
             )
             do(hands, part)
@@ -93,19 +93,19 @@ def spread(worker: Worker, **more: Any) -> Schedule:
     return Schedule(
         pool=Pool(worker),  # type: ignore[arg-type]
         loaded=candidates,
-        judge=lambda _loaded, found: found,
+        judge=lambda _loaded, clause_result: clause_result,
         progress=lambda _doing, _done, _total, _left=None: None,
         **more,
     )
 
 
 def test_one_worker_asks_in_the_order_of_the_plan() -> None:
-    """Nothing waits, nothing is asked twice."""
+    """Nothing waits, nothing is run twice."""
     worker = Worker(passes)
     run = spread(worker)
     run.run()
-    assert worker.asked == [("run", slug) for slug in SLUGS]
-    assert [found.id for found in run.results_of(0)] == list(SLUGS)
+    assert worker.calls == [("run", slug) for slug in SLUGS]
+    assert [clause_result.id for clause_result in run.results_of(0)] == list(SLUGS)
     assert run.warnings == {0: []}
 
 
@@ -118,12 +118,16 @@ def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:
     worker = Worker(says)
     run = spread(worker, jobs=4)
     run.run()
-    assert worker.asked == [
+    assert worker.calls == [
         *(("deferred", slug) for slug in SLUGS),
         ("explain", "mask.golden"),
         ("explain", "shape.output"),
     ]
-    assert [found.reason for found in run.results_of(0)] == ["explained", "", "explained"]
+    assert [clause_result.reason for clause_result in run.results_of(0)] == [
+        "explained",
+        "",
+        "explained",
+    ]
     assert run.warnings[0] == ["conformance.tools.identification.contradictions:job"]
 
 
@@ -132,17 +136,19 @@ def test_a_spread_candidate_that_is_lost_is_run_again_in_order(kind: str) -> Non
     """It is given up after some clauses in a row: only one worker can count them."""
 
     def says(slug: str, order: Order) -> ClauseResult:
-        found = result("failed", slug, examples=1, reason="in order")
-        assert found.violation is not None
+        clause_result = result("failed", slug, examples=1, reason="in order")
+        assert clause_result.violation is not None
         if order.deferred:
-            found = found.replace(reason="spread")
-        return found.replace(violation=type(found.violation)(kind=kind, message="lost"))
+            clause_result = clause_result.replace(reason="spread")
+        return clause_result.replace(
+            violation=type(clause_result.violation)(kind=kind, message="lost")
+        )
 
     worker = Worker(says)
     run = spread(worker, jobs=2)
     run.run()
-    assert worker.asked[-3:] == [("run", slug) for slug in SLUGS]
-    assert {found.reason for found in run.results_of(0)} == {"in order"}
+    assert worker.calls[-3:] == [("run", slug) for slug in SLUGS]
+    assert {clause_result.reason for clause_result in run.results_of(0)} == {"in order"}
 
 
 def test_many_candidates_are_not_split() -> None:
@@ -150,7 +156,7 @@ def test_many_candidates_are_not_split() -> None:
     worker = Worker(passes)
     run = spread(worker, jobs=2, loaded=[loaded(str(n), planned=TASKS) for n in range(4)])
     run.run()
-    assert {kind for kind, _ in worker.asked} == {"run"}
+    assert {kind for kind, _ in worker.calls} == {"run"}
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
@@ -170,8 +176,10 @@ def test_a_profile_explores_until_the_time_is_up(jobs: int) -> None:
     assert (first.status, last.status) == ("passed", "failed")
     assert first.examples == 4 + 4 * run.rounds
     assert last.examples == 4 + 4 + 1
-    assert ("round 3", "shape.output") not in worker.asked
-    assert run.explored == sum(found.examples for found in run.results_of(0)) - 3 * 4
+    assert ("round 3", "shape.output") not in worker.calls
+    assert (
+        run.explored == sum(clause_result.examples for clause_result in run.results_of(0)) - 3 * 4
+    )
 
 
 def test_other_profiles_do_not() -> None:
@@ -180,19 +188,25 @@ def test_other_profiles_do_not() -> None:
     run = spread(worker, deadline=Rounds(60))
     run.run()
     assert run.rounds == 0
-    assert len(worker.asked) == len(SLUGS)
+    assert len(worker.calls) == len(SLUGS)
 
 
 def test_what_was_found_is_not_taken_back_when_the_time_is_up() -> None:
-    """A candidate that is run again keeps what is known of clauses that are not reached again."""
+    """A candidate that is run again keeps the results of clauses that are not reached again."""
 
     def says(slug: str, order: Order) -> ClauseResult:
         if not order.deferred:
             return result("untestable", slug, reason="not run: the limit of 60 s was reached")
-        found = result("failed", slug, examples=3)
-        assert found.violation is not None
-        return found.replace(violation=type(found.violation)(kind="hung", message="hung"))
+        clause_result = result("failed", slug, examples=3)
+        assert clause_result.violation is not None
+        return clause_result.replace(
+            violation=type(clause_result.violation)(kind="hung", message="hung")
+        )
 
     run = spread(Worker(says), jobs=2, deadline=Rounds(2))
     run.run()
-    assert [found.status for found in run.results_of(0)] == ["failed", "untestable", "untestable"]
+    assert [clause_result.status for clause_result in run.results_of(0)] == [
+        "failed",
+        "untestable",
+        "untestable",
+    ]

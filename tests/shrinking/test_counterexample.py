@@ -31,8 +31,8 @@ def described(candidate: Candidate, slug: str, example: Problem) -> dict[str, An
         tries=0,
         repeated=True,
     )
-    found: dict[str, Any] = json.loads(json.dumps(plain(describe(slug, subject, smallest))))
-    return found
+    shown_failure: dict[str, Any] = json.loads(json.dumps(plain(describe(slug, subject, smallest))))
+    return shown_failure
 
 
 def first_row_doubled(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Tensor:
@@ -118,10 +118,12 @@ def test_strides_are_shown() -> None:
     sizes = TINY | {"num_heads": 2, "num_kv_heads": 2}
     examples = [problem(**sizes, seed=seed) for seed in range(8)]
     shown = [described(candidate, "shape.strided", example) for example in examples]
-    strided = [call["arguments"]["query"] for found in shown for call in found["calls"]]
-    told = [argument for argument in strided if "storage" in argument]
-    assert told
-    for argument in told:
+    strided = [
+        call["arguments"]["query"] for shown_failure in shown for call in shown_failure["calls"]
+    ]
+    with_storage = [argument for argument in strided if "storage" in argument]
+    assert with_storage
+    for argument in with_storage:
         storage = torch.tensor(argument["storage"])
         rebuilt = storage.as_strided(argument["shape"], argument["stride"], argument["offset"])
         assert rebuilt.tolist() == argument["values"]
@@ -149,7 +151,7 @@ def test_exceptions_are_shown_instead_of_an_answer() -> None:
 
 
 def test_failure_that_did_not_repeat_has_no_calls() -> None:
-    """Without calls the problem is all that is known."""
+    """Without calls there is only the problem."""
     subject = Subject(core(), "float32")
     violation = Violation(kind="value", message="once", expected=1.0, got=2.0)
     smallest = Smallest(

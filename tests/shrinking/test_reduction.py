@@ -43,12 +43,17 @@ def test_predicate_ends_at_the_smallest_geometry() -> None:
     def fails(example: Problem) -> bool:
         return example.geometry.key_length >= 3 and example.causal
 
-    found, used = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
-    sizes = dataclasses.asdict(found.geometry)
+    reduced, used = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    sizes = dataclasses.asdict(reduced.geometry)
     assert sizes == dict.fromkeys(FIELDS, 1) | {"key_length": 3}
-    assert found.causal
-    assert (found.mask, found.scale, found.softcap, found.window) == (None, None, None, None)
-    assert (found.values, found.seed, found.biases) == ("integers", 0, False)
+    assert reduced.causal
+    assert (reduced.mask, reduced.scale, reduced.softcap, reduced.window) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    assert (reduced.values, reduced.seed, reduced.biases) == ("integers", 0, False)
     assert 0 < used <= TRIES
 
 
@@ -59,47 +64,47 @@ def test_products_are_reduced_too() -> None:
         sizes = example.geometry
         return sizes.num_kv_heads >= 2 and sizes.num_heads > sizes.num_kv_heads
 
-    found, _ = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
-    assert (found.geometry.num_heads, found.geometry.num_kv_heads) == (4, 2)
-    assert found.geometry.key_length == found.geometry.query_length == 1
+    reduced, _ = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    assert (reduced.geometry.num_heads, reduced.geometry.num_kv_heads) == (4, 2)
+    assert reduced.geometry.key_length == reduced.geometry.query_length == 1
 
 
 @pytest.mark.parametrize("tries", [0, 1, 7])
 def test_budget_is_respected(tries: int) -> None:
-    """Never more tries than allowed, and what was found by then is returned."""
+    """Never more tries than allowed, and the smallest so far is returned."""
     calls: list[Problem] = []
 
     def fails(example: Problem) -> bool:
         calls.append(example)
         return True
 
-    found, used = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=tries)
+    reduced, used = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=tries)
     assert len(calls) == used <= tries
-    assert (found == LARGE) is (tries == 0)
+    assert (reduced == LARGE) is (tries == 0)
 
 
 def test_nothing_smaller_fails() -> None:
     """A problem that fails alone is returned as it is."""
-    found, used = reduce_problem(LARGE, EVERYTHING, ANY, lambda _: False, tries=TRIES)
-    assert found == LARGE
+    reduced, used = reduce_problem(LARGE, EVERYTHING, ANY, lambda _: False, tries=TRIES)
+    assert reduced == LARGE
     assert used > 20
 
 
 def test_each_try_is_new_and_smaller() -> None:
     """No problem is tried twice in one round, and none larger than what fails already."""
-    seen: list[Problem] = []
+    proposals: list[Problem] = []
 
     def fails(example: Problem) -> bool:
-        seen.append(example)
+        proposals.append(example)
         return False
 
     reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
-    assert len(seen) == len(set(seen))
-    assert LARGE not in seen
+    assert len(proposals) == len(set(proposals))
+    assert LARGE not in proposals
     assert all(
         getattr(example.geometry, "batch") <= LARGE.geometry.batch  # noqa: B009
         and example.geometry.query_length <= LARGE.geometry.query_length
-        for example in seen
+        for example in proposals
     )
 
 
@@ -132,11 +137,11 @@ def test_clause_keeps_its_space() -> None:
         least=(("key_length", 3), ("batch", 2)),
     )
     start = LARGE.replace(geometry=LARGE.geometry.replace(query_length=33))
-    found, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
-    assert found.causal
-    assert found.mask is not None
-    assert found.mask.finite_bias
-    assert (found.geometry.batch, found.geometry.key_length, found.geometry.query_length) == (
+    reduced, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert reduced.causal
+    assert reduced.mask is not None
+    assert reduced.mask.finite_bias
+    assert (reduced.geometry.batch, reduced.geometry.key_length, reduced.geometry.query_length) == (
         2,
         3,
         3,
@@ -157,8 +162,8 @@ def test_clause_keeps_its_recipes(
     """Plainer values are tried only where the clause asks for them."""
     space = Space(mask="maybe", causal="maybe", extras="maybe", values=values)
     failing = LARGE.replace(values=start, dtype=dtype)
-    found, _ = reduce_problem(failing, EVERYTHING, space, lambda _: True, tries=TRIES)
-    assert found.values == end
+    reduced, _ = reduce_problem(failing, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert reduced.values == end
 
 
 def test_harness_faults_are_not_swallowed() -> None:
@@ -177,22 +182,22 @@ def test_length_beyond_a_tile_is_found_exactly() -> None:
     def fails(example: Problem) -> bool:
         return example.geometry.key_length >= 21
 
-    found, _ = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
-    assert found.geometry.key_length == 21
-    assert found.geometry.query_length == found.geometry.batch == 1
+    reduced, _ = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    assert reduced.geometry.key_length == 21
+    assert reduced.geometry.query_length == reduced.geometry.batch == 1
 
 
 def test_other_clauses_counterexamples_are_tried_first() -> None:
-    """What showed one failure is asked before anything else, with this problem's options."""
+    """What showed one failure is tried before anything else, with this problem's options."""
     small = LARGE.replace(geometry=Geometry(**dict.fromkeys(FIELDS, 1)), seed=5, values="integers")
-    seen: list[Problem] = []
+    proposals: list[Problem] = []
 
     def fails(example: Problem) -> bool:
-        seen.append(example)
+        proposals.append(example)
         return False
 
     reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=1, reduced_problems=[LARGE, small])
-    assert seen == [LARGE.replace(geometry=small.geometry, seed=5, values="integers")]
+    assert proposals == [LARGE.replace(geometry=small.geometry, seed=5, values="integers")]
 
 
 def test_what_a_space_always_offers_stays() -> None:
@@ -200,15 +205,15 @@ def test_what_a_space_always_offers_stays() -> None:
     space = Space(mask="offered", causal="offered", patterns=("random",))
     start = LARGE.replace(scale=None, softcap=None, window=None, values="normal")
     start = start.replace(mask=plan("random", "keep", "BHQK"))
-    found, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
-    assert found.causal
-    assert found.mask is not None
-    assert found.geometry == Geometry(**dict.fromkeys(FIELDS, 1))
+    reduced, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert reduced.causal
+    assert reduced.mask is not None
+    assert reduced.geometry == Geometry(**dict.fromkeys(FIELDS, 1))
 
 
 def test_preferred_sizes_bind_no_reduction() -> None:
     """Sizes for a clause's power are not needed to show a failure."""
     space = Space(preferred=(("query_length", 64), ("head_size", 16)))
     start = LARGE.replace(mask=None, causal=False, scale=None, softcap=None, window=None)
-    found, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
-    assert found.geometry == Geometry(**dict.fromkeys(FIELDS, 1))
+    reduced, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
+    assert reduced.geometry == Geometry(**dict.fromkeys(FIELDS, 1))

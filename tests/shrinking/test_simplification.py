@@ -13,8 +13,8 @@ TRIES = 200
 
 def value_of(example: Problem, name: str, drawn: tuple[float, ...]) -> tuple[float, ...]:
     """The values of a tensor of an example, overridden or as drawn."""
-    given = None if example.overrides is None else example.overrides.value(name)
-    return drawn if given is None else given
+    override = None if example.overrides is None else example.overrides.value(name)
+    return drawn if override is None else override
 
 
 def test_what_need_not_be_is_zero() -> None:
@@ -24,10 +24,10 @@ def test_what_need_not_be_is_zero() -> None:
     def fails(example: Problem) -> bool:
         return value_of(example, "key", drawn["key"])[1] < -2.5
 
-    found, used = simplify_values(problem(), drawn, fails, tries=TRIES)
-    assert found.overrides is not None
-    assert found.overrides.value("query") == (0.0,)
-    assert found.overrides.value("key") == (0.0, -3.0, 0.0)
+    simplified, used = simplify_values(problem(), drawn, fails, tries=TRIES)
+    assert simplified.overrides is not None
+    assert simplified.overrides.value("query") == (0.0,)
+    assert simplified.overrides.value("key") == (0.0, -3.0, 0.0)
     assert 0 < used <= TRIES
 
 
@@ -38,8 +38,8 @@ def test_fraction_stays_where_it_is_needed() -> None:
     def fails(example: Problem) -> bool:
         return value_of(example, "value", drawn["value"]) == (0.25,)
 
-    found, _ = simplify_values(problem(), drawn, fails, tries=TRIES)
-    assert found == problem()
+    simplified, _ = simplify_values(problem(), drawn, fails, tries=TRIES)
+    assert simplified == problem()
 
 
 def test_mask_only_ever_keeps_more() -> None:
@@ -49,27 +49,27 @@ def test_mask_only_ever_keeps_more() -> None:
     def fails(example: Problem) -> bool:
         return value_of(example, "keep", drawn["keep"])[2] == 0.0
 
-    found, _ = simplify_values(problem(), drawn, fails, tries=TRIES)
-    assert value_of(found, "keep", drawn["keep"]) == (1.0, 1.0, 0.0)
+    simplified, _ = simplify_values(problem(), drawn, fails, tries=TRIES)
+    assert value_of(simplified, "keep", drawn["keep"]) == (1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("tries", [0, 1, 3])
 def test_tries_are_limited(tries: int) -> None:
     """No more problems are tried than allowed."""
-    seen: list[Problem] = []
+    tried: list[Problem] = []
 
     def fails(example: Problem) -> bool:
-        seen.append(example)
+        tried.append(example)
         return False
 
     _, used = simplify_values(problem(), {"key": (0.3, 0.4)}, fails, tries=tries)
-    assert len(seen) == used == tries
+    assert len(tried) == used == tries
 
 
 def test_many_values_stay_as_they_are() -> None:
     """Nobody reads more than 64 numbers: none of them is tried."""
-    found, used = simplify_values(problem(), {"key": (0.5,) * 65}, lambda _: True, tries=TRIES)
-    assert (found, used) == (problem(), 0)
+    simplified, used = simplify_values(problem(), {"key": (0.5,) * 65}, lambda _: True, tries=TRIES)
+    assert (simplified, used) == (problem(), 0)
 
 
 def test_rounding_keeps_what_is_not_finite() -> None:

@@ -27,33 +27,33 @@ def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def violation_of(function: Any, slug: str, example: Problem) -> tuple[Subject, Violation]:
     """How an example breaks a clause."""
     subject = Subject(core(function, **NO_PROMISES), "float32")
-    found = examine(CLAUSES[slug], subject, example).violation
-    assert found is not None
-    return subject, found
+    result = examine(CLAUSES[slug], subject, example).violation
+    assert result is not None
+    return subject, result
 
 
 def test_wrong_scale_ends_at_two_keys_of_two_channels() -> None:
     """The least that shows a scale, in integers."""
     example = problem()
     subject, violation = violation_of(unscaled, "numerics.scale", example)
-    found = smallest_failure(CLAUSES["numerics.scale"], subject, example, violation, tries=TRIES)
-    inputs = subject.inputs(found.problem)
+    result = smallest_failure(CLAUSES["numerics.scale"], subject, example, violation, tries=TRIES)
+    inputs = subject.inputs(result.problem)
     assert inputs.query.numel() + inputs.key.numel() + inputs.value.numel() == 8
     for tensor in (inputs.query, inputs.key, inputs.value):
         assert torch.equal(tensor, tensor.round())
-    assert found.repeated
-    assert len(found.recording.calls) == 1
-    assert found.tries <= TRIES
+    assert result.repeated
+    assert len(result.recording.calls) == 1
+    assert result.tries <= TRIES
 
 
 def test_failure_that_does_not_repeat_keeps_its_problem() -> None:
-    """Nothing smaller is claimed of what was seen once only."""
+    """Nothing smaller is claimed of a failure that does not occur again."""
     example = problem()
     subject = Subject(core(bare, **NO_PROMISES), "float32")
     violation = Violation(kind="value", message="once")
-    found = smallest_failure(CLAUSES["numerics.golden"], subject, example, violation, tries=TRIES)
-    assert (found.problem, found.violation, found.repeated) == (example, violation, False)
-    assert found.recording.calls == []
+    result = smallest_failure(CLAUSES["numerics.golden"], subject, example, violation, tries=TRIES)
+    assert (result.problem, result.violation, result.repeated) == (example, violation, False)
+    assert result.recording.calls == []
 
 
 def test_reduction_does_not_slip_to_another_exception() -> None:
@@ -69,9 +69,9 @@ def test_reduction_does_not_slip_to_another_exception() -> None:
 
     example = problem()
     subject, violation = violation_of(two_bugs, "shape.output", example)
-    found = smallest_failure(CLAUSES["shape.output"], subject, example, violation, tries=TRIES)
-    assert found.problem.geometry.key_length == 3
-    assert "three keys" in found.violation.message
+    result = smallest_failure(CLAUSES["shape.output"], subject, example, violation, tries=TRIES)
+    assert result.problem.geometry.key_length == 3
+    assert "three keys" in result.violation.message
 
 
 def test_example_that_the_golden_fails_does_not_count() -> None:
@@ -88,10 +88,10 @@ def test_example_that_the_golden_fails_does_not_count() -> None:
     clause = dataclasses.replace(golden_clause, check=breaks_down_at_zero)
     example = problem(batch=1, num_heads=1, num_kv_heads=1)
     subject, violation = violation_of(unscaled, "numerics.golden", example)
-    found = smallest_failure(clause, subject, example, violation, tries=TRIES)
-    values = subject.inputs(found.problem).value
+    result = smallest_failure(clause, subject, example, violation, tries=TRIES)
+    values = subject.inputs(result.problem).value
     assert not bool((values == 0.0).any())
-    assert examine(clause, Control(subject), found.problem).violation is None
+    assert examine(clause, Control(subject), result.problem).violation is None
 
 
 @pytest.mark.parametrize(

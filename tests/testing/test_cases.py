@@ -25,11 +25,11 @@ def test_a_failed_should_is_tolerated() -> None:
         _conclude(case(), SHOULD)
 
 
-@pytest.mark.parametrize("one", [SHOULD, result("failed"), result("unexpected-pass")])
-def test_what_was_announced_otherwise_fails(one: ClauseResult) -> None:
+@pytest.mark.parametrize("clause_result", [SHOULD, result("failed"), result("unexpected-pass")])
+def test_what_was_announced_otherwise_fails(clause_result: ClauseResult) -> None:
     """A failure that was announced as another one, or until an earlier day, fails at any level."""
     with pytest.raises(_pytest.outcomes.Failed, match="explained"):
-        _conclude(case(announced=True), one)
+        _conclude(case(announced=True), clause_result)
 
 
 def test_an_expected_failure_is_tolerated() -> None:

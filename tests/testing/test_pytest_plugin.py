@@ -276,7 +276,7 @@ class TestNot:
 
 
 def test_parametrize_without_the_argument(pytester: pytest.Pytester) -> None:
-    """A decorated test without an argument ``clause`` is told so."""
+    """A decorated test without an argument ``clause`` is refused."""
     pytester.makepyfile(
         attn=KERNEL,
         test_mine="""
@@ -293,7 +293,7 @@ def test_nothing():
 
 
 def test_statuses_become_outcomes(pytester: pytest.Pytester) -> None:
-    """Expected and SHOULD failures are xfails, an unexpected pass fails, ours is an error."""
+    """Expected and SHOULD failures are xfails, an unexpected pass fails, its own fault is an error."""
     pytester.makepyfile(
         attn=KERNEL,
         test_mine="""

@@ -13,7 +13,7 @@ def judged(clause: Any) -> None:
 
 
 def test_a_decorator_without_candidates_is_refused() -> None:
-    """What would else be a test that never runs is told at once, with what to write."""
+    """What would else be a test that never runs is refused at once, with what to write."""
     with pytest.raises(
         UsageError, match=r"judged is given no candidates: write @conformance\.para"
     ):

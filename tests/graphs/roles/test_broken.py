@@ -120,5 +120,7 @@ def test_what_does_not_matter_is_said_so(tmp_path: Path) -> None:
     """The sentence of an input without influence says that its role is a guess."""
     module = of_layer(projected(BROKEN["query does not matter"]))
     reading = read(tmp_path, module, separate(), SEPARATE)
-    (sentence,) = [one for one in reading.assumptions if one.startswith("input q:")]
+    (sentence,) = [
+        assumption for assumption in reading.assumptions if assumption.startswith("input q:")
+    ]
     assert "does not depend on it" in sentence

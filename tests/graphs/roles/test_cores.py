@@ -43,7 +43,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def positions_first(*inputs: Tensor) -> Tensor:
-    return plain(*(one.transpose(1, 2) for one in inputs)).transpose(1, 2)
+    return plain(*(tensor.transpose(1, 2) for tensor in inputs)).transpose(1, 2)
 
 
 def packed(*inputs: Tensor, kv_heads: int = 4) -> Tensor:
@@ -58,7 +58,7 @@ def cached(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def swapped(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.transpose(1, 2).contiguous() for name, one in inputs.items()}
+    return {name: tensor.transpose(1, 2).contiguous() for name, tensor in inputs.items()}
 
 
 FOUR = {"num_heads": 4, "num_kv_heads": 4}

@@ -50,12 +50,12 @@ def itself(layer: Layer, x: Tensor) -> Tensor:
 
 def swapped(layer: Layer, *inputs: Tensor) -> Tensor:
     """Positions outside items, ``[L, B, E]``."""
-    query, key, value = [one.transpose(0, 1) for one in inputs] * (3 // len(inputs))
+    query, key, value = [tensor.transpose(0, 1) for tensor in inputs] * (3 // len(inputs))
     return layer(query, key, value)[0].transpose(0, 1)
 
 
 def without_items(layer: Layer, *inputs: Tensor) -> Tensor:
-    query, key, value = [one[None] for one in inputs] * (3 // len(inputs))
+    query, key, value = [tensor[None] for tensor in inputs] * (3 // len(inputs))
     return layer(query, key, value)[0][0]
 
 
@@ -74,7 +74,7 @@ class Frozen(nn.Module):
         """``[B, L, E]`` of the traced sizes."""
         layer = self.layer
         pairs = ((layer.query, query), (layer.key, key), (layer.value, value))
-        answer, _ = attend(*(self._split(one(tokens)) for one, tokens in pairs))
+        answer, _ = attend(*(self._split(projection(tokens)) for projection, tokens in pairs))
         return layer.output(merged(answer))
 
     def _split(self, packed: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ CASES = {
     ),
     "positions first": Case(
         of_layer(swapped),
-        {name: one.transpose(0, 1) for name, one in separate().items()},
+        {name: tensor.transpose(0, 1) for name, tensor in separate().items()},
         dynamic(q="s b", k="t b", v="t b"),
         PLAIN.replace("BLE", "LBE"),
     ),
@@ -215,7 +215,7 @@ CASES = {
     ),
     "torch's own, positions first": Case(
         nn.MultiheadAttention(WIDTH, 4),
-        {name: one.transpose(0, 1) for name, one in separate().items()},
+        {name: tensor.transpose(0, 1) for name, tensor in separate().items()},
         dynamic(q="s b", k="t b", v="t b"),
         PLAIN.replace("BLE", "LBE") + " w=weights:BQK",
         options={"outputs": ("y", "w")},
@@ -256,11 +256,14 @@ CASES = {
     "one head": Case(of_layer(plain, heads=1), separate(), SEPARATE, PLAIN),
     "grouped heads": Case(of_layer(plain, kv_heads=2), separate(), SEPARATE, PLAIN),
     "half precision": Case(
-        of_layer(plain).half(), {n: one.half() for n, one in separate().items()}, SEPARATE, PLAIN
+        of_layer(plain).half(),
+        {n: tensor.half() for n, tensor in separate().items()},
+        SEPARATE,
+        PLAIN,
     ),
     "double precision": Case(
         of_layer(plain).double(),
-        {n: one.double() for n, one in separate().items()},
+        {n: tensor.double() for n, tensor in separate().items()},
         SEPARATE,
         PLAIN,
     ),
@@ -300,7 +303,7 @@ def test_roles_axes_and_sizes_are_those_of_the_module(name: str, tmp_path: Path)
         ("frozen", {"batch": 2, "query_length": 6, "key_length": 9}),
     ],
 )
-def test_frozen_axes_are_told_from_fixed_ones(
+def test_frozen_axes_are_distinguished_from_fixed_axes(
     name: str, baked: dict[str, int], tmp_path: Path
 ) -> None:
     """``baked`` holds what the file calls dynamic and the runtime refuses, and nothing else."""
@@ -327,7 +330,7 @@ def test_one_tensor_given_thrice_leaves_self_attention(tmp_path: Path) -> None:
 
 
 def test_a_declaration_comes_before_behaviour(tmp_path: Path) -> None:
-    """What is told is not asked, and the sentence says who told it."""
+    """What is declared is not probed, and the sentence names the declaration."""
     declaration = GraphDeclaration(
         inputs={
             name: {"role": role}
@@ -341,7 +344,7 @@ def test_a_declaration_comes_before_behaviour(tmp_path: Path) -> None:
 
 
 def test_every_part_has_a_sentence(tmp_path: Path) -> None:
-    """Each input and each other output is among the assumptions, with how it was found."""
+    """Each input and each other output is among the assumptions, with what shows it."""
     case = CASES["torch's own"]
     reading: GraphReading = read(tmp_path, case.module, case.inputs, case.axes, **case.options)
     for name in ("input q:", "input k:", "input v:", "output w:"):

@@ -120,7 +120,7 @@ CASES = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_is_read_as_what_it_does(name: str, tmp_path: Path) -> None:
-    """Form, polarity and axes of one mask beside query, key and value; its name says nothing."""
+    """Form, polarity and axes of one mask besides query, key and value; its name says nothing."""
     case = CASES[name]
     module = of_layer(lambda layer, q, k, v, z: layer(q, k, v, masking=case.masking(z))[0])
     axes = {**SEPARATE, **dynamic(z=case.axes)}
@@ -198,7 +198,7 @@ class Own(nn.Module):
     ],
     ids=["bool", "per head", "float"],
 )
-def test_two_masks_are_told_apart(
+def test_two_masks_are_distinguished(
     mask: Tensor, axes: str, padding: Tensor, read_as: str, tmp_path: Path
 ) -> None:
     """Padding by items and keys, the other by queries and keys, or by heads folded into items."""

@@ -49,12 +49,12 @@ def saved(
     """A graph of one node; a None leaves an optional input out."""
     domain = attributes.get("domain", "")
     node = helper.make_node(
-        operator, [one[0] if one else "" for one in inputs], ["y"], **attributes
+        operator, [port[0] if port else "" for port in inputs], ["y"], **attributes
     )
     graph = helper.make_graph(
         [node],
         "graph",
-        [helper.make_tensor_value_info(*one) for one in inputs if one],
+        [helper.make_tensor_value_info(*port) for port in inputs if port],
         [helper.make_tensor_value_info("y", SINGLE, output)],
     )
     opsets = [helper.make_opsetid("", 20 if domain else 23)]

@@ -27,7 +27,7 @@ def says(tmp_path: Path, masking: Callable[[Tensor], Tensor] | None) -> bool:
 
 
 def test_a_bias_by_position(tmp_path: Path) -> None:
-    """A slope over the keys is told before clauses fail for it."""
+    """A slope over the keys is noted before clauses fail for it."""
     assert says(tmp_path, sloped)
 
 

@@ -90,14 +90,16 @@ def test_the_refusal_says_how_to_declare(tmp_path: Path) -> None:
 
 def test_a_declaration_of_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """With the name that was meant."""
-    declaration = GraphDeclaration(inputs={"qq": {"role": "query"}}, where="told.toml")
-    with pytest.raises(UsageError, match=r"told\.toml: graph\.onnx has no input 'qq'.*'q'"):
+    declaration = GraphDeclaration(inputs={"qq": {"role": "query"}}, where="declared.toml")
+    with pytest.raises(UsageError, match=r"declared\.toml: graph\.onnx has no input 'qq'.*'q'"):
         read(tmp_path, of_layer(plain), separate(), SEPARATE, declaration=declaration)
 
 
 def test_a_declaration_with_other_axes_than_the_file_is_refused(tmp_path: Path) -> None:
     """Two letters for three axes."""
-    declaration = GraphDeclaration(inputs={"q": {"role": "query", "axes": "LE"}}, where="told.toml")
+    declaration = GraphDeclaration(
+        inputs={"q": {"role": "query", "axes": "LE"}}, where="declared.toml"
+    )
     with pytest.raises(UsageError, match=r"input 'q' has 3 axes in graph\.onnx"):
         read(tmp_path, of_layer(plain), separate(), SEPARATE, declaration=declaration)
 

@@ -27,9 +27,9 @@ def test_heads_cut_otherwise_are_judged_by_the_files_rows(
 ) -> None:
     """Head h owns rows h*D to (h+1)*D of what the file stores, whatever the graph does."""
     module = make()
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert differing(found, module) == []
-    assert any(said in sentence for sentence in found.assumptions)
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(projections, module) == []
+    assert any(said in sentence for sentence in projections.assumptions)
 
 
 class Tiled(Layer):
@@ -40,20 +40,20 @@ class Tiled(Layer):
         group = self.heads // self.kv_heads
         q = layers.cut(self.q(query), self.heads)
         k, v = (
-            layers.cut(part(given), self.kv_heads).repeat(1, group, 1, 1)
-            for part, given in ((self.k, key), (self.v, value))
+            layers.cut(part(source), self.kv_heads).repeat(1, group, 1, 1)
+            for part, source in ((self.k, key), (self.v, value))
         )
-        found: Tensor = self.o(layers.merged(self.attend(q, k, v)))
-        return found
+        projections: Tensor = self.o(layers.merged(self.attend(q, k, v)))
+        return projections
 
 
 def test_heads_handed_out_in_turn_are_noticed(tmp_path: Path) -> None:
-    """The stored key heads are found, and the sentence says how the graph hands them out."""
+    """The stored key heads are recovered, and the sentence says how the graph hands them out."""
     module = Tiled(heads=6, kv_heads=2)
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert differing(found, module) == []
-    assert found.num_kv_heads == 2
-    assert any("hands out the key heads in turn" in text for text in found.assumptions)
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(projections, module) == []
+    assert projections.num_kv_heads == 2
+    assert any("hands out the key heads in turn" in text for text in projections.assumptions)
 
 
 class Merged(Layer):
@@ -62,19 +62,19 @@ class Merged(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention with a wrong merge."""
         q, k, v = (
-            layers.cut(part(given), self.heads)
-            for part, given in ((self.q, query), (self.k, key), (self.v, value))
+            layers.cut(part(source), self.heads)
+            for part, source in ((self.q, query), (self.k, key), (self.v, value))
         )
-        found: Tensor = self.o(self.attend(q, k, v).reshape(query.shape))
-        return found
+        projections: Tensor = self.o(self.attend(q, k, v).reshape(query.shape))
+        return projections
 
 
 def test_a_wrong_merge_is_noticed(tmp_path: Path) -> None:
-    """The output projection is found behind a wrong merge, which is named."""
+    """The output projection is recovered behind a wrong merge, which is named."""
     module = Merged()
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert differing(found, module) == []
-    assert any("merges the heads without moving them" in text for text in found.assumptions)
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(projections, module) == []
+    assert any("merges the heads without moving them" in text for text in projections.assumptions)
 
 
 class Below(PerHead):
@@ -90,16 +90,16 @@ class Below(PerHead):
             layers.divided(q(query), k(key), v(value))
             for q, k, v in zip(self.q, self.k, self.v, strict=True)
         ]
-        found: Tensor = self.o(torch.cat(heads, dim=1))
-        return found
+        projections: Tensor = self.o(torch.cat(heads, dim=1))
+        return projections
 
 
 def test_heads_below_one_another_are_noticed(tmp_path: Path) -> None:
     """Every head's block of the output projection is the one matrix that all of them meet."""
     module = Below()
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert torch.equal(found.weights.o, module.o.weight.detach().repeat(1, 3))
-    assert any("below one another" in text for text in found.assumptions)
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert torch.equal(projections.weights.o, module.o.weight.detach().repeat(1, 3))
+    assert any("below one another" in text for text in projections.assumptions)
 
 
 class BakedBatch(Layer):
@@ -108,19 +108,19 @@ class BakedBatch(Layer):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention of two items."""
         q, k, v = (
-            part(given).view(2, -1, 3, 4).transpose(1, 2)
-            for part, given in ((self.q, query), (self.k, key), (self.v, value))
+            part(source).view(2, -1, 3, 4).transpose(1, 2)
+            for part, source in ((self.q, query), (self.k, key), (self.v, value))
         )
-        found: Tensor = self.o(layers.divided(q, k, v).transpose(1, 2).reshape(2, -1, 12))
-        return found
+        projections: Tensor = self.o(layers.divided(q, k, v).transpose(1, 2).reshape(2, -1, 12))
+        return projections
 
 
 def test_a_baked_number_of_items_is_no_hindrance(tmp_path: Path) -> None:
     """A graph that runs at two items alone, though it says otherwise, is read at two."""
     module = BakedBatch()
     path = export(tmp_path / "m.onnx", module, tokens(12, 12, 12))
-    found = find(path, process=GraphProcess)
-    assert differing(found, module) == []
+    projections = find(path, process=GraphProcess)
+    assert differing(projections, module) == []
 
 
 class Thrice(Layer):
@@ -132,8 +132,8 @@ class Thrice(Layer):
 
 
 def test_heads_of_the_wrong_tokens_are_noticed(tmp_path: Path) -> None:
-    """The projections are read although they are given another input, which is said."""
+    """The projections are read although their input is another one, which is said."""
     module = Thrice()
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert differing(found, module) == []
-    assert "the graph makes the key heads of the tokens of query" in found.assumptions
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(projections, module) == []
+    assert "the graph makes the key heads of the tokens of query" in projections.assumptions

@@ -1,4 +1,4 @@
-"""Matrices that a graph stores in 8 bits, beside those that they were made of."""
+"""Matrices that a graph stores in 8 bits, compared with those that they were made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probed rows found again among stored tensors: by value, up to one positive factor."""
+"""Probed rows matched with stored tensors: by value, up to one positive factor."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def test_a_block_is_found_with_its_factor(factor: float, start: int) -> None:
     """Wherever it begins, transposed or not, its stored rows come back bit by bit."""
     rows = factor * STORED[start : start + 8].astype(np.float64)
     for stored in (STORED, STORED.T.copy()):
-        found = match_rows(rows, NOISE * np.abs(rows), {"other": drawn(24, 6) + 9, "it": stored})
-        assert found.source == "it"
-        assert np.array_equal(found.rows, STORED[start : start + 8])
-        assert found.index.tolist() == list(range(start, start + 8))
-        assert abs(found.factor - factor) < 1e-9
+        match = match_rows(rows, NOISE * np.abs(rows), {"other": drawn(24, 6) + 9, "it": stored})
+        assert match.source == "it"
+        assert np.array_equal(match.rows, STORED[start : start + 8])
+        assert match.index.tolist() == list(range(start, start + 8))
+        assert abs(match.factor - factor) < 1e-9
 
 
 def test_scattered_rows_are_found_one_by_one() -> None:
     """In the order in which they were probed."""
     order = [7, 3, 11, 0]
     rows = STORED[order].astype(np.float64)
-    found = match_rows(rows, NOISE * np.abs(rows), {"it": STORED})
-    assert found.index.tolist() == order
-    assert found.stored == 24
+    match = match_rows(rows, NOISE * np.abs(rows), {"it": STORED})
+    assert match.index.tolist() == order
+    assert match.stored == 24
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,17 @@ def test_what_is_not_stored_is_not_found(change: object) -> None:
 
 
 def test_rows_of_zeros_are_no_hindrance() -> None:
-    """A matrix whose first row was pruned is still found as a block."""
+    """A matrix whose first row was pruned is still matched as a block."""
     stored = STORED.copy()
     stored[8] = 0
     rows = stored[8:16].astype(np.float64)
-    found = match_rows(rows, NOISE * np.abs(rows), {"it": stored})
-    assert found.index.tolist() == list(range(8, 16))
+    match = match_rows(rows, NOISE * np.abs(rows), {"it": stored})
+    assert match.index.tolist() == list(range(8, 16))
 
 
 def test_a_vector_is_found_in_a_longer_one() -> None:
     """A bias among those of a fused projection; without any factor."""
     vector = drawn(18)
-    found = match_vector(vector[6:12].astype(np.float64), np.full(6, NOISE), {"it": vector})
-    assert np.array_equal(found.rows, vector[6:12])
+    match = match_vector(vector[6:12].astype(np.float64), np.full(6, NOISE), {"it": vector})
+    assert np.array_equal(match.rows, vector[6:12])
     assert match_vector(2.0 * vector[6:12], np.full(6, NOISE), {"it": vector}) is None

@@ -28,10 +28,10 @@ PROJECT = [
 OUTPUT = node("MatMul", ["heads", "Wo"], ["output"])
 
 
-def stored_are(found: Any, names: str = "qkvo") -> bool:
+def stored_are(projections: Any, names: str = "qkvo") -> bool:
     """Whether the projections are the stored matrices."""
     return all(
-        np.array_equal(getattr(found.weights, name).numpy(), MATRICES[f"W{name}"].T)
+        np.array_equal(getattr(projections.weights, name).numpy(), MATRICES[f"W{name}"].T)
         for name in names
     )
 
@@ -41,15 +41,15 @@ def test_the_standard_operator_on_packed_heads(
     scale: float | None, expected: float, tmp_path: Path
 ) -> None:
     """Three axes, the number of heads and the scale as attributes."""
-    given = {} if scale is None else {"scale": scale}
+    attributes = {} if scale is None else {"scale": scale}
     attention = node("Attention", ["pq", "pk", "pv"], ["heads"], q_num_heads=3, kv_num_heads=3)
-    attention.attribute.extend(helper.make_attribute(k, v) for k, v in given.items())
+    attention.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
     path = build(tmp_path / "m.onnx", [*PROJECT, attention, OUTPUT], INPUTS, MATRICES, opset=23)
-    found = find(path)
-    assert stored_are(found)
-    assert (found.num_heads, found.num_kv_heads) == (3, 3)
-    assert math.isclose(found.scale, expected, rel_tol=1e-6)
-    assert found.gauge == ""
+    projections = find(path)
+    assert stored_are(projections)
+    assert (projections.num_heads, projections.num_kv_heads) == (3, 3)
+    assert math.isclose(projections.scale, expected, rel_tol=1e-6)
+    assert projections.gauge == ""
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -60,13 +60,13 @@ def test_onnxruntimes_multi_head_attention(biased: bool, tmp_path: Path) -> None
     path = build(
         tmp_path / "m.onnx", [*PROJECT, attention, OUTPUT], INPUTS, {**MATRICES, "bias": BIAS}
     )
-    found = find(path)
-    assert stored_are(found)
-    assert (found.num_heads, found.scale) == (3, 1 / 2)
+    projections = find(path)
+    assert stored_are(projections)
+    assert (projections.num_heads, projections.scale) == (3, 1 / 2)
     if biased:
-        assert np.array_equal(found.weights.v_bias.numpy(), BIAS[24:])
+        assert np.array_equal(projections.weights.v_bias.numpy(), BIAS[24:])
     else:
-        assert found.weights.v_bias is None
+        assert projections.weights.v_bias is None
 
 
 def test_onnxruntimes_attention_brings_its_projections(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_onnxruntimes_attention_brings_its_projections(tmp_path: Path) -> None:
     )
     stored = {"packed": packed, "bias": BIAS, "Wo": MATRICES["Wo"]}
     path = build(tmp_path / "m.onnx", [attention, OUTPUT], {"x": ["b", "l", 12]}, stored)
-    found = find(path)
-    assert np.array_equal(found.weights.k.numpy(), packed[:, 12:24].T)
-    assert np.array_equal(found.weights.q_bias.numpy(), BIAS[:12])
-    assert stored_are(found, "o")
-    assert found.scale == 1 / 2
+    projections = find(path)
+    assert np.array_equal(projections.weights.k.numpy(), packed[:, 12:24].T)
+    assert np.array_equal(projections.weights.q_bias.numpy(), BIAS[:12])
+    assert stored_are(projections, "o")
+    assert projections.scale == 1 / 2
 
 
 def test_grouped_heads_of_onnxruntime(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_grouped_heads_of_onnxruntime(tmp_path: Path) -> None:
     )
     project = [node("MatMul", ["x", f"W{name}"], [f"p{name}"]) for name in "qkv"]
     path = build(tmp_path / "m.onnx", [*project, attention, OUTPUT], {"x": [2, 5, 16]}, stored)
-    found = find(path, causal="bottom-right")
-    assert (found.num_heads, found.num_kv_heads) == (4, 2)
-    assert np.array_equal(found.weights.k.numpy(), stored["Wk"].T)
-    assert np.array_equal(found.weights.o.numpy(), stored["Wo"].T)
-    assert math.isclose(found.scale, 1 / math.sqrt(8))
+    projections = find(path, causal="bottom-right")
+    assert (projections.num_heads, projections.num_kv_heads) == (4, 2)
+    assert np.array_equal(projections.weights.k.numpy(), stored["Wk"].T)
+    assert np.array_equal(projections.weights.o.numpy(), stored["Wo"].T)
+    assert math.isclose(projections.scale, 1 / math.sqrt(8))
 
 
 def test_rotating_nodes_are_not_read(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_rotating_nodes_are_not_read(tmp_path: Path) -> None:
     stored = {"last": np.asarray([4, 4], np.int32), "total": np.asarray(5, np.int32)}
     stored |= {"cos": drawn(8, 2), "sin": drawn(8, 2)}
     path = build(tmp_path / "m.onnx", [*PROJECT, attention, OUTPUT], INPUTS, {**MATRICES, **stored})
-    found = find(path)
-    assert found.weights is None
-    assert "rotates query and key" in found.assumptions[0]
+    projections = find(path)
+    assert projections.weights is None
+    assert "rotates query and key" in projections.assumptions[0]
 
 
 def tokens() -> tuple[torch.Tensor, ...]:
@@ -136,16 +136,16 @@ def tokens() -> tuple[torch.Tensor, ...]:
 
 
 def test_a_graph_that_onnxruntime_optimised(tmp_path: Path) -> None:
-    """The scale inside a fused product is found."""
+    """The scale inside a fused product is recovered."""
     module = Layer()
     path = export(tmp_path / "m.onnx", module, tokens())
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found = find(tmp_path / "optimised.onnx")
-    assert differing(found, module) == []
-    assert (found.scale, found.gauge) == (1 / 2, "")
+    projections = find(tmp_path / "optimised.onnx")
+    assert differing(projections, module) == []
+    assert (projections.scale, projections.gauge) == (1 / 2, "")
 
 
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8], ids=["int8", "uint8"])
@@ -155,24 +155,24 @@ def test_eight_bit_weights_are_dequantised(
     per_channel: bool,  # noqa: FBT001 (a parameter)
     tmp_path: Path,
 ) -> None:
-    """Half a step from the module's own, with heads and scale; a state dict is found near them."""
+    """Half a step from the module's own, with heads and scale; a state dict matches them."""
     module = Layer()
     path = export(tmp_path / "m.onnx", module, tokens())
     quantize_dynamic(str(path), str(tmp_path / "q.onnx"), weight_type=kind, per_channel=per_channel)
-    found = find(tmp_path / "q.onnx")
-    assert (found.num_heads, found.scale) == (3, 1 / 2)
+    projections = find(tmp_path / "q.onnx")
+    assert (projections.num_heads, projections.scale) == (3, 1 / 2)
     for name in "qkvo":
         right = getattr(module, name).weight.detach()
         step = 2 * right.abs().max() / 254
-        got = getattr(found.weights, name)
+        got = getattr(projections.weights, name)
         assert 0 < (got - right).abs().max() <= step * 0.51
-    beside = find(tmp_path / "q.onnx", state_dict=module.state_dict())
-    assert beside.how == "state dict"
-    assert torch.equal(beside.weights.q, found.weights.q)
+    of_state_dict = find(tmp_path / "q.onnx", state_dict=module.state_dict())
+    assert of_state_dict.how == "state dict"
+    assert torch.equal(of_state_dict.weights.q, projections.weights.q)
 
 
 def test_local_functions_are_looked_into(tmp_path: Path) -> None:
-    """An attention inside a function of the file is found, though its tensors have no names."""
+    """An attention inside a function of the file is read, though its tensors have no names."""
     inner = [
         node("Transpose", ["k"], ["t"], perm=[0, 2, 1]),
         node("MatMul", ["q", "t"], ["product"]),
@@ -188,11 +188,11 @@ def test_local_functions_are_looked_into(tmp_path: Path) -> None:
     path = build(
         tmp_path / "m.onnx", [*PROJECT, call, OUTPUT], INPUTS, MATRICES, functions=[function]
     )
-    found = find(path)
-    assert stored_are(found)
-    assert (found.num_heads, found.gauge) == (1, "")
-    assert math.isclose(found.scale, 1 / math.sqrt(12))
-    assert found.stages.query == ""
+    projections = find(path)
+    assert stored_are(projections)
+    assert (projections.num_heads, projections.gauge) == (1, "")
+    assert math.isclose(projections.scale, 1 / math.sqrt(12))
+    assert projections.stages.query == ""
 
 
 def test_weights_outside_of_the_file_are_read(tmp_path: Path) -> None:
@@ -220,10 +220,10 @@ def test_the_core_of_a_core_has_stages_and_no_weights(tmp_path: Path) -> None:
         node("Softmax", ["product"], ["weights"], axis=-1),
         node("MatMul", ["weights", "value"], ["output"]),
     ]
-    found = find(build(tmp_path / "m.onnx", nodes, INPUTS, {}), kind="core", axes="FLD")
-    assert (found.weights, found.how) == (None, "declared")
-    assert (found.stages.scores, found.stages.weights) == ("product", "weights")
-    assert (found.stages.query, found.stages.value) == ("query", "value")
+    projections = find(build(tmp_path / "m.onnx", nodes, INPUTS, {}), kind="core", axes="FLD")
+    assert (projections.weights, projections.how) == (None, "declared")
+    assert (projections.stages.scores, projections.stages.weights) == ("product", "weights")
+    assert (projections.stages.query, projections.stages.value) == ("query", "value")
 
 
 def test_nodes_out_of_order_are_followed(tmp_path: Path) -> None:
@@ -231,6 +231,6 @@ def test_nodes_out_of_order_are_followed(tmp_path: Path) -> None:
     attention = node("Attention", ["pq", "pk", "pv"], ["heads"], q_num_heads=3, kv_num_heads=3)
     nodes = [OUTPUT, attention, *PROJECT]
     path = build(tmp_path / "m.onnx", nodes, INPUTS, MATRICES, opset=23)
-    found = find(path)
-    assert stored_are(found)
-    assert found.num_heads == 3
+    projections = find(path)
+    assert stored_are(projections)
+    assert projections.num_heads == 3

@@ -46,14 +46,14 @@ SHAPES: dict[str, tuple[Case, tuple[int, ...], float]] = {
 
 @pytest.mark.parametrize("attend", ATTENDING, ids=lambda attend: attend.__name__)
 def test_every_way_to_attend_is_seen_through(attend: layers.Attend, tmp_path: Path) -> None:
-    """However the core is spelt, weights, heads and the standard scale are found, all verified."""
+    """However the core is spelt, weights, heads and the standard scale are recovered."""
     module = Layer(attend)
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert differing(found, module) == []
-    assert (found.how, found.num_heads, found.num_kv_heads) == ("graph", 3, 3)
-    assert found.scale == 1 / 2
-    assert found.gauge == ""
-    assert found.assumptions == ()
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(projections, module) == []
+    assert (projections.how, projections.num_heads, projections.num_kv_heads) == ("graph", 3, 3)
+    assert projections.scale == 1 / 2
+    assert projections.gauge == ""
+    assert projections.assumptions == ()
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -61,39 +61,39 @@ def test_every_shape_of_layer_is_read(name: str, tmp_path: Path) -> None:
     """Widths, heads and missing parts are those of the module."""
     make, widths, scale = SHAPES[name]
     module = make()
-    found = find(export(tmp_path / "m.onnx", module, tokens(*widths)))
-    assert differing(found, module) == []
-    assert (found.num_heads, found.num_kv_heads) == (module.heads, module.kv_heads)
-    assert found.scale == scale
-    assert (found.weights.o is None) == (name == "no output projection")
+    projections = find(export(tmp_path / "m.onnx", module, tokens(*widths)))
+    assert differing(projections, module) == []
+    assert (projections.num_heads, projections.num_kv_heads) == (module.heads, module.kv_heads)
+    assert projections.scale == scale
+    assert (projections.weights.o is None) == (name == "no output projection")
 
 
 @pytest.mark.parametrize("axes", ["LBE", "LE"])
 def test_every_order_of_axes_is_read(axes: str, tmp_path: Path) -> None:
     """Positions first, and a single item without a batch."""
     module = Layer(order=axes)
-    given = [t.transpose(0, 1).contiguous() if axes == "LBE" else t[0] for t in tokens(12, 12, 12)]
-    found = find(export(tmp_path / "m.onnx", module, given, axes=axes), axes=axes)
-    assert differing(found, module) == []
+    inputs = [t.transpose(0, 1).contiguous() if axes == "LBE" else t[0] for t in tokens(12, 12, 12)]
+    projections = find(export(tmp_path / "m.onnx", module, inputs, axes=axes), axes=axes)
+    assert differing(projections, module) == []
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_fixed_sizes_are_enough(count: int, tmp_path: Path) -> None:
     """A graph frozen at its traced sizes, even at one item, is read with these."""
     module = Layer()
-    given = [part[:count] for part in tokens(12, 12, 12)]
-    found = find(export(tmp_path / "m.onnx", module, given, dynamic=False))
-    assert differing(found, module) == []
+    inputs = [part[:count] for part in tokens(12, 12, 12)]
+    projections = find(export(tmp_path / "m.onnx", module, inputs, dynamic=False))
+    assert differing(projections, module) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_weights_keep_their_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     """A graph in another precision gives its own numbers."""
     module = Layer().to(dtype)
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12, dtype=dtype)))
-    assert differing(found, module) == []
-    assert found.weights.q.dtype is dtype
-    assert found.scale == 1 / 2
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12, dtype=dtype)))
+    assert differing(projections, module) == []
+    assert projections.weights.q.dtype is dtype
+    assert projections.scale == 1 / 2
 
 
 @pytest.mark.parametrize("opset", [18, 20, 23])
@@ -101,9 +101,9 @@ def test_the_newer_exporter_is_read(opset: int, tmp_path: Path) -> None:
     """Its decompositions, and from opset 23 on the standard's own Attention node."""
     module = Layer(layers.fused_kernel)
     path = export(tmp_path / "m.onnx", module, tokens(12, 12, 12), opset=opset, dynamo=True)
-    found = find(path)
-    assert differing(found, module) == []
-    assert (found.scale, found.gauge) == (1 / 2, "")
+    projections = find(path)
+    assert differing(projections, module) == []
+    assert (projections.scale, projections.gauge) == (1 / 2, "")
 
 
 class Torchs(nn.Module):
@@ -132,72 +132,76 @@ def test_torchs_own_module_is_read(
     """nn.MultiheadAttention on both of its paths, fused and separate matrices."""
     module = Torchs(need_weights=need_weights, batch_first=True, **options)
     widths = (12, options.get("kdim", 12), options.get("vdim", 12))
-    found = find(export(tmp_path / "m.onnx", module, tokens(*widths)))
-    assert differing(found, module.inner) == []
-    assert (found.num_heads, found.scale) == (3, 1 / 2)
+    projections = find(export(tmp_path / "m.onnx", module, tokens(*widths)))
+    assert differing(projections, module.inner) == []
+    assert (projections.num_heads, projections.scale) == (3, 1 / 2)
 
 
 @pytest.mark.parametrize("layout", ["blocks", "by head"])
 def test_fused_rows_are_taken_apart(layout: str, tmp_path: Path) -> None:
     """One matrix for query, key and value, in blocks or head by head."""
     module = Fused(layout)
-    found = find(export(tmp_path / "m.onnx", module, tokens(12)))
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12)))
     for part, name in enumerate("qkv"):
         rows = module.rows(module.qkv.weight.detach(), part)
         bias = module.rows(module.qkv.bias.detach(), part)
-        assert torch.equal(getattr(found.weights, name), rows)
-        assert torch.equal(getattr(found.weights, f"{name}_bias"), bias)
-    assert found.gauge == ""
+        assert torch.equal(getattr(projections.weights, name), rows)
+        assert torch.equal(getattr(projections.weights, f"{name}_bias"), bias)
+    assert projections.gauge == ""
 
 
 def test_an_order_of_heads_in_a_fused_matrix_is_the_graphs_word(tmp_path: Path) -> None:
     """Rows that lie head inside feature are put in order, and the gauge says whose order it is."""
     module = Fused("heads inside")
-    found = find(export(tmp_path / "m.onnx", module, tokens(12)))
-    assert torch.equal(found.weights.q, module.rows(module.qkv.weight.detach(), 0))
-    assert "the order of the query rows" in found.gauge
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12)))
+    assert torch.equal(projections.weights.q, module.rows(module.qkv.weight.detach(), 0))
+    assert "the order of the query rows" in projections.gauge
 
 
 def test_matrices_stored_the_other_way_round_are_read(tmp_path: Path) -> None:
     """``[in, out]``, query, key and value side by side."""
     module = Transposed()
-    found = find(export(tmp_path / "m.onnx", module, tokens(12)))
-    assert torch.equal(found.weights.k, module.c_attn.detach()[:, 12:24].T)
-    assert torch.equal(found.weights.v_bias, module.c_attn_bias.detach()[24:])
-    assert torch.equal(found.weights.o, module.c_proj.detach().T)
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12)))
+    assert torch.equal(projections.weights.k, module.c_attn.detach()[:, 12:24].T)
+    assert torch.equal(projections.weights.v_bias, module.c_attn_bias.detach()[24:])
+    assert torch.equal(projections.weights.o, module.c_proj.detach().T)
 
 
 def test_kernels_of_three_axes_are_read(tmp_path: Path) -> None:
     """``[E, H, D]`` in, ``[H, D, E]`` out, contracted by Einsum."""
     module = Cubes()
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12)))
-    assert torch.equal(found.weights.q, module.wq.detach().permute(1, 2, 0).reshape(12, 12))
-    assert torch.equal(found.weights.k_bias, module.bk.detach().flatten())
-    assert torch.equal(found.weights.o, module.wo.detach().permute(2, 0, 1).reshape(12, 12))
-    assert found.num_heads == 3
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12)))
+    assert torch.equal(projections.weights.q, module.wq.detach().permute(1, 2, 0).reshape(12, 12))
+    assert torch.equal(projections.weights.k_bias, module.bk.detach().flatten())
+    assert torch.equal(projections.weights.o, module.wo.detach().permute(2, 0, 1).reshape(12, 12))
+    assert projections.num_heads == 3
 
 
 def test_a_softmax_for_each_head_is_one_attention(tmp_path: Path) -> None:
     """Heads that are computed one by one are put together in the order of their concatenation."""
     module = PerHead()
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert found.num_heads == 3
-    assert torch.equal(found.weights.v, torch.cat([one.weight.detach() for one in module.v]))
-    assert torch.equal(found.weights.q_bias, torch.cat([one.bias.detach() for one in module.q]))
-    assert torch.equal(found.weights.o, module.o.weight.detach())
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert projections.num_heads == 3
+    assert torch.equal(
+        projections.weights.v, torch.cat([head.weight.detach() for head in module.v])
+    )
+    assert torch.equal(
+        projections.weights.q_bias, torch.cat([head.bias.detach() for head in module.q])
+    )
+    assert torch.equal(projections.weights.o, module.o.weight.detach())
 
 
 def test_a_missing_scale_is_a_gauge(tmp_path: Path) -> None:
     """Without a factor nobody can tell a folded scale from none: judged there, and said."""
-    found = find(export(tmp_path / "m.onnx", Layer(layers.unscaled), tokens(12, 12, 12)))
-    assert (found.scale, found.gauge) == (1.0, FOLDED)
+    projections = find(export(tmp_path / "m.onnx", Layer(layers.unscaled), tokens(12, 12, 12)))
+    assert (projections.scale, projections.gauge) == (1.0, FOLDED)
 
 
 def test_a_wrong_scale_is_measured(tmp_path: Path) -> None:
     """An explicit factor is reported for what it is, without a gauge: the standard judges it."""
-    found = find(export(tmp_path / "m.onnx", Layer(layers.overscaled), tokens(12, 12, 12)))
-    assert round(found.scale, 5) == 1 / 4
-    assert found.gauge == ""
+    projections = find(export(tmp_path / "m.onnx", Layer(layers.overscaled), tokens(12, 12, 12)))
+    assert round(projections.scale, 5) == 1 / 4
+    assert projections.gauge == ""
 
 
 def by_length(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -214,16 +218,16 @@ def double(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_a_softmax_of_a_softmax_is_one_attention(tmp_path: Path) -> None:
     """The projections around it are read: what is wrong is between the products."""
     module = Layer(double)
-    found = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
-    assert differing(found, module) == []
-    assert found.scale == 1 / 2
+    projections = find(export(tmp_path / "m.onnx", module, tokens(12, 12, 12)))
+    assert differing(projections, module) == []
+    assert projections.scale == 1 / 2
 
 
 def test_a_scale_by_the_length_is_not_taken_for_the_standards(tmp_path: Path) -> None:
     """The sizes of the questions are no head sizes, so that their roots are not the scale."""
-    found = find(export(tmp_path / "m.onnx", Layer(by_length), tokens(12, 12, 12)))
-    assert found.scale != 1 / 2
-    assert found.gauge == ""
+    projections = find(export(tmp_path / "m.onnx", Layer(by_length), tokens(12, 12, 12)))
+    assert projections.scale != 1 / 2
+    assert projections.gauge == ""
 
 
 class Bent(Layer):
@@ -261,11 +265,11 @@ class Residual(SelfLayer):
 )
 def test_what_cannot_be_read_is_said(make: Case, count: int, reason: str, tmp_path: Path) -> None:
     """No weights rather than wrong ones: the gauge says what is not verified, and why."""
-    found = find(export(tmp_path / "m.onnx", make(), tokens(*[12] * count)))
-    assert found.weights is None
-    assert (found.how, found.gauge) == ("none", UNKNOWN)
+    projections = find(export(tmp_path / "m.onnx", make(), tokens(*[12] * count)))
+    assert projections.weights is None
+    assert (projections.how, projections.gauge) == ("none", UNKNOWN)
     assert UNKNOWN == "attention up to gauge; scale and head layout not verified"
-    assert any(reason in sentence for sentence in found.assumptions)
+    assert any(reason in sentence for sentence in projections.assumptions)
 
 
 def test_stages_can_be_tapped(tmp_path: Path) -> None:
@@ -287,6 +291,6 @@ def test_a_graph_in_its_own_process_is_read(tmp_path: Path) -> None:
     """The same through the child process that judges graphs."""
     module = Layer(layers.both_scaled, kv_heads=1)
     path = export(tmp_path / "m.onnx", module, tokens(12, 12, 12))
-    found = find(path, process=GraphProcess)
-    assert differing(found, module) == []
-    assert (found.num_kv_heads, found.scale) == (1, 1 / 2)
+    projections = find(path, process=GraphProcess)
+    assert differing(projections, module) == []
+    assert (projections.num_kv_heads, projections.scale) == (1, 1 / 2)

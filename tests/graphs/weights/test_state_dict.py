@@ -34,9 +34,9 @@ def test_torch_files_are_read(suffix: str, wrap: Callable[[Any], Any], tmp_path:
     """Whatever suffix it has and whatever wraps it; what is no weight is left out."""
     path = tmp_path / f"weights{suffix}"
     torch.save(wrap(STATE), path)
-    found = read_state_dict(path)
-    assert set(found) == {"weight", "bias"}
-    assert torch.equal(found["weight"], STATE["weight"])
+    read_state = read_state_dict(path)
+    assert set(read_state) == {"weight", "bias"}
+    assert torch.equal(read_state["weight"], STATE["weight"])
 
 
 def test_the_older_format_is_read(tmp_path: Path) -> None:

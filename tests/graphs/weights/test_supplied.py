@@ -1,4 +1,4 @@
-"""A graph's weights beside a state dict or a source: by value, by name, and what differs."""
+"""A graph's weights compared with a state dict or a source: by value, by name, and what differs."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ KEPT = {
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_state_dict_is_matched_by_value(kept: str, module: Layer, path: Path) -> None:
     """However it is stored, the raw weights are its own and the scale is verified by them."""
-    found = find(path, state_dict=KEPT[kept](module.state_dict()))
-    assert differing(found, module) == []
-    assert (found.how, found.scale, found.gauge) == ("state dict", STANDARD, "")
-    assert len(found.assumptions) == 1
+    projections = find(path, state_dict=KEPT[kept](module.state_dict()))
+    assert differing(projections, module) == []
+    assert (projections.how, projections.scale, projections.gauge) == ("state dict", STANDARD, "")
+    assert len(projections.assumptions) == 1
 
 
 def test_a_state_dict_tells_a_missing_scale(tmp_path: Path) -> None:
     """What is a gauge without it is a scale of one with it."""
     module = Layer(layers.unscaled)
     path = export(tmp_path / "m.onnx", module, tokens())
-    found = find(path, state_dict=module.state_dict())
-    assert (found.scale, found.gauge) == (1.0, "")
+    projections = find(path, state_dict=module.state_dict())
+    assert (projections.scale, projections.gauge) == (1.0, "")
 
 
 def test_a_scale_folded_into_the_weights_is_verified(tmp_path: Path) -> None:
@@ -100,37 +100,39 @@ def test_a_scale_folded_into_the_weights_is_verified(tmp_path: Path) -> None:
         baked.k.bias *= STANDARD / 0.3
     path = export(tmp_path / "m.onnx", baked, tokens())
     assert find(path).gauge
-    found = find(path, state_dict=raw.state_dict())
-    assert differing(found, raw) == []
-    assert (found.scale, found.gauge) == (STANDARD, "")
+    projections = find(path, state_dict=raw.state_dict())
+    assert differing(projections, raw) == []
+    assert (projections.scale, projections.gauge) == (STANDARD, "")
 
 
 def test_a_half_precision_graph_of_a_float_state_dict(module: Layer, tmp_path: Path) -> None:
     """The weights are the state dict's as the graph rounded them."""
     half = copy.deepcopy(module).half()
     path = export(tmp_path / "m.onnx", half, [part.half() for part in tokens()])
-    found = find(path, state_dict=module.state_dict())
-    assert differing(found, half) == []
-    assert found.how == "state dict"
+    projections = find(path, state_dict=module.state_dict())
+    assert differing(projections, half) == []
+    assert projections.how == "state dict"
 
 
 def test_a_changed_entry_is_noticed(module: Layer, path: Path) -> None:
     """The state dict's matrix is the right one, and the sentence names the projection."""
     state = copy.deepcopy(module.state_dict())
     state["o.weight"][3, 4] += 0.05
-    found = find(path, state_dict=state)
-    assert torch.equal(found.weights.o, state["o.weight"])
-    assert torch.equal(found.weights.q, state["q.weight"])
-    assert any("output projection differs from that of o.weight" in s for s in found.assumptions)
+    projections = find(path, state_dict=state)
+    assert torch.equal(projections.weights.o, state["o.weight"])
+    assert torch.equal(projections.weights.q, state["q.weight"])
+    assert any(
+        "output projection differs from that of o.weight" in s for s in projections.assumptions
+    )
 
 
 def test_another_matrix_is_noticed_by_its_name(module: Layer, path: Path) -> None:
-    """A matrix that is like none of the state dict's is taken by name, beside the others found."""
+    """A matrix that is like none of the state dict's is taken by name, the others by value."""
     state = dict(larger(module.state_dict()))
     state["enc.1.attn.o.weight"] = torch.randn(12, 12)
-    found = find(path, state_dict=state)
-    assert torch.equal(found.weights.o, state["enc.1.attn.o.weight"])
-    assert any("output projection differs" in sentence for sentence in found.assumptions)
+    projections = find(path, state_dict=state)
+    assert torch.equal(projections.weights.o, state["enc.1.attn.o.weight"])
+    assert any("output projection differs" in sentence for sentence in projections.assumptions)
 
 
 def test_a_bias_of_the_state_dict_that_the_graph_lost_is_noticed(tmp_path: Path) -> None:
@@ -140,10 +142,10 @@ def test_a_bias_of_the_state_dict_that_the_graph_lost_is_noticed(tmp_path: Path)
     bare.o = torch.nn.Linear(12, 12, bias=False)
     bare.o.weight = module.o.weight
     path = export(tmp_path / "m.onnx", bare, tokens())
-    found = find(path, state_dict=module.state_dict())
-    assert found.weights.o_bias is not None
-    assert torch.equal(found.weights.o_bias, module.o.bias)
-    assert any("output bias" in sentence for sentence in found.assumptions)
+    projections = find(path, state_dict=module.state_dict())
+    assert projections.weights.o_bias is not None
+    assert torch.equal(projections.weights.o_bias, module.o.bias)
+    assert any("output bias" in sentence for sentence in projections.assumptions)
 
 
 def test_another_models_state_dict_is_refused(module: Layer, path: Path) -> None:
@@ -167,9 +169,9 @@ def test_names_and_answers_serve_where_the_structure_does_not(tmp_path: Path) ->
     module = Bent()
     path = export(tmp_path / "m.onnx", module, tokens())
     assert find(path).weights is None
-    found = find(path, state_dict=fused(module.state_dict()))
-    assert differing(found, module) == []
-    assert (found.how, found.num_heads) == ("state dict", 3)
+    projections = find(path, state_dict=fused(module.state_dict()))
+    assert differing(projections, module) == []
+    assert (projections.how, projections.num_heads) == ("state dict", 3)
 
 
 def test_nothing_is_said_of_names_that_do_not_fit_the_answers(tmp_path: Path) -> None:
@@ -179,8 +181,10 @@ def test_nothing_is_said_of_names_that_do_not_fit_the_answers(tmp_path: Path) ->
         other = Layer()
         for parameter in other.parameters():
             torch.nn.init.normal_(parameter)
-    found = find(path, state_dict=other.state_dict(), declaration=GraphDeclaration(num_heads=3))
-    assert (found.weights, found.gauge) == (None, UNKNOWN)
+    projections = find(
+        path, state_dict=other.state_dict(), declaration=GraphDeclaration(num_heads=3)
+    )
+    assert (projections.weights, projections.gauge) == (None, UNKNOWN)
 
 
 def source_of(module: Layer, **changed: Tensor) -> GraphProjections:
@@ -194,25 +198,25 @@ def source_of(module: Layer, **changed: Tensor) -> GraphProjections:
 
 def test_a_source_wins(module: Layer, path: Path) -> None:
     """Its weights are taken, the graph's equal them, and the scale is verified."""
-    found = find(path, source=source_of(module), state_dict={"junk": torch.ones(2)})
-    assert differing(found, module) == []
-    assert (found.how, found.scale, found.gauge) == ("source", STANDARD, "")
-    assert found.assumptions == ()
-    assert found.stages.scores
+    projections = find(path, source=source_of(module), state_dict={"junk": torch.ones(2)})
+    assert differing(projections, module) == []
+    assert (projections.how, projections.scale, projections.gauge) == ("source", STANDARD, "")
+    assert projections.assumptions == ()
+    assert projections.stages.scores
 
 
 def test_a_difference_from_the_source_is_named(module: Layer, path: Path) -> None:
     """The source's weights stay, and the sentence says which projection of the graph is another."""
     changed = module.v.weight.detach() + 0.1
-    found = find(path, source=source_of(module, v=changed))
-    assert torch.equal(found.weights.v, changed)
-    assert [s for s in found.assumptions if "value projection differs" in s]
-    assert not [s for s in found.assumptions if "query" in s]
+    projections = find(path, source=source_of(module, v=changed))
+    assert torch.equal(projections.weights.v, changed)
+    assert [s for s in projections.assumptions if "value projection differs" in s]
+    assert not [s for s in projections.assumptions if "query" in s]
 
 
 def test_a_source_serves_where_the_structure_does_not(tmp_path: Path) -> None:
     """Without recovery the source's weights stand, and that the graph's were not read is said."""
     module = Bent()
-    found = find(export(tmp_path / "m.onnx", module, tokens()), source=source_of(module))
-    assert found.weights is not None
-    assert any("own weights could not be read" in sentence for sentence in found.assumptions)
+    projections = find(export(tmp_path / "m.onnx", module, tokens()), source=source_of(module))
+    assert projections.weights is not None
+    assert any("own weights could not be read" in sentence for sentence in projections.assumptions)

@@ -43,9 +43,9 @@ def of_some_sizes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled_dot_product_attention(query, key, value)
 
 
-def asked(plan: CandidatePlan) -> list[tuple[str, str]]:
-    """What is asked, clause and dtype."""
-    return [(one.id, one.dtype) for one in plan.planned if not one.reason]
+def to_run(plan: CandidatePlan) -> list[tuple[str, str]]:
+    """The clauses that run, with their dtypes."""
+    return [(clause.id, clause.dtype) for clause in plan.planned if not clause.reason]
 
 
 def core(function: Any, **promises: Any) -> Candidate:
@@ -55,9 +55,9 @@ def core(function: Any, **promises: Any) -> Candidate:
 
 def test_a_candidate_that_never_answers_is_bad_input() -> None:
     """One sentence with the exception, and the way to it in lines of its own."""
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as caught:
         plan_candidates([core(silent, dtypes=["float32", "float16"])], OPTIONS)
-    sentence, *way = str(found.value).splitlines()
+    sentence, *way = str(caught.value).splitlines()
     assert sentence.startswith("no call of silent succeeds: each of ")
     assert "the first TypeError: unhashable torch.Size(" in sentence
     assert [line.split(":")[0] for line in way] == ["  raised at test_answering.py"]
@@ -76,22 +76,22 @@ def test_a_builder_that_always_raises_is_bad_input() -> None:
 
 
 def test_one_clause_tells_of_a_dtype_without_answers() -> None:
-    """The others are not asked in it, and other dtypes are judged as ever."""
+    """The others do not run in it, and other dtypes are judged as ever."""
     (plan,) = plan_candidates([core(not_in_half, dtypes=["float32", "float16"])], OPTIONS)
-    half = [one for one in asked(plan) if one[1] == "float16"]
+    half = [clause for clause in to_run(plan) if clause[1] == "float16"]
     assert half == [("shape.output", "float16")]
-    assert len(asked(plan)) > 5
-    reasons = {one.reason for one in plan.planned if one.id == "numerics.golden"}
+    assert len(to_run(plan)) > 5
+    reasons = {clause.reason for clause in plan.planned if clause.id == "numerics.golden"}
     assert reasons == {"", "not asked: every call in float16 raises, as shape.output tells"}
-    result = plan.run.run(next(one for one in plan.planned if one.dtype == "float16"))
+    result = plan.run.run(next(clause for clause in plan.planned if clause.dtype == "float16"))
     assert (result.status, result.violation and result.violation.kind) == ("failed", "raised")
 
 
 def test_a_candidate_that_refuses_some_sizes_is_judged() -> None:
     """One answer is enough, and one silent candidate among others reddens itself alone."""
     refusing, dead = plan_candidates([core(of_some_sizes), core(silent)], OPTIONS)
-    assert {one.reason for one in refusing.planned if one.id == "numerics.golden"} == {""}
-    assert asked(dead) == [("shape.output", "float32")]
+    assert {clause.reason for clause in refusing.planned if clause.id == "numerics.golden"} == {""}
+    assert to_run(dead) == [("shape.output", "float32")]
 
 
 def test_what_may_be_refused_is_no_silence() -> None:
@@ -107,7 +107,7 @@ def test_what_may_be_refused_is_no_silence() -> None:
 
     options = RunOptions(targets=(), profile="quick", only=("mask.empty-row*",))
     (plan,) = plan_candidates([core(no_empty_rows, masks=["keep"], empty_rows="zeros")], options)
-    assert asked(plan)
+    assert to_run(plan)
     assert not is_silent([], plan.planned)
 
 

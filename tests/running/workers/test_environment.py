@@ -17,9 +17,9 @@ def test_what_is_not_installed_has_no_version() -> None:
 
 def test_addresses_are_found_by_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the metadata has them: a label, a comma, an address that may have commas."""
-    told = Message()
-    told["Project-URL"] = "Source, https://source.example"
-    told["Project-URL"] = "Documentation, https://docs.example/a,b"
-    monkeypatch.setattr(environment, "metadata", lambda _name: told)
+    fields = Message()
+    fields["Project-URL"] = "Source, https://source.example"
+    fields["Project-URL"] = "Documentation, https://docs.example/a,b"
+    monkeypatch.setattr(environment, "metadata", lambda _name: fields)
     assert project_url("x", "Documentation") == "https://docs.example/a,b"
     assert not project_url("x", "Changelog")

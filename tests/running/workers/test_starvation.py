@@ -11,7 +11,7 @@ from conformance.running.workers.starvation import Patience, ProcessState, proce
 LINUX = pytest.mark.skipif(not psutil.LINUX, reason="wall time is the limit elsewhere")
 
 
-def seen(*, used: float = 0.0, is_runnable: bool = True) -> ProcessState:
+def reading(*, used: float = 0.0, is_runnable: bool = True) -> ProcessState:
     """A reading of one thread."""
     return ProcessState(seconds={(1, 1): used}, is_runnable=is_runnable)
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 def ended_after(what: dict[float, ProcessState | None], limit: float = 30.0) -> float:
-    """Seconds until patience with a worker is over, that is as told from those seconds on."""
+    """Seconds until patience with a worker in these states, by the second, is over."""
     clock = Clock()
 
     def read() -> ProcessState | None:
@@ -83,54 +83,58 @@ def test_children_and_threads_count() -> None:
 
 
 def test_wall_time_is_the_limit_where_nothing_is_known() -> None:
-    """As everywhere but on Linux; one that cannot be read any more is given no time either."""
+    """As everywhere but on Linux; one that cannot be read any more has no more time either."""
     assert ended_after({0.0: None}) == pytest.approx(30.0)
-    assert ended_after({0.0: seen(), 10.0: None}) == pytest.approx(30.0)
+    assert ended_after({0.0: reading(), 10.0: None}) == pytest.approx(30.0)
 
 
 def test_a_busy_loop_ends_at_the_limit() -> None:
     """It had the processor all the time, and gets no further second."""
-    told: dict[float, ProcessState | None] = {float(n): seen(used=n * 0.99) for n in range(40)}
-    assert ended_after(told) == pytest.approx(30.0)
+    readings: dict[float, ProcessState | None] = {
+        float(n): reading(used=n * 0.99) for n in range(40)
+    }
+    assert ended_after(readings) == pytest.approx(30.0)
 
 
 def test_a_sleeper_ends_after_a_second_of_samples() -> None:
     """Asleep ten times in a row, which is no pause in somebody's work."""
-    assert ended_after({0.0: seen(is_runnable=False)}) == pytest.approx(31.0, abs=0.2)
+    assert ended_after({0.0: reading(is_runnable=False)}) == pytest.approx(31.0, abs=0.2)
 
 
 def test_who_starves_is_waited_for() -> None:
     """A quarter of a processor: the limit is reached in four times the time."""
-    told: dict[float, ProcessState | None] = {float(n): seen(used=n / 4.0) for n in range(400)}
-    assert 4 * 0.9 * 30.0 <= ended_after(told) <= 4 * 30.0
+    readings: dict[float, ProcessState | None] = {
+        float(n): reading(used=n / 4.0) for n in range(400)
+    }
+    assert 4 * 0.9 * 30.0 <= ended_after(readings) <= 4 * 30.0
 
 
 def test_who_starves_may_sleep_for_a_moment() -> None:
     """Nine samples asleep are none; what then sleeps for good is ended."""
-    told = {
-        0.0: seen(),
-        33.0: seen(is_runnable=False),
-        33.85: seen(),
-        40.0: seen(is_runnable=False),
+    readings = {
+        0.0: reading(),
+        33.0: reading(is_runnable=False),
+        33.85: reading(),
+        40.0: reading(is_runnable=False),
     }
-    assert ended_after(dict(told)) == pytest.approx(41.0, abs=0.2)
+    assert ended_after(dict(readings)) == pytest.approx(41.0, abs=0.2)
 
 
 def test_patience_has_an_end() -> None:
     """Stuck on a disk that never answers: twenty times the limit."""
-    assert ended_after({0.0: seen()}, limit=5.0) == pytest.approx(100.0, abs=0.2)
+    assert ended_after({0.0: reading()}, limit=5.0) == pytest.approx(100.0, abs=0.2)
 
 
 def test_work_before_the_call_is_not_counted() -> None:
-    """A worker that has worked for an hour starts each of its calls anew."""
-    told: dict[float, ProcessState | None] = {
-        float(n): seen(used=3600 + n / 2.0) for n in range(400)
+    """A worker that has worked for an hour starts each of its calls with the whole limit."""
+    readings: dict[float, ProcessState | None] = {
+        float(n): reading(used=3600 + n / 2.0) for n in range(400)
     }
-    assert ended_after(told) > 50.0
+    assert ended_after(readings) > 50.0
 
 
 @LINUX
-def test_real_processes_are_told_apart() -> None:
+def test_real_processes_are_distinguished() -> None:
     """One that waits for a line is asleep, and a busy loop is runnable and uses seconds."""
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as waits,
@@ -141,7 +145,7 @@ def test_real_processes_are_told_apart() -> None:
         while (now := process_state(works.pid)) is None or now.used_since(before) < 0.2:
             assert works.poll() is None
         assert now.is_runnable
-        while (found := process_state(waits.pid)) is None or found.is_runnable:
+        while (state := process_state(waits.pid)) is None or state.is_runnable:
             assert waits.poll() is None
         works.kill()
         waits.kill()

@@ -195,9 +195,9 @@ def test_too_many_hangs_in_all_end_the_run(monkeypatch: pytest.MonkeyPatch) -> N
         return planned[number].failure("hung", "the graph gave no answer", None)
 
     monkeypatch.setattr(supervisor, "_run", run)
-    told = [(result.status, result.reason) for result in supervisor.run_candidate(0)]
-    assert [status for status, _ in told[:15]] == ["failed", "passed"] * 7 + ["failed"]
-    assert told[15:] == [("untestable", "not run: the candidate hung in 8 clauses")] * 15
+    outcomes = [(result.status, result.reason) for result in supervisor.run_candidate(0)]
+    assert [status for status, _ in outcomes[:15]] == ["failed", "passed"] * 7 + ["failed"]
+    assert outcomes[15:] == [("untestable", "not run: the candidate hung in 8 clauses")] * 15
 
 
 @pytest.mark.parametrize(("per_reading", "status"), [(0.0, "passed"), (0.5, "failed")])

@@ -55,10 +55,10 @@ def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
 
 def test_a_job_returns_its_answer_and_tells_on_the_way(supervisor: Supervisor) -> None:
     """A job sees the plan and its argument; what it tells arrives before what it returns."""
-    told: list[tuple[str, str]] = []
-    answer = supervisor.perform(0, "jobs:name_twice", 2, lambda *event: told.append(event))
+    events: list[tuple[str, str]] = []
+    answer = supervisor.perform(0, "jobs:name_twice", 2, lambda *event: events.append(event))
     assert answer == ["my_kernel", "my_kernel"]
-    assert told == [("naming", "my_kernel")]
+    assert events == [("naming", "my_kernel")]
 
 
 def test_what_a_job_refuses_is_bad_input(supervisor: Supervisor) -> None:
@@ -75,7 +75,7 @@ def test_a_job_that_fails_is_the_harness_own_fault(supervisor: Supervisor) -> No
 
 @pytest.mark.parametrize(("job", "kind"), [("die", "crashed"), ("hang", "hung")])
 def test_a_job_that_takes_the_worker_along(supervisor: Supervisor, job: str, kind: str) -> None:
-    """A crash or a hang is told as one, and the next job meets a new worker."""
+    """A crash or a hang is reported as such, and the next job meets a new worker."""
     supervisor._timeout = 3.0
     with pytest.raises(WorkerLost) as lost:
         supervisor.perform(0, f"jobs:{job}")

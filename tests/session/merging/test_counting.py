@@ -27,8 +27,8 @@ FINDINGS = {
 }
 
 
-def asked(main: str, further: str, shard: Shard, *, subtle: bool = False) -> ClauseResult:
-    """A clause whose examples show what the letters say, asked as the runner asks it."""
+def shard_result(main: str, further: str, shard: Shard, *, subtle: bool = False) -> ClauseResult:
+    """A clause whose examples show what the letters say, run as the runner does."""
     pool = SimpleNamespace(problems=lambda *_place: list(main), further=lambda *_place: further)
     clause = SimpleNamespace(id="mask.golden", space=None)
     subject = SimpleNamespace(dtype="float32", device="cpu", candidate=None)
@@ -58,9 +58,12 @@ def counted(status: Any, tally: Tally, **more: Any) -> ClauseResult:
 
 
 def together(main: str, further: str, count: int, *, subtle: bool = False) -> ClauseResult:
-    """The same, asked by so many shards."""
+    """The same, run by so many shards."""
     shards = [Shard(index=index, count=count) for index in range(1, count + 1)]
-    pieces = [Piece(shard=one, result=asked(main, further, one, subtle=subtle)) for one in shards]
+    pieces = [
+        Piece(shard=shard, result=shard_result(main, further, shard, subtle=subtle))
+        for shard in shards
+    ]
     return merged_result(pieces).replace(seconds=0.5)
 
 
@@ -85,7 +88,7 @@ def together(main: str, further: str, count: int, *, subtle: bool = False) -> Cl
 def test_shards_count_as_one_machine_does(main: str, further: str) -> None:
     """Status, reason, examples, binding ones and margin are those of a run on one machine."""
     for subtle in (False, True):
-        whole = asked(main, further, WHOLE, subtle=subtle)
+        whole = shard_result(main, further, WHOLE, subtle=subtle)
         for count in (2, 3, 4, 9):
             assert together(main, further, count, subtle=subtle) == whole
 
@@ -98,23 +101,26 @@ def test_shards_count_as_one_machine_does_whatever_they_see() -> None:
         main = "".join(drawn.choices(letters, k=drawn.randrange(24)))
         further = "".join(drawn.choices(".b-", k=drawn.randrange(9)))
         count, subtle = drawn.randrange(2, 7), drawn.random() < 0.2
-        expected = asked(main, further, WHOLE, subtle=subtle)
+        expected = shard_result(main, further, WHOLE, subtle=subtle)
         assert together(main, further, count, subtle=subtle) == expected, (main, further, count)
 
 
-def test_a_failure_that_one_machine_would_not_have_asked_for_counts() -> None:
+def test_a_failure_that_one_machine_would_not_have_reached_counts() -> None:
     """The first shard's examples show nothing, so it asks further ones, and one of them fails."""
     for main, further in ((".b.b.b", "x"), ("........", "..b.x")):
-        assert asked(main, further, WHOLE).status == "passed"
+        assert shard_result(main, further, WHOLE).status == "passed"
         assert together(main, further, 2 if "b" in main else 4).status == "failed"
 
 
-def test_the_first_failure_in_the_order_of_one_machine_is_told() -> None:
+def test_the_first_failure_in_the_order_of_one_machine_is_reported() -> None:
     """Shard 2 fails at its first example, which one machine asks before shard 1's third one."""
-    first = asked(".x...X", "", Shard(index=1, count=2)).replace(reason="later")
+    first = shard_result(".x...X", "", Shard(index=1, count=2)).replace(reason="later")
     pieces = [
         Piece(shard=Shard(index=1, count=2), result=first),
-        Piece(shard=Shard(index=2, count=2), result=asked(".x...X", "", Shard(index=2, count=2))),
+        Piece(
+            shard=Shard(index=2, count=2),
+            result=shard_result(".x...X", "", Shard(index=2, count=2)),
+        ),
     ]
     merged = merged_result(pieces)
     assert (merged.status, merged.reason, merged.examples) == ("failed", "off by 1", 2)
@@ -125,14 +131,14 @@ def lost(shard: Shard, signs: str) -> Piece:
     tally = Tally(shard=shard, main=20, signs=signs)
     trail = {**(tally.trail() or {}), "failed": True, "lost": True}
     crashed = Violation(kind="crashed", message="died")
-    found = result("failed", examples=len(signs) + 1, violation=crashed, reason="died", trail=trail)
-    return Piece(shard=shard, result=found)
+    crash = result("failed", examples=len(signs) + 1, violation=crashed, reason="died", trail=trail)
+    return Piece(shard=shard, result=crash)
 
 
 def test_a_crash_counts_what_was_begun() -> None:
-    """As on one machine, of an example that never ended nothing is known but that it was begun."""
+    """As on one machine, of an example that never ended all that counts is that it was begun."""
     right = Piece(
-        shard=Shard(index=1, count=2), result=asked("b" * 20, "", Shard(index=1, count=2))
+        shard=Shard(index=1, count=2), result=shard_result("b" * 20, "", Shard(index=1, count=2))
     )
     merged = merged_result([right, lost(Shard(index=2, count=2), "bbb")])
     assert (merged.status, merged.examples, merged.binding) == ("failed", 8, 0)
@@ -141,11 +147,11 @@ def test_a_crash_counts_what_was_begun() -> None:
 
 def test_a_shard_that_was_not_run_leaves_the_clause_open() -> None:
     """What a time limit cut off in one shard is said of the whole, with what the others counted."""
-    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    first_shard, second_shard = (Shard(index=index, count=2) for index in (1, 2))
     reason = "not run: the limit of 60 s was reached"
     pieces = [
-        Piece(shard=one, result=asked("bbbb", "", one)),
-        Piece(shard=two, result=result("untestable", reason=reason)),
+        Piece(shard=first_shard, result=shard_result("bbbb", "", first_shard)),
+        Piece(shard=second_shard, result=result("untestable", reason=reason)),
     ]
     merged = merged_result(pieces)
     assert (merged.status, merged.examples) == ("untestable", 2)
@@ -154,40 +160,52 @@ def test_a_shard_that_was_not_run_leaves_the_clause_open() -> None:
 
 def test_a_failure_outweighs_what_was_not_run() -> None:
     """A clause that failed in one shard has failed."""
-    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    first_shard, second_shard = (Shard(index=index, count=2) for index in (1, 2))
     cut = result("untestable", reason="not run: the limit of 60 s was reached")
-    pieces = [Piece(shard=one, result=cut), Piece(shard=two, result=asked("bX", "", two))]
+    pieces = [
+        Piece(shard=first_shard, result=cut),
+        Piece(shard=second_shard, result=shard_result("bX", "", second_shard)),
+    ]
     assert merged_result(pieces).status == "failed"
 
 
 def test_an_error_of_the_harness_outweighs_everything() -> None:
     """And says in which shard it was."""
-    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    first_shard, second_shard = (Shard(index=index, count=2) for index in (1, 2))
     broken = result("error", reason="the harness failed: KeyError")
-    pieces = [Piece(shard=one, result=asked("Xb", "", one)), Piece(shard=two, result=broken)]
+    pieces = [
+        Piece(shard=first_shard, result=shard_result("Xb", "", first_shard)),
+        Piece(shard=second_shard, result=broken),
+    ]
     merged = merged_result(pieces)
     assert (merged.status, merged.reason) == ("error", "the harness failed: KeyError (shard 2/2)")
 
 
 def test_what_only_one_shard_explored_is_added() -> None:
     """Later rounds are no part of one machine's order; their examples add up, failures count."""
-    one, two = (Shard(index=index, count=2) for index in (1, 2))
+    first_shard, second_shard = (Shard(index=index, count=2) for index in (1, 2))
     more = {"examples": 50, "binding": 40, "margin": 0.9, "failed": False}
-    first = asked("bbbb", "", one)
+    first = shard_result("bbbb", "", first_shard)
     first = first.replace(trail={**(first.trail or {}), "explored": more})
     merged = merged_result(
-        [Piece(shard=one, result=first), Piece(shard=two, result=asked("bbbb", "", two))]
+        [
+            Piece(shard=first_shard, result=first),
+            Piece(shard=second_shard, result=shard_result("bbbb", "", second_shard)),
+        ]
     )
     assert (merged.status, merged.examples, merged.binding) == ("passed", 54, 44)
     assert merged.margin == 0.9
     failed = first.replace(status="failed", violation=WRONG, reason="off by 1")
     merged = merged_result(
-        [Piece(shard=one, result=failed), Piece(shard=two, result=asked("bbbb", "", two))]
+        [
+            Piece(shard=first_shard, result=failed),
+            Piece(shard=second_shard, result=shard_result("bbbb", "", second_shard)),
+        ]
     )
     assert (merged.status, merged.reason) == ("failed", "off by 1")
 
 
-def test_expectations_are_applied_anew() -> None:
+def test_expectations_are_applied_again() -> None:
     """What a shard held against expected failures is a failure again before that."""
     expected = result("expected-failure", reason="known", violation=WRONG)
     assert unjudged(expected).status == "failed"
