@@ -19,17 +19,17 @@ LIBRARY = Path(sysconfig.get_path("purelib")) / "some_library" / "kernels.py"
 
 def caught(action: Callable[[], Any]) -> Exception:
     """What an action raises."""
-    with pytest.raises(Exception) as found:  # noqa: PT011 (any)
+    with pytest.raises(Exception) as caught_error:  # noqa: PT011 (any)
         action()
-    return found.value
+    return caught_error.value
 
 
 def of_library(text: str) -> Callable[[], Any]:
     """A function whose code lies, as far as tracebacks tell, in an installed library."""
     made: dict[str, Any] = {}
-    exec(compile(f"def attend():\n    {text}", str(LIBRARY), "exec"), made)  # noqa: S102 (of this test)
-    found: Callable[[], Any] = made["attend"]
-    return found
+    exec(compile(f"def attend():\n    {text}", str(LIBRARY), "exec"), made)  # noqa: S102 (our text)
+    function: Callable[[], Any] = made["attend"]
+    return function
 
 
 def test_the_place_is_the_library_line() -> None:
@@ -93,4 +93,4 @@ def test_long_ways_end_with_the_last_calls() -> None:
 
     way = traceback_text(caught(lambda: recurse(200)))
     assert len(way) <= LONGEST
-    assert way.splitlines()[-1].endswith("in one: raise ValueError")
+    assert way.splitlines()[-1].endswith("in recurse: raise ValueError")

@@ -91,8 +91,8 @@ def test_scale_error_is_reported_once() -> None:
         plain(wrong_scale, geometry={"query_length": 9}), "numerics.scale", explain=True
     )
     assert result.violation is not None
-    told = result.violation.message.count("fits a scale with a relative error of +0.5")
-    assert (told, result.violation.measured["scale_error"]) == (1, pytest.approx(0.5, rel=1e-3))
+    count = result.violation.message.count("fits a scale with a relative error of +0.5")
+    assert (count, result.violation.measured["scale_error"]) == (1, pytest.approx(0.5, rel=1e-3))
 
 
 def test_counterexample_rebuilds_and_still_fails() -> None:
@@ -103,9 +103,9 @@ def test_counterexample_rebuilds_and_still_fails() -> None:
     again = problem_from_json(data["counterexample"]["problem"])
     sizes = again.geometry
     assert (sizes.batch, sizes.num_heads, sizes.query_length) == (1, 1, 1)
-    found = examine(registry.REGISTRY["numerics.scale"], Subject(candidate, "float32"), again)
-    assert found.violation is not None
-    assert found.violation.kind == data["violation"]["kind"]
+    finding = examine(registry.REGISTRY["numerics.scale"], Subject(candidate, "float32"), again)
+    assert finding.violation is not None
+    assert finding.violation.kind == data["violation"]["kind"]
 
 
 def test_check_that_raises_is_the_harness_fault(own_clause: Callable[..., str]) -> None:
@@ -260,7 +260,7 @@ def slugs(**options: Any) -> list[str]:
 
 def test_plan_is_the_whole_specification_in_order() -> None:
     """Every clause is planned, the not-applicable ones too, in the order of the specification."""
-    assert slugs() == [found.id for found in registry.all_clauses()]
+    assert slugs() == [clause.id for clause in registry.all_clauses()]
 
 
 def test_globs_select() -> None:
@@ -278,8 +278,8 @@ def test_plan_repeats_for_each_dtype() -> None:
     half = len(declared) // 2
     assert {planned.dtype for planned in declared[:half]} == {"float32"}
     assert {planned.dtype for planned in declared[half:]} == {"float64"}
-    given = CandidateRun(plain(), profile=SMALL, dtypes=("float64",)).planned()
-    assert {planned.dtype for planned in given} == {"float64"}
+    clauses = CandidateRun(plain(), profile=SMALL, dtypes=("float64",)).planned()
+    assert {planned.dtype for planned in clauses} == {"float64"}
 
 
 def test_levels_follow_the_kind() -> None:

@@ -94,7 +94,7 @@ def spread(worker: Worker, **more: Any) -> Schedule:
         pool=Pool(worker),  # type: ignore[arg-type]
         loaded=candidates,
         judge=lambda _loaded, clause_result: clause_result,
-        progress=lambda _doing, _done, _total, _left=None: None,
+        progress=lambda _activity, _done, _total, _left=None: None,
         **more,
     )
 

@@ -86,7 +86,7 @@ def test_a_core_that_refuses_other_values_has_the_expected_weights_alone() -> No
 def test_a_refused_call_tells_nothing() -> None:
     """A call that raised has no weights: there is no answer to explain."""
 
-    def never(query: Tensor, key: Tensor, value: Tensor, **_given: Any) -> Tensor:
+    def never(query: Tensor, key: Tensor, value: Tensor, **_options: Any) -> Tensor:
         msg = f"{query.shape} {key.shape} {value.shape}"
         raise ValueError(msg)
 

@@ -108,7 +108,7 @@ def test_candidates_from_the_command_line(pytester: pytest.Pytester) -> None:
 def _properties(path: Path) -> list[dict[str, str]]:
     """What pytest's JUnit XML holds of each test."""
     return [
-        {str(one.get("name")): str(one.get("value")) for one in case.iter("property")}
+        {str(element.get("name")): str(element.get("value")) for element in case.iter("property")}
         for case in ET.parse(path).iter("testcase")  # noqa: S314 (our own)
     ]
 
