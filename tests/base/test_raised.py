@@ -27,7 +27,7 @@ def caught(action: Callable[[], Any]) -> Exception:
 def of_library(text: str) -> Callable[[], Any]:
     """A function whose code lies, as far as tracebacks tell, in an installed library."""
     made: dict[str, Any] = {}
-    exec(compile(f"def attend():\n    {text}", str(LIBRARY), "exec"), made)  # noqa: S102 (our text)
+    exec(compile(f"def attend():\n    {text}", str(LIBRARY), "exec"), made)  # noqa: S102 (a test)
     function: Callable[[], Any] = made["attend"]
     return function
 
