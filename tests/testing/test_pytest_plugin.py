@@ -293,7 +293,7 @@ def test_nothing():
 
 
 def test_statuses_become_outcomes(pytester: pytest.Pytester) -> None:
-    """Expected and SHOULD failures are xfails, an unexpected pass fails, its own fault is an error."""
+    """Expected and SHOULD failures are xfails; an unexpected pass and an error fail."""
     pytester.makepyfile(
         attn=KERNEL,
         test_mine="""
