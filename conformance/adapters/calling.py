@@ -55,7 +55,7 @@ class Calling:
     def __call__(
         self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Call the module and bring its answer into ours: a tensor, or output and weights."""
+        """Call the module; returns the harness' form of its answer: a tensor, or a pair."""
         if self.sequence_first:
             inputs = tuple(_swapped(tokens) for tokens in inputs)
         answer = self._call(module, inputs, keywords)
@@ -152,16 +152,16 @@ def read_calling(
 
 
 def second_input(forward: Callable[..., Any]) -> tuple[str, str] | None:
-    """The one input that must be given, and one for key and value that may be; None without."""
+    """The one required input, and the optional one for key and value; None without both."""
     parameters = list(inspect.signature(forward).parameters.values())
     plain = [entry for entry in parameters if not _is_mask(entry.name)]
     required = [entry.name for entry in _positional(plain) if entry.default is entry.empty]
-    beside = [
+    optional = [
         entry.name
         for entry in plain
         if entry.default is None and _CONTEXT.fullmatch(entry.name.lower())
     ]
-    return (required[0], beside[0]) if len(required) == 1 and beside else None
+    return (required[0], optional[0]) if len(required) == 1 and optional else None
 
 
 def check_keywords(
@@ -198,17 +198,17 @@ def _check_takes(
 
 
 def mask_parameters(forward: Callable[..., Any]) -> list[str]:
-    """The parameters that sound like a mask."""
+    """The parameters whose names are those of masks."""
     return [name for name in inspect.signature(forward).parameters if _is_mask(name)]
 
 
 def _handed_over(
     function: Callable[..., Any], forward: Callable[..., Any], declared: set[str]
 ) -> set[str] | None:
-    """The parameters of ``forward`` that a function's source gives something else than None or off.
+    """The parameters of ``forward`` to which a function's source passes more than None or False.
 
-    None where the source is out of reach, or does more with its module than call it with arguments
-    that are written out. ``declared`` is what further keywords hold.
+    None where the source cannot be read, or does more with its module than call it with arguments
+    that are written out. ``declared`` are the parameters that further keywords may name.
     """
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(function))).body
@@ -229,28 +229,28 @@ def _handed_over(
     places = [
         entry.name for entry in _positional(list(inspect.signature(forward).parameters.values()))
     ]
-    given: set[str] = set()
+    passed: set[str] = set()
     for call in calls:
         if any(isinstance(argument, ast.Starred) for argument in call.args):
             return None
-        given.update(
+        passed.update(
             name for name, value in zip(places, call.args, strict=False) if not _off(value)
         )
         for keyword in call.keywords:
             if keyword.arg is not None:
-                given.update([] if _off(keyword.value) else [keyword.arg])
+                passed.update([] if _off(keyword.value) else [keyword.arg])
             elif rest is not None and _names(keyword.value) == rest.arg:
-                given.update(declared)
+                passed.update(declared)
             else:
                 entries = _entries(written, keyword.value)
                 if entries is None:
                     return None
-                given.update(entries)
-    return given
+                passed.update(entries)
+    return passed
 
 
 def _entries(written: ast.FunctionDef, value: ast.expr) -> set[str] | None:
-    """The keys of a dict of options that a function fills by itself, None where others may."""
+    """The keys of a dict that a function fills with options; None where it may hold others."""
     if isinstance(value, ast.Dict):
         return _keys(value)
     name, result, understood = _names(value), set(), 1
@@ -274,11 +274,11 @@ def _entries(written: ast.FunctionDef, value: ast.expr) -> set[str] | None:
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[str | None]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [_names(one) for one in targets]
+    return [_names(target) for target in targets]
 
 
 def _keys(options: ast.Dict) -> set[str] | None:
-    """What a dict that is written out gives something else than None or off."""
+    """The keys of a dict that is written out whose values are neither None nor False."""
     pairs = [(_text(key), value) for key, value in zip(options.keys, options.values, strict=True)]
     if any(key is None for key, _ in pairs):
         return None

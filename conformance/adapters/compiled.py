@@ -199,7 +199,7 @@ def _unique_graphs() -> int:
 def _require_compiler() -> None:
     """Compile a sum once; raises UsageError with one sentence where that cannot be done."""
     try:
-        Compiled(lambda one, two: one + two, dynamic=None)(torch.ones(2), torch.ones(2))
+        Compiled(lambda a, b: a + b, dynamic=None)(torch.ones(2), torch.ones(2))
     except Exception as error:  # noqa: BLE001 (whatever a compiler, or its absence, raises)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         msg = printable(

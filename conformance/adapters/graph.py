@@ -36,7 +36,7 @@ _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRequest:
-    """What the user says about a graph: files, the module it was exported from, promises."""
+    """What the user passed for a graph: files, the module it was exported from, promises."""
 
     declaration: Path | None = None
     state_dict: Path | None = None
@@ -111,8 +111,8 @@ def _read(
 ) -> tuple[GraphReading, GraphProjections]:
     """Roles and weights.
 
-    A graph that hangs or dies is read with nothing optimised. Where it gives no answer there
-    either, its file alone is read: then its silence becomes a verdict.
+    A graph that hangs or dies is read with nothing optimised. Where it does not answer then either,
+    its file alone is read, and the missing answer is reported as a failure.
     """
     notes: list[str] = []
     for setting in (DEFAULT, LOWEST):

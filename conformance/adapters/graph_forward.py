@@ -60,7 +60,7 @@ def _shape(axes: str, sizes: Mapping[str, int]) -> list[int]:
     ]
 
 
-# Our name of a mask's form for each role; the graph's dtype makes the rest of the difference.
+# The mask form for each role; the graph's dtype makes the rest of the difference.
 FORMS: Final = {
     "keep": "keep",
     "drop": "drop",
@@ -130,19 +130,19 @@ def _size(role: Role, header: Header) -> dict[str, Any]:
     said = header.input(role.name).shape or (None,) * len(axes)
     open_sizes = {"B": None, "L": 0}
     shape = [
-        one if isinstance(one, int) else open_sizes.get(letter, 1)
-        for letter, one in zip(axes, said, strict=True)
+        size if isinstance(size, int) else open_sizes.get(letter, 1)
+        for letter, size in zip(axes, said, strict=True)
     ]
     return {"shape": shape}
 
 
 class GraphForward:
-    """Calls something that takes and gives arrays by name as if it were a kernel or a layer.
+    """Calls a function from arrays to arrays by name as if it were a kernel or a layer.
 
     run
         ``run(feeds)``: the graph in its process, or the eager module it was exported from.
     num_heads
-        For masks with an axis of heads; None where nobody knows.
+        For masks with an axis of heads; None where it is unknown.
     shapes
         What the file says of the axes of inputs, for caches.
     """
@@ -170,16 +170,16 @@ class GraphForward:
         return output, self.taken(result[weights.name], weights, sizes)
 
     def feeds(self, inputs: tuple[Tensor, ...], masks: Mapping[str, Tensor]) -> dict[str, Array]:
-        """What the graph is given, by the names of its inputs."""
-        given = dict(zip(_ORDER[self.reading.mode], inputs, strict=True))
+        """The arrays that the graph is called with, by the names of its inputs."""
+        tensors = dict(zip(_ORDER[self.reading.mode], inputs, strict=True))
         sizes = self._sizes(inputs)
         feeds: dict[str, Array] = {}
         left = dict(masks)
         for role in self.reading.inputs:
             if role.role in MASK_ROLES:
                 feeds[role.name] = self._mask(role, left, sizes)
-            elif role.role in given:
-                tensor = given[role.role]
+            elif role.role in tensors:
+                tensor = tensors[role.role]
                 own = self._heads if self.reading.kind == "core" else "BLE"[-tensor.dim() :]
                 feeds[role.name] = _array(arrange(tensor, own, role.axes), role.dtype)
             elif role.role in PASTS:
@@ -197,12 +197,12 @@ class GraphForward:
             return np.asarray(role.value)
         heads = self._pinned("num_kv_heads", sizes["H"])
         size = self._pinned(_PAST_SIZES[role.role], sizes["D"])
-        known = {"B": sizes["B"], "H": heads, "L": 0, "D": size, "1": 1}
+        by_letter = {"B": sizes["B"], "H": heads, "L": 0, "D": size, "1": 1}
         axes = role.axes or "BHLD"
         said = self.shapes.get(role.name) or (None,) * len(axes)
         shape = [
-            one if isinstance(one, int) else known[letter]
-            for letter, one in zip(axes, said, strict=True)
+            axis_size if isinstance(axis_size, int) else by_letter[letter]
+            for letter, axis_size in zip(axes, said, strict=True)
         ]
         return np.zeros(shape, role.dtype)
 
@@ -241,12 +241,12 @@ class GraphForward:
         }
 
     def _mask(self, role: Role, left: dict[str, Tensor], sizes: Mapping[str, int]) -> Array:
-        """The mask given for this input, taken out of ``left``; else one that hides nothing."""
+        """The call's mask for this input, taken out of ``left``; else one that hides nothing."""
         form, letters = FORMS[role.role], _letters(role, self.reading)
-        given = left.get(form)
-        if given is not None and _fits(given, letters, sizes):
+        handed_over = left.get(form)
+        if handed_over is not None and _fits(handed_over, letters, sizes):
             del left[form]
-            mask = given
+            mask = handed_over
         else:
             mask = _nothing_hidden(form, _shape(letters, sizes))
             if form == "lengths":
@@ -256,7 +256,7 @@ class GraphForward:
 
 
 def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
-    """What is given in every call; a number fills the axes that it has."""
+    """The array of an input that is the same in every call; a number fills its axes."""
     value = np.asarray(role.value)
     if value.ndim or not role.axes:
         return value

@@ -48,11 +48,13 @@ def check_number(name: str, value: int | None) -> None:
 
 
 def check_promises(promises: Mapping[str, Any]) -> None:
-    """Say what is wrong with the promises before anything is searched; DeclarationError."""
-    known = [word for word in inspect.signature(declare).parameters if word != "kind"]
+    """Raise DeclarationError for wrong promises, before anything is searched."""
+    accepted = [word for word in inspect.signature(declare).parameters if word != "kind"]
     for word in promises:
-        if word not in known:
-            msg = f"conformance.module got an unknown argument {word!r}{did_you_mean(word, known)}"
+        if word not in accepted:
+            msg = (
+                f"conformance.module got an unknown argument {word!r}{did_you_mean(word, accepted)}"
+            )
             raise DeclarationError(msg)
     declare("layer", **promises)
 
@@ -65,11 +67,13 @@ def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[st
     return {**promises, "masks": forms} if forms else dict(promises)
 
 
-def without_biases(given: golden.Semantics | None, recipe: StoredProjections) -> golden.Semantics:
+def without_biases(
+    semantics: golden.Semantics | None, recipe: StoredProjections
+) -> golden.Semantics:
     """The declared point, without the biases that the module has no place for."""
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
     absent = {f"{words[role]}_bias": False for role in words if not recipe.has_bias(role)}
-    return (given or golden.STANDARD).replace(**absent)
+    return (semantics or golden.STANDARD).replace(**absent)
 
 
 def loaded(
@@ -79,7 +83,7 @@ def loaded(
     sizes: HeadSizes,
     weights: golden.ProjectionWeights,
 ) -> AdaptedModule:
-    """A module with a problem's weights, in their dtype and on their device, under our call."""
+    """A module with a problem's weights, in their dtype and on their device, adapted."""
     fresh = put_in_dtype(fresh.to(weights.q.device), weights.q.dtype)
     recipe.write(fresh, sizes, weights)
     return AdaptedModule(fresh, calling)
@@ -94,8 +98,8 @@ def finished(
         check_keywords(candidate.name, built.forward, calling, declaration)
     if not declaration.masks and calling.function is None:
         words = mask_parameters(built.forward)
-        beside = f" (its {', '.join(words)} is left alone)" if words else ""
-        notes = (*notes, f"no mask declared{beside}: mask clauses are not applicable")
+        unused = f" (its {', '.join(words)} is left alone)" if words else ""
+        notes = (*notes, f"no mask declared{unused}: mask clauses are not applicable")
     return assuming(candidate, *notes)
 
 
@@ -385,12 +389,12 @@ def module(
     return assuming(_of_instance(built, request), how)
 
 
-def _shown(given: object, name: str | None) -> str:
-    if isinstance(given, nn.Module):
-        return name or type(given).__name__
-    if isinstance(given, type) and issubclass(given, nn.Module):
-        return name or given.__name__
-    msg = f"conformance.module takes a torch.nn.Module class or instance, not {given!r}"
+def _shown(value: object, name: str | None) -> str:
+    if isinstance(value, nn.Module):
+        return name or type(value).__name__
+    if isinstance(value, type) and issubclass(value, nn.Module):
+        return name or value.__name__
+    msg = f"conformance.module takes a torch.nn.Module class or instance, not {value!r}"
     raise DeclarationError(msg)
 
 
@@ -424,11 +428,11 @@ def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
         kept = AdaptedModule(duplicate(built), calling)
         heads = sizes.num_heads
         candidate = fixed_layer(kept, weights, num_heads=heads, name=request.shown, **promises)
-        candidate = dataclasses.replace(candidate, function=_builder_of_one(kept))
+        candidate = dataclasses.replace(candidate, function=_copying_builder(kept))
     return finished(candidate, built, calling, finding.assumptions)
 
 
-def _builder_of_one(
+def _copying_builder(
     kept: AdaptedModule,
 ) -> Callable[[Geometry, golden.ProjectionWeights], AdaptedModule]:
     """A builder that gives one module with its own weights, a copy for each dtype and device."""

@@ -64,22 +64,22 @@ def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
         yield "add_zero_attn adds a key of zeros, which the specification does not have"
 
 
-def promises(given: Mapping[str, Any]) -> dict[str, Any]:
+def promises(declared: Mapping[str, Any]) -> dict[str, Any]:
     """Its own promises where the user made none; DeclarationError for what it cannot take."""
-    for form in given.get("masks", ()):
+    for form in declared.get("masks", ()):
         if form not in _FORMS:
             msg = (
                 f"nn.MultiheadAttention takes no mask {form!r}: declare {', '.join(_FORMS)}, or "
                 "pass call="
             )
             raise DeclarationError(msg)
-    if given.get("causal") is not None:
+    if declared.get("causal") is not None:
         msg = "nn.MultiheadAttention takes causality as a mask only: drop causal=, or pass call="
         raise DeclarationError(msg)
-    features = given.get("features", ())
-    if not isinstance(features, str) and "weights" not in given.get("without", ()):
+    features = declared.get("features", ())
+    if not isinstance(features, str) and "weights" not in declared.get("without", ()):
         features = [*features, "weights"]
-    return {**PROMISES, **given, "features": features}
+    return {**PROMISES, **declared, "features": features}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +121,12 @@ def calling(module: nn.MultiheadAttention, inputs: str | None) -> MultiheadCalli
 
 def _masks(shape: tuple[int, ...], keywords: dict[str, Any]) -> dict[str, Tensor]:
     """Masks under the layer's names: both boolean or both float, as it wants them."""
-    given = [mask for mask in (_as_drop(keywords), keywords.get("bias")) if mask is not None]
-    if len(given) > 1:
-        drop, bias = given
-        given = [torch.zeros_like(drop, dtype=bias.dtype).masked_fill(drop, -torch.inf), bias]
+    masks = [mask for mask in (_as_drop(keywords), keywords.get("bias")) if mask is not None]
+    if len(masks) > 1:
+        drop, bias = masks
+        masks = [torch.zeros_like(drop, dtype=bias.dtype).masked_fill(drop, -torch.inf), bias]
     theirs: dict[str, Tensor] = {}
-    for mask in given:
+    for mask in masks:
         padding = mask.dim() == _FULL and mask.shape[1] == mask.shape[2] == 1
         name = "key_padding_mask" if padding else "attn_mask"
         if padding:

@@ -57,14 +57,14 @@ class Holder:
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """The parameters of a module that this holder names, in the order of the heads."""
         if "*" not in self.path:
-            return [self._one(module)]
-        known = dict(module.named_parameters(remove_duplicate=False))
+            return [self._single(module)]
+        parameters = dict(module.named_parameters(remove_duplicate=False))
         result: list[nn.Parameter] = []
-        while (name := self.path.replace("*", str(len(result)))) in known:
-            result.append(known[name])
+        while (name := self.path.replace("*", str(len(result)))) in parameters:
+            result.append(parameters[name])
         return result
 
-    def _one(self, module: nn.Module) -> nn.Parameter:
+    def _single(self, module: nn.Module) -> nn.Parameter:
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if name == self.path:
                 return parameter
@@ -209,7 +209,9 @@ KV_HEAD_NAMES: Final = (
 _SETTINGS: Final = ("config", "cfg", "args", "hparams")
 
 
-def known_number(module: nn.Module, names: tuple[str, ...] | list[str]) -> tuple[str, int] | None:
+def positive_attribute(
+    module: nn.Module, names: tuple[str, ...] | list[str]
+) -> tuple[str, int] | None:
     """The first attribute of these names that is a positive integer, outermost module first."""
     for path, owner in module.named_modules():
         prefix = f"{path}." if path else ""
@@ -235,7 +237,7 @@ def possible_sizes(
     ``shapes`` maps roles (``"q"``, ``"kv"``, ``"qkv"``, ``"o"`` …) to ``(out, in)``; without
     ``num_heads`` every divisor is tried, small ones first.
     """
-    seen = set()
+    yielded = set()
     merged = shapes["o"][1] if "o" in shapes else None
     total = sum(shape[0] for roles, shape in shapes.items() if roles != "o")
     for query_rows, key_rows, value_rows in _possible_rows(shapes, num_heads, num_kv_heads):
@@ -243,9 +245,9 @@ def possible_sizes(
             continue
         for heads in num_heads or range(1, query_rows + 1):
             sizes = _cut(query_rows, key_rows, value_rows, heads)
-            if sizes is None or sizes in seen:
+            if sizes is None or sizes in yielded:
                 continue
-            seen.add(sizes)
+            yielded.add(sizes)
             wide = sizes.num_heads * sizes.value_head_size
             if merged in (None, wide) and num_kv_heads in (None, sizes.num_kv_heads):
                 yield sizes

@@ -23,7 +23,7 @@ from .packing import (
     KV_HEAD_NAMES,
     HeadSizes,
     StoredProjections,
-    known_number,
+    positive_attribute,
     possible_sizes,
     supports,
 )
@@ -80,7 +80,7 @@ _WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRequest:
-    """What the user said about a module; ``promises`` are those of ``conformance.layer``."""
+    """What the user passed for a module; ``promises`` are those of ``conformance.layer``."""
 
     shown: str
     num_heads: int | None = None
@@ -143,8 +143,8 @@ class ProjectionSearch:
 def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleProjections:
     """Find projections and heads; raises DeclarationError with one sentence saying what to pass."""
     possible = options(request.shown, module, request.projections)
-    heads, notes = _known_heads(module, request, possible)
-    attribute = known_number(module, KV_HEAD_NAMES)
+    heads, notes = _declared_heads(module, request, possible)
+    attribute = positive_attribute(module, KV_HEAD_NAMES)
     search = ProjectionSearch(
         module=module,
         request=request,
@@ -183,12 +183,12 @@ def _with_any_heads(search: ProjectionSearch) -> ProjectionSearch:
     return freed
 
 
-def _known_heads(
+def _declared_heads(
     module: nn.Module, request: ModuleRequest, possible: Options
 ) -> tuple[tuple[int, ...] | None, list[str]]:
     if request.num_heads is not None:
         return (request.num_heads,), []
-    result = known_number(module, HEAD_NAMES)
+    result = positive_attribute(module, HEAD_NAMES)
     if result is not None:
         return (result[1],), [f"{result[1]} heads, as its attribute {result[0]} says"]
     matrices = possible.assignments[0].items()
@@ -199,14 +199,14 @@ def _known_heads(
 
 
 def _trial(module: nn.Module, request: ModuleRequest, calling: Calling, possible: Options) -> Trial:
-    """A trial in which every matrix and bias that may be a projection's is drawn anew."""
+    """A trial in which every matrix and bias that may be a projection's is drawn at random."""
     drawn: set[int] = set()
     for assignment in possible.assignments:
         recipe = next(recipes(assignment, possible.biases))
         for holder in (*recipe.matrices, *recipe.biases):
             drawn |= {id(parameter) for parameter in holder.parameters(module)}
-    known = module.named_parameters(remove_duplicate=False)
-    names = tuple(name for name, parameter in known if id(parameter) in drawn)
+    parameters = module.named_parameters(remove_duplicate=False)
+    names = tuple(name for name, parameter in parameters if id(parameter) in drawn)
     return Trial(module, calling, request.batched, names)
 
 
@@ -266,8 +266,14 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
     for strictness in range(_STRICTNESSES):
         near = []
         for index in nearest:
-            one = hypotheses[index]
-            if not holds(one.recipe, one.sizes, search.trial, search.request.semantics, strictness):
+            hypothesis = hypotheses[index]
+            if not holds(
+                hypothesis.recipe,
+                hypothesis.sizes,
+                search.trial,
+                search.request.semantics,
+                strictness,
+            ):
                 break
             near.append(index)
         if near:
@@ -345,10 +351,10 @@ def _unfit(search: ProjectionSearch) -> str:
 
 
 def _check_untied(module: nn.Module, recipe: StoredProjections, shown: str) -> None:
-    seen: dict[int, str] = {}
+    paths: dict[int, str] = {}
     for holder in (*recipe.matrices, *recipe.biases):
         for parameter in holder.parameters(module):
-            other = seen.setdefault(id(parameter), holder.path)
+            other = paths.setdefault(id(parameter), holder.path)
             if other != holder.path:
                 msg = (
                     f"{other} and {holder.path} of {shown} are one tensor, so they cannot take "

@@ -169,7 +169,7 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
     taken = {leaf.bias for leaf in result if leaf.bias}
     biases = tuple(plain_biases(module, taken))
     if projections is not None:
-        assignments = [_as_told(shown, result, projections)]
+        assignments = [_as_named(shown, result, projections)]
     else:
         assignments = _by_name(result)
     if not assignments:
@@ -198,7 +198,7 @@ def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Stor
             holder
             for holder in biases
             if not set(holder.roles) & set(covered)
-            and set(holder.roles) <= set("".join(one.roles for one in holders))
+            and set(holder.roles) <= set("".join(projection.roles for projection in holders))
         ]
         layouts = {holder.layout for holder in holders}
         fused = next(iter(layouts - {"blocks"}), "blocks")
@@ -227,7 +227,7 @@ def _holders(roles: str, leaf: Leaf) -> Iterator[Holder]:
         yield Holder(roles=order, path=leaf.path, transposed=transposed, layout=layout)
 
 
-def _as_told(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> Assignment:
+def _as_named(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> Assignment:
     by_title = {leaf.title: leaf for leaf in result} | {leaf.path: leaf for leaf in result}
     for roles, path in declared.items():
         if not roles or not set(roles) <= set(_ROLES):
@@ -242,8 +242,8 @@ def _as_told(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> Ass
                 f"{', '.join(leaf.title for leaf in result)}"
             )
             raise DeclarationError(msg)
-    given = "".join(declared)
-    if not {"q", "k", "v"} <= set(given) or len(set(given)) < len(given):
+    letters = "".join(declared)
+    if not {"q", "k", "v"} <= set(letters) or len(set(letters)) < len(letters):
         msg = (
             f"projections gives {', '.join(declared)}: it needs each of q, k and v once (o may be "
             "absent)"

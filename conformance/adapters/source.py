@@ -50,7 +50,7 @@ class ExportSource:
     note: str = ""
 
     def lacking(self, reading: GraphReading) -> tuple[list[str], list[str]]:
-        """Parameters that the graph has no input for: those it needs, and those it may be given."""
+        """Parameters without an input of the graph: the required ones, and the optional ones."""
         if self.module is None:
             return [], []
         parameters = inspect.signature(self.module.forward).parameters
@@ -62,14 +62,16 @@ class ExportSource:
             if parameter.kind in _TAKES_A_TENSOR
             and (parameter.name not in names if named else position >= len(names))
         ]
-        needed = [one.name for one in left if one.default is inspect.Parameter.empty]
-        offered = [one.name for one in left if one.default is None]
+        needed = [
+            parameter.name for parameter in left if parameter.default is inspect.Parameter.empty
+        ]
+        offered = [parameter.name for parameter in left if parameter.default is None]
         return needed, offered
 
     def runner(self, reading: GraphReading, refusals: list[str]) -> Run:
-        """The module given what the graph is given; GraphRefused for what it raises.
+        """A run of the module with the graph's inputs; it raises GraphRefused for any exception.
 
-        What it raised is in ``refusals`` while it has not answered once.
+        The exceptions are listed in ``refusals`` until the module answers once.
         """
         run, answers = self._run(reading), 0
 
@@ -89,7 +91,7 @@ class ExportSource:
         return guarded
 
     def forward(self, reading: GraphReading, num_heads: int | None) -> Callable[..., Any]:
-        """The source under the harness' call, given what the graph is given."""
+        """The source under the harness' call, with the graph's inputs."""
         if self.candidate is not None:
             return _of_candidate(self.candidate)
         return GraphForward(self._run(reading), reading, num_heads)

@@ -1,4 +1,4 @@
-"""Trial calls: what a module answers on a small problem, with its matrices drawn anew."""
+"""Trial calls: what a module answers on a small problem, with random matrices."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ class Trial:
         self.module = duplicate(self.module).eval()
         self.module.register_forward_hook(self._remember)
         generator = torch.Generator().manual_seed(0)
-        known = dict(self.module.named_parameters(remove_duplicate=False))
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
         for name in self.names:
-            parameter = known[name]
+            parameter = parameters[name]
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             # Unit-sized answers: each output sums over one axis of the matrix.
             terms = parameter.shape[-1] if parameter.dim() > 1 else 1
@@ -168,18 +168,18 @@ class Trial:
 
     @property
     def answered(self) -> bool:
-        """Whether any call so far gave an answer."""
+        """Whether any call so far returned an answer."""
         return any(answer is not None for answer in self._answers.values())
 
     def answer(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
-        """What the module says to inputs of these widths; None when it cannot take them."""
+        """The module's answer to inputs of these widths; None when it cannot take them."""
         if self.calling.inputs == "self" and len(set(widths)) > 1:
             return None
         if self.calling.inputs == "memory" and widths[1] != widths[2]:
             return None
         if widths not in self._answers:
             calls = (self._call(widths, sizes, dtype) for dtype in _DTYPES for sizes in _LENGTHS)
-            self._answers[widths] = next((one for one in calls if one is not None), None)
+            self._answers[widths] = next((answer for answer in calls if answer is not None), None)
         return self._answers[widths]
 
     def _remember(self, _module: nn.Module, _inputs: Any, returned: Any) -> None:

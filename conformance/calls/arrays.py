@@ -1,8 +1,8 @@
-"""Calls what takes NumPy's or JAX's arrays: tensors become arrays at the edge, and answers tensors.
+"""Calls functions of NumPy or JAX arrays: tensors become arrays, and the answers become tensors.
 
-An array of NumPy shares the memory of its tensor, strides and all, so that what a function does to
-its inputs and what lies beside them is seen as with tensors. JAX copies, or shares what it promises
-never to change. Neither package is imported before a candidate declares its arrays.
+A NumPy array shares the memory of its tensor with the same strides, so that writes to the inputs or
+next to them are detected as with tensors. JAX copies, or shares what it promises never to change.
+Neither package is imported before a candidate declares its arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WANTED: Final = {"torch": "a torch.Tensor", "numpy": "a numpy.ndarray", "jax": "
 
 
 def no_such_numbers(declared: Declaration, dtype: str) -> str:
-    """Why a candidate cannot be asked in a dtype, or ""."""
+    """Why a candidate cannot be called in a dtype, or ""."""
     if declared.arrays == "numpy" and dtype == "bfloat16":
         return "it takes arrays of NumPy, which has no bfloat16"
     return ""
@@ -31,7 +31,7 @@ def no_such_numbers(declared: Declaration, dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Stranger:
-    """What a function of arrays returned that is no such array."""
+    """What a function of arrays returned in place of an array."""
 
     value: Any
     wanted: str
@@ -46,9 +46,9 @@ class OfArrays:
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Convert, call, and convert what comes back."""
-        given = [to_array(value, self.kind) for value in positional]
+        arrays = [to_array(value, self.kind) for value in positional]
         named = {name: to_array(value, self.kind) for name, value in keywords.items()}
-        return to_tensors(self.function(*given, **named), self.kind)
+        return to_tensors(self.function(*arrays, **named), self.kind)
 
 
 def of_tensors(function: Callable[..., Any], kind: str) -> Callable[..., Any]:

@@ -43,26 +43,26 @@ def is_tensor(value: Any) -> bool:
 def plainly(value: Tensor) -> Tensor | None:
     """The tensor itself, or for a subclass a plain one in the same memory.
 
-    None for a wrapper, which has no numbers in memory of its own and would make them up when asked.
+    None for a wrapper, which has no numbers in memory of its own.
     """
     if type(value) in PLAIN:
         return value
-    with _unheard():
+    with _without_overrides():
         if _BASE.device.__get__(value).type != "cpu":  # its numbers are fetched from there
             return value
         return _BASE.as_subclass(value, Tensor) if _in_memory(value) else None
 
 
 def _in_memory(value: Tensor) -> bool:
-    """Whether a tensor's numbers lie in memory of its own, one beside the other."""
+    """Whether a tensor's numbers lie in memory of its own."""
     if _BASE.layout.__get__(value) != torch.strided:
         return False
     return bool(_BASE.numel(value) == 0 or _BASE.data_ptr(value) != 0)
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """Call torch without asking ``__torch_function__`` and ``__torch_dispatch__`` of a subclass."""
+def _without_overrides() -> Iterator[None]:
+    """Call torch without the ``__torch_function__`` and ``__torch_dispatch__`` of subclasses."""
     python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)  # noqa: SLF001 (no public way)
     python = python.add(torch._C.DispatchKey.PythonTLSSnapshot)  # noqa: SLF001
     with torch._C._ExcludeDispatchKeyGuard(python), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
@@ -94,8 +94,9 @@ class Answer:
     """What a candidate returned, with the batch axis put back for unbatched candidates.
 
     ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
-    storage; ``returned`` is the output itself as the candidate gave it, None where nobody did, and
-    ``kept`` a copy of it in the same axes. ``returned_weights`` are the weights themselves.
+    storage; ``returned`` is the output itself as the candidate returned it, None for an answer that
+    no candidate returned, and ``kept`` a copy of it in the same axes. ``returned_weights`` are the
+    weights themselves.
     """
 
     output: Tensor
@@ -143,7 +144,7 @@ def _judged(own: Forward, inputs: Inputs, *, rounds: bool) -> Forward:
 
     def answers(module: nn.Module) -> bool:
         try:
-            positional, keywords = _at_hand(inputs, copy=True)
+            positional, keywords = _cpu_arguments(inputs, copy=True)
             guarded(in_eval(module_on(module, "cpu", fresh=False)), positional, keywords)
         except CandidateFailure:
             return False
@@ -158,10 +159,10 @@ def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
 
     They lie on the device of the inputs, in memory as they would lie on the CPU.
     """
-    return placed(_at_hand(inputs, copy=copy), inputs.device)
+    return placed(_cpu_arguments(inputs, copy=copy), inputs.device)
 
 
-def _at_hand(inputs: Inputs, *, copy: bool) -> Arguments:
+def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
     """The arguments of a call, on the CPU."""
     fresh = handed_over(inputs)
     if not inputs.head_layout.is_own:
@@ -180,10 +181,10 @@ def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     mixed = inputs.layout == "mixed"
     query_layout, key_layout, value_layout = MIXED if mixed else (inputs.layout,) * 3
     query = MEMORY_LAYOUTS[query_layout](inputs.query)
-    one = inputs.mode == "self" or (inputs.shared and inputs.key is inputs.query)
-    key = query if one else MEMORY_LAYOUTS[key_layout](inputs.key)
-    one = inputs.mode != "separate" or (inputs.shared and inputs.value is inputs.key)
-    return query, key, key if one else MEMORY_LAYOUTS[value_layout](inputs.value)
+    same = inputs.mode == "self" or (inputs.shared and inputs.key is inputs.query)
+    key = query if same else MEMORY_LAYOUTS[key_layout](inputs.key)
+    same = inputs.mode != "separate" or (inputs.shared and inputs.value is inputs.key)
+    return query, key, key if same else MEMORY_LAYOUTS[value_layout](inputs.value)
 
 
 def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
@@ -255,9 +256,10 @@ def _letter_sizes(letters: str, mask: Tensor) -> list[int]:
     return [1 if letter == "1" else axes[letter] for letter in letters]
 
 
-def is_contiguous(given: Arguments) -> bool:
+def is_contiguous(call_arguments: Arguments) -> bool:
     """Whether every tensor of a call lies row after row, from the start of its storage on."""
-    tensors = [value for value in (*given[0], *given[1].values()) if isinstance(value, Tensor)]
+    positional, keywords = call_arguments
+    tensors = [each for each in (*positional, *keywords.values()) if isinstance(each, Tensor)]
     return all(each.is_contiguous() and each.storage_offset() == 0 for each in tensors)
 
 
@@ -265,7 +267,7 @@ def guarded(
     function: Forward,
     positional: tuple[Any, ...],
     keywords: dict[str, Any],
-    doing: str = "",
+    action: str = "",
     *,
     grad_mode: bool = False,
 ) -> Any:
@@ -281,19 +283,19 @@ def guarded(
     except GraphRefused as refused:  # by the runtime: no line of a program raised it
         reason = str(refused)
         message = printable(f"the graph is refused: {reason}") + (
-            f" while {doing}" if doing else ""
+            f" while {action}" if action else ""
         )
         violation = Violation(kind="raised", message=message, got=reason.partition(":")[0])
         raise CandidateFailure(violation) from refused
     except BaseException as error:  # a candidate may raise anything, SystemExit included
-        raise CandidateFailure(raised(error, doing)) from error
+        raise CandidateFailure(raised(error, action)) from error
 
 
-def raised(error: BaseException, doing: str = "") -> Violation:
+def raised(error: BaseException, action: str = "") -> Violation:
     """What an exception of the candidate means: its whole message, and the way to the line."""
     return Violation(
         kind="raised",
-        message=raised_text(error) + (f" while {doing}" if doing else ""),
+        message=raised_text(error) + (f" while {action}" if action else ""),
         got=type(error).__name__,
         traceback=traceback_text(error),
     )
@@ -309,9 +311,9 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
                 f"returned {_describe(returned)} for return_weights=True, not a pair "
                 "(output, weights)",
             )
-        returned, given = returned
-        weights = _tensor(given, "weights", inputs.score_shape, inputs)
-        returned_weights = plainly(given)
+        returned, answer_weights = returned
+        weights = _tensor(answer_weights, "weights", inputs.score_shape, inputs)
+        returned_weights = plainly(answer_weights)
     kept = _tensor(returned, "output", presented_shape(inputs), inputs)
     output = canonical_output(kept, inputs)
     return Answer(

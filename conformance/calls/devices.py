@@ -22,7 +22,7 @@ CPU: Final = "cpu"
 def canonical(name: str) -> str:
     """A device's name as its tensors say it: ``cuda`` is ``cuda:0``, ``cpu:0`` is ``cpu``.
 
-    Of a device that is not here the name as it is given.
+    The name itself for a device that this machine does not have.
     """
     return name if why_absent(name) else str(torch.empty(0, device=name).device)
 
@@ -45,11 +45,11 @@ def why_absent(name: str) -> str:
 
 def here() -> str:
     """What torch sees besides the CPU."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if found is None:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
         return "torch sees no device but the CPU here"
     count = torch.accelerator.device_count()
-    named = f"{found.type}:0" if count == 1 else f"{found.type}:0 to {found.type}:{count - 1}"
+    named = f"{device.type}:0" if count == 1 else f"{device.type}:0 to {device.type}:{count - 1}"
     return f"torch sees the CPU and {named} here"
 
 
@@ -89,7 +89,7 @@ def synchronise(name: str) -> None:
         module_of(name).synchronize(name)
 
 
-Given = tuple[tuple[Tensor, ...], dict[str, Any]]
+Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 
 
 class Mover:
@@ -129,14 +129,14 @@ def whole_storage(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((count,), (1,), 0)
 
 
-def placed(given: Given, device: str) -> Given:
+def placed(arguments: Arguments, device: str) -> Arguments:
     """The arguments of a call on a device; on the CPU they are there already."""
-    return given if device == CPU else moved(given, device)
+    return arguments if device == CPU else moved(arguments, device)
 
 
-def moved(given: Given, device: str) -> Given:
+def moved(arguments: Arguments, device: str) -> Arguments:
     """Copies of the arguments on a device; strides, offsets and shared storages stay."""
-    mover, (positional, keywords) = Mover(device), given
+    mover, (positional, keywords) = Mover(device), arguments
     there = {name: mover.move(value) for name, value in keywords.items()}
     return tuple(mover.move(value) for value in positional), there
 
@@ -164,8 +164,8 @@ _IN_DTYPE: WeakKeyDictionary[nn.Module, dict[torch.dtype, nn.Module]] = WeakKeyD
 def module_on(forward: Any, device: str, *, fresh: bool) -> Any:
     """A module on a device; anything else, and one that is there already, as it is.
 
-    One that is built for each question is moved; the user's own is left where it is, and a copy of
-    it is moved once, unless it refuses to be copied.
+    A module that was built for one call (``fresh``) is moved itself; the user's own stays where it
+    is, and a copy of it is moved once, unless it cannot be copied.
     """
     if not isinstance(forward, nn.Module) or not _elsewhere(forward, torch.device(device)):
         return forward
@@ -185,7 +185,7 @@ def module_in_dtype(
     A module of another dtype that answers as it is converts by itself; with ``rounds`` its
     parameters keep their dtype and are rounded to the judged one, as the golden's weights are. Else
     a copy is put in the dtype, as a user would, once. ``answers`` says whether a module answers in
-    this dtype. Where neither does, the user's own is given back: what it raises is told.
+    this dtype. Where neither does, the user's own is returned, and what it raises is reported.
     """
     if not isinstance(forward, nn.Module) or is_in_dtype(forward, dtype):
         return forward

@@ -1,4 +1,4 @@
-"""One call with gradients recorded: what was given, what came out, and what flows back."""
+"""One call with gradients recorded: its arguments, its answer and its gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOING = "computing the gradients"
 
 
 class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made is not broken)
-    """A candidate that promises no gradients, but for the default, and gives none."""
+    """The candidate has no gradients, and promises them by default only."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,8 +85,8 @@ class Taped:
     ) -> Gradients:
         """The gradients for an output gradient in the axes of the answer proper.
 
-        ``of_weights`` is that of the returned weights ``[B, H, Lq, Lk]``; each of both may be None,
-        where nobody uses that part of the answer. ``again`` keeps the history for another time.
+        ``of_weights`` is that of the returned weights ``[B, H, Lq, Lk]``. Either is None where that
+        part of the answer is not used. ``again`` keeps the history for another backward pass.
         Raises CandidateFailure.
         """
         gradient = None if upstream is None else as_returned(upstream, self)
@@ -95,10 +95,10 @@ class Taped:
     def pull_as_given(
         self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
     ) -> Gradients:
-        """The gradients for an output gradient like what was returned, handed over as it is.
+        """The gradients for an output gradient in the shape of what was returned.
 
-        Asked for as training asks: ``backward()``, and read from the leaves. A reentrant checkpoint
-        refuses to be asked for the gradients of named inputs alone.
+        Computed as in training, by ``backward()``, and read from the leaves: a reentrant checkpoint
+        refuses ``torch.autograd.grad``.
         """
         with _put_aside((*self.asking, *self.beside)):
             self.backward(gradient, of_weights=of_weights, again=again)
@@ -117,54 +117,54 @@ class Taped:
 
     def connected(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
         """Gradients of ``leaves`` as those of inputs, with their own history."""
-        found = self._inputs(gradients[: len(self.leaves)])
+        by_name = self._inputs(gradients[: len(self.leaves)])
         return {
             name: torch.zeros_like(_like(self, name)) if tensor is None else tensor
-            for name, tensor in found.items()
+            for name, tensor in by_name.items()
         }
 
     def gather(self, gradients: tuple[Tensor | None, ...]) -> Gradients:
         """Gradients of ``asking``, in their order, as those of inputs and weights."""
-        found: dict[str, Tensor | None] = self._inputs(gradients[: len(self.leaves)])
+        by_name: dict[str, Tensor | None] = self._inputs(gradients[: len(self.leaves)])
         if self.weights is not None:
-            found |= self.weights.gather(gradients[len(self.leaves) :])
-        named = {name: _like(self, name) for name in found}
+            by_name |= self.weights.gather(gradients[len(self.leaves) :])
+        named = {name: _like(self, name) for name in by_name}
         return Gradients(
             found={
                 name: torch.zeros_like(named[name]) if tensor is None else tensor.detach().cpu()
-                for name, tensor in found.items()
+                for name, tensor in by_name.items()
             },
-            missing=frozenset(name for name, tensor in found.items() if tensor is None),
+            missing=frozenset(name for name, tensor in by_name.items() if tensor is None),
             output=self.answer.output,
         )
 
     def _inputs(self, gradients: Iterable[Tensor | None]) -> dict[str, Tensor | None]:
         """The gradients of tokens, bias, cache and sinks, in the harness' own axes."""
         arrived = dict(zip(self.leaves, gradients, strict=True))
-        found: dict[str, Tensor | None] = {}
+        by_name: dict[str, Tensor | None] = {}
         for name in KEYWORD_LEAVES:
             if name in arrived:
                 tensor = arrived.pop(name)
-                found[name] = None if tensor is None else self._of_keyword(name, tensor)
+                by_name[name] = None if tensor is None else self._of_keyword(name, tensor)
         if "bias" in arrived:
             bias = arrived.pop("bias")
-            found["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
+            by_name["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
         if self.inputs.head_layout.is_own:
             names = INPUT_NAMES[self.inputs.mode]
-            asked = dict(zip(self.given_names, names, strict=True))
+            input_names = dict(zip(self.given_names, names, strict=True))
             batched = {
-                asked[name]: None if tensor is None else self._batched(tensor)
+                input_names[name]: None if tensor is None else self._batched(tensor)
                 for name, tensor in arrived.items()
             }
-            return batched | found
-        return found | self._of_heads(arrived)
+            return batched | by_name
+        return by_name | self._of_heads(arrived)
 
     def _of_heads(self, arrived: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
         """The gradients of query, key and value where they lie together in one input."""
-        given = zip(self.given_names, self.given[0], strict=True)
+        arguments = zip(self.given_names, self.given[0], strict=True)
         whole = tuple(
-            torch.zeros_like(tensor) if one is None else one
-            for tensor, one in ((tensor, arrived.get(name)) for name, tensor in given)
+            torch.zeros_like(tensor) if gradient is None else gradient
+            for tensor, gradient in ((tensor, arrived.get(name)) for name, tensor in arguments)
         )
         tokens = dict(
             zip(INPUT_NAMES["separate"], canonical_tokens(whole, self.inputs), strict=True)
@@ -237,20 +237,20 @@ def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
 
 
 def asking_for_gradients(
-    given: Arguments, names: Iterable[str] | None, *, bias: bool = False
+    arguments: Arguments, names: Iterable[str] | None, *, bias: bool = False
 ) -> dict[str, Tensor]:
-    """Mark the tensors of a call that ask for gradients: all positional ones, or those of a number.
+    """Make the positional tensors of a call, or some of them, require gradients; returned by name.
 
-    ``names`` are those of :attr:`Taped.given_names`; without them cached heads and sinks ask, too.
-    They must be fresh tensors.
+    ``names`` are some of :attr:`Taped.given_names`; without them cached heads and sinks require
+    gradients, too. The tensors must be fresh.
     """
-    named: dict[str, Any] = {f"input {number}": each for number, each in enumerate(given[0])}
+    named: dict[str, Any] = {f"input {number}": each for number, each in enumerate(arguments[0])}
     if names is None:
-        named |= {name: given[1].get(name) for name in KEYWORD_LEAVES}
+        named |= {name: arguments[1].get(name) for name in KEYWORD_LEAVES}
     else:
         named = {name: tensor for name, tensor in named.items() if name in set(names)}
     if bias:
-        named["bias"] = given[1].get("bias")
+        named["bias"] = arguments[1].get("bias")
     tensors = {name: each for name, each in named.items() if isinstance(each, Tensor)}
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 

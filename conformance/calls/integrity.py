@@ -2,7 +2,7 @@
 
 Candidate and judge share a process, where Python lets everybody replace everything. Watched are the
 names that a verdict depends on: torch's functions, the harness' own modules and classes, ``math``
-and ``builtins``, and what intercepts calls unseen (modes, traces, kernels, subnormal numbers).
+and ``builtins``, and what intercepts calls (modes, traces, kernels, subnormal numbers).
 docs/judge.md says what this closes and what only another process could.
 """
 
@@ -30,7 +30,7 @@ _HOST_KEYS: Final = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutog
 _SUBNORMAL: Final = sys.float_info.min / 2.0
 
 
-def unseen() -> tuple[Any, ...]:
+def interceptors() -> tuple[Any, ...]:
     """What intercepts calls without a name being replaced."""
     return (
         torch._C._len_torch_function_stack(),  # noqa: SLF001 (no public way to ask)
@@ -44,29 +44,29 @@ def unseen() -> tuple[Any, ...]:
 
 def taken_back(before: tuple[Any, ...], kernels: frozenset[str]) -> list[str]:
     """End what began since, and say what that was; ``kernels`` are those registered before."""
-    now, found = unseen(), []
+    now, changes = interceptors(), []
     for _ in range(now[0] - before[0]):
         torch._C._pop_torch_function_stack()  # noqa: SLF001
     for _ in range(now[1] - before[1]):
         torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
     if now[:2] != before[:2]:
-        found.append("a mode of torch that sees every call")
+        changes.append("a mode of torch that sees every call")
     if now[2] is not before[2]:
         sys.settrace(before[2])
-        found.append("the trace function of Python")
+        changes.append("the trace function of Python")
     if now[3] is not before[3]:
         sys.setprofile(before[3])
-        found.append("the profile function of Python")
+        changes.append("the profile function of Python")
     if now[4] != before[4]:
         torch.set_flush_denormal(before[4])  # a setting, of which state.settings speaks
-    return found + (_kernels(kernels) if now[5] != before[5] else [])
+    return changes + (_kernels(kernels) if now[5] != before[5] else [])
 
 
-def _kernels(known: frozenset[str]) -> list[str]:
+def _kernels(before: frozenset[str]) -> list[str]:
     """The operators of torch that got another kernel for the CPU, which is taken back."""
     new = {
         entry
-        for entry in torch.library._impls - known  # noqa: SLF001
+        for entry in torch.library._impls - before  # noqa: SLF001
         if entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
     }
     for entry in gc.get_objects() if new else ():
@@ -114,24 +114,24 @@ class _Names:
 
     def as_before(self) -> bool:
         """Whether they still stand for the same objects; equality would ask the new objects."""
-        known = vars(self.owner)
-        if self.closed and len(known) != len(self.names):
+        entries = vars(self.owner)
+        if self.closed and len(entries) != len(self.names):
             return False
         try:
-            return all(map(is_, self.pick(known), self.values))
+            return all(map(is_, self.pick(entries), self.values))
         except KeyError:
             return False
 
     def changed(self) -> dict[str, Any]:
         """The names that stand for something else, and for what; ``_GONE`` where for nothing.
 
-        A new name counts on a tensor where it hides what torch had: others are nobody's business.
+        A new name of ``Tensor`` counts only where it hides what torch had.
         """
-        known, before = dict(vars(self.owner)), dict(zip(self.names, self.values, strict=True))
-        other = {name: known.get(name, _GONE) for name in self.names}
+        entries, before = dict(vars(self.owner)), dict(zip(self.names, self.values, strict=True))
+        other = {name: entries.get(name, _GONE) for name in self.names}
         other = {name: entry for name, entry in other.items() if entry is not before[name]}
-        added = sorted(known.keys() - before.keys()) if self.closed else []
-        return other | {name: known[name] for name in added if hasattr(_BASE, name)}
+        added = sorted(entries.keys() - before.keys()) if self.closed else []
+        return other | {name: entries[name] for name in added if hasattr(_BASE, name)}
 
     def put_back(self) -> list[str]:
         """Give the names what they stood for; returns those that were changed, in words."""
@@ -154,18 +154,18 @@ class _Part:
 
     def put_back(self) -> list[str]:
         """What is no longer as it was, in words; afterwards it is."""
-        found = [name for held in self.names if not held.as_before() for name in held.put_back()]
+        changes = [name for held in self.names if not held.as_before() for name in held.put_back()]
         if list(map(_code, self.functions)) != self.codes:  # code has an equality of its own
             for function, code in zip(self.functions, self.codes, strict=True):
                 if function.__code__ is not code:
                     function.__code__ = code
-                    found.append(f"the code of {function.__module__}.{function.__qualname__}")
+                    changes.append(f"the code of {function.__module__}.{function.__qualname__}")
         for name, table, before in self.tables:
             if table.keys() != before.keys() or not all(map(is_, table.values(), before.values())):
                 table.clear()
                 table.update(before)
-                found.append(name)
-        return found
+                changes.append(name)
+        return changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ class Seal:
 
     whole: _Part
     core: _Part
-    unseen: tuple[Any, ...]
+    interceptors: tuple[Any, ...]
     kernels: frozenset[str]
 
     def broken(self, *, everywhere: bool = True) -> list[str]:
@@ -182,12 +182,14 @@ class Seal:
 
         Without ``everywhere`` only what every verdict goes through is looked at.
         """
-        found = (self.whole if everywhere else self.core).put_back()
-        return found if self.unseen == unseen() else found + taken_back(self.unseen, self.kernels)
+        changes = (self.whole if everywhere else self.core).put_back()
+        if self.interceptors == interceptors():
+            return changes
+        return changes + taken_back(self.interceptors, self.kernels)
 
 
 def seal() -> Seal:
-    """Take down what the judge is made of now."""
+    """Record what the judge is made of now."""
     modules = len(sys.modules)
     functions = _functions(modules)
     names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(modules))
@@ -201,7 +203,7 @@ def seal() -> Seal:
         list(map(_code, core_functions)),
         tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
     )
-    return Seal(whole, core, unseen(), registered())
+    return Seal(whole, core, interceptors(), registered())
 
 
 def _used(held: _Names, used: frozenset[str]) -> _Names:
@@ -222,42 +224,42 @@ def _is_core(module: str) -> bool:
 
 
 def _held(owner: Any, names: tuple[str, ...], *, closed: bool) -> _Names:
-    known = vars(owner)
-    kept = tuple(known) if closed else tuple(name for name in names if name in known)
+    entries = vars(owner)
+    kept = tuple(entries) if closed else tuple(name for name in names if name in entries)
     pick = itemgetter(*kept) if len(kept) > 1 else _several(kept)
-    return _Names(owner, kept, pick, pick(known), closed)
+    return _Names(owner, kept, pick, pick(entries), closed)
 
 
 def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     """Get the values of no name or one; ``itemgetter`` would not give a tuple."""
-    return lambda known: tuple(known[name] for name in names)
+    return lambda entries: tuple(entries[name] for name in names)
 
 
 @lru_cache(maxsize=1)
 def _owners(_modules: int) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
     """Modules and classes with the names that are watched; all of them for a closed one."""
-    found: list[tuple[Any, tuple[str, ...], bool]] = [(Tensor, (), True)]
-    found += [(module, _public(module), False) for module in _OUTSIDE]
+    owners: list[tuple[Any, tuple[str, ...], bool]] = [(Tensor, (), True)]
+    owners += [(module, _public(module), False) for module in _OUTSIDE]
     for module in _judges():
         own = [(name, entry) for name, entry in vars(module).items() if not name.startswith("__")]
-        found.append((module, tuple(name for name, _ in own), False))
-        found += [
+        owners.append((module, tuple(name for name, _ in own), False))
+        owners += [
             (entry, _methods(entry), False)
             for _, entry in own
             if isinstance(entry, type) and entry.__module__ == module.__name__
         ]
-    return tuple(found)
+    return tuple(owners)
 
 
 def _judges() -> list[Any]:
     """The modules of the harness that a verdict depends on, and the golden's."""
-    found = []
+    modules = []
     for name, module in sorted(sys.modules.items()):
         package, _, rest = name.partition(".")
-        ours = package == _HARNESS and rest.partition(".")[0] not in _ONLOOKERS
-        if module is not None and (ours or package == _GOLDEN):
-            found.append(module)
-    return found
+        is_harness = package == _HARNESS and rest.partition(".")[0] not in _ONLOOKERS
+        if module is not None and (is_harness or package == _GOLDEN):
+            modules.append(module)
+    return modules
 
 
 def _public(module: Any) -> tuple[str, ...]:
@@ -280,13 +282,13 @@ def _methods(owner: type) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _functions(_modules: int) -> tuple[FunctionType, ...]:
     """The harness' own functions and methods, whose code could be exchanged under their names."""
-    found: list[FunctionType] = []
+    functions: list[FunctionType] = []
     for module in _judges():
         own = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
         for owner in (module, *(entry for entry in own if isinstance(entry, type))):
             entries = (_function_of(entry) for entry in vars(owner).values())
-            found += [f for f in entries if f is not None and _made_by(f, module.__name__)]
-    return tuple(found)
+            functions += [f for f in entries if f is not None and _made_by(f, module.__name__)]
+    return tuple(functions)
 
 
 def _function_of(entry: Any) -> FunctionType | None:
@@ -311,22 +313,23 @@ def _tables(_modules: int) -> tuple[tuple[str, dict[Any, Any]], ...]:
     )
 
 
-_WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("who is told", default=None)
+_WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("watch", default=None)
 # What was replaced when the candidates were loaded: of torch, which their calls get back, and of
 # the harness, which is reported.
 _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
 
 
-# The last watch: calls that nobody watches are held against it.
+# The last watch: calls outside of any watch are compared with its seal.
 _LAST: Final[list[tuple[Seal, list[str]]]] = []
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Load candidates. What they replace of torch is theirs alone, of the harness it is reported.
+    """Load candidates; what they replace of the harness is reported.
 
-    A library may patch torch when it is imported: its calls see that, the judge does not.
+    What they replace of torch, as a library may when it is imported, is in force during their own
+    calls only.
     """
     before = seal()
     try:
@@ -345,10 +348,10 @@ def tampered_at_load() -> list[str]:
 
 
 @contextlib.contextmanager
-def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
-    """Have calls held against a seal; what they broke is added to ``found``."""
-    token = _WATCH.set((sealed, found))
-    _LAST[:] = [(sealed, found)]
+def watching(sealed: Seal, changes: list[str]) -> Iterator[None]:
+    """Compare the judge with a seal after each call; what was changed is added to ``changes``."""
+    token = _WATCH.set((sealed, changes))
+    _LAST[:] = [(sealed, changes)]
     try:
         yield
     finally:
@@ -357,17 +360,17 @@ def watching(sealed: Seal, found: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """A call of the candidate's code, after which the judge is put together again."""
-    sealed, found = _WATCH.get() or next(iter(_LAST), None) or (seal(), [])
-    ours = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
+    """Call the candidate's code; afterwards, what it changed of the judge is restored."""
+    sealed, changes = _WATCH.get() or next(iter(_LAST), None) or (seal(), [])
+    originals = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
     for patched in _THEIRS:
         _put(*patched)
     try:
         yield
     finally:
-        for original in ours:
+        for original in originals:
             _put(*original)
-        found.extend(sealed.broken(everywhere=False))
+        changes.extend(sealed.broken(everywhere=False))
 
 
 def _put(owner: Any, name: str, entry: Any) -> None:

@@ -31,10 +31,10 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int:
 
 
 def _on_the_cpu(call: Callable[[], Any]) -> int:
-    """The profiler hears of every allocation, those inside of kernels as well."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    """The peak by torch's profiler, which records allocations inside of kernels, too."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
-    events = seen.profiler.kineto_results.events() if seen.profiler is not None else ()
+    events = profiled.profiler.kineto_results.events() if profiled.profiler is not None else ()
     held = most = 0
     for event in events:
         if event.name() == _MEMORY and event.device_type() == torch._C._autograd.DeviceType.CPU:  # noqa: SLF001 (torch has no public name for it)
@@ -95,7 +95,7 @@ class Guarded:
 class Allocations(TorchDispatchMode):
     """While it is active, the tensors that torch makes are guarded."""
 
-    # flex_attention is an operator of operators: what it allocates inside is not seen.
+    # flex_attention is an operator of operators: what it allocates inside is not guarded.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:

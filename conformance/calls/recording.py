@@ -1,4 +1,4 @@
-"""The calls of one example as they were made: what was given, what came back."""
+"""The calls of one example as they were made: their arguments and their answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Recording:
     pulled: list[RecordedBackward] = field(default_factory=list)
 
     def begin(self, made: RecordedCall) -> None:
-        """Hear of a call that is about to be made."""
+        """Called before each call of the candidate; subclasses override it."""
 
     def add_built(self, forward: Forward, inputs: Inputs) -> None:
         """Keep what a layer was built for."""

@@ -1,8 +1,8 @@
-"""The weights of a layer as leaves of a graph: those given, or the parameters they were copied to.
+"""The weights of a layer as leaves of a graph: the weights, or the parameters that copy them.
 
-A builder may use the weights it is given, or copy them into the parameters of a module, packed or
-transposed. Which element of a parameter is which element of a weight is read off by building the
-layer once more from numbered elements.
+A builder may use its weights themselves, or copy them into the parameters of a module, packed or
+transposed. Which element of a parameter is which element of a weight is found by building the layer
+once more from weights whose elements are numbers in a row.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class WeightLeaves:
     def gather(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
         """The gradient of each weight from those of ``tensors``, in their order.
 
-        Without a role to which no gradient can flow: one that was copied where nobody finds it. A
-        role that gets none, though it could or others do, is None.
+        A role is missing where no gradient can arrive, because the weight was copied to an unknown
+        place. It is None where no gradient arrived, though one could or other weights have theirs.
         """
         direct = dict(zip(self.given, gradients, strict=False))
         copied = self._copied(gradients[len(direct) :])
         reached = any(gradient is not None for gradient in direct.values())
-        found: dict[str, Tensor | None] = {}
+        by_role: dict[str, Tensor | None] = {}
         for role, gradient in direct.items():
             if gradient is not None or role not in copied:
                 if gradient is not None or ((reached or self.promised) and not self.parameters):
-                    found[role] = gradient
+                    by_role[role] = gradient
             else:
-                found[role] = copied[role]
-        return found
+                by_role[role] = copied[role]
+        return by_role
 
     def _copied(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
         """What arrives at the parameters, for roles of which every element is in one of them."""
@@ -80,20 +80,20 @@ class WeightLeaves:
                 reached.index_add_(0, numbers[held], torch.ones(int(held.sum())))
         sizes = [tensor.numel() for tensor in self.given.values()]
         parts = (part.split(sizes) for part in (total, places, reached))
-        found: dict[str, Tensor | None] = {}
+        by_role: dict[str, Tensor | None] = {}
         for role, gradient, place, hits in zip(self.given, *parts, strict=True):
             if place.numel() and bool((place > 0).all()):
                 like = self.given[role]
                 shaped = gradient.reshape(like.shape).to(like.dtype)
-                found[role] = shaped if bool(hits.any()) else None
-        return found
+                by_role[role] = shaped if bool(hits.any()) else None
+        return by_role
 
 
 def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, WeightLeaves | None]:
     """A layer built so that its weights can get gradients; None where it brings its own.
 
-    A builder that refuses weights which ask for gradients is given them as always. Raises
-    CandidateFailure for a layer that cannot be built at all.
+    A builder that refuses weights which require gradients gets plain ones. Raises CandidateFailure
+    for a layer that cannot be built at all.
     """
     if not candidate.draws_weights or inputs.weights is None:
         return build_forward(candidate, inputs), None
@@ -103,13 +103,13 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
         for role, tensor in vars(weights).items()
     }
     asking = golden.ProjectionWeights(**leaf)
-    given = {role: getattr(asking, role) for role in ROLES if getattr(asking, role) is not None}
+    by_role = {role: getattr(asking, role) for role in ROLES if getattr(asking, role) is not None}
     try:
         forward = build_forward(candidate, inputs, leaves=asking)
     except CandidateFailure:
         forward = build_forward(candidate, inputs)
     leaves = WeightLeaves(
-        given=given,
+        given=by_role,
         promised="grad_weights" in candidate.declaration.features,
         parameters=_parameters(forward, candidate, inputs),
     )
@@ -119,7 +119,7 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
 def _parameters(
     forward: Forward, candidate: Candidate, inputs: Inputs
 ) -> tuple[tuple[Tensor, Tensor], ...]:
-    """The parameters that hold given weights, with the numbers of the elements they hold."""
+    """The parameters that hold the weights, with the numbers of the elements they hold."""
     if not isinstance(forward, nn.Module):
         return ()
     asking = [(name, p) for name, p in forward.named_parameters() if p.requires_grad]
@@ -132,11 +132,11 @@ def _parameters(
         twin = build_forward(candidate, inputs.replace(weights=weights, device="cpu"))
     except CandidateFailure:
         return ()
-    told = dict(twin.named_parameters()) if isinstance(twin, nn.Module) else {}
+    twin_parameters = dict(twin.named_parameters()) if isinstance(twin, nn.Module) else {}
     return tuple(
-        (parameter, _numbers(told[name].detach(), count))
+        (parameter, _numbers(twin_parameters[name].detach(), count))
         for name, parameter in asking
-        if name in told and told[name].shape == parameter.shape
+        if name in twin_parameters and twin_parameters[name].shape == parameter.shape
     )
 
 
@@ -159,5 +159,5 @@ def _numbered(inputs: Inputs) -> tuple[golden.ProjectionWeights, int]:
 def _numbers(held: Tensor, count: int) -> Tensor:
     """The number of each element, -1 for what is none."""
     numbers = held.double() - _FIRST
-    known = (numbers >= 0) & (numbers < count) & (numbers == numbers.round())
-    return numbers.where(known, -1.0).nan_to_num(nan=-1.0).to(torch.int64)
+    valid = (numbers >= 0) & (numbers < count) & (numbers == numbers.round())
+    return numbers.where(valid, -1.0).nan_to_num(nan=-1.0).to(torch.int64)

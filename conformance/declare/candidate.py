@@ -21,7 +21,7 @@ class Candidate:
         position encoding the function that adds it to its input.
     fixed_weights
         The weights a layer brings along; None when it takes those of each problem. With
-        ``weights_known=False`` it brings weights nobody can see: no golden answer exists.
+        ``weights_known=False`` it brings weights that are unknown: no golden answer exists.
     graph
         The ONNX graph behind it, when there is one.
     declared_on
@@ -61,7 +61,7 @@ class Candidate:
 
     @property
     def golden_known(self) -> bool:
-        """Whether a golden answer exists: the weights are known and what positions it mixes in."""
+        """Whether a golden answer exists: its weights, and the positions it mixes in, are known."""
         return self.weights_known and self.declaration.positions_known
 
     def on(self, device: str) -> Candidate:

@@ -203,7 +203,10 @@ class Declaration:
             "semantics": {name: str(pair[1]) for name, pair in changed.items()},
         }
         values = {name: special.get(name, getattr(self, name)) for name in _IN_JSON}
-        return {name: list(one) if isinstance(one, tuple) else one for name, one in values.items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
 
 
 def mixed_in(point: golden.Semantics) -> str | None:

@@ -253,7 +253,7 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
 
 
 def _applied(decorator: Decorator, function: object) -> Candidate | Decorator:
-    """The decorator, or what it makes of the function that was given without parentheses."""
+    """The decorator, or the candidate where it is used without parentheses."""
     return decorator if function is None else decorator(function)  # type: ignore[arg-type]  # it refuses what is no function
 
 
@@ -265,11 +265,11 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _declare(kind: str, promises: dict[str, Any], said: str = "") -> Declaration:
-    """Declare; ``said`` is the name of the public function when it is not the kind's own."""
-    known = [word for word in inspect.signature(declare).parameters if word != "kind"]
+    """Declare; ``said`` is the name of the public function where it is not the kind."""
+    accepted = [word for word in inspect.signature(declare).parameters if word != "kind"]
     for word in promises:
-        if word not in known:
-            suggestion = did_you_mean(word, known)
+        if word not in accepted:
+            suggestion = did_you_mean(word, accepted)
             msg = f"conformance.{said or kind} got an unknown argument {word!r}{suggestion}"
             raise DeclarationError(msg)
     return declare(kind, **promises)
@@ -278,7 +278,7 @@ def _declare(kind: str, promises: dict[str, Any], said: str = "") -> Declaration
 def check_signature(function: Callable[..., Any], declaration: Declaration, name: str) -> None:
     """Require that a function can be called as declared; raises DeclarationError.
 
-    Functions written in C have no signature to look at: they are taken at their word.
+    Functions written in C have no signature: they are not checked.
     """
     try:
         signature = signature_of(function) or inspect.signature(function)
@@ -304,13 +304,13 @@ def check_signature(function: Callable[..., Any], declaration: Declaration, name
 def _check_required(
     signature: inspect.Signature, inputs: tuple[str, ...], declaration: Declaration, name: str
 ) -> None:
-    """A call without any keyword must be possible: problems without mask, causal … make it."""
+    """Require that a call without keywords is possible: problems without options make it."""
     try:
         signature.bind(*inputs, **dict.fromkeys(declaration.required))
     except TypeError as error:
-        given = ", ".join((*inputs, *declaration.required))
+        arguments = ", ".join((*inputs, *declaration.required))
         msg = (
-            f"{name}{signature} cannot be called with {given} alone ({error}): give "
+            f"{name}{signature} cannot be called with {arguments} alone ({error}): give "
             f"{'its keywords' if declaration.keywords else 'the other parameters'} defaults"
         )
         raise DeclarationError(msg) from None

@@ -1,4 +1,4 @@
-"""Operators registered with torch: found by name, behind an object, and in the calls of others."""
+"""Operators registered with torch: by name, by the object that calls them, and by their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads promises: checks what a candidate declares as far as that goes, and puts it together."""
+"""Checks what a candidate declares, and makes the declaration of it."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def _tied_by_layout(layout: str, pins: Pins) -> Pins:
     """
     ties = HEAD_LAYOUTS[layout].ties
     for name, other in ties.items():
-        one, two = pins.sizes.get(name), pins.sizes.get(other)
-        if one is not None and two is not None and not set(one) & set(two):
+        first, second = pins.sizes.get(name), pins.sizes.get(other)
+        if first is not None and second is not None and not set(first) & set(second):
             msg = (
-                f"geometry pins {name} to {list(one)} and {other} to {list(two)}, but "
+                f"geometry pins {name} to {list(first)} and {other} to {list(second)}, but "
                 f"layout={layout!r} makes them one size"
             )
             raise DeclarationError(msg)
@@ -158,12 +158,12 @@ def declare(
         )
         raise DeclarationError(msg)
     offered = _read_features(kind, named, without, forms)
-    one_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
-    for rule in (one_rule, *rules.values()):
+    common_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
+    for rule in (common_rule, *rules.values()):
         _check_company(layout, offered, rule)
     if arrays != "torch":
         offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
-    point = _read_semantics(semantics, causal, one_rule)
+    point = _read_semantics(semantics, causal, common_rule)
     if always_causal and forms and point.causal_combination == "refused":
         msg = (
             "always_causal is True and semantics refuses a mask beside causality, which leaves no "
@@ -182,7 +182,7 @@ def declare(
         mask_shapes=key_shapes,
         length_shapes=length_shapes,
         causal=causal,
-        empty_rows=one_rule,
+        empty_rows=common_rule,
         features=offered,
         inputs=inputs,
         batched=batched,
@@ -211,28 +211,29 @@ def declare(
 
 
 def _read_empty_rows(
-    given: str | Mapping[str, str],
+    declared: str | Mapping[str, str],
     forms: tuple[str, ...],
     causal: str | None,
     offered: frozenset[str],
 ) -> tuple[str, dict[str, str]]:
-    """The one rule for rows without keys, "any" if they differ by way, and then those by way."""
-    if not isinstance(given, Mapping):
-        _choice("empty_rows", given, EMPTY_ROWS)
-        return given, {}
+    """The rule for rows without keys, "any" if rules differ by way, and then the rules by way."""
+    if not isinstance(declared, Mapping):
+        _choice("empty_rows", declared, EMPTY_ROWS)
+        return declared, {}
     ways = [*forms, *([] if causal is None else [BY_CAUSALITY])]
-    known = [*ways, *([WITH_WEIGHTS] if "weights" in offered else [])]
-    for way, rule in given.items():
-        if way not in known:
+    accepted = [*ways, *([WITH_WEIGHTS] if "weights" in offered else [])]
+    for way, rule in declared.items():
+        if way not in accepted:
             msg = (
                 f"empty_rows has the key {way!r}, but rows without keys can come by "
-                f"{', '.join(known) or 'nothing'} here: give one of these{did_you_mean(way, known)}"
+                f"{', '.join(accepted) or 'nothing'} here: give one of "
+                f"these{did_you_mean(way, accepted)}"
             )
             raise DeclarationError(msg)
         _choice(f"empty_rows[{way!r}]", rule, EMPTY_ROWS)
-    rules = {way: given.get(way, "any") for way in ways}
-    if WITH_WEIGHTS in given:
-        rules[WITH_WEIGHTS] = given[WITH_WEIGHTS]
+    rules = {way: declared.get(way, "any") for way in ways}
+    if WITH_WEIGHTS in declared:
+        rules[WITH_WEIGHTS] = declared[WITH_WEIGHTS]
     if len(set(rules.values())) == 1:
         return next(iter(rules.values())), {}
     return "any", rules
@@ -247,8 +248,8 @@ def _flags(**flags: object) -> None:
 
 
 def _choices(choices: Mapping[str, tuple[object, Iterable[str]]]) -> None:
-    for name, (value, known) in choices.items():
-        _choice(name, value, known)
+    for name, (value, accepted) in choices.items():
+        _choice(name, value, accepted)
 
 
 def _read_layout(
@@ -288,15 +289,15 @@ def _read_arrays(
 
 def _read_position(position: str | None, point: golden.Semantics) -> str | None:
     """What is declared, or what the point mixes in; raises DeclarationError when they differ."""
-    known = mixed_in(point)
-    if position is not None and known is not None and position != known:
-        msg = f"position is {position!r} but semantics mixes in {known} positions: drop one"
+    mixed = mixed_in(point)
+    if position is not None and mixed is not None and position != mixed:
+        msg = f"position is {position!r} but semantics mixes in {mixed} positions: drop one"
         raise DeclarationError(msg)
-    return position or known
+    return position or mixed
 
 
 def _read_precision(precision: str, kind: str, dtypes: Iterable[str]) -> str:
-    """A declared precision beyond that of the dtype: DynamicQuantizeLinear knows float32 alone."""
+    """A declared precision beyond that of the dtype: DynamicQuantizeLinear takes float32 alone."""
     if not precision:
         return ""
     _choice("precision", precision, PRECISIONS)
@@ -309,10 +310,10 @@ def _read_precision(precision: str, kind: str, dtypes: Iterable[str]) -> str:
     return precision
 
 
-def _choice(name: str, value: object, known: Iterable[str]) -> None:
-    known = tuple(known)
-    if value not in known:
-        msg = f"{name} is {value!r}, which is unknown{did_you_mean(str(value), known)}"
+def _choice(name: str, value: object, accepted: Iterable[str]) -> None:
+    accepted = tuple(accepted)
+    if value not in accepted:
+        msg = f"{name} is {value!r}, which is unknown{did_you_mean(str(value), accepted)}"
         raise DeclarationError(msg)
 
 
@@ -330,24 +331,24 @@ def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
 
 def _names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     names = _texts(name, values)
-    for one in names:
-        if not isinstance(one, str) or not one.isidentifier():
-            msg = f"an entry of {name} is {one!r}: give the name of a parameter"
+    for entry in names:
+        if not isinstance(entry, str) or not entry.isidentifier():
+            msg = f"an entry of {name} is {entry!r}: give the name of a parameter"
             raise DeclarationError(msg)
     return names
 
 
-def _words(name: str, values: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+def _words(name: str, values: Iterable[str], accepted: Iterable[str]) -> tuple[str, ...]:
     words = _texts(name, values)
     for word in words:
-        _choice(f"an entry of {name}", word, known)
+        _choice(f"an entry of {name}", word, accepted)
     return tuple(dict.fromkeys(words))
 
 
 def _devices(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of devices that torch knows, whether they are here or not."""
-    given = _texts("devices", names)
-    for name in given:
+    """The names of devices that torch knows, whether this machine has them or not."""
+    entries = _texts("devices", names)
+    for name in entries:
         try:
             torch.device(name)
         except (RuntimeError, TypeError):
@@ -355,7 +356,7 @@ def _devices(names: Iterable[str]) -> tuple[str, ...]:
                 f"an entry of devices is {name!r}, which torch does not know: try 'cpu' or 'cuda:0'"
             )
             raise DeclarationError(msg) from None
-    return given
+    return entries
 
 
 def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
@@ -378,12 +379,12 @@ def _read_features(
 
 
 def _read_shapes(
-    given: Iterable[str] | None, *, batched: bool
+    declared: Iterable[str] | None, *, batched: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Shapes with a key axis and shapes of lengths, each in the letters of the axes, in order."""
     shapes: tuple[str, ...]
-    if given is not None:
-        shapes = _texts("mask_shapes", given)
+    if declared is not None:
+        shapes = _texts("mask_shapes", declared)
     else:
         shapes = (*DEFAULT_MASK_SHAPES, *DEFAULT_LENGTH_SHAPES)
         if not batched:
@@ -411,9 +412,9 @@ def _check_shape(shape: object) -> None:
 
 
 def _read_semantics(
-    given: golden.Semantics | None, causal: str | None, empty_rows: str
+    declared_point: golden.Semantics | None, causal: str | None, empty_rows: str
 ) -> golden.Semantics:
-    point = golden.STANDARD if given is None else given
+    point = golden.STANDARD if declared_point is None else declared_point
     if not isinstance(point, golden.Semantics):
         msg = f"semantics is {point!r}: give a conformance.Semantics"
         raise DeclarationError(msg)

@@ -32,7 +32,7 @@ GROSS: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CounterfactualDifference:
-    """Where a counterfactual answer lies outside the bound, and where anybody looks; bool."""
+    """Elements of a counterfactual answer: which lie outside the bound, which are judged; bool."""
 
     moved: Tensor
     judged: Tensor
@@ -194,15 +194,15 @@ def compare(
     """
     got, expected = got.double(), expected.double()
     judged = torch.ones_like(got, dtype=torch.bool) if judged is None else judged.expand(got.shape)
-    found = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording, judged)
-    found = dataclasses.replace(found, law=both_answers)
+    pair = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording, judged)
+    pair = dataclasses.replace(pair, law=both_answers)
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
-        return found.at(broken, kind="finite", margin=math.inf)
+        return pair.at(broken, kind="finite", margin=math.inf)
     if both_answers and not bool((torch.isfinite(expected) | ~judged).all()):
         unknown = judged & ~torch.isfinite(expected)
-        swapped = dataclasses.replace(found, got=expected, both_answers=True)
-        return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=found.tables())
+        swapped = dataclasses.replace(pair, got=expected, both_answers=True)
+        return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
     error = (got - expected).abs() if remainder is None else (got - expected - remainder).abs()
     # A bound that is not a number allows nothing.
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
@@ -210,7 +210,7 @@ def compare(
     margin = float(ratio.max()) if ratio.numel() else 0.0
     if margin <= 1.0:
         return Comparison(margin=margin)
-    with_error = dataclasses.replace(found, error=error)
+    with_error = dataclasses.replace(pair, error=error)
     return with_error.at(ratio == margin, kind="value", margin=margin)
 
 
@@ -268,18 +268,18 @@ def moves(expected: Tensor, other: Tensor, bound: Tensor, judged: Tensor | None 
     far = ~((other - expected).abs() <= bound)
     watched = _watched.get()
     if watched is not None:
-        seen = torch.ones_like(far) if judged is None else judged.expand(far.shape)
-        watched.append(CounterfactualDifference(moved=far & seen, judged=seen))
+        elements = torch.ones_like(far) if judged is None else judged.expand(far.shape)
+        watched.append(CounterfactualDifference(moved=far & elements, judged=elements))
     return bool((far if judged is None else far & judged).any())
 
 
 @contextmanager
 def watching_counterfactuals() -> Iterator[list[CounterfactualDifference]]:
-    """Keep which elements each counterfactual moved meanwhile: what made examples bind."""
-    found: list[CounterfactualDifference] = []
-    token = _watched.set(found)
+    """Collect which elements each counterfactual moves in the meantime."""
+    differences: list[CounterfactualDifference] = []
+    token = _watched.set(differences)
     try:
-        yield found
+        yield differences
     finally:
         _watched.reset(token)
 
@@ -293,7 +293,7 @@ def with_relation(
 ) -> Violation | None:
     """A violation that says which answers each side is the sum of, where calls are recorded.
 
-    Each side is a list of answers, as the candidate returned them, with how they are seen.
+    Each side is a list of answers, as the candidate returned them, with the view that is compared.
     """
     if violation is None or recording is None or not violation.compared:
         return violation
@@ -317,5 +317,5 @@ def _side(recording: Recording, answers: Side) -> list[dict[str, Any]]:
 def _elements(output: Tensor, view: View) -> dict[str, Any]:
     """Which elements of an answer a view shows, in order; nothing when it shows it as it is."""
     numbered = torch.arange(output.numel()).reshape(output.shape)
-    seen = view(numbered)
-    return {} if torch.equal(seen, numbered) else {"elements": seen.flatten().tolist()}
+    viewed = view(numbered)
+    return {} if torch.equal(viewed, numbered) else {"elements": viewed.flatten().tolist()}

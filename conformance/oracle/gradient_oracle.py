@@ -1,4 +1,4 @@
-"""The golden gradients of an example with their bounds, by the names of what is given."""
+"""The golden gradients of an example with their bounds, by the names of the inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES
 from ..problems.inputs import Inputs
 from ..tolerance import Gradient, add_gradients, core_gradients, layer_gradients, stack_gradients
 from ..tolerance.backward_pass import supports
-from .headroom import core_fits, found_fits, layer_fits
+from .headroom import core_fits, gradients_fit, layer_fits
 from .oracle import Oracle, evaluate
 
 
@@ -45,13 +45,13 @@ def as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradie
     """The gradients, with those of cached keys and values under names of their own."""
     if not inputs.past:
         return gradients
-    found: dict[str, Gradient] = {}
+    separated: dict[str, Gradient] = {}
     for name, each in gradients.items():
         if name in CACHED_NAMES.values():
-            found[f"past_{name}"] = each.of_tokens(slice(0, inputs.past))
+            separated[f"past_{name}"] = each.of_tokens(slice(0, inputs.past))
             each = each.of_tokens(slice(inputs.past, None))  # noqa: PLW2901 (what is left of it)
-        found[name] = each
-    return found
+        separated[name] = each
+    return separated
 
 
 class GradientOracle:
@@ -59,29 +59,29 @@ class GradientOracle:
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
-        self._known: WeakKeyDictionary[Inputs, list[tuple[Tensor, GradientAnswer]]] = (
+        self._answers: WeakKeyDictionary[Inputs, list[tuple[Tensor, GradientAnswer]]] = (
             WeakKeyDictionary()
         )
 
     def answer(self, inputs: Inputs, upstream: Tensor) -> GradientAnswer:
         """The gradients for an output gradient of the answer's shape, in the working dtype.
 
-        Rows without a key are taken to answer with zeros. Raises LookupError where nothing is
-        known of the weights or of the point.
+        Rows without a key are taken to answer with zeros. Raises LookupError for unknown weights,
+        and at a point whose gradients have no bound.
         """
-        remembered = self._known.setdefault(inputs, [])
-        for known, found in remembered:
-            if known is upstream or torch.equal(known, upstream):
-                return found
+        remembered = self._answers.setdefault(inputs, [])
+        for answered_upstream, answer in remembered:
+            if answered_upstream is upstream or torch.equal(answered_upstream, upstream):
+                return answer
         kind = "layer" if inputs.is_layer else "core"
         unknown = why_unknown(self._oracle.declaration.semantics, kind)
         if unknown:
             raise LookupError(unknown)
         start = time.perf_counter()
-        found = self._answer(inputs, upstream)
+        answer = self._answer(inputs, upstream)
         self._oracle.seconds += time.perf_counter() - start
-        remembered.append((upstream, found))
-        return found
+        remembered.append((upstream, answer))
+        return answer
 
     def beside_weights(
         self, inputs: Inputs, upstream: Tensor, of_weights: Tensor
@@ -105,14 +105,14 @@ class GradientOracle:
         of_answer = upstream.double() @ values[:, heads].mT
         unit = torch.finfo(inputs.query.dtype).eps / 2.0
         stored = unit * (of_answer.abs() + of_weights.double().abs())
-        known = self._answer(
+        answer = self._answer(
             extended,
             torch.cat([upstream, of_weights], dim=-1),
             torch.cat([torch.zeros_like(upstream.double()), stored], dim=-1),
         )
-        found = dict(known.gradients)
-        found["value"] = found["value"].of_channels(slice(0, width))
-        return dataclasses.replace(known, gradients=found)
+        gradients = dict(answer.gradients)
+        gradients["value"] = gradients["value"].of_channels(slice(0, width))
+        return dataclasses.replace(answer, gradients=gradients)
 
     def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GradientAnswer:
         """The gradients of a core whose weights are multiplied by some factors.
@@ -125,7 +125,7 @@ class GradientOracle:
         heads, count = inputs.read_heads(point), sizes.query_length
         apart = _each_query_alone(inputs, point, factors, heads)
         rows = upstream.transpose(1, 2).flatten(0, 1).unsqueeze(2)
-        known = self._answer(apart, rows)
+        answer = self._answer(apart, rows)
         contract = self._oracle.contract(self._oracle.answer(apart).core.scale)
 
         def of_query(part: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class GradientOracle:
             for kv_head in range(sizes.num_kv_heads):
                 readers = (heads == kv_head).nonzero().flatten().tolist()
                 parts = [
-                    gradient.seen(lambda part, row=row, head=head: of_pair(part, row, head))  # type: ignore[misc]  # bound at once
+                    gradient.viewed(lambda part, row=row, head=head: of_pair(part, row, head))  # type: ignore[misc]  # bound at once
                     for row in range(count)
                     for head in readers
                 ]
@@ -151,11 +151,11 @@ class GradientOracle:
 
         own = factors.transpose(1, 2).flatten(0, 1).unsqueeze(-1)
         return dataclasses.replace(
-            known,
+            answer,
             gradients={
-                "query": known.gradients["query"].seen(of_query),
-                "key": added(known.gradients["key"]),
-                "value": added(known.gradients["value"].seen(lambda part: part * own)),
+                "query": answer.gradients["query"].viewed(of_query),
+                "key": added(answer.gradients["key"]),
+                "value": added(answer.gradients["value"].viewed(lambda part: part * own)),
             },
         )
 
@@ -163,29 +163,29 @@ class GradientOracle:
         self, inputs: Inputs, upstream: Tensor, carried: Tensor | None = None
     ) -> GradientAnswer:
         oracle, point = self._oracle, self._oracle.point(inputs)
-        known = oracle.answer(inputs)
-        evaluation = known.evaluation
-        if point.empty_rows != "zeros" and bool(known.empty.any()):
+        golden_answer = oracle.answer(inputs)
+        evaluation = golden_answer.evaluation
+        if point.empty_rows != "zeros" and bool(golden_answer.empty.any()):
             point = point.replace(empty_rows="zeros")
             evaluation = evaluate(inputs, point)
-        contract = oracle.contract(known.core.scale)
+        contract = oracle.contract(golden_answer.core.scale)
         with torch.no_grad():
             if isinstance(evaluation, golden.Attention):
                 kv_heads = inputs.geometry.num_kv_heads
-                found = core_gradients(
+                gradients = core_gradients(
                     evaluation, upstream, contract, num_kv_heads=kv_heads, carried=carried
                 )
-                fits = core_fits(evaluation, upstream, known.limit)
-                fits = fits and found_fits(found, known.limit)
-                wild = any(not bool(each.worst.isfinite().all()) for each in found.values())
+                fits = core_fits(evaluation, upstream, golden_answer.limit)
+                fits = fits and gradients_fit(gradients, golden_answer.limit)
+                wild = any(not bool(each.worst.isfinite().all()) for each in gradients.values())
                 without_slope = wild and point.score_mod is not None
                 return GradientAnswer(
-                    gradients=found, representable=fits, without_slope=without_slope
+                    gradients=gradients, representable=fits, without_slope=without_slope
                 )
-            found = layer_gradients(evaluation, upstream, contract)
-            fits = layer_fits(evaluation, upstream, contract, known.limit)
-            fits = fits and found_fits(found, known.limit)
-            by_input = {name: found.pop(name) for name in INPUT_NAMES["separate"]}
+            gradients = layer_gradients(evaluation, upstream, contract)
+            fits = layer_fits(evaluation, upstream, contract, golden_answer.limit)
+            fits = fits and gradients_fit(gradients, golden_answer.limit)
+            by_input = {name: gradients.pop(name) for name in INPUT_NAMES["separate"]}
             if inputs.mode == "self":
                 added = {"x": add_gradients(list(by_input.values()), contract)}
             elif inputs.mode == "memory":
@@ -193,7 +193,7 @@ class GradientOracle:
                 added = {"query": by_input["query"], "context": both}
             else:
                 added = by_input
-        return GradientAnswer(gradients={**added, **found}, representable=fits)
+        return GradientAnswer(gradients={**added, **gradients}, representable=fits)
 
 
 def _each_query_alone(
@@ -204,7 +204,7 @@ def _each_query_alone(
     count, items = sizes.query_length, sizes.batch * sizes.query_length
 
     def rows(pairs: Tensor) -> Tensor:
-        """What is known of pairs ``[B, H, Lq, Lk]``, by item ``[B * Lq, H, 1, Lk]``."""
+        """Values of pairs ``[B, H, Lq, Lk]``, by item ``[B * Lq, H, 1, Lk]``."""
         return pairs.expand(inputs.score_shape).transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
     def by_head(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ..problems.materialise import TORCH_DTYPES
 from ..tolerance import Contract, Gradient, model
 from ..tolerance.backward_pass import BackwardPass, backward_pass
 from ..tolerance.layer_backward import layer_backward
-from ..tolerance.prepared_gradients import as_met, largest_step
+from ..tolerance.prepared_gradients import as_prepared, largest_step
 from ..tolerance.visible_keys import unmerge_heads
 
 
@@ -50,7 +50,7 @@ def _squares(attention: golden.Attention, room: float) -> Tensor:
 
 
 def representable_output(output: Tensor, limit: float) -> Tensor:
-    """Rows ``[..., L]`` of an answer ``[..., L, E]`` that do; NaN is the rule of an empty row."""
+    """Rows ``[..., L]`` of an answer ``[..., L, E]`` that stay clear of it; NaN (no key) does."""
     sizes = torch.where(torch.isnan(output), 0.0, output)
     return _within(sizes, model.HEADROOM * limit)
 
@@ -75,7 +75,7 @@ def core_fits(attention: golden.Attention, upstream: Tensor, limit: float) -> bo
 
     ``upstream [B, H, Lq, Dv]`` is the gradient of the answer.
     """
-    return _steps_fit(attention, backward_pass(as_met(attention), upstream), limit)
+    return _steps_fit(attention, backward_pass(as_prepared(attention), upstream), limit)
 
 
 def layer_fits(
@@ -86,10 +86,10 @@ def layer_fits(
     return _steps_fit(layer.core, back.gradients, limit)
 
 
-def found_fits(found: dict[str, Gradient], limit: float) -> bool:
-    """Whether the gradients themselves are, with their errors."""
+def gradients_fit(gradients: dict[str, Gradient], limit: float) -> bool:
+    """Whether the gradients themselves, with their errors, are so small."""
     room = model.HEADROOM * limit
-    sizes = (each.value.abs() + each.worst for each in found.values() if each.value.numel())
+    sizes = (each.value.abs() + each.worst for each in gradients.values() if each.value.numel())
     return all(float(size.max()) <= room for size in sizes)
 
 
@@ -110,7 +110,7 @@ def largest_weight_gradient(
     return _largest(heads @ core.value.abs().mT)
 
 
-def _steps_fit(given: golden.Attention, steps: BackwardPass, limit: float) -> bool:
+def _steps_fit(core: golden.Attention, steps: BackwardPass, limit: float) -> bool:
     """Sizes are added up without their signs: a candidate may add in any order."""
     attention = steps.attention  # with a sink as one more key
     weight_gradient = steps.output_gradient.abs() @ attention.value.abs().transpose(-1, -2)
@@ -121,7 +121,7 @@ def _steps_fit(given: golden.Attention, steps: BackwardPass, limit: float) -> bo
     factor = max(abs(attention.scale), 1.0)
     sizes = map(_largest, (weight_gradient, row_sum, scores, factor * query, factor * key))
     room = model.HEADROOM * limit
-    return all(size <= room for size in (*sizes, largest_step(given, steps)))  # NaN is not
+    return all(size <= room for size in (*sizes, largest_step(core, steps)))  # NaN is not
 
 
 def _largest(tensor: Tensor) -> float:

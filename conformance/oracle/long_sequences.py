@@ -1,7 +1,7 @@
 """The golden answer and its bound for sequences too long for tables of all queries by all keys.
 
 A row of attention needs its own query alone: queries are taken a block at a time against all keys.
-What the bound takes from the keys as a whole, such as which of them any query sees, is found once.
+What the bound needs of all keys, such as which of them any query attends, is computed once.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LongGolden:
         self._dtype = dtype
         batch, heads, _, keys = inputs.score_shape
         self.block = max(1, most_pairs // max(1, batch * heads * keys))
-        self._seen = self._seen_keys()
+        self._attended = self._attended_keys()
 
     def blocks(self, rows: Tensor | None = None) -> Iterator[JudgedRows]:
         """All rows (or these, int64 ``[R]``, ascending) in blocks that fit the memory."""
@@ -96,15 +96,15 @@ class LongGolden:
         None where errors cannot be taken for independent.
         """
         rows = sampled_rows(self.inputs.geometry.query_length)
-        known = self._golden(rows)
-        contract = self._contract(known.core.scale)
-        if contract.sides > 1 or not self.inputs.generic or not supports(known.core.semantics):
+        sample = self._golden(rows)
+        contract = self._contract(sample.core.scale)
+        if contract.sides > 1 or not self.inputs.generic or not supports(sample.core.semantics):
             return None
-        statistics = core_statistics(known.core, contract, rows=rows)
+        statistics = core_statistics(sample.core, contract, rows=rows)
         if statistics.saturated >= MOST_SATURATED:
             return None
-        bound = torch.minimum(known.bound, statistics.bound)
-        return JudgedRows(rows=rows, output=known.output, bound=bound, judged=known.judged)
+        bound = torch.minimum(sample.bound, statistics.bound)
+        return JudgedRows(rows=rows, output=sample.output, bound=bound, judged=sample.judged)
 
     def compare(
         self,
@@ -116,27 +116,27 @@ class LongGolden:
         """Hold an answer ``[B, H, Lq, Dv]`` against all rows (or these) and the sampled ones."""
         worst = Comparison(margin=0.0)
         sample = self.statistical()
-        for known in (*([] if sample is None else [sample]), *self.blocks(rows)):
-            found = compare(
-                answer[..., known.rows, :],
-                known.output,
-                known.bound,
-                judged=known.judged,
+        for block in (*([] if sample is None else [sample]), *self.blocks(rows)):
+            comparison = compare(
+                answer[..., block.rows, :],
+                block.output,
+                block.bound,
+                judged=block.judged,
                 wording=wording,
             )
-            if found.margin > worst.margin:
-                worst = _in_place(found, known.rows)
+            if comparison.margin > worst.margin:
+                worst = _in_place(comparison, block.rows)
         return worst
 
     def _contract(self, scale: float) -> Contract:
         return contract_for(self.declaration, self._dtype, scale)
 
     def _rows(self, rows: Tensor) -> JudgedRows:
-        known = self._golden(rows)
-        return JudgedRows(rows=rows, output=known.output, bound=known.bound, judged=known.judged)
+        answer = self._golden(rows)
+        return JudgedRows(rows=rows, output=answer.output, bound=answer.bound, judged=answer.judged)
 
     def _golden(self, rows: Tensor) -> Golden:
-        """The golden of some rows, whose keys are those that any row sees."""
+        """The golden of some rows, whose keys are those that any row attends."""
         inputs, semantics = self.inputs, self.declaration.semantics
         shown = inputs.replace(
             keep=self._allowed(rows), bias=_of_rows(inputs.bias, rows), causal=False, window=None
@@ -149,19 +149,22 @@ class LongGolden:
                 semantics=semantics,
                 **shown.options,
             )
-        # What only other rows see counts in the bound of the whole. Normalised keys, and those
-        # beside a sink (one more key), are taken as the rows see them: the bound holds as well.
-        seen = None if inputs.sinks is not None or semantics.qk_norm != "none" else self._seen
-        if seen is not None:
-            heads, unseen = inputs.geometry.num_heads, ~seen
+        # Keys that only other rows attend count in the bound of the whole. Where keys are
+        # normalised or there is a sink (one more key), those of the rows alone count: that bound
+        # holds as well.
+        attended = (
+            None if inputs.sinks is not None or semantics.qk_norm != "none" else self._attended
+        )
+        if attended is not None:
+            heads, unattended = inputs.geometry.num_heads, ~attended
             key, value = (
-                golden.repeat_heads(tokens.double(), heads, semantics).masked_fill(unseen, 0.0)
+                golden.repeat_heads(tokens.double(), heads, semantics).masked_fill(unattended, 0.0)
                 for tokens in (inputs.key, inputs.value)
             )
             core = dataclasses.replace(core, key=key, given_key=key, value=value)
         return Golden(
             output=core.output,
-            bound=core_bound(core, self._contract(core.scale), seen=seen),
+            bound=core_bound(core, self._contract(core.scale), attended=attended),
             weights=core.weights,
             empty=core.empty,
             core=core,
@@ -178,11 +181,11 @@ class LongGolden:
         keep = _of_rows(inputs.keep, rows)
         return structure[None, None] if keep is None else structure & keep
 
-    def _seen_keys(self) -> Tensor | None:
+    def _attended_keys(self) -> Tensor | None:
         """The keys that any row may attend, bool ``[B, H, Lk, 1]``; None where all rows may all."""
         inputs = self.inputs
         batch, heads, length, keys = inputs.score_shape
-        seen = torch.zeros(batch, heads, keys, dtype=torch.bool)
+        attended = torch.zeros(batch, heads, keys, dtype=torch.bool)
         for rows in torch.arange(length).split(self.block):
             allowed = self._allowed(rows)
             bias = _of_rows(inputs.bias, rows)
@@ -191,8 +194,8 @@ class LongGolden:
                 allowed = finite if allowed is None else allowed & finite
             if allowed is None:
                 return None
-            seen |= allowed.any(dim=-2)
-        return seen.unsqueeze(-1)
+            attended |= allowed.any(dim=-2)
+        return attended.unsqueeze(-1)
 
 
 def _of_rows(mask: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -200,9 +203,9 @@ def _of_rows(mask: Tensor | None, rows: Tensor) -> Tensor | None:
     return mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
 
 
-def _in_place(found: Comparison, rows: Tensor) -> Comparison:
+def _in_place(comparison: Comparison, rows: Tensor) -> Comparison:
     """A comparison of some rows, its worst element where it is among all."""
-    if not found.index:
-        return found
-    *head, row, channel = found.index
-    return found.replace(index=(*head, int(rows[row]), channel))
+    if not comparison.index:
+        return comparison
+    *head, row, channel = comparison.index
+    return comparison.replace(index=(*head, int(rows[row]), channel))

@@ -75,24 +75,24 @@ class Oracle:
         self.declaration = declaration
         self.dtype = dtype
         self.seconds = 0.0
-        self._known: WeakKeyDictionary[Inputs, Golden] = WeakKeyDictionary()
+        self._answers: WeakKeyDictionary[Inputs, Golden] = WeakKeyDictionary()
 
     def answer(self, inputs: Inputs) -> Golden:
         """The golden answer and bound of the declared point; remembered."""
-        found = self._known.get(inputs)
-        if found is None:
+        answer = self._answers.get(inputs)
+        if answer is None:
             start = time.perf_counter()
-            found = self.at(inputs, self.point(inputs))
+            answer = self.at(inputs, self.point(inputs))
             self.seconds += time.perf_counter() - start
-            self._known[inputs] = found
-        return found
+            self._answers[inputs] = answer
+        return answer
 
     def empty_rule(self, inputs: Inputs) -> str:
         """What is promised for the rows without keys of a call, "any" for nothing."""
-        unasked = inputs.always_causal and inputs.masked
+        implied = inputs.always_causal and inputs.masked
         return self.declaration.empty_rule(
             form=inputs.mask_form,
-            causal=inputs.causal and not unasked,
+            causal=inputs.causal and not implied,
             weights=inputs.return_weights,
         )
 
@@ -106,11 +106,11 @@ class Oracle:
 
     def weights_bound(self, inputs: Inputs) -> Tensor:
         """The bound of returned weights, ``[B, H, Lq, Lk]``."""
-        known = self.answer(inputs)
-        core, contract = known.core, self.contract(known.core.scale)
-        if isinstance(known.evaluation, golden.Attention):
+        answer = self.answer(inputs)
+        core, contract = answer.core, self.contract(answer.core.scale)
+        if isinstance(answer.evaluation, golden.Attention):
             return weights_bound(core, contract)
-        return weights_bound(core, contract, head_errors(known.evaluation, contract))
+        return weights_bound(core, contract, head_errors(answer.evaluation, contract))
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
         """The golden output alone, at any point of the semantics."""

@@ -23,14 +23,18 @@ def fitted_scale_error(oracle: Oracle, inputs: Inputs, answer: Tensor) -> float 
     """The relative error of the scale under which the golden gives nearly this answer, or None.
 
     Gauss and Newton's iteration in one unknown, the slope a central difference of the golden. None
-    when no scale explains nearly all of the error, or when so few elements speak that any would.
+    when no scale explains nearly all of the error, or when so few elements are judged that any
+    scale would.
     """
-    known = oracle.answer(inputs)
-    judged = known.judged.expand(known.output.shape) & torch.isfinite(known.output)
-    scale = known.core.scale
+    expected = oracle.answer(inputs)
+    judged = expected.judged.expand(expected.output.shape) & torch.isfinite(expected.output)
+    scale = expected.core.scale
     if int(judged.sum()) < model.FEWEST_FITTED or scale == 0.0 or answer.shape != judged.shape:
         return None
-    got, weight = answer.double()[judged], 1.0 / known.bound[judged].clamp_min(model.LOST_WEIGHT)
+    got, weight = (
+        answer.double()[judged],
+        1.0 / expected.bound[judged].clamp_min(model.LOST_WEIGHT),
+    )
 
     def lacking(factor: float) -> Tensor:
         """How far the answer is from the golden one at a multiple of the scale, in bounds."""
@@ -41,7 +45,7 @@ def fitted_scale_error(oracle: Oracle, inputs: Inputs, answer: Tensor) -> float 
 
 
 def _newton(lacking: Callable[[float], Tensor]) -> float | None:
-    """The factor, less one, at which the least is lacking; None if too much still is."""
+    """The factor, less one, that leaves the smallest error; None if that is still too large."""
     step = model.DIFFERENCE_STEP
     factor, first = 1.0, lacking(1.0)
     error = first
@@ -84,7 +88,7 @@ class Yardstick:
         return error if self.remainder is None else error - self.remainder
 
     def fit(self, answer: Tensor) -> Fit | None:
-        """The typical error and the scale that explain an answer best; None if nobody can tell."""
+        """The typical error and the scale that explain an answer best; None without statistics."""
         if self.statistics is None or not bool(torch.isfinite(answer).all()):
             return None
         return fit(self.error(answer), self.statistics, self.judged)
@@ -98,46 +102,46 @@ class Yardstick:
 
 def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
     """The yardstick for some inputs at the declared point."""
-    known = oracle.answer(inputs)
-    contract = oracle.contract(known.core.scale)
-    exact = _exactly(known) if contract.sides > 1 else None
-    output, remainder = (known.output, None) if exact is None else exact
-    bound = known.bound
+    answer = oracle.answer(inputs)
+    contract = oracle.contract(answer.core.scale)
+    exact = _exactly(answer) if contract.sides > 1 else None
+    output, remainder = (answer.output, None) if exact is None else exact
+    bound = answer.bound
     if exact is not None:
         # A single computation is compared with the truth, not with another that errs as well; but
         # where that would overflow, the golden stands in.
-        stands_in = (exact[0] == known.output) & (exact[1] == 0.0)
+        stands_in = (exact[0] == answer.output) & (exact[1] == 0.0)
         bound = torch.where(stands_in, bound, bound / contract.sides)
         contract = dataclasses.replace(contract, sides=1)
     statistics = None
     if contract.sides == 1 and inputs.generic and not contract.activation_steps:
-        statistics = _statistics(known, contract)
+        statistics = _statistics(answer, contract)
     if statistics is not None and statistics.saturated < MOST_SATURATED:
         bound = _sharper(bound, statistics)
     return Yardstick(
         output=output,
         remainder=remainder,
         bound=bound,
-        judged=known.judged,
+        judged=answer.judged,
         statistics=statistics,
     )
 
 
-def _exactly(known: Golden) -> tuple[Tensor, Tensor] | None:
-    """The answer in double-double arithmetic, None at points that it does not know."""
-    if not double_double.supports(known.core.semantics):
+def _exactly(answer: Golden) -> tuple[Tensor, Tensor] | None:
+    """The answer in double-double arithmetic, None at points that it does not support."""
+    if not double_double.supports(answer.core.semantics):
         return None
-    if isinstance(known.evaluation, golden.Attention):
-        return double_double.core_output(known.evaluation)
-    return double_double.layer_output(known.evaluation)
+    if isinstance(answer.evaluation, golden.Attention):
+        return double_double.core_output(answer.evaluation)
+    return double_double.layer_output(answer.evaluation)
 
 
-def _statistics(known: Golden, contract: Contract) -> Statistics | None:
-    if not supports(known.core.semantics) or known.output.numel() == 0:
+def _statistics(answer: Golden, contract: Contract) -> Statistics | None:
+    if not supports(answer.core.semantics) or answer.output.numel() == 0:
         return None
-    if isinstance(known.evaluation, golden.Attention):
-        return core_statistics(known.evaluation, contract)
-    return layer_statistics(known.evaluation, contract)
+    if isinstance(answer.evaluation, golden.Attention):
+        return core_statistics(answer.evaluation, contract)
+    return layer_statistics(answer.evaluation, contract)
 
 
 def _sharper(bound: Tensor, statistics: Statistics) -> Tensor:

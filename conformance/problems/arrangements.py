@@ -29,7 +29,7 @@ _EMPTY_SHARE: Final = 0.35
 
 
 def arranged_tokens(inputs: Inputs) -> Tensors:
-    """Copies of query, key and value as the candidate takes them, lying in memory as asked.
+    """Copies of query, key and value as the candidate takes them, in the problem's memory layout.
 
     What is one tensor object in a call with ``shared`` is one object here, too. Raises RuntimeError
     for tensors that one packed tensor cannot hold: see :func:`expressible`.
@@ -95,7 +95,7 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
     )
 
 
-def canonical_tokens(given: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def canonical_tokens(tensors: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The inverse of :func:`present_tokens`, for the tensors of a call or their gradients.
 
     Differentiable. Tokens that no sequence has are zero.
@@ -103,7 +103,7 @@ def canonical_tokens(given: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Te
     layout = inputs.head_layout
     packed_axis = layout.axes.index("H")
     parts: dict[str, Tensor] = {}
-    for tensor, names in zip(given, layout.inputs.values(), strict=True):
+    for tensor, names in zip(tensors, layout.inputs.values(), strict=True):
         single = [tensor] if len(names) == 1 else tensor.unbind(packed_axis)
         parts |= dict(zip(names, single, strict=True))
     query, key, value = (

@@ -1,6 +1,6 @@
 """Keys and values that are handed over as a cache: what is drawn, and what a call gets.
 
-The golden sees all keys of a problem; a candidate gets the first ``past`` of them as heads
+The golden gets all keys of a problem; a candidate gets the first ``past`` of them as heads
 ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``, the others as usual. A layer's
 cached heads are its projections of the first tokens, rounded once to the working dtype: the bound
 of its own projections holds for them, too. They are what comes out of the projections, before

@@ -1,10 +1,9 @@
 """Problems in which the options, sizes and memory layouts of a candidate meet, two or three each.
 
-A mistake that shows only where several things come together is found by no luck: nearly every one
-needs two or three of them (Kuhn, Wallace & Gallo 2004), few enough to try all. The parameters and
-their values follow from the declaration, and so does what can never meet (:func:`model_of`); a
-covering array of them (:mod:`conformance.problems.covering`) gives the rows, each of which is one
-problem.
+Random problems rarely show a mistake that needs several options at once. Nearly every such mistake
+needs two or three of them (Kuhn, Wallace & Gallo 2004), few enough to try all. The parameters,
+their values and what can never meet follow from the declaration; a covering array of them
+(:mod:`conformance.problems.covering`) gives the rows, each of which is one problem.
 """
 
 from __future__ import annotations
@@ -107,7 +106,9 @@ class Combinations:
         ]
         return {
             "strength": self.strength,
-            "parameters": {one.name: list(one.values) for one in self.model.parameters},
+            "parameters": {
+                parameter.name: list(parameter.values) for parameter in self.model.parameters
+            },
             "combinations": rows.combinations,
             "covered": sum(rows.fresh[number] for number in numbers if number < len(rows.fresh)),
             "impossible": impossible,
@@ -141,7 +142,7 @@ def with_other_values(problem: Problem, seed: int) -> Problem:
 
 
 def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
-    """Each option alone at plain sizes, then so few problems that each is given with others."""
+    """Each option alone at plain sizes, then few problems that combine them."""
     space = dataclasses.replace(space, purpose="operator")
     made = _Parameters(candidate, space)
     names = [parameter.name for parameter in made.model.parameters]
@@ -153,7 +154,7 @@ def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
 
 
 class _Parameters:
-    """The parameters of a candidate for a question, and what their values mean."""
+    """The parameters of a candidate in a space, and what their values mean."""
 
     def __init__(self, candidate: Candidate, space: Space) -> None:
         self.candidate = candidate
@@ -170,7 +171,7 @@ class _Parameters:
         )
 
     def _every(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each parameter with its values: what they are called, and what they mean."""
+        """Each parameter with its values: their names, and what they mean."""
         yield from self._masks()
         yield from self._options()
         for name in SIZES:
@@ -202,7 +203,7 @@ class _Parameters:
         return [name for name in (*PATTERNS, NO_QUERIES) if name in some]
 
     def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:
-        """Whether it is known what a row without keys does in such a call."""
+        """Whether the answer of a row without keys is declared for such a call."""
         if self.space.purpose == "gradients":
             return False  # what such a row does to gradients is for gradients.empty-row-finite
         return self.declared.empty_rule(form=form, causal=causal, weights=weights) != "any"
@@ -229,7 +230,7 @@ class _Parameters:
         return self.candidate.kind == "core" or self.space.purpose != "gradients"
 
     def _takes_cache(self) -> bool:
-        """Whether an answer with a cache is known: nothing says where top-left places are."""
+        """Whether the golden answer with a cache is known: not for top-left places."""
         if self.space.purpose == "gradients" and self.candidate.kind != "core":
             return False  # what a layer has cached are heads, which the golden does not project
         placed = self.declared.always_causal or self.declared.position is not None
@@ -238,13 +239,13 @@ class _Parameters:
     def _sizes(self, name: str) -> dict[str, Any]:
         """The sizes of one kind that the declaration leaves, each once, the plainest first."""
         fields, values = SIZES[name]
-        found: dict[str, Any] = {}
+        distinct: dict[str, Any] = {}
         for sizes in values:
-            given = dict(zip(fields, sizes, strict=True))
-            settled = fitted_geometry(self.plain.replace(**given), self.candidate, self.space)
+            chosen = dict(zip(fields, sizes, strict=True))
+            settled = fitted_geometry(self.plain.replace(**chosen), self.candidate, self.space)
             own = {field: getattr(settled, field) for field in fields}
-            found.setdefault("/".join(map(str, own.values())), own)
-        return found
+            distinct.setdefault("/".join(map(str, own.values())), own)
+        return distinct
 
     def _memory(self) -> Iterator[tuple[str, dict[str, Any]]]:
         declared, layer = self.declared, self.candidate.kind != "core"
@@ -291,12 +292,12 @@ class _Parameters:
         yield from self._rules_of_memory()
 
     def _spoken_of(self, rules: Iterator[Rule]) -> Iterator[Rule]:
-        """The rules all of whose parameters and values there are."""
+        """The rules whose parameters all exist, with those of their values that exist."""
         for rule in rules:
             sides = []
             for name, values in rule.sides:
-                known = tuple(value for value in values if value in self.meant.get(name, {}))
-                sides.append((name, known))
+                present = tuple(value for value in values if value in self.meant.get(name, {}))
+                sides.append((name, present))
             if all(values for _, values in sides):
                 yield Rule(rule.reason, tuple(sides))
 
@@ -328,7 +329,7 @@ class _Parameters:
             reason = "lengths only say how many of the first keys there are"
             yield Rule(reason, (("mask", (label,)), ("mask pattern", cannot)))
         lone = "a sequence that lacks queries is one of several"
-        yield Rule(lone, (("mask pattern", (NO_QUERIES,)), ("batch", self._one_item())))
+        yield Rule(lone, (("mask pattern", (NO_QUERIES,)), ("batch", self._single_item())))
         if either_or(self.candidate):
             reason = "flag and mask are asked for one at a time where not both count"
             masks = self._values("mask", but=(NONE,))
@@ -336,15 +337,17 @@ class _Parameters:
 
     def _rules_of_sizes(self) -> Iterator[Rule]:
         """Sizes that a declaration does not leave together."""
-        for one, two in itertools.combinations([name for name in SIZES if name in self.meant], 2):
-            for first, sizes in self.meant[one].items():
+        for name, other_name in itertools.combinations(
+            [name for name in SIZES if name in self.meant], 2
+        ):
+            for first, sizes in self.meant[name].items():
                 apart = [
                     second
-                    for second, others in self.meant[two].items()
+                    for second, others in self.meant[other_name].items()
                     if not self._leaves({**sizes, **others})
                 ]
                 reason = "the declared geometry has no such sizes together"
-                yield Rule(reason, ((one, (first,)), (two, tuple(apart))))
+                yield Rule(reason, ((name, (first,)), (other_name, tuple(apart))))
 
     def _leaves(self, sizes: Fields) -> bool:
         """Whether the declaration leaves room for some sizes."""
@@ -360,9 +363,9 @@ class _Parameters:
             yield Rule(reason, (("cache", cached), ("window", self._values("window", but=(NONE,)))))
 
     def _rules_of_empty_rows(self) -> Iterator[Rule]:
-        """Rows that mask, causal rule or window leave without a key, where nothing is said of them.
+        """Rows that mask, causal rule or window leave without a key, where no rule is declared.
 
-        A parameter that there is not has one value, which is not spoken of.
+        A parameter that does not exist has a single value, which rules do not name.
         """
         reason = "nothing is known of the queries that would have no key"
         returned = self._values("weights returned") or ("",)
@@ -388,7 +391,7 @@ class _Parameters:
                         yield Rule(reason, (*call, *sizes))
 
     def _unjudged(self, flag: str, too: str) -> tuple[str, ...]:
-        """The masks with which nothing is known of a row without keys in such a call."""
+        """The masks for which no rule for rows without keys is declared in such a call."""
         causal, weights = flag == "yes" or self.declared.always_causal, too == "yes"
         return tuple(
             label
@@ -397,73 +400,82 @@ class _Parameters:
         )
 
     def _leaving_none(self, flag: str) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
-        """Lengths and windows with which some query sees no key, whatever the mask."""
+        """Lengths and windows with which some query attends no key, whatever the mask."""
         every: tuple[str, ...] = ("queries", "keys", "window")
         names = [name for name in every if name in self.meant]
         for values in itertools.product(*(self.meant[name] for name in names)):
             row = dict(zip(names, values, strict=True))
-            given: dict[str, str] = {**row, **({"causal": flag} if "causal" in self.meant else {})}
-            problem = self.problem(given, dtype="float32", seed=0)
+            values_by_name: dict[str, str] = {
+                **row,
+                **({"causal": flag} if "causal" in self.meant else {}),
+            }
+            problem = self.problem(values_by_name, dtype="float32", seed=0)
             if not bool(structure(problem, self.candidate).any(dim=-1).all()):
                 yield tuple((name, (value,)) for name, value in row.items())
 
     def _rules_of_memory(self) -> Iterator[Rule]:
         reason = "one item, or one head, is repeated by no stride"
-        yield Rule(reason, (("memory", ("expanded",)), ("batch", self._one_item())))
-        one_head = [value for value, own in self._known("heads") if own["num_kv_heads"] == 1]
+        yield Rule(reason, (("memory", ("expanded",)), ("batch", self._single_item())))
+        one_head = [value for value, own in self._meanings("heads") if own["num_kv_heads"] == 1]
         yield Rule(reason, (("memory", ("expanded-heads",)), ("heads", tuple(one_head))))
         reason = "tensors of different shapes cannot be one"
         shared, all_one = (KEY_IS_VALUE, ALL_ONE), (ALL_ONE,)
         layer = self.candidate.kind == "layer"
         fields = ("key_size", "value_size") if layer else CHANNELS
         for name in ("widths",) if layer else ("head size",):
-            apart = [value for value, own in self._known(name) if own[fields[0]] != own[fields[1]]]
+            apart = [
+                value for value, own in self._meanings(name) if own[fields[0]] != own[fields[1]]
+            ]
             yield Rule(reason, (("tensors", shared), (name, tuple(apart))))
         if not layer:
-            grouped = [value for value, own in self._known("heads") if len(set(own.values())) > 1]
+            grouped = [
+                value for value, own in self._meanings("heads") if len(set(own.values())) > 1
+            ]
             yield Rule(reason, (("tensors", all_one), ("heads", tuple(grouped))))
         else:
-            widths = [v for v, own in self._known("widths") if own["query_size"] != own["key_size"]]
+            widths = [
+                v for v, own in self._meanings("widths") if own["query_size"] != own["key_size"]
+            ]
             yield Rule(reason, (("tensors", all_one), ("widths", tuple(widths))))
         for (queries, one), (keys, two) in itertools.product(
             self._sizes("queries").items(), self._sizes("keys").items()
         ):
-            given = (("queries", (queries,)), ("keys", (keys,)))
-            sides = [side for side in given if side[0] in self.meant]
+            lengths = (("queries", (queries,)), ("keys", (keys,)))
+            sides = [side for side in lengths if side[0] in self.meant]
             if one["query_length"] != two["key_length"] and sides:
                 yield Rule(reason, (("tensors", all_one), *sides))
         cached = self._values("cache", but=(NONE,))
         yield Rule("queries are more than new keys", (("tensors", all_one), ("cache", cached)))
 
-    def _one_item(self) -> tuple[str, ...]:
+    def _single_item(self) -> tuple[str, ...]:
         """The batches of one item."""
-        return tuple(value for value, own in self._known("batch") if own["batch"] == 1)
+        return tuple(value for value, own in self._meanings("batch") if own["batch"] == 1)
 
-    def _known(self, name: str) -> list[tuple[str, Fields]]:
+    def _meanings(self, name: str) -> list[tuple[str, Fields]]:
         return list(self.meant.get(name, {}).items())
 
     # -- problems -----------------------------------------------------------------------------
 
     def problem(self, row: dict[str, str], *, dtype: str, seed: int) -> Problem:
         """The problem of one row; what it does not name is plain."""
-        given = {name: self.meant[name][value] for name, value in row.items()}
+        chosen = {name: self.meant[name][value] for name, value in row.items()}
         sizes: Fields = {}
         for name in SIZES:
-            sizes |= given.get(name, {})
+            sizes |= chosen.get(name, {})
         geometry = fitted_geometry(self.plain.replace(**sizes), self.candidate, self.space)
-        causal = causal_flag(self.candidate, flagged=given.get("causal", False))
-        window = given.get("window")
-        mask = given.get("mask")
+        causal = causal_flag(self.candidate, flagged=chosen.get("causal", False))
+        window = chosen.get("window")
+        mask = chosen.get("mask")
         plan = None
         if mask is not None:
             plan = MaskPlan(
-                pattern=given["mask pattern"],
+                pattern=chosen["mask pattern"],
                 form=mask[0],
-                shape=given["mask shape"],
+                shape=chosen["mask shape"],
                 finite_bias=mask[1],
                 visible=(causal or window is not None)
                 and mask[0] != SEQUENCES
-                and given["mask pattern"] != EMPTY,
+                and chosen["mask pattern"] != EMPTY,
             )
         return Problem(
             geometry=geometry,
@@ -472,17 +484,17 @@ class _Parameters:
             values="normal",
             mask=plan,
             causal=causal,
-            scale=given.get("scale"),
-            softcap=given.get("softcap"),
+            scale=chosen.get("scale"),
+            softcap=chosen.get("softcap"),
             window=window,
-            biases=given.get("projection biases", True),
-            past=CACHED[given.get("cache", NO_CACHE)](geometry),
-            sinks=given.get("sinks", False),
-            layout=given.get("memory", "contiguous"),
-            mask_layout=given.get("mask memory", "contiguous"),
-            shared=given.get("tensors", ""),
-            return_weights=given.get("weights returned", False),
-            dropout=given.get("dropout"),
+            biases=chosen.get("projection biases", True),
+            past=CACHED[chosen.get("cache", NO_CACHE)](geometry),
+            sinks=chosen.get("sinks", False),
+            layout=chosen.get("memory", "contiguous"),
+            mask_layout=chosen.get("mask memory", "contiguous"),
+            shared=chosen.get("tensors", ""),
+            return_weights=chosen.get("weights returned", False),
+            dropout=chosen.get("dropout"),
         )
 
 

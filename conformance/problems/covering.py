@@ -1,7 +1,7 @@
 """Covering arrays: few rows in which every two, or every three, values of parameters meet.
 
-What must never meet is said beforehand, by rules, so that no row is thrown away afterwards and what
-cannot be covered is known with its reason. The rows grow parameter by parameter (IPOG: Lei, Kacker,
+What must never meet is declared by rules, so that no row is thrown away afterwards and what cannot
+be covered has a reason. The rows grow parameter by parameter (IPOG: Lei, Kacker,
 Kuhn, Okun & Lawrence 2007); sets of values are integers whose bits are values, so that the triples
 of twenty parameters take a second or two in plain Python.
 """
@@ -80,15 +80,19 @@ def cover(model: Model, strength: int, plain: tuple[str, ...] = ()) -> Covering:
 
 def _usual_rows(model: Model, plain: tuple[str, ...]) -> list[dict[str, str]]:
     """Rows for every pair of values of a model in which some parameters stay plain."""
-    fixed = {one.name: one.values[0] for one in model.parameters if one.name in plain}
+    fixed = {
+        parameter.name: parameter.values[0]
+        for parameter in model.parameters
+        if parameter.name in plain
+    }
     rules = []
     for rule in model.rules:
         if any(name in fixed and fixed[name] not in values for name, values in rule.sides):
-            continue  # it speaks of values that these rows do not have
+            continue  # it is about values that these rows do not have
         sides = tuple(side for side in rule.sides if side[0] not in fixed)
         rules.append(Rule(rule.reason, sides))
-    others = tuple(one for one in model.parameters if one.name not in fixed)
-    names = [one.name for one in others]
+    others = tuple(parameter for parameter in model.parameters if parameter.name not in fixed)
+    names = [parameter.name for parameter in others]
     rows = cover(Model(others, tuple(rules)), 2).rows if others else ((),)
     return [{**dict(zip(names, row, strict=True)), **fixed} for row in rows]
 
@@ -126,8 +130,8 @@ class _Values:
                     if bit & mask:
                         self._of_value[bit].append(masks)
         self._ruled_wholes = [whole for whole in self.whole if whole & self._ruled]
-        # Values, and a whole row (of what rules speak of) that holds them.
-        self._known: dict[int, int | None] = {}
+        # By some values a whole row (of the parameters that rules name) that holds them.
+        self._whole_rows: dict[int, int | None] = {}
 
     def _masks(self, rule: Rule) -> Masks:
         masks = [sum(self._bit[name, value] for value in values) for name, values in rule.sides]
@@ -144,7 +148,7 @@ class _Values:
         )
 
     def of_row(self, row: Mapping[str, str]) -> int:
-        """The bits of a whole row, given as a value for each parameter."""
+        """The bits of a whole row, from its value for each parameter."""
         return sum(self._bit[name, value] for name, value in row.items())
 
     def can_meet(self, bits: int) -> bool:
@@ -152,7 +156,7 @@ class _Values:
         return self.can_hold(0, bits)
 
     def can_hold(self, row: int, wanted: int) -> bool:
-        """Whether a row that can be can have further values, which are tried one by one."""
+        """Whether a possible row can have further values, which are tried one by one."""
         wanted &= ~row
         while wanted:
             bit = _lowest(wanted)
@@ -162,20 +166,23 @@ class _Values:
         return True
 
     def can_join(self, row: int, value: int) -> bool:
-        """Whether a possible row can have one more value: mostly it joins a known whole row."""
+        """Whether a possible row can have one more value.
+
+        Mostly the whole row that is remembered for it can take that value, too.
+        """
         row, value = row & self._ruled, value & self._ruled
-        known = self._known.get(row)
-        if value and known and row | value not in self._known:
-            swapped = known & ~self._whole_of(value)
+        whole_row = self._whole_rows.get(row)
+        if value and whole_row and row | value not in self._whole_rows:
+            swapped = whole_row & ~self._whole_of(value)
             if not self._breaks(swapped, value):
-                self._known[row | value] = swapped | value
+                self._whole_rows[row | value] = swapped | value
                 return True
         return self._completed(row | value) is not None
 
     def completed(self, bits: int) -> int | None:
         """The values with one of each parameter that rules name; None if there is no such row."""
-        found = self._completed(bits & self._ruled)
-        return None if found is None else found | bits
+        row = self._completed(bits & self._ruled)
+        return None if row is None else row | bits
 
     def plainest(self, bits: int = 0) -> int:
         """The plainest whole row with values that can meet."""
@@ -185,12 +192,12 @@ class _Values:
         return row
 
     def _completed(self, bits: int) -> int | None:
-        if bits not in self._known:
-            self._known[bits] = self._search(bits, [masks for masks, _ in self._rules])
-        return self._known[bits]
+        if bits not in self._whole_rows:
+            self._whole_rows[bits] = self._search(bits, [masks for masks, _ in self._rules])
+        return self._whole_rows[bits]
 
     def _search(self, bits: int, rules: list[Masks]) -> int | None:
-        """A whole row of what the rules speak of, as plain as can be; None if there is none.
+        """The plainest whole row of the parameters that rules name; None if there is none.
 
         Only rules that may still break are looked at. Those that leave a parameter a single value
         decide it, and where nothing is decided the parameter with the fewest values is tried.
@@ -215,14 +222,14 @@ class _Values:
         if not any(all(plain & mask for mask, _ in masks) for masks in active):
             return plain
         open_wholes = {whole for masks in active for _, whole in masks if not bits & whole}
-        allowed = {one: left.get(one, one) for one in sorted(open_wholes)}
-        whole = min(allowed, key=lambda one: allowed[one].bit_count())
+        allowed = {whole: left.get(whole, whole) for whole in sorted(open_wholes)}
+        whole = min(allowed, key=lambda each: allowed[each].bit_count())
         values = left.get(whole, whole)
         while values:
             bit = _lowest(values)
-            found = self._search(bits | bit, active)
-            if found is not None:
-                return found
+            row = self._search(bits | bit, active)
+            if row is not None:
+                return row
             values &= ~bit
         return None
 
@@ -276,8 +283,8 @@ class _Growth:
         self.strength = strength
         self.order = sorted(range(len(values.of)), key=lambda place: -len(values.of[place]))
         self._rows: list[int] = []
-        # Of each value of the parameter that is added: with which two values (or which one beside
-        # nothing, at strength 2) it has yet to meet.
+        # For each value of the parameter that is added: the pairs of values (the values, under the
+        # key 0, at strength 2) that it has yet to meet.
         self._needed: dict[int, dict[int, int]] = {}
 
     def rows(self) -> list[int]:
@@ -327,32 +334,32 @@ class _Growth:
 
     def _combinations(self, value: int, before: list[int]) -> dict[int, int]:
         """What a value has to meet: for each value (or none) the other values, as bits."""
-        found: dict[int, int] = {}
+        partners: dict[int, int] = {}
         others = [bit for place in before for bit in self.values.of[place]]
         if self.strength <= 2:  # noqa: PLR2004 (pairs)
             return {0: sum(bit for bit in others if self.values.can_meet(value | bit))}
-        for one, two in itertools.combinations(others, 2):
-            apart = not any(whole & one and whole & two for whole in self.values.whole)
-            if apart and self.values.can_meet(value | one | two):
-                found[one] = found.get(one, 0) | two
-                found[two] = found.get(two, 0) | one
-        return found
+        for first, second in itertools.combinations(others, 2):
+            apart = not any(whole & first and whole & second for whole in self.values.whole)
+            if apart and self.values.can_meet(value | first | second):
+                partners[first] = partners.get(first, 0) | second
+                partners[second] = partners.get(second, 0) | first
+        return partners
 
     def _gain(self, row: int, value: int) -> int:
         needed = self._needed[value]
         if self.strength <= 2:  # noqa: PLR2004 (pairs)
             return (needed[0] & row).bit_count()
-        return sum((others & row).bit_count() for one, others in needed.items() if one & row)
+        return sum((others & row).bit_count() for first, others in needed.items() if first & row)
 
     def _meet(self, number: int, value: int) -> None:
         """Give a row a value, and strike out what it meets there."""
         row = self._rows[number]
         needed = self._needed[value]
-        for one in list(needed):
-            if one & row or not one:
-                needed[one] &= ~row
-                if not needed[one]:
-                    del needed[one]
+        for first in list(needed):
+            if first & row or not first:
+                needed[first] &= ~row
+                if not needed[first]:
+                    del needed[first]
         if self.strength <= 2:  # noqa: PLR2004 (pairs)
             needed.setdefault(0, 0)
         self._rows[number] = row | value
@@ -361,9 +368,11 @@ class _Growth:
         """Put what is left into gaps of rows, or into rows of its own."""
         for value in self.values.of[place]:
             needed = self._needed[value]
-            while left := next(((one, others) for one, others in needed.items() if others), None):
-                one, others = left
-                self._place(place, value, one | _lowest(others))
+            while left := next(
+                ((first, others) for first, others in needed.items() if others), None
+            ):
+                first, others = left
+                self._place(place, value, first | _lowest(others))
 
     def _place(self, place: int, value: int, others: int) -> None:
         wanted = others | value
@@ -409,14 +418,14 @@ def _lowest(bits: int) -> int:
 
 def _fresh(rows: Iterable[int], values: _Values, strength: int) -> Iterator[int]:
     """How many combinations each row is the first to cover."""
-    seen: dict[int, int] = {}
+    covered: dict[int, int] = {}
     for row in rows:
         own = [row & whole for whole in values.whole]
         new = 0
         for some in itertools.combinations(own[: len(own)], strength - 1):
             key = sum(some)
             later = row & ~(2 * some[-1] - 1) if some else row
-            known = seen.get(key, 0)
-            new += (later & ~known).bit_count()
-            seen[key] = known | later
+            earlier = covered.get(key, 0)
+            new += (later & ~earlier).bit_count()
+            covered[key] = earlier | later
         yield new

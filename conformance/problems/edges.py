@@ -53,7 +53,7 @@ _SIZES: Final = (
 )
 # Where weights stay even in half precision: few keys, so many rows that some weights are uneven.
 _EVEN: Final = (12, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9)
-# Asked where few queries may see many keys: a key, and a query, past every tile edge.
+# For candidates whose lengths may differ: a key, and a query, past every tile edge.
 _LONG: Final = (
     (1, 2, 2, 2, 257, 4, 4, 5, 6, 7, 4),
     (1, 1, 1, 257, 2, 3, 4, 5, 6, 7, 4),
@@ -107,17 +107,17 @@ def edge_problems(
     Only the first ``most`` are made, as fitting sizes to a candidate takes a while; None: all. Of
     combinations so many values meet as the ``strength`` says.
     """
-    found: dict[Problem, None] = {}  # in order, each once
+    admitted: dict[Problem, None] = {}  # in order, each once
     for problem in _every(candidate, space, dtype=dtype, strength=strength):
-        if len(found) == most:
+        if len(admitted) == most:
             break
         if space.admits(problem, candidate):
-            found[problem] = None
-    return list(found)
+            admitted[problem] = None
+    return list(admitted)
 
 
 def _every(candidate: Candidate, space: Space, *, dtype: str, strength: int) -> Iterable[Problem]:
-    """The edge problems, among them repeated ones and some outside the space."""
+    """The edge problems, including repeated ones and some outside the space."""
     if space.edges == "combinations":
         return combinations(candidate, space, dtype=dtype, strength=strength).problems
     if space.edges == "tiles":
@@ -140,9 +140,9 @@ def _short_drafts(candidate: Candidate, space: Space) -> list[Draft]:
 
 def _long_drafts() -> list[Draft]:
     """Each length with and without a mask and causality, the longest ones only once or twice."""
-    given = [(masked, causal) for masked in (False, True) for causal in (False, True)]
-    every = [(sizes, *how) for how in given for sizes in _LENGTHS]
-    every += [(sizes, *how) for sizes, how in zip(2 * _LONGEST, given, strict=True)]
+    options = [(masked, causal) for masked in (False, True) for causal in (False, True)]
+    every = [(sizes, *how) for how in options for sizes in _LENGTHS]
+    every += [(sizes, *how) for sizes, how in zip(2 * _LONGEST, options, strict=True)]
     return [
         _draft(index, sizes, masked=masked, causal=causal)
         for index, (sizes, masked, causal) in enumerate(every)

@@ -101,8 +101,8 @@ def _with_a_key(kept: Tensor, generator: Generator) -> Tensor:
     if key_length == 0:
         return kept
     chosen = torch.randint(key_length, (*kept.shape[:-1], 1), generator=generator)
-    one = torch.arange(key_length) == chosen
-    return kept | (one & ~kept.any(dim=-1, keepdim=True))
+    added = torch.arange(key_length) == chosen
+    return kept | (added & ~kept.any(dim=-1, keepdim=True))
 
 
 PATTERNS: Final[dict[str, Pattern]] = {

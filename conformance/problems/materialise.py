@@ -104,21 +104,21 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
     ``weights`` says whether the problem brings those of a layer. Lengths cannot say more than
     "the first n keys", nor those of sequences, so what they keep stays as it is.
     """
-    found = {"key": inputs.key}
+    tensors = {"key": inputs.key}
     if inputs.mode != "self" and inputs.query is not inputs.key:
-        found["query"] = inputs.query
+        tensors["query"] = inputs.query
     if inputs.mode == "separate" and inputs.value is not inputs.key:
-        found["value"] = inputs.value
+        tensors["value"] = inputs.value
     for name in MASKS:
         tensor = getattr(inputs, name)
         if tensor is not None and inputs.mask_form not in ("lengths", SEQUENCES):
-            found[name] = tensor
+            tensors[name] = tensor
     if inputs.sinks is not None:
-        found[SINKS_NAME] = inputs.sinks
+        tensors[SINKS_NAME] = inputs.sinks
     if weights and inputs.weights is not None:
         roles = {name: getattr(inputs.weights, name) for name in PROJECTION_NAMES}
-        found |= {name: tensor for name, tensor in roles.items() if tensor is not None}
-    return found
+        tensors |= {name: tensor for name, tensor in roles.items() if tensor is not None}
+    return tensors
 
 
 TORCH_DTYPES: Final = {
@@ -232,12 +232,12 @@ def _alike(drawn: Inputs, problem: Problem) -> Inputs:
         return drawn
     query, key, value = drawn.query, drawn.key, drawn.value
     # What takes one input, or key and value in one, gets one whatever the problem says.
-    all_one = problem.shared == "all" or query is key
+    all_same = problem.shared == "all" or query is key
     key_is_value = bool(problem.shared) or key is value
     if problem.layout in REPEATED:
         query, key, value = (_repeated(each, problem.layout) for each in (query, key, value))
     return drawn.replace(
-        query=key if all_one else query, key=key, value=key if key_is_value else value
+        query=key if all_same else query, key=key, value=key if key_is_value else value
     )
 
 
@@ -345,7 +345,7 @@ def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]
 def _mask(
     problem: Problem, candidate: Candidate, generator: Generator
 ) -> tuple[Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
-    """What is kept, the additive values, and which tokens there are where that does not say."""
+    """What is kept, the additive values, and the tokens that exist where ``keep`` cannot say it."""
     plan, geometry = problem.mask, problem.geometry
     if plan is None:
         return None, None, None
@@ -357,8 +357,8 @@ def _mask(
     shape = mask_sizes(plan.shape, problem.geometry)
     keep = PATTERNS[pattern_for(plan)](shape, generator)
     if plan.visible:
-        seen = structure(problem, candidate)
-        keep = with_visible_keys(keep, seen, lengths=plan.form == "lengths")
+        visible = structure(problem, candidate)
+        keep = with_visible_keys(keep, visible, lengths=plan.form == "lengths")
     if not plan.finite_bias:
         return keep, None, None
     bias = 2.0 * normal(shape, generator)
@@ -377,14 +377,14 @@ def structure(problem: Problem, candidate: Candidate) -> Tensor:
     )
 
 
-def with_visible_keys(keep: Tensor, seen: Tensor, *, lengths: bool) -> Tensor:
-    """The mask with so many more keys that each query has one among those it may see anyway.
+def with_visible_keys(keep: Tensor, visible: Tensor, *, lengths: bool) -> Tensor:
+    """The mask with so many more keys that each query attends one of its ``visible`` keys.
 
-    Queries that see no key at all stay without. Lengths can only grow.
+    ``visible`` is bool ``[Lq, Lk]``. A query without visible keys stays without. Lengths only grow.
     """
     keep = keep.clone()
     keys = torch.arange(keep.shape[-1])
-    for row, places in enumerate(seen):
+    for row, places in enumerate(visible):
         every = places.nonzero().flatten()
         if not len(every):
             continue
@@ -395,7 +395,7 @@ def with_visible_keys(keep: Tensor, seen: Tensor, *, lengths: bool) -> Tensor:
 
 
 def _sinks(problem: Problem) -> Tensor | None:
-    """A logit for each head, of the size of what it stands beside; a stream of its own."""
+    """A logit for each head, of the size of the others; drawn from a stream of its own."""
     if not problem.sinks:
         return None
     generator = generator_for(problem, SINKS)
@@ -404,5 +404,5 @@ def _sinks(problem: Problem) -> Tensor | None:
 
 
 def pattern_for(plan: MaskPlan) -> str:
-    """The pattern a form can express: lengths only know padding."""
+    """The pattern a form can express: lengths express padding only."""
     return LENGTH_PATTERNS[plan.pattern] if plan.form == "lengths" else plan.pattern

@@ -1,7 +1,7 @@
-"""Ways the same values can lie in memory. Each returns a fresh tensor of the values it is given.
+"""Ways the same values can lie in memory. Each returns a fresh tensor of its argument's values.
 
-What lies between and around the elements belongs to nobody: finite junk shows a kernel that takes
-it for an element, NaN also one that multiplies it by zero.
+What lies between and around the elements is no element: finite junk shows a kernel that reads it
+as one, NaN also a kernel that multiplies it by zero.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ TURN: Final = 1_000_000_007
 
 
 class Pool:
-    """Problems by space and dtype; clauses of one space see the same, so goldens are shared."""
+    """Problems by space and dtype; clauses of one space get the same, so goldens are shared."""
 
     def __init__(
         self, candidate: Candidate, profile: Profile, seed: int, *, leading: str = ""
@@ -34,7 +34,7 @@ class Pool:
         self._profile = profile
         self._seed = seed
         self._leading = leading
-        self._known: dict[tuple[Space, str], list[Problem]] = {}
+        self._problems: dict[tuple[Space, str], list[Problem]] = {}
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile says.
@@ -44,11 +44,11 @@ class Pool:
         """
         self._leading = self._leading or dtype
         key = (space, dtype)
-        if key not in self._known:
-            self._known[key] = self._draw(space, dtype)
+        if key not in self._problems:
+            self._problems[key] = self._draw(space, dtype)
         if device == "cpu":
-            return self._known[key]
-        return [problem.replace(device=device) for problem in self._known[key]]
+            return self._problems[key]
+        return [problem.replace(device=device) for problem in self._problems[key]]
 
     def further(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """A few other problems of a space, for a clause whose examples happened not to bind."""
@@ -67,7 +67,7 @@ class Pool:
 
     def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
         """As many problems as the profile says, all drawn: each turn has a seed of its own."""
-        found = draw_problems(
+        problems = draw_problems(
             self._candidate,
             space,
             dtype=dtype,
@@ -75,7 +75,7 @@ class Pool:
             count=max(1, self._wanted(space, dtype)),
             seed_value=self._seed + turn * TURN,
         )
-        return [problem.replace(device=device) for problem in found]
+        return [problem.replace(device=device) for problem in problems]
 
     def coverage(self, space: Space, dtype: str, numbers: Iterable[int]) -> dict[str, Any] | None:
         """How many combinations the problems of a space with some numbers cover, None of others."""

@@ -54,8 +54,8 @@ def _positive(factor: float) -> Maker:
 
 
 def _tied(shape: Shape, generator: Generator) -> Tensor:
-    one = normal((*shape[:-2], 1, shape[-1]), generator)
-    return one.expand(shape).clone()
+    token = normal((*shape[:-2], 1, shape[-1]), generator)
+    return token.expand(shape).clone()
 
 
 def _dominant(shape: Shape, generator: Generator) -> Tensor:
@@ -177,7 +177,7 @@ RECIPES: Final[dict[str, ValueRecipe]] = {
         weights="selections",
     ),
 }
-# Recipes with a purpose of their own, asked by name.
+# Recipes with a purpose of their own, which clauses choose by name.
 PROBES: Final = (
     "decisive",
     "plain-projections",
@@ -187,6 +187,6 @@ PROBES: Final = (
     "long-products",
 )
 ORDINARY: Final = tuple(name for name in RECIPES if name not in PROBES)
-# Where a clause must see something move, values that hide every change are left out.
+# Where an answer must change visibly: without values that hide every change.
 LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")
 HALF_PRECISION: Final = ("normal", "integers", "tied-keys", "nearly-uniform", *PROBES)

@@ -85,7 +85,7 @@ class Space:
         What combinations are for: the "answer", "gradients", or what an "operator" does with each
         option.
     kinds
-        The kinds of candidates that it speaks of.
+        The kinds of candidates that it applies to.
     """
 
     mask: Often = "never"
@@ -138,21 +138,21 @@ class Space:
         return form in self.forms and (self.finite_bias != "always" or form == "bias")
 
     def recipes(self, dtype: str, candidate: Candidate | None = None) -> tuple[str, ...]:
-        """The value recipes for a dtype: half precision has no room for the extreme ones.
+        """The value recipes for a dtype.
 
-        Nor have integers of 8 bits, whose step is a part of the range of the whole tensor. Where
-        weights stay even, projections that do not round come first.
+        Half precision and 8-bit integers cannot represent the extreme ones. Where weights stay
+        even, projections that do not round come first.
         """
         precise = candidate is None or not candidate.declaration.precision
         if dtype in ("float32", "float64") and precise:
             return self.values
-        found = tuple(name for name in self.values if name in HALF_PRECISION) or ("normal",)
-        if candidate is None or not stays_even(candidate) or "normal" not in found:
-            return found
-        return tuple(dict.fromkeys((EXACT, *found)))
+        values = tuple(name for name in self.values if name in HALF_PRECISION) or ("normal",)
+        if candidate is None or not stays_even(candidate) or "normal" not in values:
+            return values
+        return tuple(dict.fromkeys((EXACT, *values)))
 
     def not_applicable(self, candidate: Candidate) -> str:
-        """Why no problem of this space can be put to a candidate, or ""."""
+        """Why a candidate cannot be called with any problem of this space, or ""."""
         declared = candidate.declaration
         if candidate.kind not in self.kinds:
             return f"it speaks of {' and '.join(SPOKEN[kind] for kind in self.kinds)}"
@@ -244,7 +244,9 @@ class Space:
             return False
         if not self._shows(problem):
             return False
-        if any(getattr(sizes, one) != getattr(sizes, two) for one, two in self._ties(candidate)):
+        if any(
+            getattr(sizes, name) != getattr(sizes, other) for name, other in self._ties(candidate)
+        ):
             return False
         return can_cross(candidate) or equal
 
@@ -265,8 +267,8 @@ def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
     if candidate.kind == "positions":
         ties.extend(("key_size", name) for name in WIDTHS)
     groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}
-    for one, two in ties:
-        merged = tuple(dict.fromkeys((*groups[one], *groups[two])))
+    for name, other in ties:
+        merged = tuple(dict.fromkeys((*groups[name], *groups[other])))
         groups |= dict.fromkeys(merged, merged)
     return list(dict.fromkeys(groups.values()))
 
@@ -350,8 +352,8 @@ def is_fixed(candidate: Candidate, name: str) -> bool:
     """Whether the declared geometry decides the batch or a length, beyond a tie of both lengths."""
     pins = candidate.declaration.pins
     together = LENGTHS if name in LENGTHS and not can_cross(candidate) else (name,)
-    for one, other in pins.equal_to.items():
-        if name in (one, other) and {one, other} != set(LENGTHS):
+    for field, other in pins.equal_to.items():
+        if name in (field, other) and {field, other} != set(LENGTHS):
             return True
     if set(together) & set(pins.sizes):
         return True

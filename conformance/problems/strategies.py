@@ -213,7 +213,7 @@ def first_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, .
 @lru_cache(maxsize=16)
 def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
     """``count`` drafts drawn by hypothesis, the same ones for the same seed."""
-    found: list[Draft] = []
+    collected: list[Draft] = []
 
     @seed(seed_value)
     @settings(
@@ -225,20 +225,20 @@ def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ..
     )
     @given(drafts(longest=longest))
     def collect(draft: Draft) -> None:
-        found.append(draft)
+        collected.append(draft)
 
     collect()
-    return tuple(_diverse(found, count))
+    return tuple(_diverse(collected, count))
 
 
-def _diverse(found: list[Draft], count: int) -> list[Draft]:
-    """The drafts that bring the most that is new, one after the other."""
-    rest = {draft: frozenset(_features(draft)) for draft in dict.fromkeys(found)}
+def _diverse(drafts: list[Draft], count: int) -> list[Draft]:
+    """``count`` drafts, each the one with the most features that those before it do not have."""
+    rest = {draft: frozenset(_features(draft)) for draft in dict.fromkeys(drafts)}
     chosen: list[Draft] = []
-    seen: frozenset[tuple[object, ...]] = frozenset()
+    features: frozenset[tuple[object, ...]] = frozenset()
     while rest and len(chosen) < count:
-        best = max(rest, key=lambda draft: len(rest[draft] - seen))
-        seen |= rest.pop(best)
+        best = max(rest, key=lambda draft: len(rest[draft] - features))
+        features |= rest.pop(best)
         chosen.append(best)
     return chosen
 
@@ -263,18 +263,18 @@ def draw_problems(
     What a candidate's own geometry function makes outside the space is replaced by others with
     fresh seeds; there are none when it always does.
     """
-    found: list[Problem] = []
+    drawn: list[Problem] = []
     for draft in first_drafts(longest=longest, count=count, seed_value=seed_value):
         problem = draft.problem(candidate, space, dtype=dtype)
         if space.admits(problem, candidate):
-            found.append(_another(problem, found))
-    for index in range(count - len(found) if found else 0):
-        found.append(_another(found[index], found))
-    return found
+            drawn.append(_another(problem, drawn))
+    for index in range(count - len(drawn) if drawn else 0):
+        drawn.append(_another(drawn[index], drawn))
+    return drawn
 
 
-def _another(problem: Problem, known: list[Problem]) -> Problem:
+def _another(problem: Problem, drawn: list[Problem]) -> Problem:
     """The problem, with another seed if it is drawn already: pinned sizes make drafts alike."""
-    while problem in known:
+    while problem in drawn:
         problem = problem.replace(seed=problem.seed + 1)
     return problem

@@ -73,24 +73,24 @@ def core_bound(
     attention: golden.Attention,
     contract: Contract,
     carried: Carried = EXACT,
-    seen: Tensor | None = None,
+    attended: Tensor | None = None,
 ) -> Tensor:
     """How far each element of a conforming answer may be from ``attention.output``.
 
-    ``carried`` bounds the errors of the given heads. ``seen`` (bool ``[B, H, Lk, 1]``) says which
-    keys any query sees where ``attention`` holds some of the queries only.
+    ``carried`` bounds the errors of the heads. ``attended`` (bool ``[B, H, Lk, 1]``) says which
+    keys any query attends where ``attention`` holds some of the queries only.
 
     Returns float64 ``[B, H, Lq, Dv]``, finite and not negative. A row that has no key gets the
     error of the answer that its rule prescribes. Derived in docs/tolerance.md.
     """
-    return one_sided_bound(attention, contract, carried, seen).mul_(contract.sides)
+    return one_sided_bound(attention, contract, carried, attended).mul_(contract.sides)
 
 
 def one_sided_bound(
     attention: golden.Attention,
     contract: Contract,
     carried: Carried = EXACT,
-    seen: Tensor | None = None,
+    attended: Tensor | None = None,
 ) -> Tensor:
     """The distance of one computation from the exact answer; see :func:`core_bound`."""
     if attention.weights.numel() == 0 or attention.output.numel() == 0:
@@ -98,13 +98,13 @@ def one_sided_bound(
     carried = prepared_errors(attention, contract.at("score"), carried)
     if attention.sinks is not None:
         attention, carried = with_sink(attention), carried.with_sink()
-        seen = None if seen is None else pad(seen, (0, 0, 0, 1), value=True)
+        attended = None if attended is None else pad(attended, (0, 0, 0, 1), value=True)
     if not is_normalised(attention.semantics):
         return unnormalised_bound(attention, contract, carried)
-    live = live_keys(attention, seen)
-    clean, known = without_empty_rows(attention, live), carried.only_seen(live)
-    perturbed = perturb(clean, exponent_error(clean, live, contract, known), live)
-    bound = weighted_sum_error(clean, perturbed, live, contract, known.value)
+    live = live_keys(attention, attended)
+    clean, incoming = without_empty_rows(attention, live), carried.only_attended(live)
+    perturbed = perturb(clean, exponent_error(clean, live, contract, incoming), live)
+    bound = weighted_sum_error(clean, perturbed, live, contract, incoming.value)
     if live.empty is None or not attention.semantics.empty_rows.startswith("mean"):
         return bound
     mean = mean_bound(attention, live.empty, contract, carried.value)
@@ -119,7 +119,7 @@ def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.At
         attention,
         weights=attention.weights.masked_fill(live.empty, 0.0),
         output=attention.output.masked_fill(live.empty, 0.0),
-        value=live.only_seen(attention.value),
+        value=live.only_attended(attention.value),
     )
 
 

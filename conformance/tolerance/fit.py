@@ -83,13 +83,13 @@ def sharp_fit(error: Tensor, statistics: Statistics, judged: Tensor) -> tuple[Fi
     together (a rounded weight moves all its channels), those of two rows do not: so many numbers
     are averaged as there are rows.
     """
-    found = fit(error, dataclasses.replace(statistics, scale=statistics.deviation), judged)
-    if found is None:
+    fitted = fit(error, dataclasses.replace(statistics, scale=statistics.deviation), judged)
+    if fitted is None:
         return None
     shape = (*error.shape[:-1], 1)
     rows = int(judged.expand(shape).index_select(-2, statistics.rows).sum())
     noise = statistics.deviations * model.UNIFORM_SQUARES / math.sqrt(max(rows, 1))
-    return found, math.sqrt(1.0 + noise)
+    return fitted, math.sqrt(1.0 + noise)
 
 
 def fit_along(
@@ -108,8 +108,8 @@ def fit_along(
     ``rounding`` is the multiple that the contract allows, ``deviations`` how much noise it may have
     besides, ``counted`` how many errors are not left out as zeros. Along each of the dimensions
     ``shared`` errors may go together; ``coherent`` is one deviation of ``<relative, direction>`` by
-    what is known to go together otherwise. ``probe`` is the part of the direction that tells the
-    multiple, all of it if it is not given. None where the direction is zero.
+    what is known to go together otherwise. ``probe`` is the part of the direction that the multiple
+    is fitted by, by default all of it. None where the direction is zero.
     """
     probe = direction if probe is None else probe
     length = float(torch.linalg.vector_norm(probe))
@@ -117,11 +117,11 @@ def fit_along(
         return None
     scale_error = float((relative * probe).sum()) / length**2
     left = torch.add(relative, direction, alpha=-scale_error)
-    noise = max(length, _found_noise(left, probe, shared), coherent) / length**2
+    noise = max(length, _residual_noise(left, probe, shared), coherent) / length**2
     rms = root_mean_square(relative, counted)
     return Fit(
         rms=rms,
-        # A probe that is a small part of its direction finds a multiple that is mostly noise.
+        # With a probe that is a small part of its direction, the multiple is mostly noise.
         unexplained=min(root_mean_square(left, counted), rms),
         scale_error=scale_error,
         scale_allowed=rounding + deviations * noise,
@@ -155,7 +155,7 @@ def resolved(direction: Tensor) -> Tensor:
     return direction.where(direction.abs() >= model.RESOLVED, 0.0)
 
 
-def _found_noise(left: Tensor, direction: Tensor, shared: Sequence[int]) -> float:
+def _residual_noise(left: Tensor, direction: Tensor, shared: Sequence[int]) -> float:
     """One deviation of ``<errors, direction>`` by the errors that the fit has left unexplained.
 
     Independent errors of unit size make it the length of the direction. Those of one row need not

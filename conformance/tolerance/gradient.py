@@ -59,15 +59,15 @@ class Gradient:
         return torch.minimum(self.worst, self.bound) if generic else self.worst
 
     def of_tokens(self, kept: slice) -> Gradient:
-        """Of some of the tokens ``[..., L, D]``; what all elements share is known of all alone."""
-        return self.seen(lambda part: part[..., kept, :])
+        """The gradient of some of the tokens ``[..., L, D]``, without ``scaling``."""
+        return self.viewed(lambda part: part[..., kept, :])
 
     def of_channels(self, kept: slice) -> Gradient:
-        """The gradient of some of the channels."""
-        return self.seen(lambda part: part[..., kept])
+        """The gradient of some of the channels, without ``scaling``."""
+        return self.viewed(lambda part: part[..., kept])
 
-    def seen(self, view: Callable[[Tensor], Tensor]) -> Gradient:
-        """Some elements, or all in another order; nothing is known of what they share."""
+    def viewed(self, view: Callable[[Tensor], Tensor]) -> Gradient:
+        """Some elements, or all in another order, without ``scaling``."""
         value, worst, bound, scale = map(view, (self.value, self.worst, self.bound, self.scale))
         return Gradient(value=value, worst=worst, bound=bound, scale=scale)
 
@@ -121,15 +121,15 @@ def stack_gradients(gradients: list[Gradient], dim: int) -> Gradient:
 
 
 def _added(scalings: list[Scaling | None]) -> Scaling | None:
-    known = [each for each in scalings if each is not None]
-    if len(known) < len(scalings):
+    present = [each for each in scalings if each is not None]
+    if len(present) < len(scalings):
         return None
     return Scaling(
-        direct=torch.stack([each.direct for each in known]).sum(dim=0),
-        indirect=torch.stack([each.indirect for each in known]).sum(dim=0),
-        scale_rounding=max(each.scale_rounding for each in known),
-        common_rounding=max(each.common_rounding for each in known),
-        noise=lambda weights: sum(each.noise(weights) for each in known),
+        direct=torch.stack([each.direct for each in present]).sum(dim=0),
+        indirect=torch.stack([each.indirect for each in present]).sum(dim=0),
+        scale_rounding=max(each.scale_rounding for each in present),
+        common_rounding=max(each.common_rounding for each in present),
+        noise=lambda weights: sum(each.noise(weights) for each in present),
     )
 
 

@@ -168,7 +168,7 @@ def slopes(gradients: BackwardPass) -> Slopes:
 def core_scaling(spread: Propagation, contract: Contract, num_kv_heads: int) -> dict[str, Scaling]:
     """For "query", "key" and "value", in the shapes of their gradients."""
     gradients = spread.gradients
-    found = slopes(gradients)
+    derivatives = slopes(gradients)
     scale, common = roundings(gradients, contract)
     direct = {
         "query": gradients.query,
@@ -185,7 +185,7 @@ def core_scaling(spread: Propagation, contract: Contract, num_kv_heads: int) -> 
 
         return Scaling(
             direct=sum_groups(direct[name], heads, semantics),
-            indirect=sum_groups(getattr(found, name), heads, semantics),
+            indirect=sum_groups(getattr(derivatives, name), heads, semantics),
             scale_rounding=scale,
             common_rounding=common,
             noise=noise_of,

@@ -14,7 +14,7 @@ from .contract import Contract
 from .gradient import Gradient
 from .gradient_scaling import core_scaling
 from .prepared import prepared_errors
-from .prepared_gradients import as_met, has_statistics, of_given
+from .prepared_gradients import as_prepared, has_statistics, unprepared_gradients
 from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .storing import (
@@ -62,8 +62,8 @@ def core_gradients(
 ) -> dict[str, Gradient]:
     """The gradients of query, key, value and (where there is one) bias, with their bounds.
 
-    ``output_gradient [B, H, Lq, Dv]`` is what the candidate is given too: exact, and for the
-    statistical bound independent in each element. The results have the shapes of what they belong
+    ``output_gradient [B, H, Lq, Dv]`` is that of the candidate, too: exact, and for the statistical
+    bound independent in each element. The results have the shapes of what they belong
     to: query ``[B, H, Lq, D]``, key ``[B, Hkv, Lk, D]``, value ``[B, Hkv, Lk, Dv]`` (one key/value
     head per query head by default), the bias's own, and ``[H]`` of sinks.
 
@@ -75,7 +75,7 @@ def core_gradients(
 
     Derived in docs/tolerance.md.
     """
-    gradients = backward_pass(as_met(attention), output_gradient)
+    gradients = backward_pass(as_prepared(attention), output_gradient)
     num_kv_heads = attention.query.shape[1] if num_kv_heads is None else num_kv_heads
     count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
     deviations = deviations_for(count)
@@ -86,18 +86,18 @@ def core_gradients(
     variances = _gated(gradients, contract.unit_roundoff, 2, carried)
     spread = propagation(gradients, contract, variances, deviations)
     results = head_gradients(gradients, worst, spread, num_kv_heads)
-    found = {name: stored(errors, contract, deviations) for name, errors in results.items()}
+    by_name = {name: stored(errors, contract, deviations) for name, errors in results.items()}
     if attention.sinks is None:
         scaling = core_scaling(spread, contract, num_kv_heads)
-        found = {name: each.with_scaling(scaling[name]) for name, each in found.items()}
+        by_name = {name: each.with_scaling(scaling[name]) for name, each in by_name.items()}
     else:
         keys = slice(0, attention.key.shape[-2])
-        found |= {name: found[name].of_tokens(keys) for name in ("key", "value")}
-        found["sinks"] = sink_gradient(gradients, worst, contract)
+        by_name |= {name: by_name[name].of_tokens(keys) for name in ("key", "value")}
+        by_name["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:
         errors = _bias_errors(attention.bias, gradients, worst, spread, contract)
-        found["bias"] = stored(errors, contract, deviations)
-    return found
+        by_name["bias"] = stored(errors, contract, deviations)
+    return by_name
 
 
 def _without_statistics(
@@ -112,13 +112,13 @@ def _without_statistics(
     if attention.sinks is not None:
         incoming = incoming.with_sink()
     worst = worst_errors(gradients, contract, incoming)
-    found = of_given(attention, gradients, worst, contract, num_kv_heads)
+    by_name = unprepared_gradients(attention, gradients, worst, contract, num_kv_heads)
     if attention.sinks is not None:
-        found["sinks"] = sink_gradient(gradients, worst, contract)
+        by_name["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:
         errors = _bias_errors(attention.bias, gradients, worst, None, contract)
-        found["bias"] = stored(errors, contract)
-    return found
+        by_name["bias"] = stored(errors, contract)
+    return by_name
 
 
 def _gated(gradients: BackwardPass, unit: float, power: int, carried: Tensor | None) -> Carried:

@@ -20,7 +20,7 @@ from .spread import Carried
 
 @dataclass(frozen=True, kw_only=True)
 class Quantised:
-    """Tokens as their integers stand for them, and by how much each may differ from that.
+    """Tokens as their integers represent them, and how far each may be from that.
 
     Both have the shape of the tokens and are float64. ``unsure`` is one step where the token lies
     so near the middle of two that rounding may have decided otherwise, 0 elsewhere.
@@ -37,11 +37,11 @@ def quantise(tokens: Tensor, steps: int) -> Quantised:
     """
     if tokens.numel() == 0:
         return Quantised(tokens=tokens.double(), unsure=torch.zeros_like(tokens).double())
-    given = tokens.float()
-    low, high = given.amin().clamp_max(0.0), given.amax().clamp_min(0.0)
+    values = tokens.float()
+    low, high = values.amin().clamp_max(0.0), values.amax().clamp_min(0.0)
     step = torch.where(low == high, torch.ones_like(high), (high - low) / steps)
     zero = torch.round((-low / step).clamp(0.0, steps))
-    quotients = given / step
+    quotients = values / step
     integers = (torch.round(quotients) + zero).clamp(0.0, steps) - zero
     to_middle = (quotients - quotients.floor() - 0.5).abs()
     near = to_middle < model.QUANTISATION_TIE
@@ -54,13 +54,13 @@ def projection_error(tokens: Tensor, matrix: Tensor, steps: int) -> Tensor:
 
     Whether the tokens, the ``(out, in)`` matrix, both or neither are quantised.
     """
-    found = quantise(tokens, steps)
-    moved = linear(found.tokens - tokens, matrix).abs_()
-    moved += linear(found.unsure, matrix.abs())
+    quantised = quantise(tokens, steps)
+    moved = linear(quantised.tokens - tokens, matrix).abs_()
+    moved += linear(quantised.unsure, matrix.abs())
     lost = matrix_error(matrix)
     if lost is None:
         return moved
-    sizes = torch.maximum(tokens.abs(), found.tokens.abs()).add_(found.unsure)
+    sizes = torch.maximum(tokens.abs(), quantised.tokens.abs()).add_(quantised.unsure)
     return moved.add_(linear(sizes, lost))
 
 

@@ -12,7 +12,7 @@ from conformance._golden import golden
 
 from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
-from .prepared_gradients import as_met, pulled_back
+from .prepared_gradients import as_prepared, pulled_back
 from .visible_keys import sum_groups, unmerge_heads, unsplit_heads
 
 
@@ -76,7 +76,7 @@ def layer_backward(
         matrix = weights.o[:, : layer.merged.shape[-1]]
         merged = output_gradient @ matrix
     heads = unmerge_heads(merged, core.output.shape, core.semantics)
-    gradients = backward_pass(as_met(core), heads)
+    gradients = backward_pass(as_prepared(core), heads)
     query_heads, key_heads = pulled_back(core, gradients)
     by_head = {"q": query_heads, "k": key_heads, "v": gradients.value}
     num_kv_heads = weights.v.shape[0] // core.value.shape[-1]

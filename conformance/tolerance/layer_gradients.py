@@ -27,27 +27,29 @@ from .visible_keys import sum_groups, unmerge_heads, unsplit_heads
 from .worst_gradients import worst_errors
 
 
-def through_layer(backward: LayerBackward, found: Slopes | None) -> LayerBackward:
+def through_layer(backward: LayerBackward, derivatives: Slopes | None) -> LayerBackward:
     """The layer's backward pass with derivatives in place of the gradients of its parts.
 
-    By the scale of the scores where ``found`` is given, else by that of the backward pass. The
-    output bias, whose gradient no scale moves, is left out.
+    By the scale of the scores with ``derivatives``, else by that of the backward pass. The output
+    bias, whose gradient no scale moves, is left out.
     """
     gradients, layer = backward.gradients, backward.layer
-    if found is None:
+    if derivatives is None:
         value, output = torch.zeros_like(gradients.value), torch.zeros_like(layer.core.output)
-        found = Slopes(query=gradients.query, key=gradients.key, value=value, output=output)
+        derivatives = Slopes(query=gradients.query, key=gradients.key, value=value, output=output)
     parts = {
         name: replace(
             part,
             gradient=unsplit_heads(
-                sum_groups(getattr(found, part.input_name), part.num_heads, backward.semantics),
+                sum_groups(
+                    getattr(derivatives, part.input_name), part.num_heads, backward.semantics
+                ),
                 backward.semantics,
             ),
         )
         for name, part in backward.parts.items()
     }
-    layer = replace(layer, merged=golden.merge_heads(found.output, backward.semantics))
+    layer = replace(layer, merged=golden.merge_heads(derivatives.output, backward.semantics))
     return replace(backward, parts=parts, layer=layer, output_bias=False)
 
 
@@ -87,16 +89,16 @@ def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
     errors = head_errors(backward.layer, contract)
     carried = replace(errors, output_gradient=_output_gradient_error(backward))
     heads = _projected_errors(backward, carried)
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for name, part in backward.parts.items():
         grouped = grouped_worst(
             backward.heads[name], heads[name], part.num_heads, semantics, contract
         )
         error = _stored(unsplit_heads(grouped, semantics), part.gradient, contract)
-        found |= _part_errors(name, part, error, contract)
+        by_name |= _part_errors(name, part, error, contract)
     if backward.output_matrix is not None:
-        found |= _output_errors(backward, carried)
-    return found
+        by_name |= _output_errors(backward, carried)
+    return by_name
 
 
 def _projected_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tensor]:
@@ -136,13 +138,13 @@ def _part_errors(
     """An input's gradient is one more projection, a matrix's a sum over items and tokens."""
     matrix = part.matrix.mT.contiguous()
     by_input = projection_bound(part.gradient, matrix, None, contract, incoming=error)
-    found = {name: weight_error(part.gradient, part.tokens, error, contract)}
+    by_name = {name: weight_error(part.gradient, part.tokens, error, contract)}
     if by_input is not None:  # for the type checker: with an incoming error there is always one
-        found[part.input_name] = by_input
+        by_name[part.input_name] = by_input
     if part.bias:
         ones = ones_like_tokens(part.tokens)
-        found[f"{name}_bias"] = weight_error(part.gradient, ones, error, contract).squeeze(-1)
-    return found
+        by_name[f"{name}_bias"] = weight_error(part.gradient, ones, error, contract).squeeze(-1)
+    return by_name
 
 
 def weight_error(erring: Tensor, exact: Tensor, error: Tensor | None, contract: Contract) -> Tensor:
@@ -165,11 +167,11 @@ def _output_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tenso
     error = one_sided_bound(core, contract, carried)
     merged = golden.merge_heads(error, backward.semantics)
     product = weight_error(backward.layer.merged, backward.output_gradient, merged, contract).mT
-    found = {"o": backward.widened(product)}
+    by_name = {"o": backward.widened(product)}
     if backward.output_bias:
         ones = ones_like_tokens(backward.output_gradient)
-        found["o_bias"] = weight_error(backward.output_gradient, ones, None, contract).squeeze(-1)
-    return found
+        by_name["o_bias"] = weight_error(backward.output_gradient, ones, None, contract).squeeze(-1)
+    return by_name
 
 
 def layer_gradients(
@@ -203,11 +205,13 @@ def layer_gradients(
     if supports_statistics(backward.semantics) and has_statistics(backward.semantics):
         spread = layer_propagation(backward, deviations)
         variances, scaling = layer_variances(backward, spread), _scaling(backward, spread)
-        found = {
+        gradients = {
             name: _finished(exact, worst[name], variances[name], contract, deviations)
             for name, exact in values.items()
         }
-        return found | {name: found[name].with_scaling(each) for name, each in scaling.items()}
+        return gradients | {
+            name: gradients[name].with_scaling(each) for name, each in scaling.items()
+        }
     worst = {name: contract.sides * each for name, each in worst.items()}
     return {
         name: Gradient(value=exact, worst=worst[name], bound=worst[name], scale=worst[name])

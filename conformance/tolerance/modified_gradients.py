@@ -21,9 +21,9 @@ def modified_error(error: Tensor, attention: golden.Attention, contract: Contrac
     """
     length = attention.given_key.shape[-2]  # behind the keys a sink, which no function gets
     capped, exact = attention.capped[..., :length], attention.modified[..., :length]
-    given, moved = error[..., :length], torch.zeros_like(exact)
+    score_error, moved = error[..., :length], torch.zeros_like(exact)
     for step in model.MODIFICATION_STEPS:
-        other = golden.modify(capped + step * given, attention.semantics)
+        other = golden.modify(capped + step * score_error, attention.semantics)
         moved = torch.maximum(moved, (other - exact).abs().nan_to_num_(nan=0.0))
     size = capped.abs() + exact.abs().masked_fill(torch.isinf(exact), 0.0)
     return torch.cat([moved + function_unit(contract) * size, error[..., length:]], dim=-1)
@@ -80,17 +80,17 @@ def _slope_at(scores: Tensor, semantics: golden.Semantics) -> Tensor:
             if not modified.requires_grad:
                 return torch.zeros_like(scores)
             directions = (torch.ones_like(scores), weights)
-            found = [
+            gradients = [
                 torch.autograd.grad(modified, leaf, each, retain_graph=True, allow_unused=True)[0]
                 for each in directions
             ]
         except Exception:  # noqa: BLE001 (a user's function, and what torch says of it)
             return unknown
-    slope, weighed = (torch.zeros_like(scores) if each is None else each for each in found)
-    known = torch.isfinite(slope)
-    room = model.POINTWISE * slope.abs().where(known, 0.0).amax(dim=-1, keepdim=True)
+    slope, weighed = (torch.zeros_like(scores) if each is None else each for each in gradients)
+    finite = torch.isfinite(slope)
+    room = model.POINTWISE * slope.abs().where(finite, 0.0).amax(dim=-1, keepdim=True)
     alone = (weighed - weights * slope).abs() <= room
-    return slope if bool(alone[known].all()) else unknown
+    return slope if bool(alone[finite].all()) else unknown
 
 
 def _steepest_on_the_way(scores: Tensor, slope: Tensor, semantics: golden.Semantics) -> Tensor:
@@ -98,11 +98,11 @@ def _steepest_on_the_way(scores: Tensor, slope: Tensor, semantics: golden.Semant
 
     The 1 of 1 - tanh(s)^2 is the slope at zero.
     """
-    found = slope.abs().clamp_min(1.0)
+    steepest = slope.abs().clamp_min(1.0)
     for share in model.SLOPE_WAY:
         passed = _slope_at(share * scores, semantics).abs()
-        found = torch.maximum(found, passed.nan_to_num(nan=0.0, posinf=0.0))
-    return found
+        steepest = torch.maximum(steepest, passed.nan_to_num(nan=0.0, posinf=0.0))
+    return steepest
 
 
 def _spacing(scores: Tensor) -> Tensor:

@@ -84,9 +84,9 @@ class Rotation:
         return self._put(torch.zeros_like(heads), heads, cosine, sine)
 
     def _put(self, turned: Tensor, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        one, two = heads[..., self.first], heads[..., self.second]
-        turned[..., self.first] = one * cosine + two * sine
-        turned[..., self.second] = one * sine + two * cosine
+        first, second = heads[..., self.first], heads[..., self.second]
+        turned[..., self.first] = first * cosine + second * sine
+        turned[..., self.second] = first * sine + second * cosine
         return turned
 
     def only_turned(self, heads: Tensor) -> Tensor:
@@ -168,11 +168,11 @@ def rotated_error(
         wrong + stores * (exact + wrong)
         for exact, wrong in ((turn.cosine, turn.cosine_error), (turn.sine, turn.sine_error))
     )
-    found = turn.turned_alone(reached, cosine, sine)
+    turned = turn.turned_alone(reached, cosine, sine)
     lost = model.ROTATION_STORES * contract.underflow
     if lost:
-        found += turn.only_turned(torch.full_like(reached, lost))
-    return found if error is None else found + turn.spread(error, turn.cosine, turn.sine)
+        turned += turn.only_turned(torch.full_like(reached, lost))
+    return turned if error is None else turned + turn.spread(error, turn.cosine, turn.sine)
 
 
 def rotated_variance(
@@ -193,10 +193,10 @@ def rotated_variance(
     turn = rotation(positions, heads.shape[-1], semantics, contract)
     squares = turn.turned_alone(heads.square(), turn.cosine.square(), turn.sine.square())
     stores = model.ROTATION_STORES + 2 * model.TABLE_STORES
-    found = squares.mul_(stores * contract.unit_roundoff**2)
+    stored = squares.mul_(stores * contract.unit_roundoff**2)
     if variance is not None:
-        found += turn.spread(variance, turn.cosine.square(), turn.sine.square())
+        stored += turn.spread(variance, turn.cosine.square(), turn.sine.square())
     table = turn.turned_alone(heads.abs(), turn.cosine_angle, turn.sine_angle)
     if shared is not None:
         table = table + turn.spread(shared, turn.cosine, turn.sine)
-    return found, table
+    return stored, table

@@ -1,4 +1,4 @@
-"""What query and key carry when they meet, after they are normalised and turned."""
+"""The errors of query and key after they are normalised and rotated."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Norm:
     largest: float
 
 
-def norm_of(given: Tensor, semantics: golden.Semantics, contract: Contract) -> Norm:
+def norm_of(heads: Tensor, semantics: golden.Semantics, contract: Contract) -> Norm:
     """The normalisation of exact heads and its own roundings."""
-    size = given.shape[-1]
+    size = heads.shape[-1]
     is_layer, is_l2 = semantics.qk_norm == "layer", semantics.qk_norm == "l2"
-    mean = given.mean(dim=-1, keepdim=True) if is_layer else torch.zeros_like(given[..., :1])
-    centred = given - mean
+    mean = heads.mean(dim=-1, keepdim=True) if is_layer else torch.zeros_like(heads[..., :1])
+    centred = heads - mean
     divisor = golden.norms(centred, semantics)
     unit, stored = contract.accumulator_roundoff, contract.unit_roundoff
     shift = torch.zeros_like(mean)
     # One pass over the channels makes the variance of E[x^2] - E[x]^2, which cancels.
     squares = centred.square()
     if is_layer:
-        shift = gamma(size + 1, unit) * given.abs().mean(dim=-1, keepdim=True)
+        shift = gamma(size + 1, unit) * heads.abs().mean(dim=-1, keepdim=True)
         shift += model.MEAN_STORES * stored * (mean.abs() + shift)
-        squares = given.square()
+        squares = heads.square()
     total = squares.sum(dim=-1, keepdim=True) if is_l2 else squares.mean(dim=-1, keepdim=True)
     cancelled = (total / divisor.square()).clamp_min(1.0)
     count = size if is_l2 else 1
@@ -65,15 +65,15 @@ def norm_of(given: Tensor, semantics: golden.Semantics, contract: Contract) -> N
 
 
 def normalised_error(
-    given: Tensor, error: Tensor | None, semantics: golden.Semantics, contract: Contract
+    heads: Tensor, error: Tensor | None, semantics: golden.Semantics, contract: Contract
 ) -> Tensor:
-    """How far normalised heads may be off, given the errors of ``given [B, H, L, D]``.
+    """How far normalised heads may be off, given the errors of ``heads [B, H, L, D]``.
 
     By the triangle inequality the divisor moves by no more than the norm (for "l2"), or the root
     mean square, of the errors.
     """
-    norm = norm_of(given, semantics, contract)
-    incoming = torch.zeros_like(given) if error is None else error
+    norm = norm_of(heads, semantics, contract)
+    incoming = torch.zeros_like(heads) if error is None else error
     if semantics.qk_norm == "layer":
         incoming = incoming + incoming.mean(dim=-1, keepdim=True) + norm.shift
         incoming = incoming + (contract.unit_roundoff + contract.accumulator_roundoff) * (
@@ -81,26 +81,26 @@ def normalised_error(
         )
     moved = torch.linalg.vector_norm(incoming, dim=-1, keepdim=True) / norm.largest
     left = (1.0 - moved / norm.divisor) * (1.0 - norm.factor)
-    known = left > 0.0
-    grown = torch.where(known, left, 1.0).reciprocal()
+    positive = left > 0.0
+    grown = torch.where(positive, left, 1.0).reciprocal()
     size = norm.result.abs()
     first = incoming / norm.divisor * grown + size * (grown - 1.0)
     most = norm.largest + size
-    found = torch.where(known, torch.minimum(first, most), most)
+    total = torch.where(positive, torch.minimum(first, most), most)
     last = contract.unit_roundoff + contract.accumulator_roundoff
-    return found * (1.0 + last) + last * size + contract.underflow
+    return total * (1.0 + last) + last * size + contract.underflow
 
 
-def divisor_drift(given: Tensor, error: Tensor | None, semantics: golden.Semantics) -> Tensor:
+def divisor_drift(heads: Tensor, error: Tensor | None, semantics: golden.Semantics) -> Tensor:
     """How much smaller the divisor may be for heads that err: exact over least, minus 1.
 
     It is 0 for exact heads, ``[B, H, L, 1]`` like the divisor, and not finite where a head may
     vanish and no epsilon holds its divisor up. Taking the mean off makes no error larger.
     """
-    centred, largest = given, given.shape[-1] ** 0.5
+    centred, largest = heads, heads.shape[-1] ** 0.5
     floor = semantics.qk_norm_epsilon**0.5
     if semantics.qk_norm == "layer":
-        centred = given - given.mean(dim=-1, keepdim=True)
+        centred = heads - heads.mean(dim=-1, keepdim=True)
     elif semantics.qk_norm == "l2":
         largest, floor = 1.0, semantics.qk_norm_epsilon
     divisor = golden.norms(centred, semantics)
@@ -112,14 +112,14 @@ def divisor_drift(given: Tensor, error: Tensor | None, semantics: golden.Semanti
 
 
 def normalised_variance(
-    given: Tensor, variance: Tensor | None, semantics: golden.Semantics, contract: Contract
+    heads: Tensor, variance: Tensor | None, semantics: golden.Semantics, contract: Contract
 ) -> tuple[Tensor, Tensor]:
     """The variance of normalised heads, and what of their error is no random number.
 
     The second are errors of the mean, ``[B, H, L, D]``: they move all channels of a head at once.
     Those of the factor are not in it: they scale all scores of a head.
     """
-    norm = norm_of(given, semantics, contract)
+    norm = norm_of(heads, semantics, contract)
     size = norm.result
     own = (contract.unit_roundoff**2 + contract.accumulator_roundoff**2) * size.square()
     if semantics.qk_norm == "layer":
@@ -135,39 +135,38 @@ def normalised_variance(
 
 
 def is_prepared(semantics: golden.Semantics) -> bool:
-    """Whether query and key meet as something else than they are given."""
+    """Whether query and key are normalised or rotated before their product."""
     return semantics.qk_norm != "none" or semantics.rotary != "none"
 
 
 def prepared_errors(attention: golden.Attention, contract: Contract, carried: Carried) -> Carried:
-    """The errors with those of ``attention.query`` and ``.key`` in place of the given heads'."""
+    """The errors with those of ``attention.query`` and ``.key``, which are normalised and rotated.
+
+    ``carried`` are those of ``given_query`` and ``given_key``, the heads before that.
+    """
     if not is_prepared(attention.semantics):
         return carried
-    given_query, given_key, positions = (
-        attention.given_query,
-        attention.given_key,
-        attention.positions,
-    )
+    query, key = attention.given_query, attention.given_key
     return replace(
         carried,
-        query=_error(attention, given_query, carried.query, positions, contract),
-        key=_error(attention, given_key, carried.key, _keys(attention), contract),
+        query=_error(attention, query, carried.query, attention.positions, contract),
+        key=_error(attention, key, carried.key, _keys(attention), contract),
     )
 
 
 def _error(
     attention: golden.Attention,
-    given: Tensor,
+    heads: Tensor,
     error: Tensor | None,
     positions: Tensor,
     contract: Contract,
 ) -> Tensor | None:
     semantics = attention.semantics
-    heads = golden.normalise_heads(given, semantics)
+    normalised = golden.normalise_heads(heads, semantics)
     if semantics.qk_norm != "none":
-        error = normalised_error(given, error, semantics, contract)
+        error = normalised_error(heads, error, semantics, contract)
     if semantics.rotary != "none":
-        error = rotated_error(heads, error, positions, semantics, contract)
+        error = rotated_error(normalised, error, positions, semantics, contract)
     return error
 
 
@@ -202,11 +201,10 @@ def scale_error(attention: golden.Attention, contract: Contract) -> float:
     """The relative error of the logit scale that the factors of normalised heads look like."""
     if attention.semantics.qk_norm == "none":
         return 0.0
-    heads = (attention.given_query, attention.given_key)
     return sum(
-        float(norm_of(given, attention.semantics, contract).factor.amax())
-        for given in heads
-        if given.numel()
+        float(norm_of(heads, attention.semantics, contract).factor.amax())
+        for heads in (attention.given_query, attention.given_key)
+        if heads.numel()
     )
 
 
@@ -233,18 +231,21 @@ def prepared_variances(
 
 def _variance(
     attention: golden.Attention,
-    given: Tensor,
+    heads: Tensor,
     variance: Tensor | None,
     positions: Tensor,
     contract: Contract,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
     semantics = attention.semantics
-    heads, shared, factor = golden.normalise_heads(given, semantics), torch.zeros_like(given), None
+    normalised, factor = golden.normalise_heads(heads, semantics), None
+    shared = torch.zeros_like(heads)
     if semantics.qk_norm != "none":
-        factor = norm_of(given, semantics, contract).factor
-        variance, shared = normalised_variance(given, variance, semantics, contract)
+        factor = norm_of(heads, semantics, contract).factor
+        variance, shared = normalised_variance(heads, variance, semantics, contract)
     if semantics.rotary != "none":
-        variance, shared = rotated_variance(heads, variance, shared, positions, semantics, contract)
+        variance, shared = rotated_variance(
+            normalised, variance, shared, positions, semantics, contract
+        )
     return variance, shared, factor
 
 

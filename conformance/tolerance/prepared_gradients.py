@@ -28,8 +28,8 @@ from .visible_keys import sum_groups
 from .worst_gradients import WorstErrors
 
 
-def as_met(attention: golden.Attention) -> golden.Attention:
-    """An evaluation whose given query and key are the heads that meet."""
+def as_prepared(attention: golden.Attention) -> golden.Attention:
+    """The evaluation as if query and key had been given normalised and rotated."""
     plain = attention.semantics.replace(qk_norm="none", rotary="none")
     if plain == attention.semantics:
         return attention
@@ -41,17 +41,17 @@ def has_statistics(semantics: golden.Semantics) -> bool:
     return not is_prepared(semantics) and not semantics.alibi and semantics.score_mod is None
 
 
-def of_given(
+def unprepared_gradients(
     attention: golden.Attention,
     gradients: BackwardPass,
     worst: WorstErrors,
     contract: Contract,
     num_kv_heads: int,
 ) -> dict[str, Gradient]:
-    """The gradients of given query, key and value; the worst case stands for the statistical one.
+    """The gradients of ``given_query``, ``given_key`` and value, with worst-case bounds alone.
 
-    ``gradients`` and ``worst`` are those of :func:`as_met`. Heads that share a key may be added up
-    before they are turned back, or after it.
+    ``gradients`` and ``worst`` are those of :func:`as_prepared`. Heads that share a key may be
+    added up before they are turned back, or after it.
     """
     semantics, length = attention.semantics, attention.given_key.shape[-2]
     query, keys = turned_heads(attention, gradients, worst, contract, num_kv_heads)
@@ -69,19 +69,19 @@ def turned_heads(
     worst: WorstErrors,
     contract: Contract,
     num_kv_heads: int,
-    given: Carried = EXACT,
+    carried: Carried = EXACT,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The gradients of given query and key for each query head, with their errors.
+    """The gradients of ``given_query`` and ``given_key`` for each query head, with their errors.
 
-    ``given`` are the errors of the given heads themselves, which a layer has projected.
+    ``carried`` are the errors of these heads themselves, which a layer has projected.
     """
     semantics, length = attention.semantics, attention.given_key.shape[-2]
     key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
     group = attention.query.shape[1] // num_kv_heads
     if group > 1:
         key_error = key_error + group * _once(key.abs() + key_error, contract)
-    of_query = (attention.given_query, given.query, attention.positions)
-    of_key = (attention.given_key, given.key, torch.arange(length))
+    of_query = (attention.given_query, carried.query, attention.positions)
+    of_key = (attention.given_key, carried.key, torch.arange(length))
     return (
         _turned_back(*of_query, gradients.query, worst.query, semantics, contract),
         _turned_back(*of_key, key, key_error, semantics, contract),
@@ -89,7 +89,7 @@ def turned_heads(
 
 
 def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[Tensor, Tensor]:
-    """The golden gradients of given query and key for each query head."""
+    """The golden gradients of ``given_query`` and ``given_key`` for each query head."""
     semantics, length = attention.semantics, attention.given_key.shape[-2]
     query, key = gradients.query, gradients.key[..., :length, :]
     if not is_prepared(semantics):
@@ -129,40 +129,44 @@ def _grouped(
 
 
 def _turned_back(
-    given: Tensor,
-    given_error: Tensor | None,
+    unprepared: Tensor,
+    unprepared_error: Tensor | None,
     positions: Tensor,
     gradient: Tensor,
     error: Tensor,
     semantics: golden.Semantics,
     contract: Contract,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of given heads ``[B, H, L, D]`` and its error, from those of prepared ones."""
+    """The gradient of heads ``[B, H, L, D]`` before their preparation, and its error."""
     if not is_prepared(semantics):
         return gradient, error
     error = error + _once(gradient.abs() + error, contract)
     if semantics.rotary != "none":
         error = rotated_error(gradient, error, positions, semantics, contract)
         gradient = _pulled(
-            given, gradient, lambda heads: golden.rotate_heads(heads, positions, semantics)
+            unprepared, gradient, lambda heads: golden.rotate_heads(heads, positions, semantics)
         )
     if semantics.qk_norm != "none":
-        error = _error_behind_norm(given, given_error, gradient, error, semantics, contract)
-        gradient = _pulled(given, gradient, lambda heads: golden.normalise_heads(heads, semantics))
+        error = _error_behind_norm(
+            unprepared, unprepared_error, gradient, error, semantics, contract
+        )
+        gradient = _pulled(
+            unprepared, gradient, lambda heads: golden.normalise_heads(heads, semantics)
+        )
     return gradient, error
 
 
-def _pulled(given: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+def _pulled(unprepared: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
     """The gradient by what is prepared, in float64."""
     with torch.enable_grad():
-        leaf = given.detach().double().requires_grad_()
-        (found,) = torch.autograd.grad(prepare(leaf), leaf, gradient)
-    return found
+        leaf = unprepared.detach().double().requires_grad_()
+        (pulled,) = torch.autograd.grad(prepare(leaf), leaf, gradient)
+    return pulled
 
 
 def _error_behind_norm(
-    given: Tensor,
-    given_error: Tensor | None,
+    heads: Tensor,
+    head_error: Tensor | None,
     gradient: Tensor,
     error: Tensor,
     semantics: golden.Semantics,
@@ -171,12 +175,12 @@ def _error_behind_norm(
     """The error of ``(g - y <y, g> / m) / n``, with y the normalised heads and n their divisor.
 
     m is the largest ``<y, y>``. For "layer" its mean is taken off, too. y, n and the dot product
-    have errors of their own; every step may be stored. Where the given heads err themselves, y and
-    n are those of the heads that were met: y carries that, and 1 / n may be ``wider`` times larger.
+    have errors of their own; every step may be stored. Where the heads err themselves, so do y and
+    n: y carries that error, and 1 / n may be ``wider`` times larger.
     """
-    norm = norm_of(given, semantics, contract)
-    own = normalised_error(given, given_error, semantics, contract)
-    wider = 1.0 + divisor_drift(given, given_error, semantics)
+    norm = norm_of(heads, semantics, contract)
+    own = normalised_error(heads, head_error, semantics, contract)
+    wider = 1.0 + divisor_drift(heads, head_error, semantics)
     size, most = norm.result.abs(), norm.largest**2
     exact = gradient.abs()
     dot = (size * exact).sum(-1, keepdim=True) / most
@@ -185,26 +189,26 @@ def _error_behind_norm(
     # What variances of one pass and centred heads are computed from.
     reached = size + own
     if semantics.qk_norm == "layer":
-        reached = reached + _before_centring(given, given_error, norm) * wider / norm.divisor
+        reached = reached + _before_centring(heads, head_error, norm) * wider / norm.divisor
     upper = exact + error
     terms = upper + reached * ((reached * upper).sum(-1, keepdim=True) / most)
     unit = contract.accumulator_roundoff
     relative = model.NORM_BACKWARD_ROUNDINGS * (unit + contract.unit_roundoff)
-    relative += 2.0 * gamma(given.shape[-1] + model.NORM_ROUNDINGS, unit)
+    relative += 2.0 * gamma(heads.shape[-1] + model.NORM_ROUNDINGS, unit)
     # Its sum of squares may be as much larger as its divisor is smaller: four powers in all.
     rounded = norm.factor * wider**4
     factor = wider * (1.0 + rounded) ** model.NORM_BACKWARD_FACTORS - 1.0
-    found = (carried * (1.0 + factor) + (relative * wider + factor) * terms) / norm.divisor
+    total = (carried * (1.0 + factor) + (relative * wider + factor) * terms) / norm.divisor
     if semantics.qk_norm == "layer":
-        found = found + found.mean(-1, keepdim=True) + relative * wider * terms / norm.divisor
-    lost = (contract.underflow + contract.accumulator_underflow) * (given.shape[-1] + 1)
+        total = total + total.mean(-1, keepdim=True) + relative * wider * terms / norm.divisor
+    lost = (contract.underflow + contract.accumulator_underflow) * (heads.shape[-1] + 1)
     inverse = 1.0 + wider / norm.divisor
-    return found + lost * inverse**model.NORM_BACKWARD_FACTORS * (1.0 + reached)
+    return total + lost * inverse**model.NORM_BACKWARD_FACTORS * (1.0 + reached)
 
 
-def _before_centring(given: Tensor, error: Tensor | None, norm: Norm) -> Tensor:
+def _before_centring(heads: Tensor, error: Tensor | None, norm: Norm) -> Tensor:
     """Sizes of heads and of their mean, before it is taken off."""
-    sizes = given.abs() + (given - norm.centred).abs()
+    sizes = heads.abs() + (heads - norm.centred).abs()
     return sizes if error is None else sizes + error + error.mean(-1, keepdim=True)
 
 
@@ -213,15 +217,15 @@ def largest_step(attention: golden.Attention, gradients: BackwardPass) -> float:
     semantics = attention.semantics
     if semantics.qk_norm == "none":
         return 0.0
-    length, found = attention.given_key.shape[-2], 0.0
+    length, largest = attention.given_key.shape[-2], 0.0
     pairs = (
         (attention.given_query, gradients.query),
         (attention.given_key, gradients.key[..., :length, :]),
     )
-    for given, gradient in pairs:
-        if given.numel():
-            inverse = 1.0 + 1.0 / golden.norms(given, semantics)
-            sizes = (given.abs() * gradient.abs()).sum(-1, keepdim=True)
-            steps = sizes * (1.0 + given.abs()) * inverse**model.NORM_BACKWARD_FACTORS
-            found = max(found, float(steps.max()))
-    return found
+    for heads, gradient in pairs:
+        if heads.numel():
+            inverse = 1.0 + 1.0 / golden.norms(heads, semantics)
+            sizes = (heads.abs() * gradient.abs()).sum(-1, keepdim=True)
+            steps = sizes * (1.0 + heads.abs()) * inverse**model.NORM_BACKWARD_FACTORS
+            largest = max(largest, float(steps.max()))
+    return largest

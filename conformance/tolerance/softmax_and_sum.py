@@ -51,7 +51,7 @@ def exponent_error(
 def capped_error(
     attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
 ) -> Tensor:
-    """How far each capped score may be from the golden one: what a user's function is given."""
+    """How far each capped score, the input of a user's function, may be from the golden one."""
     contract = contract.at("score")
     error = _score_error(attention, live, contract, carried)
     if contract.score_roundoff:
@@ -224,19 +224,19 @@ def mean_error(
     attention: golden.Attention,
     perturbed: Perturbed,
     live: LiveKeys,
-    seen: tuple[Tensor, Tensor] | None,
+    ranges: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """How far the weighted mean of the values moves: ``[B, H, Lq, Dv]``.
 
     With o = sum p v the moved mean is off by ``sum p (exp(e) - 1) (v - o) / sum p exp(e)``, since
     the p sum to 1. Its size is bounded in three ways, and the smallest counts: by the triangle
     inequality about the mean of the values, by Cauchy-Schwarz with the variance of the values under
-    the weights, and by the hull: a weighted mean stays among the values, ``seen`` being the largest
-    and smallest that each far row sees (None without far rows).
+    the weights, and by the hull: a weighted mean stays among the values, ``ranges`` being the
+    largest and smallest that each far row attends (None without far rows).
     """
     weights, value, output = attention.weights, attention.value, attention.output
     centre = live.mean(value)
-    from_centre, shift = live.only_seen(value - centre), output - centre
+    from_centre, shift = live.only_attended(value - centre), output - centre
     second = weights @ from_centre.square()
     variance = (second - shift.square()).clamp_min_(0.0)
     # The difference cancels: what float64 may have lost is added back.
@@ -247,8 +247,8 @@ def mean_error(
     triangle = (perturbed.excess @ from_centre.abs_()).addcmul_(total, shift.abs_())
     # fmin: an overflow in one of the two (0 times infinity) leaves the other.
     moved = torch.fmin(triangle.mul_(perturbed.inverse), spread)
-    if perturbed.far is not None and seen is not None:
-        high, low = seen
+    if perturbed.far is not None and ranges is not None:
+        high, low = ranges
         chosen = output[perturbed.far]
         hull = torch.maximum(high - chosen, chosen - low).clamp_min_(0.0)
         moved[perturbed.far] = torch.fmin(moved[perturbed.far], hull)
@@ -258,7 +258,7 @@ def mean_error(
 def envelope_mean(size: Tensor, perturbed: Perturbed, largest: Tensor | None) -> Tensor:
     """The largest weighted mean of magnitudes ``[B, H, Lk, Dv]``.
 
-    A mean is at most the largest of them, which is given for the far rows, None if there are none.
+    A mean is at most the largest of them: ``largest``, for the far rows; None if there are none.
     """
     mean = (perturbed.upper @ size).mul_(perturbed.inverse)
     if perturbed.far is not None and largest is not None:
@@ -273,7 +273,7 @@ def weighted_sum_error(
     contract: Contract,
     value_error: Tensor | None,
 ) -> Tensor:
-    """Everything after the exponentials, whose envelopes are given: ``[B, H, Lq, Dv]``.
+    """The error of everything after the exponentials: ``[B, H, Lq, Dv]``.
 
     The moved mean comes first. Numerator and denominator are rounded separately: the first relative
     to the sum of magnitudes, the second relative to the result.
@@ -282,10 +282,10 @@ def weighted_sum_error(
     contract = contract.at("accumulation")
     product, division = _roundings(live.key_length, contract)
     size = attention.value.abs()
-    seen = None if perturbed.far is None else extremes(attention.value, live, perturbed.far)
-    largest = None if seen is None else torch.maximum(seen[0].abs(), seen[1].abs())
+    ranges = None if perturbed.far is None else extremes(attention.value, live, perturbed.far)
+    largest = None if ranges is None else torch.maximum(ranges[0].abs(), ranges[1].abs())
     summed = envelope_mean(size, perturbed, largest)
-    error = mean_error(attention, perturbed, live, seen).mul_(1.0 + division)
+    error = mean_error(attention, perturbed, live, ranges).mul_(1.0 + division)
     error.add_(summed, alpha=product)
     error.add_(attention.output.abs(), alpha=division)
     exact_mean = summed if perturbed.far is None else attention.weights @ size
@@ -358,7 +358,7 @@ def merge_error(attention: golden.Attention, live: LiveKeys, contract: Contract)
     """What it costs that the share of a partial result is rounded: ``[B, H, Lq, Dv]``.
 
     The share is off by some roundoffs, however small it is. Partial results are means of values, so
-    they are apart by no more than the values are. A row that sees one key has nothing to merge.
+    they are apart by no more than the values are. A row that attends one key has nothing to merge.
     """
     blocks = math.ceil(live.key_length / contract.key_block)
     share = blocks * contract.merge_roundings * contract.accumulator_roundoff

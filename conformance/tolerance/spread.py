@@ -1,4 +1,4 @@
-"""Errors as a statistical model knows them, and the rounding of the scale that all scores share."""
+"""Errors in a statistical model, and the rounding of the scale that all scores share."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Carried:
     value: Tensor | None = None
     output_gradient: Tensor | None = None
 
-    def only_seen(self, live: LiveKeys) -> Carried:
-        """The errors without those of keys that no query sees."""
-        return self._of_keys(live.only_seen)
+    def only_attended(self, live: LiveKeys) -> Carried:
+        """The errors without those of keys that no query attends."""
+        return self._of_keys(live.only_attended)
 
     def with_sink(self) -> Carried:
         """The errors with one more key behind the others, which is exact."""

@@ -73,7 +73,7 @@ def restrict(attention: golden.Attention, rows: Tensor) -> golden.Attention:
 
 
 def moves_exactly(matrix: Tensor, bias: Tensor | None, contract: Contract) -> bool:
-    """Whether a projection makes no error: it only moves and doubles numbers that stay as given."""
+    """Whether a projection makes no error: it only moves and doubles numbers."""
     return contract.operand_roundoff == 0.0 and is_exact(matrix, bias)
 
 
@@ -320,13 +320,13 @@ def _statistics(
     rows: Tensor,
     sides: int,
     deviations: float,
-    found: tuple[float, float],
+    rounding_and_saturated: tuple[float, float],
 ) -> Statistics:
     """Add the scale's own rounding, which moves all results along the slope.
 
-    ``found`` are that rounding and the fraction that is saturated.
+    ``rounding_and_saturated`` are that rounding and the saturated fraction.
     """
-    rounding, saturated = found
+    rounding, saturated = rounding_and_saturated
     spread.linear.add_(spread.slope.abs(), alpha=rounding)
     return Statistics(
         rows=rows,

@@ -24,7 +24,7 @@ from .visible_keys import LiveKeys, extremes, live_keys, with_sink
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moved:
-    """The variance of the weighted mean by its weights, and what else was found on the way."""
+    """The variance of the weighted mean by its weights, with the intermediate values."""
 
     variance: Tensor
     weights: Tensor
@@ -48,7 +48,7 @@ def moved_mean(
     exponent, slope = exponent_variance(attention, live, contract, deviations, carried)
     perturbed = perturb(attention, exponent.sqrt_().mul_(deviations), live)
     centre = live.mean(attention.value)
-    from_centre, shift = live.only_seen(attention.value - centre), attention.output - centre
+    from_centre, shift = live.only_attended(attention.value - centre), attention.output - centre
     changes = (perturbed.excess * perturbed.inverse).clamp_max_(cap).square_()
     raw = _raw_error(changes, from_centre, shift, live)
     deviation = _deviation(attention, from_centre, shift)
@@ -145,7 +145,7 @@ def core_spread(
         shared = None if shared is None else pad(shared, (0, 1))
     live = live_keys(attention)
     clean = without_empty_rows(attention, live)
-    carried = carried.only_seen(live)
+    carried = carried.only_attended(live)
     cap = deviations if mixed else 1.0
     moved = moved_mean(clean, live, contract, carried, deviations, cap)
     variance = moved.variance.add_(_sum_variance(clean, moved.weights, live, contract, carried))
@@ -177,7 +177,7 @@ def _moved_together(attention: golden.Attention, live: LiveKeys, error: Tensor) 
     """What errors of the scores that need not be independent make of the output, to first order."""
     moved = attention.weights * live.only(error.expand(attention.weights.shape).clone())
     centre = live.mean(attention.value)
-    from_centre = live.only_seen((attention.value - centre).abs())
+    from_centre = live.only_attended((attention.value - centre).abs())
     shift = (attention.output - centre).abs()
     return moved @ from_centre + moved.sum(dim=-1, keepdim=True) * shift
 

@@ -30,20 +30,20 @@ def layer_variances(backward: LayerBackward, spread: Propagation) -> dict[str, T
         "v": _value_inputs(backward, spread),
     }
     products = {"q": _query_matrix, "k": _key_matrix, "v": _value_matrix}
-    found: dict[str, Tensor] = {}
+    variances: dict[str, Tensor] = {}
     for name, part in backward.parts.items():
         rounding = _rounding(name, backward)
-        found[part.input_name] = inputs[name] + _into_input(part, rounding, backward.contract)
+        variances[part.input_name] = inputs[name] + _into_input(part, rounding, backward.contract)
         sources = {name: part.tokens}
         if part.bias:
             sources[f"{name}_bias"] = ones_like_tokens(part.tokens)
         for result, tokens in sources.items():
             own = from_head_rows(products[name](backward, spread, tokens), backward.semantics)
             total = own + product_variance(part.gradient, tokens, rounding, backward.contract)
-            found[result] = total.squeeze(-1) if result.endswith("_bias") else total
+            variances[result] = total.squeeze(-1) if result.endswith("_bias") else total
     if backward.output_matrix is not None:
-        found |= _output_variances(backward, spread)
-    return found
+        variances |= _output_variances(backward, spread)
+    return variances
 
 
 def projection_variance(
@@ -189,10 +189,10 @@ def _output_variances(backward: LayerBackward, spread: Propagation) -> dict[str,
     heads = heads + (contract.unit_roundoff * core.output).square() + contract.underflow**2
     merged = golden.merge_heads(heads, semantics)
     product = product_variance(backward.layer.merged, backward.output_gradient, merged, contract).mT
-    found = {"o": backward.widened(product)}
+    variances = {"o": backward.widened(product)}
     if backward.output_bias:
         ones = ones_like_tokens(backward.output_gradient)
         exact = torch.zeros_like(backward.output_gradient)
         total = product_variance(backward.output_gradient, ones, exact, contract)
-        found["o_bias"] = total.squeeze(-1)
-    return found
+        variances["o_bias"] = total.squeeze(-1)
+    return variances

@@ -160,7 +160,7 @@ def with_operand_roundings(
     exact = replace(
         contract, pre_scaling_roundings=0, operand_roundoff=0.0, weight_roundoff=rounded
     )
-    return variances.only_seen(gradients.live), exact
+    return variances.only_attended(gradients.live), exact
 
 
 def pair_variances(

@@ -1,4 +1,4 @@
-"""What bounds read off the golden: the keys a query sees, a sink as one more key, heads undone."""
+"""What bounds need of the golden: attended keys, a sink as one more key, heads undone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from . import model
 def with_sink(attention: golden.Attention) -> golden.Attention:
     """An evaluation with one more key and value, of zeros, whose logit is the sink's.
 
-    It stands last, every query attends it, and the weights of a row sum to one again. The given
-    heads stay as they are.
+    It stands last, every query attends it, and the weights of a row sum to one again. ``given_key``
+    stays as it is.
     """
     sinks = attention.sinks
     if sinks is None or attention.key.shape[-2] < attention.logits.shape[-1]:
@@ -63,13 +63,13 @@ def has_sink(attention: golden.Attention) -> bool:
 class LiveKeys:
     """Which keys have a finite logit, and each row's largest logit.
 
-    ``table`` is bool ``[B, H, Lq, Lk]`` and ``seen`` (by any row) bool ``[B, H, Lk, 1]``; both are
-    None when every key is live. ``empty`` is bool ``[B, H, Lq, 1]``, None when every row has a key.
-    ``largest`` is ``[B, H, Lq, 1]``, minus infinity in an empty row.
+    ``table`` is bool ``[B, H, Lq, Lk]`` and ``attended`` (by any row) bool ``[B, H, Lk, 1]``; both
+    are None when every key is live. ``empty`` is bool ``[B, H, Lq, 1]``, None when every row has a
+    key. ``largest`` is ``[B, H, Lq, 1]``, minus infinity in an empty row.
     """
 
     table: Tensor | None
-    seen: Tensor | None
+    attended: Tensor | None
     empty: Tensor | None
     largest: Tensor
     key_length: int
@@ -78,26 +78,26 @@ class LiveKeys:
         """Zero what belongs to a pair that is not live, in place: ``[B, H, Lq, Lk]``."""
         return pairs if self.table is None else pairs.masked_fill_(~self.table, 0.0)
 
-    def only_seen(self, tokens: Tensor) -> Tensor:
-        """Zero what belongs to a key that no query sees: ``[B, H, Lk, D]``."""
-        return tokens if self.seen is None else tokens.masked_fill(~self.seen, 0.0)
+    def only_attended(self, tokens: Tensor) -> Tensor:
+        """Zero what belongs to a key that no query attends: ``[B, H, Lk, D]``."""
+        return tokens if self.attended is None else tokens.masked_fill(~self.attended, 0.0)
 
     def mean(self, tokens: Tensor) -> Tensor:
-        """The mean over seen keys, ``[B, H, 1, D]``, of tokens that are zero elsewhere."""
-        if self.seen is None:
+        """The mean over attended keys, ``[B, H, 1, D]``, of tokens that are zero elsewhere."""
+        if self.attended is None:
             return tokens.mean(dim=-2, keepdim=True)
-        count = self.seen.sum(dim=-2, keepdim=True).clamp_min_(1)
+        count = self.attended.sum(dim=-2, keepdim=True).clamp_min_(1)
         return tokens.sum(dim=-2, keepdim=True).div_(count)
 
     def several(self) -> Tensor | bool:
-        """The rows ``[B, H, Lq, 1]`` that see more than one key; True or False if all or none."""
+        """The rows ``[B, H, Lq, 1]`` that attend several keys; True or False if all or none."""
         if self.table is None:
             return self.key_length > 1
         return self.table.sum(dim=-1, keepdim=True) > 1
 
     def spread(self, tokens: Tensor) -> Tensor:
-        """How far apart tokens of seen keys lie, ``[B, H, 1, D]``; 0 where no key is seen."""
-        high, low = _range(tokens, self.seen)
+        """How far apart tokens of attended keys lie, ``[B, H, 1, D]``; 0 where there is none."""
+        high, low = _range(tokens, self.attended)
         return (high - low).clamp_min_(0.0).unsqueeze(-2)
 
     def log_count(self) -> Tensor | float:
@@ -107,10 +107,10 @@ class LiveKeys:
         return self.table.sum(dim=-1, keepdim=True).clamp_min_(1).double().log_()
 
 
-def live_keys(attention: golden.Attention, seen: Tensor | None = None) -> LiveKeys:
+def live_keys(attention: golden.Attention, attended: Tensor | None = None) -> LiveKeys:
     """Read the live keys off the logits.
 
-    ``seen`` (bool ``[B, H, Lk, 1]``) says which keys are seen by any row where ``attention`` holds
+    ``attended`` (bool ``[B, H, Lk, 1]``) says which keys any row attends where ``attention`` holds
     some of the rows only.
     """
     logits = attention.logits
@@ -119,7 +119,7 @@ def live_keys(attention: golden.Attention, seen: Tensor | None = None) -> LiveKe
     alive = table.any(dim=-1, keepdim=True) if some else None
     return LiveKeys(
         table=table if some else None,
-        seen=seen if seen is not None or not some else table.any(dim=-2).unsqueeze(-1),
+        attended=attended if attended is not None or not some else table.any(dim=-2).unsqueeze(-1),
         empty=None if alive is None or bool(alive.all()) else ~alive,
         largest=logits.amax(dim=-1, keepdim=True),
         key_length=logits.shape[-1],
@@ -127,15 +127,15 @@ def live_keys(attention: golden.Attention, seen: Tensor | None = None) -> LiveKe
 
 
 def extremes(tokens: Tensor, live: LiveKeys, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest and smallest token that each of the N True ``rows`` sees, ``[N, D]`` both.
+    """The largest and smallest token that each of the N True ``rows`` attends, ``[N, D]`` both.
 
     ``tokens`` is ``[B, H, Lk, D]``, ``rows`` bool ``[B, H, Lq]``. For many rows over many keys, the
-    keys that any row of the head sees stand for those of the row: the range only widens.
+    keys that any row of the head attends stand for those of the row: the range only widens.
     """
     batch, head, query = rows.nonzero(as_tuple=True)
     per_row = live.key_length * tokens.shape[-1]
     if live.table is None or batch.numel() * per_row > model.HULL_LIMIT:
-        high, low = _range(tokens, live.seen)
+        high, low = _range(tokens, live.attended)
         return high[batch, head], low[batch, head]
     step = max(1, model.HULL_CHUNK // max(1, per_row))
     pieces = [

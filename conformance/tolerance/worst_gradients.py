@@ -38,7 +38,7 @@ class WorstErrors:
 def worst_errors(gradients: BackwardPass, contract: Contract, incoming: Carried) -> WorstErrors:
     """Propagate every rounding through the backward pass by the triangle inequality."""
     contract = backward_contract(contract)
-    incoming = incoming.only_seen(gradients.live)
+    incoming = incoming.only_attended(gradients.live)
     pairs = pair_errors(gradients, contract, incoming)
     own = _stored(
         _sloped(pairs.logit_gradient, gradients, gradients.slope, pairs.slope),
@@ -96,7 +96,7 @@ def _query_error(
     """``scale dS K``; the error of D meets the row's mean of the keys, not each key."""
     attention, live = gradients.attention, gradients.live
     scale = abs(attention.scale)
-    key = grown(live.only_seen(attention.key), incoming.key)
+    key = grown(live.only_attended(attention.key), incoming.key)
     upper = gradients.score_gradient.abs() + own
     mean = (gradients.weights * gradients.slope) @ attention.key
     moved = (gradients.weights + pairs.weights) * (gradients.slope.abs() + pairs.slope)
@@ -140,7 +140,7 @@ def _key_error(
     total += worst_of_stores(sizes, query_block_stores(terms, contract), contract)
     flushed = query.sum(dim=-2, keepdim=True)
     total += contract.accumulator_underflow * (terms + scale * flushed)
-    return gradients.live.only_seen(total.add_(_lost(gradients, contract) * flushed))
+    return gradients.live.only_attended(total.add_(_lost(gradients, contract) * flushed))
 
 
 def _value_error(
@@ -191,5 +191,5 @@ def _sink_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) 
     times = score_gradient_stores(gradients, contract)
     exact = gradients.logit_gradient[..., -1:]
     sizes = (gradients.weights * gradients.weight_gradient.abs()).sum(dim=-1, keepdim=True)
-    known = error[..., -1:] + gate_unit(contract) * sizes
-    return _stored(known, exact, times, contract) + _lost(gradients, contract)
+    gated = error[..., -1:] + gate_unit(contract) * sizes
+    return _stored(gated, exact, times, contract) + _lost(gradients, contract)

@@ -29,8 +29,8 @@ def supports(semantics: golden.Semantics) -> bool:
     """Whether attention at this point can be evaluated here.
 
     It needs a softmax over the keys and for ignored keys whose logit is replaced or lowered by
-    ``mask_fill``; a cap that comes after the mask is known with a fill of minus infinity only. It
-    knows no positions, no normalised heads and no function of the scores.
+    ``mask_fill``; a cap that comes after the mask needs a fill of minus infinity. Positions,
+    normalised heads and functions of the scores are not supported.
     """
     return (
         not is_prepared(semantics)
@@ -58,8 +58,8 @@ def core_output(attention: golden.Attention) -> tuple[Tensor, Tensor]:
 
 def finite_or_golden(computed: DoubleDouble, golden_output: Tensor) -> DoubleDouble:
     """What was computed, or the golden output with a zero where either is not finite."""
-    known = torch.isfinite(computed.high) & torch.isfinite(computed.low)
-    return select(known & torch.isfinite(golden_output), computed, exact(golden_output))
+    finite = torch.isfinite(computed.high) & torch.isfinite(computed.low)
+    return select(finite & torch.isfinite(golden_output), computed, exact(golden_output))
 
 
 def weighted_values(

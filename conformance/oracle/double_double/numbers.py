@@ -108,8 +108,8 @@ def power_of_two(exponent: Tensor) -> Tensor:
 def shift(x: DoubleDouble, exponent: Tensor) -> DoubleDouble:
     """Multiply by two to an int64 exponent in -2044..2046: exact while the parts stay normal."""
     first = exponent >> 1
-    one, other = power_of_two(first), power_of_two(exponent - first)
-    return DoubleDouble(x.high * one * other, x.low * one * other)
+    factor, other_factor = power_of_two(first), power_of_two(exponent - first)
+    return DoubleDouble(x.high * factor * other_factor, x.low * factor * other_factor)
 
 
 # Terms held at once, 2 MiB an array: more falls out of the caches, fewer repeat the preparation.
@@ -254,7 +254,7 @@ def exp(x: DoubleDouble) -> DoubleDouble:
     """The exponential of numbers up to 700; zero below -746, where it would underflow."""
     vanishes = x.high < _SMALLEST_EXPONENT
     x = _with(x, vanishes, 0.0)
-    return _with(_one_more(*_reduced(x)), vanishes, 0.0)
+    return _with(_add_one(*_reduced(x)), vanishes, 0.0)
 
 
 def tanh(x: DoubleDouble) -> DoubleDouble:
@@ -271,10 +271,10 @@ def _expm1(x: DoubleDouble) -> DoubleDouble:
     """exp(x) - 1 for x from -80 to 0; below n = 0, exp(x) < 0.71 and two bits at most are lost."""
     reduced, exponent = _reduced(x)
     minus_one = torch.full_like(x.high, -1.0)
-    return select(exponent == 0, reduced, add_number(_one_more(reduced, exponent), minus_one))
+    return select(exponent == 0, reduced, add_number(_add_one(reduced, exponent), minus_one))
 
 
-def _one_more(reduced: DoubleDouble, exponent: Tensor) -> DoubleDouble:
+def _add_one(reduced: DoubleDouble, exponent: Tensor) -> DoubleDouble:
     """(1 + reduced) 2^exponent."""
     return shift(add_number(reduced, torch.ones_like(reduced.high)), exponent)
 

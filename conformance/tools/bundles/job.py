@@ -22,7 +22,7 @@ from ...base.results import plain
 from ...base.tables import MOST_ELEMENTS, kept_whole, table
 from ...calls import torch_state
 from ...calls.calling import Forward
-from ...calls.devices import CPU, Given, moved, taken
+from ...calls.devices import CPU, Arguments, moved, taken
 from ...calls.differentiating import INPUT_NAMES
 from ...calls.recording import RecordedBackward, RecordedCall, Recording
 from ...clauses.subject import Subject
@@ -52,7 +52,7 @@ _CONSTRUCTED: Final = "constructed as "
 class ModuleCall:
     """One call of a user's module: its arguments and its answer."""
 
-    given: Given
+    given: Arguments
     returned: Any = None
 
 
