@@ -231,9 +231,9 @@ def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ..
     return tuple(_diverse(collected, count))
 
 
-def _diverse(drafts: list[Draft], count: int) -> list[Draft]:
+def _diverse(collected: list[Draft], count: int) -> list[Draft]:
     """``count`` drafts, each the one with the most features that those before it do not have."""
-    rest = {draft: frozenset(_features(draft)) for draft in dict.fromkeys(drafts)}
+    rest = {draft: frozenset(_features(draft)) for draft in dict.fromkeys(collected)}
     chosen: list[Draft] = []
     features: frozenset[tuple[object, ...]] = frozenset()
     while rest and len(chosen) < count:
