@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conformance.base.geometry import Geometry
 from conformance.calls.calling import guarded
-from conformance.calls.differentiating import DOING, Taped
+from conformance.calls.differentiating import COMPUTING_GRADIENTS, Taped
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.problems.problem import Problem
@@ -30,13 +30,13 @@ LENGTHS = (5, 33, 129)
 
 def by_name(taped: Taped, gradient: Tensor) -> None:
     """As it was asked before."""
-    given = (taped.returned, taped.asking, gradient)
-    taped.gather(guarded(torch.autograd.grad, given, {"allow_unused": True}, DOING))
+    given = (taped.returned, taped.all_leaves, gradient)
+    taped.gather(guarded(torch.autograd.grad, given, {"allow_unused": True}, COMPUTING_GRADIENTS))
 
 
 def by_leaves(taped: Taped, gradient: Tensor) -> None:
     """As the clauses ask."""
-    taped.pull_as_given(gradient)
+    taped.pull_as_returned(gradient)
 
 
 def seconds(subject: Subject, problem: Problem, ask: Callable[[Taped, Tensor], None]) -> float:

@@ -22,10 +22,10 @@ INPUT_NAMES = {
     "memory": ("query", "context"),
     "self": ("x",),
 }
-# Keywords whose tensors ask for gradients wherever they are given.
+# Keywords whose tensors require gradients wherever a call uses them.
 CACHED_NAMES = {"past_key": "key", "past_value": "value"}
 KEYWORD_LEAVES = (*CACHED_NAMES, "sinks")
-DOING = "computing the gradients"
+COMPUTING_GRADIENTS = "computing the gradients"
 
 
 class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made is not broken)
@@ -34,37 +34,37 @@ class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gradients:
-    """What flowed back through one call, by name, in the axes of the inputs.
+    """The gradients of one call in the axes of the inputs.
 
-    ``found`` holds zeros for what no gradient reached, which ``missing`` names. Weights to which
-    none can flow are not among them. ``output`` is the answer of the call.
+    ``by_name`` holds zeros for inputs without a gradient, which ``missing`` names; weights that
+    cannot get one are left out. ``output`` is the answer of the call.
     """
 
-    found: dict[str, Tensor]
+    by_name: dict[str, Tensor]
     missing: frozenset[str]
     output: Tensor
 
     def without(self, names: Collection[str]) -> Gradients:
         """The gradients without those of some names."""
-        kept = {name: tensor for name, tensor in self.found.items() if name not in names}
+        kept = {name: tensor for name, tensor in self.by_name.items() if name not in names}
         missing = self.missing.difference(names)
-        return Gradients(found=kept, missing=missing, output=self.output)
+        return Gradients(by_name=kept, missing=missing, output=self.output)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Taped:
     """A call that was made with gradients recorded.
 
-    ``leaves`` are the tensors handed over that ask for gradients, by the name of the argument.
-    ``beside`` are parameters of the candidate's own, whose gradients stay what they were.
+    ``leaves`` are the arguments that require gradients, by name. ``other_parameters`` are those of
+    the candidate itself, whose gradients stay what they were.
     """
 
     inputs: Inputs
-    given: Arguments
+    arguments: Arguments
     leaves: dict[str, Tensor]
     answer: Answer
     weights: WeightLeaves | None = None
-    beside: tuple[Tensor, ...] = ()
+    other_parameters: tuple[Tensor, ...] = ()
 
     @property
     def returned(self) -> Tensor:
@@ -75,8 +75,8 @@ class Taped:
         return self.answer.returned
 
     @property
-    def asking(self) -> tuple[Tensor, ...]:
-        """Everything that asks for a gradient."""
+    def all_leaves(self) -> tuple[Tensor, ...]:
+        """The leaves, and those of the weights."""
         more = () if self.weights is None else self.weights.tensors
         return (*self.leaves.values(), *more)
 
@@ -90,9 +90,9 @@ class Taped:
         Raises CandidateFailure.
         """
         gradient = None if upstream is None else as_returned(upstream, self)
-        return self.pull_as_given(gradient, of_weights=of_weights, again=again)
+        return self.pull_as_returned(gradient, of_weights=of_weights, again=again)
 
-    def pull_as_given(
+    def pull_as_returned(
         self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
     ) -> Gradients:
         """The gradients for an output gradient in the shape of what was returned.
@@ -100,9 +100,9 @@ class Taped:
         Computed as in training, by ``backward()``, and read from the leaves: a reentrant checkpoint
         refuses ``torch.autograd.grad``.
         """
-        with _put_aside((*self.asking, *self.beside)):
+        with _put_aside((*self.all_leaves, *self.other_parameters)):
             self.backward(gradient, of_weights=of_weights, again=again)
-            return self.gather(tuple(leaf.grad for leaf in self.asking))
+            return self.gather(tuple(leaf.grad for leaf in self.all_leaves))
 
     def backward(
         self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
@@ -113,7 +113,9 @@ class Taped:
         if of_weights is not None and weights is not None:
             used.append((weights, of_weights.reshape(weights.shape).to(weights)))
         options = {"retain_graph": again}
-        guarded(torch.autograd.backward, tuple(zip(*used, strict=True)), options, DOING)
+        guarded(
+            torch.autograd.backward, tuple(zip(*used, strict=True)), options, COMPUTING_GRADIENTS
+        )
 
     def connected(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
         """Gradients of ``leaves`` as those of inputs, with their own history."""
@@ -124,13 +126,13 @@ class Taped:
         }
 
     def gather(self, gradients: tuple[Tensor | None, ...]) -> Gradients:
-        """Gradients of ``asking``, in their order, as those of inputs and weights."""
+        """Gradients of ``all_leaves``, in their order, as those of inputs and weights."""
         by_name: dict[str, Tensor | None] = self._inputs(gradients[: len(self.leaves)])
         if self.weights is not None:
             by_name |= self.weights.gather(gradients[len(self.leaves) :])
         named = {name: _like(self, name) for name in by_name}
         return Gradients(
-            found={
+            by_name={
                 name: torch.zeros_like(named[name]) if tensor is None else tensor.detach().cpu()
                 for name, tensor in by_name.items()
             },
@@ -151,7 +153,7 @@ class Taped:
             by_name["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
         if self.inputs.head_layout.is_own:
             names = INPUT_NAMES[self.inputs.mode]
-            input_names = dict(zip(self.given_names, names, strict=True))
+            input_names = dict(zip(self.positional_names, names, strict=True))
             batched = {
                 input_names[name]: None if tensor is None else self._batched(tensor)
                 for name, tensor in arrived.items()
@@ -161,7 +163,7 @@ class Taped:
 
     def _of_heads(self, arrived: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
         """The gradients of query, key and value where they lie together in one input."""
-        arguments = zip(self.given_names, self.given[0], strict=True)
+        arguments = zip(self.positional_names, self.arguments[0], strict=True)
         whole = tuple(
             torch.zeros_like(tensor) if gradient is None else gradient
             for tensor, gradient in ((tensor, arrived.get(name)) for name, tensor in arguments)
@@ -169,7 +171,7 @@ class Taped:
         tokens = dict(
             zip(INPUT_NAMES["separate"], canonical_tokens(whole, self.inputs), strict=True)
         )
-        lying = zip(self.given_names, token_names(self.inputs), strict=True)
+        lying = zip(self.positional_names, token_names(self.inputs), strict=True)
         return {
             name: None if arrived[leaf] is None else tokens[name]
             for leaf, names in lying
@@ -178,9 +180,9 @@ class Taped:
         }
 
     @property
-    def given_names(self) -> tuple[str, ...]:
+    def positional_names(self) -> tuple[str, ...]:
         """The names of the arguments that are given by position."""
-        return tuple(f"input {number}" for number in range(len(self.given[0])))
+        return tuple(f"input {number}" for number in range(len(self.arguments[0])))
 
     def _of_keyword(self, name: str, tensor: Tensor) -> Tensor:
         """A gradient of sinks ``[H]`` as it is, one of cached heads as ``[B, H, P, D]``."""
@@ -224,7 +226,7 @@ def _like(taped: Taped, name: str) -> Tensor:
     if taped.weights is None:
         msg = f"{name} names no tensor of this call"
         raise LookupError(msg)
-    return taped.weights.given[name].detach().cpu()
+    return taped.weights.by_role[name].detach().cpu()
 
 
 def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
@@ -236,13 +238,13 @@ def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
     return gradient.to(device=returned.device, dtype=returned.dtype)
 
 
-def asking_for_gradients(
+def require_gradients(
     arguments: Arguments, names: Iterable[str] | None, *, bias: bool = False
 ) -> dict[str, Tensor]:
     """Make the positional tensors of a call, or some of them, require gradients; returned by name.
 
-    ``names`` are some of :attr:`Taped.given_names`; without them cached heads and sinks require
-    gradients, too. The tensors must be fresh.
+    ``names`` are some of :attr:`Taped.positional_names`; without them cached heads and sinks
+    require gradients, too. The tensors must be fresh.
     """
     named: dict[str, Any] = {f"input {number}": each for number, each in enumerate(arguments[0])}
     if names is None:
@@ -256,5 +258,5 @@ def asking_for_gradients(
 
 
 def lost(message: str) -> CandidateFailure:
-    """No gradient can flow, though one was promised."""
+    """The failure of a candidate that promises gradients and has none."""
     return CandidateFailure(Violation(kind="type", message=message))

@@ -19,7 +19,7 @@ class RecordedCall:
         What the arguments were made of; they may lie in memory in another way.
     forward
         What was called: the core itself, or a layer that was built.
-    given, before
+    arguments, before
         The arguments themselves, and copies from before the call in the same memory layout.
     answer, output, weights
         What was returned, and copies from right after the call; None when it was refused.
@@ -29,7 +29,7 @@ class RecordedCall:
 
     inputs: Inputs
     forward: Forward
-    given: Arguments
+    arguments: Arguments
     before: Arguments
     answer: Answer | None = None
     output: Tensor | None = None
@@ -39,28 +39,28 @@ class RecordedCall:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedBackward:
-    """Gradients that flowed back through one call.
+    """The gradients of one call.
 
     answer
         What that call returned.
     upstream
         The output gradient, like what was returned.
-    leaves, found
-        The arguments that asked for gradients (see ``Taped.given_names``), and what arrived, by
-        the harness' names.
+    leaves, gradients
+        The arguments that required gradients (see ``Taped.positional_names``), and their gradients
+        by the names of the inputs.
     """
 
     answer: Answer
     upstream: Tensor
     leaves: tuple[str, ...]
-    found: dict[str, Tensor]
+    gradients: dict[str, Tensor]
 
 
 @dataclass
 class Recording:
     """The calls of an example in their order, and the inputs each layer was built for.
 
-    Gradients that were asked for are in ``pulled``.
+    Gradients that were computed are in ``pulled``.
     """
 
     calls: list[RecordedCall] = field(default_factory=list)

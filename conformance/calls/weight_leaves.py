@@ -30,7 +30,7 @@ _LAST: Final = 2**24
 class WeightLeaves:
     """Where the gradients of a layer's weights arrive.
 
-    given
+    by_role
         The weights that the builder got, by role; they ask for gradients.
     promised
         Whether the layer promises that gradients arrive there.
@@ -39,14 +39,14 @@ class WeightLeaves:
         0, all roles in a row) that each of their elements is, or -1.
     """
 
-    given: dict[str, Tensor]
+    by_role: dict[str, Tensor]
     promised: bool = False
     parameters: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything that may get a gradient."""
-        return (*self.given.values(), *(parameter for parameter, _ in self.parameters))
+        return (*self.by_role.values(), *(parameter for parameter, _ in self.parameters))
 
     def gather(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
         """The gradient of each weight from those of ``tensors``, in their order.
@@ -54,7 +54,7 @@ class WeightLeaves:
         A role is missing where no gradient can arrive, because the weight was copied to an unknown
         place. It is None where no gradient arrived, though one could or other weights have theirs.
         """
-        direct = dict(zip(self.given, gradients, strict=False))
+        direct = dict(zip(self.by_role, gradients, strict=False))
         copied = self._copied(gradients[len(direct) :])
         reached = any(gradient is not None for gradient in direct.values())
         by_role: dict[str, Tensor | None] = {}
@@ -68,7 +68,7 @@ class WeightLeaves:
 
     def _copied(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
         """What arrives at the parameters, for roles of which every element is in one of them."""
-        count = sum(tensor.numel() for tensor in self.given.values())
+        count = sum(tensor.numel() for tensor in self.by_role.values())
         total = torch.zeros(count, dtype=torch.float64)
         places, reached = torch.zeros(count), torch.zeros(count)
         for (_, numbers), gradient in zip(self.parameters, gradients, strict=True):
@@ -78,12 +78,12 @@ class WeightLeaves:
                 arrived = gradient.detach().cpu()[held].double()
                 total.index_add_(0, numbers[held], arrived)
                 reached.index_add_(0, numbers[held], torch.ones(int(held.sum())))
-        sizes = [tensor.numel() for tensor in self.given.values()]
+        sizes = [tensor.numel() for tensor in self.by_role.values()]
         parts = (part.split(sizes) for part in (total, places, reached))
         by_role: dict[str, Tensor | None] = {}
-        for role, gradient, place, hits in zip(self.given, *parts, strict=True):
+        for role, gradient, place, hits in zip(self.by_role, *parts, strict=True):
             if place.numel() and bool((place > 0).all()):
-                like = self.given[role]
+                like = self.by_role[role]
                 shaped = gradient.reshape(like.shape).to(like.dtype)
                 by_role[role] = shaped if bool(hits.any()) else None
         return by_role
@@ -109,7 +109,7 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
     except CandidateFailure:
         forward = build_forward(candidate, inputs)
     leaves = WeightLeaves(
-        given=by_role,
+        by_role=by_role,
         promised="grad_weights" in candidate.declaration.features,
         parameters=_parameters(forward, candidate, inputs),
     )

@@ -112,10 +112,12 @@ def _gradients_in_layout(taped: Taped, upstream: Tensor, layout: str) -> Gradien
     """The gradients for an output gradient that lies in memory in some way."""
     plain = as_returned(upstream, taped)
     if layout == "of a sum":
-        return taped.pull_as_given(torch.ones((), dtype=plain.dtype).to(plain).expand(plain.shape))
+        return taped.pull_as_returned(
+            torch.ones((), dtype=plain.dtype).to(plain).expand(plain.shape)
+        )
     if plain.dim() < len("LE") or plain.device.type != "cpu":
-        return taped.pull_as_given(plain.mT.contiguous().mT)
-    return taped.pull_as_given(MEMORY_LAYOUTS[layout](plain))
+        return taped.pull_as_returned(plain.mT.contiguous().mT)
+    return taped.pull_as_returned(MEMORY_LAYOUTS[layout](plain))
 
 
 @clause(
@@ -140,8 +142,8 @@ def shared(subject: Subject, problem: Problem) -> Finding:
         query = key
     copies = inputs.with_tokens(query=query, key=key, value=key)
     taped = subject.gradients.tape(copies.replace(shared=True))
-    positional = zip(INPUT_NAMES["separate"], taped.given[0], strict=True)
-    names = [name for name, tensor in positional if tensor is taped.given[0][-1]]
+    positional = zip(INPUT_NAMES["separate"], taped.arguments[0], strict=True)
+    names = [name for name, tensor in positional if tensor is taped.arguments[0][-1]]
     if len(names) == 1:  # its arguments are different views
         return Finding(binding=False, inapplicable="its inputs cannot be one object")
     upstream = output_gradient(subject, problem, copies)
@@ -149,8 +151,8 @@ def shared(subject: Subject, problem: Problem) -> Finding:
     bounds = gradient_bounds(subject, apart)
     if not bounds:
         return Finding(binding=False)
-    gradient = taped.pull(upstream).found["value"]
-    parts = [apart.gradients.found[name].double() for name in names]
+    gradient = taped.pull(upstream).by_name["value"]
+    parts = [apart.gradients.by_name[name].double() for name in names]
     summed = torch.stack(parts).sum(0)
     sizes = torch.stack(parts).abs().sum(0)
     rounding = len(parts) * torch.finfo(key.dtype).eps * sizes
@@ -163,7 +165,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
         both_answers=True,
         axes=axes_of("key", copies),
     )
-    binding = moves(summed, summed - apart.gradients.found["key"].double(), allowed)
+    binding = moves(summed, summed - apart.gradients.by_name["key"].double(), allowed)
     return Finding.of(agreement, binding=binding)
 
 
@@ -259,12 +261,12 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
     once = _accumulated(subject, inputs, forward, upstream)
     both = dataclasses.replace(once, weights=leaves)
     first = GradientRun(inputs=inputs, upstream=upstream, gradients=_gradients_of_leaves(both))
-    again = subject.gradients.tape(inputs, forward=forward, call_arguments=once.given)
+    again = subject.gradients.tape(inputs, forward=forward, call_arguments=once.arguments)
     again.backward(as_returned(upstream, again))
     second = _gradients_of_leaves(both)
     wording = "two backward passes do not add up to twice the gradient of {}"
     finding = same_gradients(subject, first, second, wording, factor=2.0)
-    some = any(bool(tensor.any()) for tensor in first.gradients.found.values())
+    some = any(bool(tensor.any()) for tensor in first.gradients.by_name.values())
     return finding.only_if(some)
 
 
@@ -277,7 +279,7 @@ def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: T
 
 def _gradients_of_leaves(taped: Taped) -> Gradients:
     """Copies of the gradients that the leaves hold by now."""
-    held = (None if leaf.grad is None else leaf.grad.clone() for leaf in taped.asking)
+    held = (None if leaf.grad is None else leaf.grad.clone() for leaf in taped.all_leaves)
     return taped.gather(tuple(held))
 
 
@@ -294,11 +296,13 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs, call_arguments=arguments(inputs))
     gradient = as_returned(upstream, taped).clone()
-    tensors = dict(zip(subject.declaration.positional, taped.given[0], strict=False))
-    tensors |= {name: value for name, value in taped.given[1].items() if isinstance(value, Tensor)}
+    tensors = dict(zip(subject.declaration.positional, taped.arguments[0], strict=False))
+    tensors |= {
+        name: value for name, value in taped.arguments[1].items() if isinstance(value, Tensor)
+    }
     tensors |= {"answer": taped.returned, "gradient of the answer": gradient}
     before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
-    taped.pull_as_given(gradient)
+    taped.pull_as_returned(gradient)
     changed = [
         name
         for name, tensor in tensors.items()
@@ -344,4 +348,4 @@ def no_queries(subject: Subject, problem: Problem) -> Finding:
             return Finding()  # an answer without elements need have no history
         raise
     wording = "without queries {} gets a gradient"
-    return Finding(violation=first_wrong(gradients.found, torch.zeros_like, inputs, wording))
+    return Finding(violation=first_wrong(gradients.by_name, torch.zeros_like, inputs, wording))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..base.results import Violation
 from ..calls.calling import guarded
-from ..calls.differentiating import DOING, Taped, as_returned
+from ..calls.differentiating import COMPUTING_GRADIENTS, Taped, as_returned
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare
 from ..oracle.gradient_oracle import second_gradients
@@ -67,8 +67,8 @@ def check(subject: Subject, problem: Problem) -> Finding:
     if not bounds:
         return Finding(binding=False)
     line = _line(inputs, problem)
-    names = [name for name in gradients.found if name in line]
-    slope = sum(float((gradients.found[n].double() * line[n]).sum()) for n in names)
+    names = [name for name in gradients.by_name if name in line]
+    slope = sum(float((gradients.by_name[n].double() * line[n]).sum()) for n in names)
     rounding = sum(float((bounds[n] * line[n].abs()).sum()) for n in names)
     measured, error = _measured_slope(subject, inputs, upstream, line)
     allowed = rounding + error
@@ -208,18 +208,19 @@ def _second(
 ) -> dict[str, Tensor]:
     """The gradients of ``<gradients, line>`` by every input."""
     taped = subject.gradients.tape(inputs)
-    return guarded(_pulled_twice, (taped, upstream, line), {}, f"{DOING} twice", grad_mode=True)  # type: ignore[no-any-return]  # what the function returns
+    action = f"{COMPUTING_GRADIENTS} twice"
+    return guarded(_pulled_twice, (taped, upstream, line), {}, action, grad_mode=True)  # type: ignore[no-any-return]  # what the function returns
 
 
 def _pulled_twice(taped: Taped, upstream: Tensor, line: dict[str, Tensor]) -> dict[str, Tensor]:
     first = torch.autograd.grad(
         taped.returned,
-        taped.asking,
+        taped.all_leaves,
         as_returned(upstream, taped),
         create_graph=True,
         allow_unused=True,
     )
     canonical = taped.connected(first)
     total = sum((canonical[name] * line[name].to(canonical[name])).sum() for name in line)
-    again = torch.autograd.grad(total, taped.asking, allow_unused=True)  # type: ignore[arg-type]  # a tensor, as there are inputs
-    return taped.gather(again).found
+    again = torch.autograd.grad(total, taped.all_leaves, allow_unused=True)  # type: ignore[arg-type]  # a tensor, as there are inputs
+    return taped.gather(again).by_name

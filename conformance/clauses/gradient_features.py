@@ -136,8 +136,8 @@ def weights(subject: Subject, problem: Problem) -> Finding:
     else:
         upstreams, gradients = (upstream, of_weights), taped.pull(upstream, of_weights=of_weights)
     oracle = subject.gradients.oracle
-    expected = oracle.beside_weights(inputs, *upstreams)
-    other = oracle.beside_weights(
+    expected = oracle.answer_with_weights(inputs, *upstreams)
+    other = oracle.answer_with_weights(
         inputs, nothing if mode == "both" else upstreams[0] / 2.0, upstreams[1] / 2.0
     )
     finding = compare_gradients(subject, inputs, expected, promised_gradients(subject, gradients))

@@ -169,9 +169,9 @@ def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     if problem.seed % 2:
         alone = subject.gradients.tape(inputs, names=(), bias=True)
         gradients = subject.gradients.pull(alone, upstream)
-    bias_only = gradients.without(gradients.found.keys() - {"bias"})
+    bias_only = gradients.without(gradients.by_name.keys() - {"bias"})
     finding = matches_golden_gradients(subject, inputs, upstream, bias_only)
-    moved = inputs.geometry.key_length > 1 and bool(bias_only.found["bias"].any())
+    moved = inputs.geometry.key_length > 1 and bool(bias_only.by_name["bias"].any())
     return finding.only_if(moved)
 
 

@@ -15,7 +15,7 @@ from ..base.results import Violation
 from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
-from ..oracle.gradient_oracle import GradientAnswer, as_given, why_unknown
+from ..oracle.gradient_oracle import GradientAnswer, separate_cache, why_unknown
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
@@ -184,14 +184,14 @@ def compare_gradients(
     generic = inputs.generic and subject.dtype != "float64"
     margin, binding, violation = 0.0, True, None
     for name, gradient in _golden_by_argument(expected.gradients, inputs).items():
-        if name not in gradients.found:
+        if name not in gradients.by_name:
             continue
         allowed = gradient.allowed(generic=generic)
         wording = f"the gradient of {described(name)} is wrong"
         if name in gradients.missing:
             wording = f"no gradient reaches {described(name)}"
         agreement = compare(
-            gradients.found[name],
+            gradients.by_name[name],
             gradient.value,
             allowed,
             wording=wording,
@@ -202,7 +202,7 @@ def compare_gradients(
             binding = binding and moves(gradient.value, gradient.value / 2.0, allowed)
         violation = violation or agreement.violation
         if violation is None and generic:
-            violation = _in_common(name, gradients.found[name], gradient)
+            violation = _in_common(name, gradients.by_name[name], gradient)
     return Finding(binding=binding, margin=margin, violation=violation)
 
 
@@ -212,7 +212,7 @@ def promised_gradients(subject: Subject, gradients: Gradients) -> Gradients:
     A cache may be what earlier calls left behind, and sinks may be constants.
     """
     declared = subject.declaration
-    weights = {name for name in gradients.found if name not in _INPUTS}
+    weights = {name for name in gradients.by_name if name not in _INPUTS}
     for names, promised in (
         (weights, "grad_weights" in declared.features),
         (set(CACHED_NAMES), "gradients" in declared.declared_features),
@@ -233,7 +233,7 @@ def _golden_by_argument(gradients: dict[str, Gradient], inputs: Inputs) -> dict[
         name: with_shared_errors(exact, length) if name in TOKENS else exact
         for name, exact in gradients.items()
     }
-    return as_given(widened, inputs)
+    return separate_cache(widened, inputs)
 
 
 def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
@@ -303,14 +303,14 @@ def exactly_zero(
 ) -> Violation | None:
     """Require zero gradients at some tokens, bool ``[B, Hkv, L]``; ``wording`` holds ``{}``."""
     tokens = (where.all(dim=1) if inputs.is_layer else where).unsqueeze(-1)
-    chosen = {name: gradients.found[name] for name in names if name in gradients.found}
+    chosen = {name: gradients.by_name[name] for name in names if name in gradients.by_name}
     return first_wrong(chosen, torch.zeros_like, inputs, wording, judged=tokens)
 
 
 def not_finite(gradients: Gradients, inputs: Inputs, wording: str) -> Violation | None:
     """The first gradient with a NaN or an infinity; ``wording`` holds ``{}``."""
     finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
-    return first_wrong(gradients.found, finite, inputs, wording)
+    return first_wrong(gradients.by_name, finite, inputs, wording)
 
 
 def first_wrong(
@@ -366,10 +366,10 @@ def same_gradients(
     """
     bounds = gradient_bounds(subject, first)
     finding = Finding(binding=bool(bounds), margin=0.0)
-    for name, tensor in second.found.items():
-        if name not in first.gradients.found or name not in bounds:
+    for name, tensor in second.by_name.items():
+        if name not in first.gradients.by_name or name not in bounds:
             continue
-        expected = factor * first.gradients.found[name].double()
+        expected = factor * first.gradients.by_name[name].double()
         allowed = largest_everywhere((1.0 + factor) * bounds[name])
         agreement = compare(
             tensor,
@@ -413,8 +413,8 @@ def gradient_bounds(subject: Subject, run: GradientRun) -> dict[str, Tensor]:
     return measured_bounds(
         subject,
         run.inputs,
-        run.gradients.found,
-        lambda inputs: subject.gradients.of(inputs, run.upstream).found,
+        run.gradients.by_name,
+        lambda inputs: subject.gradients.of(inputs, run.upstream).by_name,
     )
 
 

@@ -32,8 +32,8 @@ from ..calls.differentiating import (
     NotDifferentiable,
     Taped,
     as_returned,
-    asking_for_gradients,
     lost,
+    require_gradients,
 )
 from ..calls.integrity import seal, tampered_at_load, watching
 from ..calls.recording import RecordedBackward, RecordedCall, Recording
@@ -126,7 +126,7 @@ class Differentiator:
                 subject.recording.add_built(forward, inputs)
         forward = subject.forward(inputs) if forward is None else forward
         call_arguments = arguments(inputs) if call_arguments is None else call_arguments
-        leaves = asking_for_gradients(call_arguments, names, bias=bias)
+        leaves = require_gradients(call_arguments, names, bias=bias)
         recorded = inputs.replace(grad_mode=True)
         try:
             with subject.timed():
@@ -136,12 +136,12 @@ class Differentiator:
             raise
         taped = Taped(
             inputs=inputs,
-            given=call_arguments,
+            arguments=call_arguments,
             leaves=leaves,
             answer=answer,
             weights=weight_leaves,
             # The gradients of a module's own parameters belong to its owner and are kept.
-            beside=tuple(forward.parameters()) if isinstance(forward, nn.Module) else (),
+            other_parameters=tuple(forward.parameters()) if isinstance(forward, nn.Module) else (),
         )
         if not taped.returned.requires_grad:
             self._without_history()
@@ -162,7 +162,7 @@ class Differentiator:
                     answer=taped.answer,
                     upstream=as_returned(upstream, taped).detach(),
                     leaves=tuple(taped.leaves),
-                    found=gradients.found,
+                    gradients=gradients.by_name,
                 )
             )
         return gradients
@@ -205,7 +205,7 @@ class Differentiator:
         with subject.recorded(None):
             try:
                 call_arguments = arguments(inputs)
-                asking_for_gradients(call_arguments, None)
+                require_gradients(call_arguments, None)
                 answer = subject.call_with(subject.forward(inputs), call_arguments, inputs)
             except CandidateFailure:
                 return False
@@ -313,7 +313,10 @@ class Subject:
     ) -> Answer:
         """Call and record the call, with its arguments as they were before it."""
         made = RecordedCall(
-            inputs=inputs, forward=forward, given=call_arguments, before=moved(call_arguments, CPU)
+            inputs=inputs,
+            forward=forward,
+            arguments=call_arguments,
+            before=moved(call_arguments, CPU),
         )
         recording = Recording() if self.recording is None else self.recording
         calls = recording.calls

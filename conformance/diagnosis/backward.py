@@ -49,8 +49,8 @@ class ObservedGradients:
         return tuple(
             name
             for name, exact in self.expected.gradients.items()
-            if name in self.actual.found
-            and not _near(self.actual.found[name], exact.value, exact.worst)
+            if name in self.actual.by_name
+            and not _near(self.actual.by_name[name], exact.value, exact.worst)
         )
 
 
@@ -144,7 +144,7 @@ def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients], point: 
             acted = gradients_with(observed.inputs, point, observed.upstream, mistake.backward)
         except NotExpressible:
             return False
-        actual = observed.actual.found
+        actual = observed.actual.by_name
         for name, exact in observed.expected.gradients.items():
             if name not in actual or name not in acted:
                 continue
@@ -172,7 +172,7 @@ def _unknown(
     facts: dict[str, Any] = {"asked": len(every), "wrong": len(wrong), "gradients": names}
     text = f"the gradients of {', '.join(names)} go wrong in {len(wrong)} of {len(every)} problems"
     if not all(
-        bool(each.actual.found[name].isfinite().all()) for each in wrong for name in each.wrong
+        bool(each.actual.by_name[name].isfinite().all()) for each in wrong for name in each.wrong
     ):
         facts["finite"] = False
         text += "; not all of them are finite"
@@ -200,7 +200,9 @@ def _common_factor(wrong: Sequence[ObservedGradients]) -> float | None:
 
 def _factor(observed: ObservedGradients) -> float | None:
     gradients = observed.expected.gradients
-    actual = torch.cat([observed.actual.found[name].double().flatten() for name in observed.wrong])
+    actual = torch.cat(
+        [observed.actual.by_name[name].double().flatten() for name in observed.wrong]
+    )
     expected = torch.cat([gradients[name].value.flatten() for name in observed.wrong])
     size = float(expected.square().sum())
     if not size or not bool(actual.isfinite().all()):

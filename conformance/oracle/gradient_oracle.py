@@ -41,7 +41,7 @@ class GradientAnswer:
     without_slope: bool = False
 
 
-def as_given(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
+def separate_cache(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
     """The gradients, with those of cached keys and values under names of their own."""
     if not inputs.past:
         return gradients
@@ -83,7 +83,7 @@ class GradientOracle:
         remembered.append((upstream, answer))
         return answer
 
-    def beside_weights(
+    def answer_with_weights(
         self, inputs: Inputs, upstream: Tensor, of_weights: Tensor
     ) -> GradientAnswer:
         """The gradients of a core whose weights are returned and used, too.

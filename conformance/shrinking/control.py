@@ -14,7 +14,7 @@ from ..base.results import Violation
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, read_answer
 from ..calls.differentiating import Gradients, Taped
 from ..clauses.subject import Differentiator, Subject
-from ..oracle.gradient_oracle import as_given
+from ..oracle.gradient_oracle import separate_cache
 from ..oracle.oracle import Golden
 from ..problems.inputs import Inputs
 
@@ -31,10 +31,10 @@ class GoldenDifferentiator(Differentiator):
         subject = self.subject
         if not subject.candidate.golden_known:
             raise NoControlError
-        gradients = as_given(self.oracle.answer(inputs, upstream).gradients, inputs)
+        gradients = separate_cache(self.oracle.answer(inputs, upstream).gradients, inputs)
         dtype = inputs.query.dtype
         return Gradients(
-            found={name: each.value.to(dtype) for name, each in gradients.items()},
+            by_name={name: each.value.to(dtype) for name, each in gradients.items()},
             missing=frozenset(),
             output=subject.golden(inputs).output.to(dtype),
         )

@@ -106,12 +106,12 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
 def _mark_edited(call: RecordedCall, entry: dict[str, Any]) -> None:
     """Add to each argument of a call what became of it."""
     for name, tensor, before in zip(
-        entry["arguments"], call.given[0], call.before[0], strict=False
+        entry["arguments"], call.arguments[0], call.before[0], strict=False
     ):
         entry["arguments"][name].update(_edited(tensor, before))
     for name, before in call.before[1].items():
         if isinstance(before, Tensor):
-            entry["keywords"][name].update(_edited(call.given[1][name], before))
+            entry["keywords"][name].update(_edited(call.arguments[1][name], before))
 
 
 def described_inputs(inputs: Inputs) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _call(
 ) -> dict[str, Any]:
     """One call; ``first_uses`` names the first call and argument of each tensor object by id."""
     arguments: dict[str, Any] = {}
-    for name, tensor, before in zip(names, call.given[0], call.before[0], strict=False):
+    for name, tensor, before in zip(names, call.arguments[0], call.before[0], strict=False):
         arguments[name] = described_tensor(before)
         if id(tensor) in first_uses:
             arguments[name]["same_as"] = first_uses[id(tensor)]

@@ -57,7 +57,7 @@ def test_golden_beside_weights_is_that_of_autograd() -> None:
     subject = Subject(core(), "float32")
     inputs = subject.inputs(problem(mask=plan("dense"), **OPTIONS))
     of_answer, of_weights = drawn(*inputs.output_shape), drawn(*inputs.score_shape)
-    answer = subject.gradients.oracle.beside_weights(inputs, of_answer, of_weights)
+    answer = subject.gradients.oracle.answer_with_weights(inputs, of_answer, of_weights)
     expected = by_autograd(
         inputs,
         subject.declaration.semantics,

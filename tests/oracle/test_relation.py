@@ -66,8 +66,8 @@ def test_calls_are_kept_as_they_were_made() -> None:
         subject.answer(inputs)
     (call,) = recording.calls
     assert torch.equal(call.before[0][0], inputs.query)
-    assert not bool(call.given[0][0].any())
-    assert call.before[0][0].stride() == call.given[0][0].stride()
+    assert not bool(call.arguments[0][0].any())
+    assert call.before[0][0].stride() == call.arguments[0][0].stride()
     subject.answer(inputs)
     assert len(recording.calls) == 1
 

@@ -232,9 +232,9 @@ def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
         return {}
     names = dict(zip(_numbered(call), INPUT_NAMES[call.inputs.mode], strict=False))
     found = {
-        int(leaf.removeprefix("input ")): mine[0].found[names[leaf]]
+        int(leaf.removeprefix("input ")): mine[0].gradients[names[leaf]]
         for leaf in mine[0].leaves
-        if leaf in names and names[leaf] in mine[0].found
+        if leaf in names and names[leaf] in mine[0].gradients
     }
     return {
         "pulled": {
@@ -246,11 +246,11 @@ def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
 
 def _leaves(call: RecordedCall) -> list[int]:
     """The numbers of the arguments that ask for gradients."""
-    return [number for number, tensor in enumerate(call.given[0]) if tensor.requires_grad]
+    return [number for number, tensor in enumerate(call.arguments[0]) if tensor.requires_grad]
 
 
 def _numbered(call: RecordedCall) -> tuple[str, ...]:
-    return tuple(f"input {number}" for number in range(len(call.given[0])))
+    return tuple(f"input {number}" for number in range(len(call.arguments[0])))
 
 
 def construction(assumptions: tuple[str, ...]) -> Data:
