@@ -160,11 +160,11 @@ class _ProcessAt(GraphProcess):
         self.path, self.limits = process.path, process.limits
         self._process, self._setting = process, setting
 
-    def ask(self, do: str, feeds: Feeds | None = None, **how: Any) -> tuple[Any, Any]:
+    def request(self, do: str, feeds: Feeds | None = None, **how: Any) -> tuple[Any, Any]:
         """Pass a request on to the process that this one stands for."""
         if how.get("setting", DEFAULT) == DEFAULT:
             how["setting"] = self._setting
-        return self._process.ask(do, feeds, **how)
+        return self._process.request(do, feeds, **how)
 
 
 def _weights(

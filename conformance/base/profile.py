@@ -1,4 +1,4 @@
-"""How much a run asks: the named profiles, the dtypes, and the part of one of several machines."""
+"""How much a run tries: the named profiles, the dtypes, and the part of one of several machines."""
 
 from __future__ import annotations
 

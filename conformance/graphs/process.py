@@ -78,7 +78,9 @@ class Child:
         self._end = own_end
         self.imported: set[str] = set()
 
-    def ask(self, head: Head, feeds: Mapping[str, Array], seconds: float) -> tuple[Head, Arrays]:
+    def request(
+        self, head: Head, feeds: Mapping[str, Array], seconds: float
+    ) -> tuple[Head, Arrays]:
         """The answer to a message; raises GraphRefused, and GraphLost after which it is closed."""
         deadline = time.monotonic() + seconds
         self._printed()
@@ -246,17 +248,17 @@ class GraphProcess:
 
         Raises GraphRefused for what the runtime refuses, GraphLost when the child hangs or dies.
         """
-        return self.ask("run", feeds, setting=setting, taps=taps)[1]
+        return self.request("run", feeds, setting=setting, taps=taps)[1]
 
     def open(self, *, setting: Setting = DEFAULT) -> None:
         """Open the graph without running it; raises as ``run`` does."""
-        self.ask("open", setting=setting)
+        self.request("open", setting=setting)
 
     def providers(self) -> list[str]:
         """The execution providers of the runtime in the child."""
-        return list(self.ask("providers")[0]["providers"])
+        return list(self.request("providers")[0]["providers"])
 
-    def ask(
+    def request(
         self,
         do: str,
         feeds: Feeds | None = None,
@@ -265,7 +267,7 @@ class GraphProcess:
         taps: Sequence[str] = (),
     ) -> tuple[Head, Arrays]:
         """The child's answer to a request; raises GraphRefused, GraphLost."""
-        request = {
+        head = {
             "do": do,
             "level": setting.level,
             "provider": setting.provider,
@@ -279,7 +281,7 @@ class GraphProcess:
             seconds = self._seconds + opening
             started = time.monotonic()
             try:
-                answer = child.ask(request, feeds or {}, seconds)
+                answer = child.request(head, feeds or {}, seconds)
             except GraphRefused:
                 raise
             except BaseException as lost:  # Ctrl-C as well: the child is gone
@@ -306,7 +308,7 @@ class GraphProcess:
         library = "onnx" if do in _ONNX_ALONE else "onnxruntime"
         if library not in child.imported:
             try:
-                child.ask({"do": "import", "library": library}, {}, START_SECONDS)
+                child.request({"do": "import", "library": library}, {}, START_SECONDS)
             except (GraphLost, GraphRefused) as error:
                 child.kill()
                 del self._children[place]

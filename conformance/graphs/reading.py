@@ -18,7 +18,7 @@ class Port:
     dtype
         numpy's name (``float32``, ``int64``, ``bool``), ``bfloat16``, or "" for what is no tensor.
     shape
-        One entry an axis; None when the file does not even tell the rank.
+        One entry an axis; None when the file does not even fix the rank.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Port:
 
     @property
     def rank(self) -> int | None:
-        """The number of axes, where the file tells it."""
+        """The number of axes, where the file fixes it."""
         return None if self.shape is None else len(self.shape)
 
 

@@ -1,4 +1,4 @@
-"""What the user says of a graph: ``model.conformance.toml``, or ``--declaration``."""
+"""The declaration of a graph: ``model.conformance.toml``, or ``--declaration``."""
 
 from __future__ import annotations
 

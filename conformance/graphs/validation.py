@@ -52,7 +52,7 @@ def read_header(path: Path) -> Header:
     _check_file(path)
     with GraphProcess(path) as process:
         try:
-            data: dict[str, Any] = process.ask("header")[0]["result"]
+            data: dict[str, Any] = process.request("header")[0]["result"]
         except GraphRefused as error:
             msg = printable(f"{path} {error}")
             raise UsageError(msg) from None
@@ -128,7 +128,7 @@ def defects(path: Path) -> tuple[str, ...]:
     """What is wrong with a file that opens: one sentence each, none for a valid graph."""
     with GraphProcess(path) as process:
         try:
-            return tuple(map(printable, process.ask("defects")[0]["result"]))
+            return tuple(map(printable, process.request("defects")[0]["result"]))
         except GraphRefused as error:
             return (printable(str(error)),)
         except GraphLost as lost:

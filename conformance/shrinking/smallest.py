@@ -231,12 +231,12 @@ def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, .
 
 
 def same_failure(first: Violation, other: Violation) -> bool:
-    """Whether a violation tells the same as the first, and is as far beyond its bound."""
-    return tells_the_same(first, other) and (_gross(other) or not _gross(first))
+    """Whether a violation agrees with the first, and is as far beyond its bound."""
+    return same_but_for_numbers(first, other) and (_gross(other) or not _gross(first))
 
 
-def tells_the_same(first: Violation, other: Violation) -> bool:
-    """Whether two violations of one clause are of one kind and tell the same but for numbers."""
+def same_but_for_numbers(first: Violation, other: Violation) -> bool:
+    """Whether two violations of one clause have one kind and one message, numbers apart."""
     return (first.kind, _without_numbers(first)) == (other.kind, _without_numbers(other))
 
 

@@ -13,7 +13,12 @@ from conformance.clauses.registry import Finding
 from conformance.clauses.subject import Subject
 from conformance.problems.problem import Problem
 from conformance.shrinking.control import Control
-from conformance.shrinking.smallest import examine, same_failure, smallest_failure, tells_the_same
+from conformance.shrinking.smallest import (
+    examine,
+    same_but_for_numbers,
+    same_failure,
+    smallest_failure,
+)
 
 TRIES = 120
 NO_PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
@@ -105,7 +110,7 @@ def test_example_that_the_golden_fails_does_not_count() -> None:
 def test_numbers_do_not_tell_failures_apart(first: str, other: str, same: bool) -> None:  # noqa: FBT001
     """What is said counts, and neither where nor how much."""
     violations = [Violation(kind="value", message=text) for text in (first, other)]
-    assert tells_the_same(*violations) is same
+    assert same_but_for_numbers(*violations) is same
 
 
 def test_gross_error_stays_gross() -> None:
@@ -116,4 +121,4 @@ def test_gross_error_stays_gross() -> None:
     )
     assert not same_failure(far, near)
     assert same_failure(near, far)
-    assert tells_the_same(far, near)
+    assert same_but_for_numbers(far, near)

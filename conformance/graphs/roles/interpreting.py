@@ -23,7 +23,7 @@ Followed = Mapping[tuple[str, int], bool | None]
 def followed(start: FirstCall) -> Followed:
     """For each tensor and axis whether the answer has that size, and not that of the others.
 
-    None where nothing tells: sizes are equal, and other ones are refused.
+    None where nothing shows it: sizes are equal, and other ones are refused.
     """
     result: dict[tuple[str, int], bool | None] = {}
     base = start.base
@@ -229,12 +229,14 @@ class Interpretation:
     @property
     def clean(self) -> bool:
         """Whether all that was observed fits an attention."""
-        return self.in_place and self.assignment.clean and self.start.bent > 0.0 and self.tells
+        return (
+            self.in_place and self.assignment.clean and self.start.bent > 0.0 and self.is_conclusive
+        )
 
     @property
     def likely(self) -> bool:
         """Whether nearly all fits, and positions are kept."""
-        return self.in_place and self.tells and self.assignment.nearly
+        return self.in_place and self.is_conclusive and self.assignment.nearly
 
     @property
     def in_place(self) -> bool:
@@ -250,7 +252,7 @@ class Interpretation:
         return same_positions(query, self.start.base.answer.shape, self.assignment.layout)
 
     @property
-    def tells(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether some tensor has several positions: one alone fits every role."""
         length = self.assignment.length_axis
         return any(not traits.open[length] for traits in self.traits.values())
@@ -260,7 +262,13 @@ class Interpretation:
         """What makes one better than another."""
         failed = self.assignment.facts - self.assignment.fitting
         named = self.assignment.named
-        return (self.clean, self.fits, self.tells, self.assignment.fitting - 2 * failed, named)
+        return (
+            self.clean,
+            self.fits,
+            self.is_conclusive,
+            self.assignment.fitting - 2 * failed,
+            named,
+        )
 
 
 def interpret(probe: GraphProbe) -> Interpretation:
@@ -268,7 +276,7 @@ def interpret(probe: GraphProbe) -> Interpretation:
     best: Interpretation | None = None
     hints = read_hints(probe.header)
     for frozen_too in (False, True):
-        if best is None or not (best.fits and best.tells):
+        if best is None or not (best.fits and best.is_conclusive):
             some = starts(probe, hints, frozen_too=frozen_too)
             best = _best_of(some, best, enough=frozen_too)
     if best is None:

@@ -61,7 +61,7 @@ LetterSizes = Mapping[str, int]
 
 
 class ContradictionError(Exception):
-    """The file says otherwise than a plan."""
+    """The file contradicts a plan."""
 
 
 def sizes_of_letters(

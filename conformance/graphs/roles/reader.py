@@ -356,7 +356,7 @@ def _check_attention(header: Header, interpretation: Interpretation) -> None:
 def _mixes(interpretation: Interpretation) -> bool:
     """Whether a part of the answer depends on several positions, or items, of an input."""
     outer = [at for at, letter in enumerate(interpretation.assignment.layout) if letter in "BL"]
-    return not interpretation.tells or any(
+    return not interpretation.is_conclusive or any(
         traits.matters and not traits.open[at] and traits.local[at] is None
         for traits in interpretation.traits.values()
         for at in outer

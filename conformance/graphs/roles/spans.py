@@ -219,7 +219,7 @@ def _equal(axes: Mapping[str, Sequence[Axis]], assignment: RoleAssignment) -> bo
 
 
 def _heads(start: FirstCall, masks: Sequence[Role], items: int) -> dict[str, int]:
-    """The number of heads that the shape of a mask tells."""
+    """The number of heads that the shape of a mask shows."""
     for mask in masks:
         shape = start.base.feeds[mask.name].shape
         if "H" in mask.axes:

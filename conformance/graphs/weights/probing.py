@@ -1,4 +1,4 @@
-"""Reading an affine map of tokens out of a graph by asking it: zeros, basis vectors, codes."""
+"""Reading an affine map of tokens out of a graph by calls: zeros, basis vectors, codes."""
 
 from __future__ import annotations
 

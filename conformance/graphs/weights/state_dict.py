@@ -111,7 +111,7 @@ def named_projections(
 ) -> dict[str, dict[str, Tensor]]:
     """``q``, ``q_bias``, … by prefix, for each prefix that has query, key and value.
 
-    ``widths``: how wide the tokens of ``q``, ``k`` and ``v`` are, which tells how matrices lie.
+    ``widths``: how wide the tokens of ``q``, ``k`` and ``v`` are, which shows how matrices lie.
     """
     result: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():

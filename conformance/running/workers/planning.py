@@ -149,7 +149,7 @@ def _problems(run: CandidateRun, dtype: str, device: str) -> Iterator[Problem]:
 
 
 def trouble_job(
-    plan: CandidatePlan, _argument: Any, _tell: Callable[[str, str], None]
+    plan: CandidatePlan, _argument: Any, _report_step: Callable[[str, str], None]
 ) -> list[str]:
     """One sentence where a database could not be read or written during the run, else none."""
     memory = plan.run.memory

@@ -14,13 +14,13 @@ from ...clauses.subject import Subject
 from ...errors import UsageError, did_you_mean
 from ...problems.problem import Problem, problem_from_json
 from ...shrinking.counterexample import describe
-from ...shrinking.smallest import Smallest, examine, examine_recorded, tells_the_same
+from ...shrinking.smallest import Smallest, examine, examine_recorded, same_but_for_numbers
 from ..runner import one_thread, why_unusable
 from .planning import CandidatePlan
 
 
 def replay_job(
-    plan: CandidatePlan, argument: dict[str, Any], tell: Callable[[str, str], None]
+    plan: CandidatePlan, argument: dict[str, Any], report_step: Callable[[str, str], None]
 ) -> dict[str, Any]:
     """Examine a problem again and say what became of its failure, as plain data.
 
@@ -34,7 +34,7 @@ def replay_job(
         recording = Recording()
         before = argument.get("earlier", {"last": 0, "of": 0})
         for earlier in _earlier_examples(plan, clause, subject, before["of"], last=before["last"]):
-            tell("calling", plan.candidate.name)  # a new time limit
+            report_step("calling", plan.candidate.name)  # a new time limit
             examine_recorded(clause, subject, earlier, recording)
         finding, recording = examine_recorded(clause, subject, problem, recording)
         if finding.violation is None:
@@ -51,7 +51,7 @@ def replay_job(
 
 
 def earlier_job(
-    plan: CandidatePlan, argument: dict[str, Any], tell: Callable[[str, str], None]
+    plan: CandidatePlan, argument: dict[str, Any], report_step: Callable[[str, str], None]
 ) -> None:
     """Run the first ``count`` examples of a clause as the run did; their results are not judged.
 
@@ -65,7 +65,7 @@ def earlier_job(
     subject = plan.run.subject(argument["dtype"], argument["device"])
     with one_thread(), torch_state.neutral():
         for problem in _earlier_examples(plan, clause, subject, argument["count"]):
-            tell("calling", plan.candidate.name)  # a new time limit
+            report_step("calling", plan.candidate.name)  # a new time limit
             examine(clause, subject, problem)
 
 
@@ -112,7 +112,7 @@ def as_smallest(problem: Problem, violation: Violation, recording: Recording) ->
 
 def outcome(argument: dict[str, Any], violation: Violation) -> str:
     """Whether a violation is that of the report: "fails", else "differs"."""
-    same = tells_the_same(Violation(**argument["violation"]), violation)
+    same = same_but_for_numbers(Violation(**argument["violation"]), violation)
     return "fails" if same else "differs"
 
 

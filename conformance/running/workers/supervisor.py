@@ -95,7 +95,7 @@ class Supervisor:
         process = context.Process(
             target=serve, args=(worker_end, output), name="conformance-worker"
         )
-        with _STARTING, _no_interrupt(), _safe_path():  # the worker is born deaf to Ctrl-C
+        with _STARTING, _no_interrupt(), _safe_path():  # the worker inherits the blocked Ctrl-C
             process.start()
             self._process, self._connection = process, own_end
         worker_end.close()

@@ -32,7 +32,7 @@ def serve(connection: Connection, output: Connection) -> None:
     try:
         _serve(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the supervisor is gone: there is nobody to tell
+        return  # the supervisor is gone: there is nobody to report to
 
 
 def _shield(output: Connection) -> None:
