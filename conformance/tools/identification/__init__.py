@@ -1,1 +1,1 @@
-"""What something undeclared computes, found by calling it: ``conformance identify``."""
+"""``conformance identify``: what an undeclared implementation computes, by calling it."""

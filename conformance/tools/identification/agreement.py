@@ -17,7 +17,7 @@ from ...problems.inputs import Inputs
 
 @dataclass(frozen=True)
 class Sample:
-    """An answer with the inputs it is read as an answer to, and the rows that count (None: all)."""
+    """An answer with the inputs of its problem, and the rows to compare (None: all)."""
 
     inputs: Inputs
     output: Tensor
@@ -31,12 +31,12 @@ def rows_with_keys(inputs: Inputs, point: golden.Semantics) -> Tensor:
 
 
 def live_sample(inputs: Inputs, output: Tensor, point: golden.Semantics) -> Sample:
-    """An answer of which only rows with keys count."""
+    """An answer of which only the rows with keys are compared."""
     return Sample(inputs, output, rows_with_keys(inputs, point))
 
 
 class Judge:
-    """Compares observations with points, at the arithmetic of a dtype."""
+    """Compares answers with points of the semantics, in the arithmetic of a dtype."""
 
     def __init__(
         self,
@@ -51,29 +51,32 @@ class Judge:
         self.always_causal = always_causal
         self.cap = cap
 
-    def margin(self, point: golden.Semantics, one: Sample) -> float:
+    def margin(self, point: golden.Semantics, sample: Sample) -> float:
         """The largest error over its bound; infinite for another shape, or NaN elsewhere."""
-        known = self.oracle.at(self.read(one.inputs), point)
+        expected = self.oracle.at(self.read(sample.inputs), point)
         tiny = torch.finfo(torch.float64).tiny
-        return _largest(one, known.output, known.bound.clamp_min(tiny))
+        return _largest(sample, expected.output, expected.bound.clamp_min(tiny))
 
     def bound(self, point: golden.Semantics, inputs: Inputs) -> Tensor:
         """How far a right answer may be from that of a point."""
         return self.oracle.at(self.read(inputs), point).bound
 
-    def fits(self, point: golden.Semantics, observed: Iterable[Sample]) -> bool:
-        """Whether a point's answers are within bound on every observation."""
-        return all(self.margin(point, one) <= 1.0 for one in observed)
+    def fits(self, point: golden.Semantics, samples: Iterable[Sample]) -> bool:
+        """Whether every sample is within the bound around a point's answer."""
+        return all(self.margin(point, sample) <= 1.0 for sample in samples)
 
-    def distance(self, point: golden.Semantics, observed: Iterable[Sample]) -> float:
+    def distance(self, point: golden.Semantics, samples: Iterable[Sample]) -> float:
         """The largest difference from a point's answers: cheaper than the bound."""
         return max(
-            (_largest(one, evaluate(self.read(one.inputs), point).output) for one in observed),
+            (
+                _largest(sample, evaluate(self.read(sample.inputs), point).output)
+                for sample in samples
+            ),
             default=0.0,
         )
 
     def read(self, inputs: Inputs) -> Inputs:
-        """The problem as it is understood: causal or capped, where every call is."""
+        """The problem that the implementation solves: causal or capped where every call is."""
         read = inputs.replace(causal=True) if self.always_causal else inputs
         return read if self.cap is None or read.softcap else read.replace(softcap=self.cap)
 
@@ -82,15 +85,15 @@ class Judge:
         return Judge(kind, dtype, always_causal=self.always_causal, cap=self.cap)
 
 
-def _largest(one: Sample, expected: Tensor, bound: Tensor | float = 1.0) -> float:
-    """The largest error over a bound among the rows that count; equal infinities have none."""
-    if expected.shape != one.output.shape:
+def _largest(sample: Sample, expected: Tensor, bound: Tensor | float = 1.0) -> float:
+    """The largest error over a bound among the compared rows; equal infinities have none."""
+    if expected.shape != sample.output.shape:
         return torch.inf
-    both_nan = torch.isnan(expected) & torch.isnan(one.output)
-    error = (one.output - expected).abs() / bound
-    error = torch.where((one.output == expected) | both_nan, 0.0, error)
-    if one.rows is not None:
-        error = torch.where(one.rows, error, 0.0)
+    both_nan = torch.isnan(expected) & torch.isnan(sample.output)
+    error = (sample.output - expected).abs() / bound
+    error = torch.where((sample.output == expected) | both_nan, 0.0, error)
+    if sample.rows is not None:
+        error = torch.where(sample.rows, error, 0.0)
     if not error.numel():
         return 0.0
     return torch.inf if bool(torch.isnan(error).any()) else float(error.max())
@@ -101,14 +104,14 @@ _PATIENCE = 3
 
 
 def fitting(
-    judge: Judge, points: Sequence[golden.Semantics], observed: Sequence[Sample]
+    judge: Judge, points: Sequence[golden.Semantics], samples: Sequence[Sample]
 ) -> list[golden.Semantics]:
     """The points that fit, nearest first; bounds are worked out for the near ones only."""
-    distances = [(judge.distance(point, observed), index) for index, point in enumerate(points)]
+    distances = [(judge.distance(point, samples), index) for index, point in enumerate(points)]
     fits: list[golden.Semantics] = []
     misses = 0
     for _, index in sorted(pair for pair in distances if pair[0] < torch.inf):
-        if judge.fits(points[index], observed):
+        if judge.fits(points[index], samples):
             fits.append(points[index])
         else:
             misses += 1

@@ -1,4 +1,4 @@
-"""What needs no reading of the numbers: dtypes, repeated calls, empty batches, order of tokens."""
+"""Probes of dtypes, returned weights, repeated calls, empty batches and the order of tokens."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _dtype(
 
 @dataclass(frozen=True)
 class ReturnedWeights:
-    """How returned weights are asked for; ``averaged`` where they are a mean over the heads."""
+    """How weights are requested; ``averaged`` where they are a mean over the heads."""
 
     options: tuple[tuple[str, str], ...]
     averaged: bool
@@ -79,8 +79,8 @@ class ReturnedWeights:
 def find_weights(
     caller: Caller, parameters: Parameters, point: golden.Semantics, judge: Judge
 ) -> ReturnedWeights | None:
-    """Attention weights returned beside the output, by default or when asked."""
-    ask = [
+    """Attention weights returned with the output, by default or on request."""
+    named = [
         (entry.name, "True")
         for entry in parameters.meaning("weights")
         if entry.by_keyword and not entry.guessed
@@ -88,7 +88,7 @@ def find_weights(
     guessed = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.guessed]
     average = [(entry.name, "False") for entry in parameters.meaning("average")]
     inputs = caller.draw(seed=12).replace(return_weights=True)
-    for options in (tuple(ask[:1] + average), tuple(average), (), tuple(guessed[:1])):
+    for options in (tuple(named[:1] + average), tuple(average), (), tuple(guessed[:1])):
         answer = caller.under(weights=options).call(inputs)
         returned = answer.returned if isinstance(answer, Observation) else None
         if not isinstance(returned, tuple) or len(returned) < 2:  # noqa: PLR2004 (a pair)
@@ -96,32 +96,32 @@ def find_weights(
         if not isinstance(returned[1], Tensor) or not isinstance(returned[0], Tensor):
             continue
         words = ", ".join(f"{name}={value}" for name, value in options) or "always returned"
-        found = _weights_kind(caller, judge.read(inputs), returned[1], point)
-        if found:
-            return ReturnedWeights(options, found == "averaged", words)
+        kind = _weights_kind(caller, judge.read(inputs), returned[1], point)
+        if kind:
+            return ReturnedWeights(options, kind == "averaged", words)
     return None
 
 
 def _weights_kind(caller: Caller, inputs: Any, weights: Tensor, point: golden.Semantics) -> str:
     oracle = Oracle(declare(caller.kind, semantics=point), "float32")
-    known, bound = oracle.answer(inputs).weights, oracle.weights_bound(inputs)
+    expected, bound = oracle.answer(inputs).weights, oracle.weights_bound(inputs)
     returned = weights.detach().double()
     if not inputs.batched:
         returned = returned.unsqueeze(0)
-    if returned.shape == known.shape and bool(((returned - known).abs() <= bound).all()):
+    if returned.shape == expected.shape and bool(((returned - expected).abs() <= bound).all()):
         return "heads"
-    mean, wide = known.mean(dim=1), bound.amax(dim=1) * known.shape[1]
-    same = returned.shape == mean.shape and known.dim() == _FOUR
+    mean, wide = expected.mean(dim=1), bound.amax(dim=1) * expected.shape[1]
+    same = returned.shape == mean.shape and expected.dim() == _FOUR
     return "averaged" if same and bool(((returned - mean).abs() <= wide).all()) else ""
 
 
 def repeats(caller: Caller) -> bool | None:
     """Whether two calls with the same inputs agree bit for bit; None when one of them fails."""
     inputs = caller.draw(seed=13)
-    one, two = caller.call(inputs), caller.call(inputs)
-    if isinstance(one, Refusal) or isinstance(two, Refusal):
+    first, second = caller.call(inputs), caller.call(inputs)
+    if isinstance(first, Refusal) or isinstance(second, Refusal):
         return None
-    return torch.equal(one.output.nan_to_num(), two.output.nan_to_num())
+    return torch.equal(first.output.nan_to_num(), second.output.nan_to_num())
 
 
 def changed_inputs(caller: Caller) -> list[str]:
@@ -143,7 +143,7 @@ def changed_inputs(caller: Caller) -> list[str]:
 
 
 def accepted_mismatches(caller: Caller) -> list[str]:
-    """What a call takes though it does not fit: see the clause ``shape.rejects-mismatch``.
+    """The mismatched shapes that a call accepts: see the clause ``shape.rejects-mismatch``.
 
     Kernels differ with the sizes: values as wide as keys and of their own width are both tried.
     """
@@ -160,7 +160,7 @@ def accepted_mismatches(caller: Caller) -> list[str]:
         for what, changed in changes.items():
             if not isinstance(caller.call(changed), Refusal):
                 accepted[what] = None
-        use = next((one for one in caller.convention.masks if one.shape in _WITH_KEYS), None)
+        use = next((use for use in caller.convention.masks if use.shape in _WITH_KEYS), None)
         if use is not None and not isinstance(_with_short_mask(caller, use, inputs), Refusal):
             accepted["a mask for fewer keys than there are"] = None
     return list(accepted)
@@ -178,7 +178,7 @@ def _with_short_mask(caller: Caller, use: MaskUse, inputs: Inputs) -> Observatio
 
 
 def empty_batch(caller: Caller) -> str | None:
-    """What happens with a batch of none: ``answers`` or why not; None without a batch."""
+    """What happens with an empty batch: ``answers`` or why not; None without a batch axis."""
     if not caller.convention.layout.batched:
         return None
     inputs = caller.draw({"batch": 0}, seed=14)

@@ -59,7 +59,7 @@ class Caller:
     """One way of calling an implementation.
 
     prepare
-        Makes ``theirs``, the implementation (or the layer with a probe's weights), of a probe.
+        Makes the implementation to call for a probe: a layer has the probe's weights.
     convention
         How it is called.
     sizes

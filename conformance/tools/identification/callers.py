@@ -28,7 +28,7 @@ from .signature import Parameters, read_parameters
 from .switches import Options, plain_options
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
-# What the output is of what comes back: itself, a part of a tuple, the first entry of a dict.
+# The output in what is returned: all of it, a part of a tuple, the first entry of a dict.
 OUTPUTS: Final = ("answer", "answer[0]", "next(iter(answer.values()))", "answer[1]")
 SEPARATE: Final = 3
 # Sizes that many functions tie together, the fewest ties first.
@@ -86,8 +86,8 @@ def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
 
 
 def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...] | None]:
-    """Which inputs are taken, and their keywords where the order is another than ours."""
-    tables = [one.name for one in parameters.meaning("positions") if one.required]
+    """Which inputs are taken; their keywords where the order is not query, key, value."""
+    tables = [entry.name for entry in parameters.meaning("positions") if entry.required]
     if tables:
         msg = (
             f"{shown} needs {' and '.join(tables)}, tables of positions, which identify does not "
@@ -124,7 +124,7 @@ def says_inputs(parameters: Parameters) -> bool:
 
 
 def absent(parameters: Parameters) -> tuple[tuple[str, str], ...]:
-    """What must be given and has no use for a plain call: None for masks, no dropout."""
+    """Required arguments without use in a plain call: None for masks, no dropout."""
     neutral = {"mask": "None", "dropout": "0.0", "causal": "False", "scale": "None"}
     return tuple(
         (entry.name, neutral[entry.meaning])
@@ -190,7 +190,7 @@ def _pinned(implementation: Implementation) -> list[SizeRule]:
         if implementation.declared is not None
         else {}
     )
-    fixed = tuple((name, str(one[0])) for name, one in sizes.items() if len(one) == 1)
+    fixed = tuple((name, str(values[0])) for name, values in sizes.items() if len(values) == 1)
     return [SizeRule(changes=fixed)] if fixed else []
 
 
@@ -236,7 +236,7 @@ def _built(builder: Any, geometry: Any, weights: Any) -> Any:
 
 
 def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
-    """A declared layer that brings its own weights: widths and heads are theirs."""
+    """A declared layer that brings its own weights, which fix widths and heads."""
     declared = implementation.declared
     if declared is None:
         return
@@ -257,7 +257,7 @@ def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
         )
 
 
-# Deviations under which projections without telling names can still be found.
+# Deviations under which projections can be recognised even by other names.
 _POINTS: Final = (
     golden.STANDARD,
     golden.STANDARD.replace(scale="none"),
@@ -368,7 +368,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
 
 
 def _layouts(reading: Understood) -> list[Layout]:
-    """The order that the adapters found first, then the others."""
+    """The layouts, first the one that the adapters read."""
     first = "LE" if not reading.batched else "LBE" if reading.calling.sequence_first else "BLE"
     return sorted(LAYER_LAYOUTS, key=lambda layout: layout.name != first)
 

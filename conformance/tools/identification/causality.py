@@ -1,4 +1,4 @@
-"""The causal flag, alone and with a mask, and what a query without any key returns."""
+"""The causal flag, alone and with a mask, and what a query without keys returns."""
 
 from __future__ import annotations
 
@@ -44,22 +44,27 @@ def find_causality(
     gives = _FLIPPED.get(dict(caller.convention.options).get(parameter.name, ""), "True")
     flagged = caller.under(causal=parameter.name, causal_gives=gives)
     answers = [_call(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
-    if all(isinstance(one, Refusal) for one in answers):
+    if all(isinstance(answer, Refusal) for answer in answers):
         answers = [_call(flagged, _SQUARE)]
-    observed = [one for one in answers if isinstance(one, Observation)]
+    observed = [answer for answer in answers if isinstance(answer, Observation)]
     readings: list[golden.Semantics] = []
     why, idle = "", False
     if not observed:
         why = f"with it alone it {answers[0].why}" if isinstance(answers[0], Refusal) else ""
     else:
-        plain = [Sample(one.inputs.replace(causal=False), one.output) for one in observed]
+        plain = [
+            Sample(observation.inputs.replace(causal=False), observation.output)
+            for observation in observed
+        ]
         idle = judge.fits(points[0], plain)
         for point in () if idle else points:
-            readings = readings or [one for one in _points(point) if _fits(one, observed, judge)]
+            readings = readings or [
+                reading for reading in _points(point) if _fits(reading, observed, judge)
+            ]
         if not readings:
             why = "it changes nothing" if idle else "it hides keys in no way that is known"
-    sizes = (one.inputs.geometry for one in observed)
-    lengths = ", ".join(f"{one.query_length} x {one.key_length}" for one in sizes)
+    geometries = (observation.inputs.geometry for observation in observed)
+    lengths = ", ".join(f"{sizes.query_length} x {sizes.key_length}" for sizes in geometries)
     return Causality(
         parameter=parameter,
         gives=gives,
@@ -87,7 +92,10 @@ def _call(caller: Caller, sizes: dict[str, int]) -> Observation | Refusal:
 
 
 def _fits(point: golden.Semantics, observed: Sequence[Observation], judge: Judge) -> bool:
-    return judge.fits(point, (live_sample(one.inputs, one.output, point) for one in observed))
+    return judge.fits(
+        point,
+        (live_sample(observation.inputs, observation.output, point) for observation in observed),
+    )
 
 
 def find_combination(
@@ -113,7 +121,7 @@ def find_single_query(
 ) -> golden.Semantics | None:
     """The point at which a single query is never causal, where that alone explains the answer.
 
-    Only an alignment at the first key shows a difference, with more keys than the one.
+    Only an alignment at the first key shows a difference, with more keys than one.
     """
     answer = _call(caller, _ONE_QUERY)
     if isinstance(answer, Refusal) or answer.inputs.geometry.query_length != 1:
@@ -159,7 +167,7 @@ def empty_row_rules(
         return _OTHER
     empty = rows.any(dim=1).unsqueeze(-1) if inputs.is_layer else rows.unsqueeze(-1)
     sample = Sample(inputs, answer.output, empty)
-    rules = tuple(one for one in RULES if judge.fits(point.replace(empty_rows=one), [sample]))
+    rules = tuple(rule for rule in RULES if judge.fits(point.replace(empty_rows=rule), [sample]))
     if not rules and bool(torch.isnan(answer.output[empty.expand(answer.output.shape)]).all()):
         return ("nan",)
     return rules or _OTHER
@@ -182,37 +190,44 @@ _COMBINATION_WORDS: Final = {
 def add_facts(case: Investigation) -> None:
     """Find the flag that works, how it acts with masks, and what empty rows return."""
     points = [case.point, *case.other_readings]
-    tried = [find_causality(case.caller, one, points, case.judge) for one in _flags(case)]
-    working = next((one for one in tried if one.readings), None)
+    tried = [find_causality(case.caller, flag, points, case.judge) for flag in _flags(case)]
+    working = next((causality for causality in tried if causality.readings), None)
     if working is None:
-        named = [one for one in tried if one.parameter.meaning == "causal"]
-        named = [one for one in named if not one.parameter.guessed]
-        words = "; ".join(f"{placed(one.parameter)}: {one.why}" for one in named)
-        case.found.add(
+        named = [
+            causality
+            for causality in tried
+            if causality.parameter.meaning == "causal" and not causality.parameter.guessed
+        ]
+        words = "; ".join(f"{placed(flag.parameter)}: {flag.why}" for flag in named)
+        case.findings.add(
             "causal",
             words or "no flag",
             "calls with the flag alone" if named else "no parameter sounds like one",
             {"flag": None, "alignment": None},
         )
-        idle = [one for one in named if _is_idle(one) and not case.judge.always_causal]
+        idle = [flag for flag in named if _is_idle(flag) and not case.judge.always_causal]
         case.idle_flag = idle[0] if idle else None
     else:
         _add_flag(case, working)
     _add_empty_rows(case)
 
 
-def _is_idle(found: Causality) -> bool:
+def _is_idle(causality: Causality) -> bool:
     """Whether a flag, and no mask of that name, changes nothing."""
-    one = found.parameter
-    return found.idle and "mask" not in one.name and one.default in ("True", "False", "None")
+    parameter = causality.parameter
+    return (
+        causality.idle
+        and "mask" not in parameter.name
+        and parameter.default in ("True", "False", "None")
+    )
 
 
 def promise_idle_flag(case: Investigation) -> None:
-    """Promise the flag that hides nothing; the last step, as for masks."""
-    one = case.idle_flag
-    if one is None:
+    """Promise the flag that hides nothing, after all other probes, as for masks."""
+    flag = case.idle_flag
+    if flag is None:
         return
-    name = one.parameter.name
+    name = flag.parameter.name
     case.observed.append(
         without_effect(
             name,
@@ -221,31 +236,32 @@ def promise_idle_flag(case: Investigation) -> None:
         )
     )
     if not case.as_observed:
-        case.caller = case.caller.under(causal=name, causal_gives=one.gives)
+        case.caller = case.caller.under(causal=name, causal_gives=flag.gives)
         case.promises["causal"] = golden.STANDARD.causal_alignment
 
 
 def _flags(case: Investigation) -> list[CallParameter]:
-    """What sounds causal, and the flags that plain calls turn off."""
+    """The parameters with a causal name, and the flags that plain calls turn off."""
     off = {name for name, value in case.caller.convention.options if value in ("True", "False")}
     return [
-        one
-        for one in case.parameters.entries
-        if one.by_keyword and (one.meaning == "causal" or (is_flag(one) and one.name in off))
+        parameter
+        for parameter in case.parameters.entries
+        if parameter.by_keyword
+        and (parameter.meaning == "causal" or (is_flag(parameter) and parameter.name in off))
     ]
 
 
-def _add_flag(case: Investigation, found: Causality) -> None:
-    first, parameter = found.readings[0], found.parameter
-    alignments = list(dict.fromkeys(one.causal_alignment for one in found.readings))
+def _add_flag(case: Investigation, causality: Causality) -> None:
+    first, parameter = causality.readings[0], causality.parameter
+    alignments = list(dict.fromkeys(reading.causal_alignment for reading in causality.readings))
     certain = len(alignments) == 1
     where = alignments[0] if certain else "top-left or bottom-right: lengths are always equal"
     plain = dict(case.caller.convention.options).get(parameter.name)
     always = "" if plain is None or parameter.required else f"; on unless {parameter.name}={plain}"
-    case.found.add(
+    case.findings.add(
         "causal",
         f"{placed(parameter)}: {where}{_OFFSET_WORDS[first.causal_offset]}{always}",
-        found.evidence,
+        causality.evidence,
         {
             "flag": parameter.name,
             "alignment": first.causal_alignment if certain else None,
@@ -254,10 +270,10 @@ def _add_flag(case: Investigation, found: Causality) -> None:
         *(() if certain else (LIKELY,)),
     )
     if first.mask_operation != case.point.mask_operation:
-        case.found.add(
+        case.findings.add(
             "causal hiding",
             f"as by the masks that are not declared ({first.mask_operation})",
-            found.evidence,
+            causality.evidence,
             first.mask_operation,
         )
         return
@@ -265,11 +281,11 @@ def _add_flag(case: Investigation, found: Causality) -> None:
         causal_alignment=first.causal_alignment, causal_offset=first.causal_offset
     )
     case.promises["causal"] = first.causal_alignment
-    case.caller = case.caller.under(causal=parameter.name, causal_gives=found.gives)
+    case.caller = case.caller.under(causal=parameter.name, causal_gives=causality.gives)
     single = find_single_query(case.caller, case.point, case.judge)
     if single is not None:
         case.point = single
-        case.found.add(
+        case.findings.add(
             "causal, one query",
             "a single query is never causal: it sees every key",
             "the flag with one query on six keys",
@@ -279,7 +295,7 @@ def _add_flag(case: Investigation, found: Causality) -> None:
 
 
 def _add_combination(case: Investigation) -> None:
-    """How flag and mask act together; the flag is left out where no declaration can say it."""
+    """Find how flag and mask act together; drop the flag where no declaration can express it."""
     rules = {
         use.form: find_combination(case.caller, use, case.point, case.judge)
         for use in {use.form: use for use in reversed(case.caller.convention.masks)}.values()
@@ -287,19 +303,21 @@ def _add_combination(case: Investigation) -> None:
     if not rules:
         return
     words = {
-        form: _COMBINATION_WORDS.get(str(one), "in no known way") for form, one in rules.items()
+        form: _COMBINATION_WORDS.get(str(rule), "in no known way") for form, rule in rules.items()
     }
     first, *others = dict.fromkeys(rules.values())
-    case.found.add(
+    case.findings.add(
         "causal and mask",
-        "; ".join(f"{f}: {t}" for f, t in words.items()) if others else next(iter(words.values())),
+        "; ".join(f"{form}: {text}" for form, text in words.items())
+        if others
+        else next(iter(words.values())),
         f"both at once ({', '.join(rules)})",
         rules if others else first,
     )
     if not others and first is not None:
         case.point = case.point.replace(causal_combination=first)
         return
-    case.found.add(
+    case.findings.add(
         "flags left out",
         str(case.caller.convention.causal),
         "a declaration has one rule for a flag together with a mask of any form",
@@ -313,7 +331,7 @@ def _add_combination(case: Investigation) -> None:
 
 
 def _add_empty_rows(case: Investigation) -> None:
-    """The rule for rows that a mask, causality or both leave empty: one, or one for each way."""
+    """The rule for rows that a mask, causality or both leave empty; one for each if they differ."""
     by_way: dict[str, set[str]] = {}
     for form, *rules in case.promises.pop("empty_by_mask", []):
         by_way[form] = by_way.get(form, set(rules)) & set(rules)
@@ -325,7 +343,7 @@ def _add_empty_rows(case: Investigation) -> None:
             by_way[BY_CAUSALITY] = set(by_flag)
             words = empty_words(by_flag)
             evidence = "more queries than keys"
-            case.found.add("empty rows by causality", words, evidence, by_flag[0])
+            case.findings.add("empty rows by causality", words, evidence, by_flag[0])
         if convention.masks and point.causal_combination == "both":
             both = set(empty_row_rules(caller, point, judge, convention.masks[0], causal=True))
             by_way[BY_CAUSALITY] = by_way.get(BY_CAUSALITY, both) & both

@@ -1,4 +1,4 @@
-"""Where a declaration contradicts what its candidate does: few probes, and only what is certain."""
+"""Certain contradictions between a declaration and what its candidate does, by few probes."""
 
 from __future__ import annotations
 
@@ -69,10 +69,15 @@ def contradictions(candidate: Candidate) -> list[str]:
         sentences = []
     else:
         scaled = [point.replace(scale=rule, scale_factor=1.0) for rule in SCALES]
-        other = next((one for one in scaled if one != point and judge.fits(one, samples)), None)
+        other = next(
+            (reading for reading in scaled if reading != point and judge.fits(reading, samples)),
+            None,
+        )
         if other is None:
             return list(_without_causality(declared, observed, judge))
-        words = [SCALE_WORDS.get(str(one.scale), f"{one.scale}") for one in (point, other)]
+        words = [
+            SCALE_WORDS.get(str(reading.scale), f"{reading.scale}") for reading in (point, other)
+        ]
         sentences = [f"declared scale {words[0]}, but it is {words[1]}"]
         point = other
     return [
@@ -128,10 +133,14 @@ def declared_caller(candidate: Candidate) -> Caller:
 
 
 def _live(observed: list[Observation], judge: Judge, reading: golden.Semantics) -> list[Sample]:
-    """Answers, of which only rows with keys under a reading count."""
+    """The answers, of which only the rows with keys under a reading are compared."""
     return [
-        Sample(one.inputs, one.output, rows_with_keys(judge.read(one.inputs), reading))
-        for one in observed
+        Sample(
+            observation.inputs,
+            observation.output,
+            rows_with_keys(judge.read(observation.inputs), reading),
+        )
+        for observation in observed
     ]
 
 
@@ -147,7 +156,9 @@ def _without_causality(
     reading = point.replace(causal_alignment=other)
     if judge.fits(reading, _live(observed, judge, reading)):
         yield f"{promise}, but the diagonal is {other}"
-    elif free.fits(point, [Sample(one.inputs, one.output) for one in observed]):
+    elif free.fits(
+        point, [Sample(observation.inputs, observation.output) for observation in observed]
+    ):
         yield f"{promise}, but plain answers are those without causality"
 
 
@@ -156,7 +167,7 @@ def _other_alignment(declared: Declaration) -> str:
 
 
 def _masks(caller: Caller, judge: Judge, point: golden.Semantics) -> Iterator[str]:
-    """Masks of two values whose polarity is the other one."""
+    """Masks of two values with the opposite polarity."""
     firsts = {use.form: use for use in reversed(caller.convention.masks) if use.form in _POLARITIES}
     other = "drop" if point.mask_polarity == "keep" else "keep"
     for form, use in firsts.items():
@@ -180,18 +191,25 @@ def _causal(
     called = caller.under(causal="causal")
     drawn = (called.draw(sizes).replace(causal=True) for sizes in (LONG_KEYS, LONG_QUERIES))
     answers = [called.answer(inputs) for inputs in drawn]
-    observed = [one for one in answers if one is not None]
+    observed = [answer for answer in answers if answer is not None]
 
     def fits(reading: golden.Semantics) -> bool:
         return judge.fits(
-            reading, [live_sample(one.inputs, one.output, reading) for one in observed]
+            reading,
+            [
+                live_sample(observation.inputs, observation.output, reading)
+                for observation in observed
+            ],
         )
 
     if len(observed) < len(answers) or fits(point):
         return
     other = _other_alignment(declared)
     promise = f"declared causal={declared.causal!r}"
-    plain = [Sample(one.inputs.replace(causal=False), one.output) for one in observed]
+    plain = [
+        Sample(observation.inputs.replace(causal=False), observation.output)
+        for observation in observed
+    ]
     if fits(point.replace(causal_alignment=other)):
         yield f"{promise}, but the diagonal is {other}"
     elif judge.fits(point, plain):

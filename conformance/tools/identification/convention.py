@@ -1,7 +1,6 @@
-"""How something wants to be called, as data, and the adapter in Python that calls it so.
+"""How an implementation is called, as data, and the adapter in Python that calls it so.
 
-The adapter's text is what is printed for the user and what is compiled for probing: what was found
-holds for what is pasted.
+The adapter printed for the user is the text that was compiled for probing, so results hold for it.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """An order of axes: how ours become theirs, and their answer ours.
+    """An order of axes.
 
-    ``give`` and ``take`` are expressions of ``{}``; ``words`` say it for the user. ``batched`` and
-    ``single_head`` say which axes exist at all.
+    ``give`` is the expression of ``{}`` that turns the harness's tensor into the implementation's,
+    ``take`` the one that turns the answer back; ``words`` describe the order for the user.
+    ``batched`` and ``single_head`` say which axes exist at all.
     """
 
     name: str
@@ -88,10 +88,10 @@ LAYER_LAYOUTS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class MaskUse:
-    """How a mask of ours is handed over.
+    """How a mask of the harness is passed to the implementation.
 
-    ``shape`` is the declared one in letters; ``native`` says how theirs is shaped in words.
-    ``give`` is an expression of ``{}``, our mask; ``lead`` are lines that come before it.
+    ``shape`` is the declared shape in letters, ``native`` the implementation's shape in words, and
+    ``give`` an expression of ``{}``, the harness's mask.
     """
 
     form: str
@@ -158,17 +158,17 @@ class Convention:
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """Our keywords that the adapter takes, with their defaults."""
-        found = [f"{form}=None" for form in self.forms]
-        found += ["causal=False"] if self.causal else []
+        """The harness's keywords that the adapter takes, with their defaults."""
+        keywords = [f"{form}=None" for form in self.forms]
+        keywords += ["causal=False"] if self.causal else []
         for word in ("scale", "softcap", "window", "dropout"):
-            found += [f"{word}=None"] if getattr(self, word) else []
-        found += ["return_weights=False"] if self.weights is not None else []
-        return tuple(found)
+            keywords += [f"{word}=None"] if getattr(self, word) else []
+        keywords += ["return_weights=False"] if self.weights is not None else []
+        return tuple(keywords)
 
     @property
     def inputs_names(self) -> tuple[str, ...]:
-        """What our inputs are called."""
+        """The names of the inputs in the adapter."""
         named = {"self": ("x",), "memory": ("query", "context")}
         return named.get(self.inputs, ("query", "key", "value"))
 
@@ -178,7 +178,7 @@ def compiled(convention: Convention) -> Callable[..., Any]:
     """The adapter as a function ``call(theirs, query, key, value, *, …)``."""
     lines = [header("call", convention, "theirs"), *adapter_body(convention, "theirs")]
     namespace: dict[str, Any] = {"torch": torch}
-    exec(compile("\n".join(lines), "<adapter>", "exec"), namespace)  # noqa: S102 (our own text)
+    exec(compile("\n".join(lines), "<adapter>", "exec"), namespace)  # noqa: S102 (text of this module)
     function: Callable[..., Any] = namespace["call"]
     return function
 
@@ -215,14 +215,14 @@ def _options(convention: Convention) -> list[str]:
 
 
 def _numbers(convention: Convention) -> list[tuple[str, str, str]]:
-    found = []
+    numbers = []
     if convention.scale:
-        found.append(("scale", *convention.scale))
+        numbers.append(("scale", *convention.scale))
     for word in ("softcap", "window", "dropout"):
         parameter = getattr(convention, word)
         if parameter:
-            found.append((word, parameter, word))
-    return found
+            numbers.append((word, parameter, word))
+    return numbers
 
 
 def _mask_lines(convention: Convention, form: str) -> list[str]:
@@ -230,7 +230,10 @@ def _mask_lines(convention: Convention, form: str) -> list[str]:
     ways = {(use.parameter, use.give) for use in uses}
     if len(ways) == 1:
         use = uses[0]
-        return [f"if {form} is not None:", f'    options["{use.parameter}"] = {_given(use)}']
+        return [
+            f"if {form} is not None:",
+            f'    options["{use.parameter}"] = {_mask_expression(use)}',
+        ]
     # Several ways: the shape of the mask decides, the most special first.
     lines = []
     word = "if"
@@ -240,13 +243,13 @@ def _mask_lines(convention: Convention, form: str) -> list[str]:
         test = _shape_test(use.shape, form, query)
         lines += [
             f"{word} {form} is not None and {test}:",
-            f'    options["{use.parameter}"] = {_given(use)}',
+            f'    options["{use.parameter}"] = {_mask_expression(use)}',
         ]
         word = "elif"
     return lines
 
 
-def _given(use: MaskUse) -> str:
+def _mask_expression(use: MaskUse) -> str:
     return use.give.format(use.form)
 
 
@@ -266,7 +269,7 @@ def _shape_test(shape: str, form: str, query: str) -> str:
 def _call_lines(convention: Convention, callee: str) -> list[str]:
     tokens = [convention.layout.give.format(name) for name in convention.inputs_names]
     if convention.names is not None:
-        tokens = [f"{name}={given}" for name, given in zip(convention.names, tokens, strict=True)]
+        tokens = [f"{name}={token}" for name, token in zip(convention.names, tokens, strict=True)]
     call = f"{callee}({', '.join([*tokens, *(['**options'] if _options(convention) else [])])})"
     take = convention.layout.take
     first = convention.inputs_names[0]

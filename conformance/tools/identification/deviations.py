@@ -18,7 +18,7 @@ from .signature import CallParameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
 # Choices that every implementation has to make: no deviation.
-_ANYONES: Final = ("causal_alignment", "empty_rows")
+_UNAVOIDABLE: Final = ("causal_alignment", "empty_rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Deviation:
     clause: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """PlainReading data for the record."""
+        """Plain data for the record."""
         return asdict(self)
 
 
@@ -63,10 +63,10 @@ class Investigation:
     """The results of probing an implementation so far.
 
     ``caller`` has every keyword that is understood, ``promises`` the arguments of the declaration,
-    ``expected`` the failures to expect under it, ``beyond`` what no declaration can say.
-    ``other_readings`` are what masks that are left out of the declaration do to a hidden key,
-    ``observed`` deviations that no field of ``point`` holds, ``unchecked`` masks that are
-    understood and in no promise. ``idle`` is a mask that hides nothing where none does,
+    ``expected`` the failures to expect under it, ``beyond`` what no declaration can express.
+    ``other_readings`` say how masks that are left out of the declaration treat a hidden key,
+    ``observed`` are deviations that no field of ``point`` holds, ``unchecked`` the masks that are
+    understood but not declared. ``idle`` is a mask that hides nothing where no mask does,
     ``idle_flag`` such a causal flag. With ``as_observed`` probable mistakes are promised, too.
     """
 
@@ -74,7 +74,7 @@ class Investigation:
     parameters: Parameters
     judge: Judge
     point: golden.Semantics
-    found: Findings
+    findings: Findings
     promises: dict[str, Any] = field(default_factory=dict)
     features: list[str] = field(default_factory=list)
     expected: list[tuple[str, str]] = field(default_factory=list)
@@ -93,37 +93,44 @@ def without_effect(name: str, text: str, fix: str) -> Deviation:
 
 
 def deviations(case: Investigation) -> list[Deviation]:
-    """Every difference, the probable mistakes first."""
+    """Every difference from the standard, the probable mistakes first."""
     changed = golden.STANDARD.differences(case.point)
     mistakes = _mistakes(case)
-    found = [
-        Deviation(observed=_said(one.changes), text=one.sentence, fix=one.fix, mistaken=True)
-        for one in mistakes
+    listed = [
+        Deviation(
+            observed=_said(mistake.changes),
+            text=mistake.sentence,
+            fix=mistake.fix,
+            mistaken=True,
+        )
+        for mistake in mistakes
     ]
-    known = {name for one in mistakes for name in one.changes}
-    found += case.observed
+    mistaken = {name for mistake in mistakes for name in mistake.changes}
+    listed += case.observed
     for name, (_, value) in changed.items():
-        if name in known or name in _ANYONES:
+        if name in mistaken or name in _UNAVOIDABLE:
             continue
-        named = next((one for one in MISTAKES if dict(one.changes) == {name: value}), None)
+        named = next(
+            (mistake for mistake in MISTAKES if dict(mistake.changes) == {name: value}), None
+        )
         text = named.sentence if named else f"{name.replace('_', ' ')} is {value!r}"
         fix = named.fix if named else ""
-        found.append(Deviation(observed=_said({name: value}), text=text, fix=fix, mistaken=False))
-    return found
+        listed.append(Deviation(observed=_said({name: value}), text=text, fix=fix, mistaken=False))
+    return listed
 
 
 def promised(case: Investigation) -> golden.Semantics:
     """The point that is declared: the standard in place of what only mistakes do."""
     if case.as_observed:
         return case.point
-    fields = {name for one in _mistakes(case) for name in one.changes}
+    fields = {name for mistake in _mistakes(case) for name in mistake.changes}
     return case.point.replace(**{name: getattr(golden.STANDARD, name) for name in fields})
 
 
 def expected(case: Investigation) -> list[tuple[str, str]]:
     """The failures that the declaration expects: those of mistakes only where they are promised."""
-    observed = [one for one in case.observed if one.clause and case.as_observed]
-    return [*case.expected, *((one.clause, one.text) for one in observed)]
+    observed = [deviation for deviation in case.observed if deviation.clause and case.as_observed]
+    return [*case.expected, *((deviation.clause, deviation.text) for deviation in observed)]
 
 
 def _mistakes(case: Investigation) -> list[NamedMistake]:
@@ -133,8 +140,10 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
         for role, name in _BIASES.items()
         if role in case.caller.biases and not getattr(case.point, name)
     }
-    lost = [one for one in MISTAKES if one.only_a_point and set(one.changes) <= unused]
-    return [*mistaken_conventions(case.point), *(one for one in lost if one.changes)]
+    lost = [
+        mistake for mistake in MISTAKES if mistake.only_a_point and set(mistake.changes) <= unused
+    ]
+    return [*mistaken_conventions(case.point), *(mistake for mistake in lost if mistake.changes)]
 
 
 def _said(changes: Any) -> str:

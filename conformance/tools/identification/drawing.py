@@ -36,7 +36,7 @@ def draw(
     seed: int = 0,
     weights: golden.ProjectionWeights | None = None,
 ) -> Inputs:
-    """Normal tokens (or heads) of a geometry; one object where the mode says that they are one."""
+    """Normal tokens (or heads) of a geometry; inputs that a mode shares are the same object."""
     generator = torch.Generator().manual_seed(1 + seed)
     shapes = token_shapes(geometry, layer=kind != "core")
     query, key, value = (

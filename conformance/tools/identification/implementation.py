@@ -67,14 +67,14 @@ def implementations_of(
     options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
 ) -> list[Implementation]:
     """The object that each target names; raises UsageError with one sentence."""
-    found = []
+    implementations = []
     for target in options.targets:
         tell("loading", target)
-        found.append(_thing(target))
-    return found
+        implementations.append(_implementation(target))
+    return implementations
 
 
-def _thing(target: str) -> Implementation:
+def _implementation(target: str) -> Implementation:
     value, imports, expression = _located(target)
     name = expression.rpartition(".")[2]
     return implementation_of(
@@ -105,7 +105,9 @@ def implementation_of(
     if form == "module":
         value, expression = _built(value, expression)
         # A module without matrices has no projections.
-        form = "module" if any(one.dim() > 1 for one in value.parameters()) else "function"
+        form = (
+            "module" if any(parameter.dim() > 1 for parameter in value.parameters()) else "function"
+        )
     return Implementation(
         target=target,
         name=name,
@@ -128,7 +130,7 @@ def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
 
 
 def _built(value: Any, expression: str) -> tuple[torch.nn.Module, str]:
-    """An instance in eval mode, and the expression for it; DeclarationError for a class unmade."""
+    """An instance in eval mode, and its expression; UsageError for a class that needs more."""
     if isinstance(value, type):
         try:
             value, how = instance_of(value, None)
@@ -152,7 +154,9 @@ def _form(value: Any, target: str) -> str:
         )
         raise UsageError(msg)
     parameters = read_parameters(value)
-    inputs = [one for one in parameters.entries if one.required or one.meaning in ("q", "k", "v")]
+    inputs = [
+        entry for entry in parameters.entries if entry.required or entry.meaning in ("q", "k", "v")
+    ]
     if not inputs and not parameters.open_ended:
         return "factory"
     return "builder" if tuple(parameters.names[:2]) == _BUILDER else "function"

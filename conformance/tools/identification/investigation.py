@@ -1,4 +1,4 @@
-"""Probes every fact of an implementation, in order, and keeps facts and promises together."""
+"""Probes every fact of an implementation in order, and collects facts and promises."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Tell = Callable[[str], None]
 
 
 def investigate(case: Investigation, plain: PlainReading, tell: Tell) -> None:
-    """Every fact of an implementation whose plain answers are understood."""
+    """Add every fact of an implementation whose plain answers are understood."""
     tell("computation")
     _computation(case, plain)
     for what, step in _STEPS:
@@ -57,11 +57,11 @@ def investigate(case: Investigation, plain: PlainReading, tell: Tell) -> None:
 
 
 def _always(case: Investigation, plain: PlainReading) -> None:
-    """What nothing turns off; no declaration can say a cap."""
+    """Add what nothing turns off; no declaration can express a cap."""
     if plain.cap is not None:
         keyword, cap = "softcap" in case.features, f"{plain.cap:.6g}"
         other = "unless its keyword gives another cap" if keyword else "no keyword turns it off"
-        case.found.add(
+        case.findings.add(
             "softcap",
             f"always: logits become {cap} * tanh(logits / {cap}); {other}",
             rivals(plain),
@@ -73,7 +73,7 @@ def _always(case: Investigation, plain: PlainReading) -> None:
     if plain.always is not None:
         square = case.caller.convention.inputs == "self"
         where = "" if square else f", aligned {plain.always}"
-        case.found.add(
+        case.findings.add(
             "causal",
             f"always{where}; no flag turns it off",
             "a call without mask and flag is golden only under causality",
@@ -84,23 +84,25 @@ def _always(case: Investigation, plain: PlainReading) -> None:
 
 def _computation(case: Investigation, plain: PlainReading) -> None:
     caller, point = case.caller, plain.point
-    parameters, found = case.parameters, case.found
+    parameters, findings = case.parameters, case.findings
     shape = caller.convention
     first = caller.draw()
     sizes = first.geometry
-    found.add(
+    findings.add(
         "kind",
         kind_words(shape),
         f"an answer of shape {list(first.output_shape)} to sizes that all differ",
         {"kind": caller.kind, "inputs": shape.inputs, "batched": shape.layout.batched},
     )
-    found.add("inputs", inputs_words(shape, parameters), parameters_words(parameters), shape.inputs)
-    found.add(
+    findings.add(
+        "inputs", inputs_words(shape, parameters), parameters_words(parameters), shape.inputs
+    )
+    findings.add(
         "axes", shape.layout.words, "the first order whose answers are golden", shape.layout.name
     )
     evidence = rivals(plain)
     number = scale_number(point, sizes)
-    found.add(
+    findings.add(
         "scale",
         SCALE_WORDS.get(str(point.scale), f"the number {number:.6g}")
         + (f" times {point.scale_factor:.6g}" if point.scale_factor != 1 else "")
@@ -112,18 +114,18 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
         evidence,
         {"rule": point.scale, "factor": point.scale_factor, "number": number},
     )
-    found.add("softmax", f"over the {point.softmax_axis} axis", evidence, point.softmax_axis)
+    findings.add("softmax", f"over the {point.softmax_axis} axis", evidence, point.softmax_axis)
     if caller.kind == "layer":
-        found.add(
+        findings.add(
             "heads",
             head_order_words(point, sizes),
             evidence,
             {"split": point.head_split, "merge": point.head_merge, "count": sizes.num_heads},
         )
-        found.add("biases", biases_words(caller, point), evidence, _biases(caller, point))
+        findings.add("biases", biases_words(caller, point), evidence, _biases(caller, point))
     for other in plain.others:
         changed = ", ".join(f"{k}={v[1]!r}" for k, v in point.differences(other).items())
-        found.add(
+        findings.add(
             "alternatives",
             f"with these sizes {changed} gives the same answers",
             "both are within bound of every probe",
@@ -132,7 +134,7 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
         )
     ties = dict(caller.sizes.changes)
     if ties and not all(value.isdigit() for value in ties.values()):
-        found.add(
+        findings.add(
             "sizes",
             ", ".join(f"{name} = {value.replace('g.', '')}" for name, value in ties.items()),
             "other sizes are refused or answered in another shape",
@@ -181,20 +183,20 @@ def _add_number(
 ) -> bool:
     """Add the fact of a keyword and return whether it works.
 
-    A guessed keyword without a known effect is no fact: the function may just swallow it.
+    A guessed keyword without a known effect is no fact: the function may just ignore it.
     """
     evidence, value = shown
     works = bool(number.give)
     if works or not parameter.guessed or number.understood:
         words = f"{placed(parameter)}: {number.words}"
         value = {"works": works} if value is None else value
-        case.found.add(name, words, evidence, {"parameter": parameter.name, **value})
+        case.findings.add(name, words, evidence, {"parameter": parameter.name, **value})
     return works
 
 
 def _by_keyword(case: Investigation, meaning: str) -> list[CallParameter]:
     named = case.parameters.meaning(meaning)
-    return [one for one in named if one.by_keyword and not is_flag(one)]
+    return [parameter for parameter in named if parameter.by_keyword and not is_flag(parameter)]
 
 
 def _groups(case: Investigation) -> None:
@@ -204,12 +206,12 @@ def _groups(case: Investigation) -> None:
         "tile": "yes: query head h reads key/value head h modulo their number (tiled)",
     }
     if groups.order is None:
-        case.found.add(
+        case.findings.add(
             "groups", f"not supported ({groups.why})", "6 heads on 2 key/value heads", None
         )
         return
     option = "".join(f" with {name}=True" for name, _ in groups.option)
-    case.found.add(
+    case.findings.add(
         "groups", words[groups.order] + option, "6 heads on 2 key/value heads", groups.order
     )
     options = (*case.caller.convention.options, *groups.option)
@@ -222,12 +224,12 @@ def _weights(case: Investigation) -> None:
     weights = find_weights(case.caller, case.parameters, case.point, case.judge)
     if weights is None:
         named = case.parameters.meaning("weights")
-        asked = [entry.name for entry in named if not entry.guessed]
-        why = f"none that are attention's ({', '.join(asked)} tried)" if asked else "none"
-        case.found.add("weights", why, "a call that asks for them", None)
+        requested = [entry.name for entry in named if not entry.guessed]
+        why = f"none that are attention's ({', '.join(requested)} tried)" if requested else "none"
+        case.findings.add("weights", why, "a call that asks for them", None)
         return
     how = "averaged over the heads" if weights.averaged else "one table a head"
-    case.found.add(
+    case.findings.add(
         "weights",
         f"{how} ({weights.words})",
         "the second value returned against the golden weights",
@@ -239,52 +241,52 @@ def _weights(case: Investigation) -> None:
 
 
 def _dtypes(case: Investigation) -> None:
-    found = find_dtypes(case.caller, case.caller.convention.masks, case.point, case.judge)
-    right = [one.dtype for one in found if one.right]
-    wrong = [f"{one.dtype}: {one.why}" for one in found if not one.right]
-    case.found.add(
+    results = find_dtypes(case.caller, case.caller.convention.masks, case.point, case.judge)
+    right = [result.dtype for result in results if result.right]
+    wrong = [f"{result.dtype}: {result.why}" for result in results if not result.right]
+    case.findings.add(
         "dtypes",
         ", ".join(right) + (f"; not {'; not '.join(wrong)}" if wrong else ""),
         "within the bound of each dtype, plain and with each mask form",
-        {one.dtype: one.right for one in found},
+        {result.dtype: result.right for result in results},
     )
     case.promises["dtypes"] = right or ["float32"]
 
 
 def _behaviour(case: Investigation) -> None:
-    caller, found = case.caller, case.found
-    behave(caller, found, lambda inputs: case.judge.bound(case.point, inputs))
-    _dropout(case, same=bool(found.value("deterministic")))
+    caller, findings = case.caller, case.findings
+    behave(caller, findings, lambda inputs: case.judge.bound(case.point, inputs))
+    _dropout(case, same=bool(findings.value("deterministic")))
     changed = changed_inputs(caller)
     words = f"changes {', '.join(changed)} in place" if changed else "left as they are"
-    found.add("inputs after a call", words, "compared with copies", changed)
+    findings.add("inputs after a call", words, "compared with copies", changed)
     _mismatches(case)
     batch = empty_batch(caller)
     if batch is not None:
-        found.add("empty batch", batch, "a batch of 0", batch == "answers")
+        findings.add("empty batch", batch, "a batch of 0", batch == "answers")
 
 
 def behave(
-    caller: Caller, found: Findings, bound_of: Callable[[Inputs], Tensor] | None = None
+    caller: Caller, findings: Findings, bound_of: Callable[[Inputs], Tensor] | None = None
 ) -> None:
-    """Whether the order of tokens matters, and whether a call repeats: both need no golden."""
+    """Add whether the order of tokens matters, and whether a call repeats; needs no golden."""
     order = order_matters(caller, bound_of)
     if order is None:
-        found.undetermined("position", "a call with the tokens in another order failed")
+        findings.undetermined("position", "a call with the tokens in another order failed")
     else:
         words = "the order of the tokens matters" if order else "none: the order does not matter"
-        found.add("position", words, "keys and values reversed", order)
+        findings.add("position", words, "keys and values reversed", order)
     same = repeats(caller)
     again = {True: "yes: two calls agree bit for bit", False: "no: two calls differ"}
     if same is None:
-        found.undetermined("deterministic", "a call failed")
+        findings.undetermined("deterministic", "a call failed")
     else:
-        found.add("deterministic", again[same], "the same inputs twice", same)
+        findings.add("deterministic", again[same], "the same inputs twice", same)
 
 
 def _mismatches(case: Investigation) -> None:
     accepted = accepted_mismatches(case.caller)
-    case.found.add(
+    case.findings.add(
         "shapes that do not fit",
         f"accepted: {', '.join(accepted)}" if accepted else "refused",
         "fewer values than keys, a key of another size, a mask for one key fewer",
@@ -297,9 +299,9 @@ def _mismatches(case: Investigation) -> None:
 
 def _dropout(case: Investigation, *, same: bool) -> None:
     parameters = case.parameters.meaning("dropout")
-    if case.caller.kind == "layer" and all(one.guessed for one in parameters):
+    if case.caller.kind == "layer" and all(parameter.guessed for parameter in parameters):
         words = "none in eval" if same else "answers vary in eval mode"
-        case.found.add("dropout", words, "two calls in eval mode", not same)
+        case.findings.add("dropout", words, "two calls in eval mode", not same)
         return
     for parameter in parameters:
         if parameter.by_keyword:
@@ -307,7 +309,7 @@ def _dropout(case: Investigation, *, same: bool) -> None:
             if parameter.guessed and not dropped:
                 continue
             words = "drops weights at random" if dropped else "changes nothing"
-            case.found.add(
+            case.findings.add(
                 "dropout", f"{placed(parameter)}: {words}", f"{parameter.name}=0.5, twice", dropped
             )
 

@@ -45,14 +45,14 @@ _GRID: Final = tuple(10.0 ** (step / 4.0) for step in range(-4, 13))
 def capped(observed: Sequence[Observation], judge: Judge) -> PlainReading | None:
     """The reading with a cap that holds on every probe, fitted on the first; None without one."""
     readings = (_fitted(observed, judge, always) for always in (None, *_ALIGNMENTS))
-    return next((one for one in readings if one is not None), None)
+    return next((reading for reading in readings if reading is not None), None)
 
 
 def _fitted(
     observed: Sequence[Observation], judge: Judge, always: str | None
 ) -> PlainReading | None:
     """The scale that comes nearest with any cap, then its cap, as a number that people write."""
-    samples = [read_as(one, always) for one in observed]
+    samples = [read_as(observation, always) for observation in observed]
     points = [with_alignment(golden.STANDARD.replace(scale=rule), always) for rule in SCALES]
 
     def distance(point: golden.Semantics, cap: float) -> float:
@@ -60,12 +60,12 @@ def _fitted(
 
     nearest = min(points, key=lambda point: min(distance(point, cap) for cap in _GRID))
     for cap in round_numbers(nearest_number(_GRID, partial(distance, nearest))):
-        capped_samples = [_with_cap(one, cap) for one in samples]
+        capped_samples = [_with_cap(sample, cap) for sample in samples]
         if judge.fits(nearest, capped_samples):
             return PlainReading(
                 point=nearest,
                 always=always,
-                margin=max(judge.margin(nearest, one) for one in capped_samples),
+                margin=max(judge.margin(nearest, sample) for sample in capped_samples),
                 tried=len(points),
                 fitted=True,
                 cap=cap,
@@ -73,8 +73,8 @@ def _fitted(
     return None
 
 
-def _with_cap(one: Sample, cap: float) -> Sample:
-    return Sample(one.inputs.replace(softcap=cap), one.output, one.rows)
+def _with_cap(sample: Sample, cap: float) -> Sample:
+    return Sample(sample.inputs.replace(softcap=cap), sample.output, sample.rows)
 
 
 _WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
@@ -82,7 +82,7 @@ _LENGTH: Final = 5
 _LONGEST: Final = 1 << 16
 
 
-def find_positions(function: Callable[..., Any], found: Findings) -> tuple[int, list[int]] | str:
+def find_positions(function: Callable[..., Any], findings: Findings) -> tuple[int, list[int]] | str:
     """The longest length and the widths it takes, or why it is no known position encoding."""
     answers = {width: _added(function, _LENGTH, width) for width in _WIDTHS}
     taken = {width: added for width, added in answers.items() if added is not None}
@@ -97,15 +97,15 @@ def find_positions(function: Callable[..., Any], found: Findings) -> tuple[int, 
     if not _is(added, expected):
         return "it adds the same numbers to any input, which are no sinusoidal encoding"
     longest = _longest(function, width)
-    found.add(
+    findings.add(
         "kind",
         "position encoding, sinusoidal: sines in the even channels, cosines in the odd ones",
         f"what is added to zeros and to random tokens is the golden table at width {width}",
         {"kind": "positions", "position": "sinusoidal"},
     )
-    found.add(
+    findings.add(
         "sizes",
-        f"widths {', '.join(str(one) for one in sorted(taken))} of those tried, up to {longest} "
+        f"widths {', '.join(map(str, sorted(taken)))} of those tried, up to {longest} "
         "positions" + (" at least" if longest == _LONGEST else ""),
         "longer inputs are refused, or not given the table",
         {"widths": sorted(taken), "max_length": longest},
@@ -114,12 +114,12 @@ def find_positions(function: Callable[..., Any], found: Findings) -> tuple[int, 
 
 
 def _added(function: Callable[..., Any], length: int, width: int) -> Tensor | None:
-    """What is added to tokens, when it is the same for all of them."""
+    """The table that is added to tokens; None where it is not the same for all of them."""
     tokens = torch.randn(2, length, width, generator=torch.Generator().manual_seed(0))
     answers = []
-    for given in (torch.zeros_like(tokens), tokens):
+    for inputs in (torch.zeros_like(tokens), tokens):
         try:
-            answer = guarded(function, (given.clone(),), {})
+            answer = guarded(function, (inputs.clone(),), {})
         except CandidateFailure:
             return None
         if not isinstance(answer, Tensor) or answer.shape != tokens.shape:
@@ -186,13 +186,13 @@ def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> di
         "facts": [],
         "declaration": None,
     }
-    found = Findings()
+    findings = Findings()
     try:
-        reason = _identify(implementation, found, record, tell, as_observed=bool(as_observed))
+        reason = _identify(implementation, findings, record, tell, as_observed=bool(as_observed))
     except UsageError as error:
         reason = str(error)
     record |= {
-        "facts": found.as_json(),
+        "facts": findings.as_json(),
         "reason": reason,
         "identified": not reason,
         "seconds": round(time.perf_counter() - started, 3),
@@ -203,7 +203,7 @@ def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> di
 
 def _identify(
     implementation: Implementation,
-    found: Findings,
+    findings: Findings,
     record: dict[str, Any],
     tell: Tell,
     *,
@@ -211,10 +211,10 @@ def _identify(
 ) -> str:
     """Fill findings and record; returns why nothing could be identified, or ""."""
     if _takes_one(implementation):
-        return _positions(implementation, found, record)
+        return _positions(implementation, findings, record)
     callers = _opened(implementation)
     if implementation.declared is not None and not implementation.declared.weights_known:
-        return _without_weights(callers, found)
+        return _without_weights(callers, findings)
     opened = _first_golden(callers, implementation.parameters)
     if isinstance(opened, str):
         return opened
@@ -225,7 +225,7 @@ def _identify(
         parameters=_parameters(caller),
         judge=judge,
         point=read.point,
-        found=found,
+        findings=findings,
         as_observed=as_observed,
     )
     investigate(case, read, lambda what: tell("probing", what))
@@ -233,8 +233,8 @@ def _identify(
     changed = golden.STANDARD.differences(case.point)
     record["semantics"] = {name: pair[1] for name, pair in changed.items()}
     differing = deviations(case)
-    record["deviations"] = [one.as_json() for one in differing]
-    record["mistaken"] = deviations_words(sum(one.mistaken for one in differing))
+    record["deviations"] = [deviation.as_json() for deviation in differing]
+    record["mistaken"] = deviations_words(sum(deviation.mistaken for deviation in differing))
     if not case.beyond:
         record["declaration"] = declaration_text(implementation, case)
     record["beyond"] = case.beyond
@@ -245,15 +245,15 @@ def _identify(
 
 
 def _takes_one(implementation: Implementation) -> bool:
-    """Whether it is a function of one input: no projections are in sight."""
+    """Whether it is a function of one input, which has no projections."""
     if implementation.form != "function" or not implementation.parameters.entries:
         return False
     return callers.read_inputs(implementation.parameters, implementation.name)[0] == "self"
 
 
-def _positions(implementation: Implementation, found: Findings, record: dict[str, Any]) -> str:
+def _positions(implementation: Implementation, findings: Findings, record: dict[str, Any]) -> str:
     """A function of one input can be a position encoding."""
-    encoding = find_positions(implementation.value, found)
+    encoding = find_positions(implementation.value, findings)
     if isinstance(encoding, str):
         return encoding
     longest, widths = encoding
@@ -261,8 +261,10 @@ def _positions(implementation: Implementation, found: Findings, record: dict[str
     if len(widths) > 1:
         record["declaration"] = positions_text(implementation, longest)
     else:
-        one = f"it takes the width {widths[0]} alone, and a declared encoding takes any even width"
-        record["beyond"] = [one]
+        limit = (
+            f"it takes the width {widths[0]} alone, and a declared encoding takes any even width"
+        )
+        record["beyond"] = [limit]
     return ""
 
 
@@ -278,18 +280,18 @@ def _opened(implementation: Implementation) -> Iterator[Caller]:
     return callers.function_callers(implementation)
 
 
-def _without_weights(callers: Iterator[Caller], found: Findings) -> str:
-    """What calls alone tell of a layer whose projections nobody can see."""
+def _without_weights(callers: Iterator[Caller], findings: Findings) -> str:
+    """Add what calls alone show of a layer with unknown weights; returns why no more is known."""
     for caller in callers:
         if caller.answer(caller.draw()) is None:
             continue
-        found.add(
+        findings.add(
             "kind",
             kind_words(caller.convention),
             "an answer of the declared shape",
             {"kind": "layer", "inputs": caller.convention.inputs},
         )
-        behave(caller, found)
+        behave(caller, findings)
         break
     return "its weights are told to nobody, so no golden answer exists to compare with"
 
@@ -320,7 +322,7 @@ def _first_golden(
         return _first_capped(unread) or _unread(*unread[0])
     if not refusals:
         return "it takes neither query, key and value nor any inputs that attention has"
-    tables = " and ".join(one.name for one in parameters.meaning("positions"))
+    tables = " and ".join(table.name for table in parameters.meaning("positions"))
     needs = (
         f"; it may need {tables}, tables of positions, which identify does not make: wrap it in a "
         "function or module that fills them in"
@@ -346,11 +348,14 @@ def _parameters(caller: Caller) -> Parameters:
 
 
 def _shaped(observed: list[Observation]) -> bool:
-    return all(tuple(one.output.shape) == one.inputs.output_shape for one in observed)
+    return all(
+        tuple(observation.output.shape) == observation.inputs.output_shape
+        for observation in observed
+    )
 
 
 def _unread(caller: Caller, observed: list[Observation]) -> str:
-    nan = all(bool(one.output.isnan().any()) for one in observed)
+    nan = all(bool(observation.output.isnan().any()) for observation in observed)
     what = "holds NaN" if nan else "is that of no reading of attention that is known"
     return f"its answer {what} (called with {caller.convention.layout.words})"
 

@@ -31,7 +31,11 @@ _UNKNOWN: Final = "a number given there acts in no way that is known"
 
 @dataclass(frozen=True)
 class NumberKeyword:
-    """What a keyword does with a number: an expression of ours, "" where none can be declared."""
+    """What a keyword does with a number.
+
+    ``give`` is the number that it takes, as an expression of the harness's keyword; "" where the
+    effect cannot be declared.
+    """
 
     give: str
     words: str
@@ -63,11 +67,11 @@ def _fits_and_acts(
     answer: Observation | None,
     **absent: None,
 ) -> bool:
-    """Whether an answer is that of an option, and is not as well the answer without it."""
+    """Whether an answer fits the problem with an option, and does not fit the one without it."""
     if answer is None:
         return False
     plain = inputs.replace(causal=False, **absent)
-    own, other = (live_sample(one, answer.output, point) for one in (inputs, plain))
+    own, other = (live_sample(read, answer.output, point) for read in (inputs, plain))
     return judge.fits(point, [own]) and not judge.fits(point, [other])
 
 
@@ -128,7 +132,9 @@ def find_groups(
         return Groups(None, why="its sizes tie the heads together")
     options: list[tuple[tuple[str, str], ...]] = [()]
     if caller.kind == "core":
-        options += [((p.name, "{query}.shape[1] != key.shape[1]"),) for p in parameters]
+        options += [
+            ((parameter.name, "{query}.shape[1] != key.shape[1]"),) for parameter in parameters
+        ]
     refusal = "an answer of another shape"
     for option in options:
         answer = caller.under(options=(*caller.convention.options, *option)).call(inputs)

@@ -92,7 +92,7 @@ def _observe(
     reached = _extreme(first, point, low=low)
     if reached <= 0.0:
         return None
-    # Heads see a key with signs of their own: what counts is the one that sees it lowest (highest).
+    # The sign of a key's logit differs between heads: the lowest (highest) of them counts.
     stretched, rows = single_key_inputs(inputs, live=0, target=target * target / reached, low=low)
     answer = caller.call(stretched)
     if isinstance(answer, Refusal) or not bool(torch.isfinite(stretched.key).all()):

@@ -47,109 +47,115 @@ def add_facts(case: Investigation) -> None:
     """Find the masks, then what empty rows return and how far hidden keys leak."""
     parameters = case.parameters.meaning("mask")
     results = find_masks(case.caller, parameters, case.point, case.judge)
-    if case.judge.always_causal and not any(isinstance(one, MaskReading) for one in results):
+    if case.judge.always_causal and not any(isinstance(result, MaskReading) for result in results):
         replaced = case.point.replace(causal_combination="mask-only")
         again = find_masks(case.caller, parameters, replaced, case.judge)
-        if any(isinstance(one, MaskReading) for one in again):
+        if any(isinstance(result, MaskReading) for result in again):
             results, case.point = again, replaced
-            case.found.add(
+            case.findings.add(
                 "causal and mask",
                 "causality is dropped when a mask is given",
                 "masked calls are golden without the triangle",
                 "mask-only",
             )
-    for one in results:
-        name = f"mask {one.parameter.name} ({one.kind})"
-        if isinstance(one, MaskReading):
-            _add_mask(case, name, one)
-        elif not one.parameter.guessed:
-            case.found.add(
+    for result in results:
+        name = f"mask {result.parameter.name} ({result.kind})"
+        if isinstance(result, MaskReading):
+            _add_mask(case, name, result)
+        elif not result.parameter.guessed:
+            case.findings.add(
                 name,
-                f"{placed(one.parameter)}: {one.why}",
+                f"{placed(result.parameter)}: {result.why}",
                 "calls with and without it",
-                {"parameter": one.parameter.name, "form": None},
+                {"parameter": result.parameter.name, "form": None},
             )
-    readings = [one for one in results if isinstance(one, MaskReading)]
+    readings = [result for result in results if isinstance(result, MaskReading)]
     _declare(case, readings)
     idle = _without_effect(results)
     if not readings:
         case.idle = next((name for name in idle if not _OF_OTHERS.search(name)), "")
-    # Masks of what plain calls do not have change nothing.
+    # Masks of inputs that plain calls do not have change nothing.
     case.unchecked += [name for name in idle if _OF_OTHERS.search(name)]
     if not parameters:
-        case.found.add("mask", "none", "no parameter sounds like one", None)
+        case.findings.add("mask", "none", "no parameter sounds like one", None)
     elif not case.caller.convention.masks:
-        case.found.add("mask", "none that works", "calls with each mask-like parameter", None)
+        case.findings.add("mask", "none that works", "calls with each mask-like parameter", None)
 
 
-def _add_mask(case: Investigation, name: str, one: MaskReading) -> None:
-    shapes = ", ".join(dict.fromkeys(use.native for use in one.uses))
-    words = f"{placed(one.parameter)}: {_polarity(one)}, shapes {shapes}{_operation(one)}"
-    if one.ambiguous:
-        words += f"; not {', '.join(one.ambiguous)}, taken for another shape where sizes are equal"
-    evidence = f"golden within bound in {len(one.uses)} shape{'s' * (len(one.uses) != 1)}"
+def _add_mask(case: Investigation, name: str, reading: MaskReading) -> None:
+    shapes = ", ".join(dict.fromkeys(use.native for use in reading.uses))
+    words = (
+        f"{placed(reading.parameter)}: {_polarity(reading)}, shapes {shapes}{_operation(reading)}"
+    )
+    if reading.ambiguous:
+        words += (
+            f"; not {', '.join(reading.ambiguous)}, taken for another shape where sizes are equal"
+        )
+    evidence = f"golden within bound in {len(reading.uses)} shape{'s' * (len(reading.uses) != 1)}"
     # Only a mask of two values could be read the other way.
-    if one.form not in ("bias", "lengths") and one.point.mask_operation != "add-to-kept":
+    if reading.form not in ("bias", "lengths") and reading.point.mask_operation != "add-to-kept":
         evidence += ", and not with the other polarity"
     value = {
-        "parameter": one.parameter.name,
-        "form": one.form,
-        "shapes": [use.shape for use in one.uses],
-        "operation": one.point.mask_operation,
+        "parameter": reading.parameter.name,
+        "form": reading.form,
+        "shapes": [use.shape for use in reading.uses],
+        "operation": reading.point.mask_operation,
     }
-    case.found.add(name, words, evidence, value)
+    case.findings.add(name, words, evidence, value)
 
 
-def _polarity(one: MaskReading) -> str:
+def _polarity(reading: MaskReading) -> str:
     """Which value ignores a key."""
-    if one.point.mask_operation == "add-to-kept":
+    if reading.point.mask_operation == "add-to-kept":
         return "True is added as 1, and nothing is hidden"
-    if one.kind in ("int", "0/1 float"):
-        return "1 ignores" if one.form == "drop" else "0 ignores"
-    return _POLARITY[one.form]
+    if reading.kind in ("int", "0/1 float"):
+        return "1 ignores" if reading.form == "drop" else "0 ignores"
+    return _POLARITY[reading.form]
 
 
-def _operation(one: MaskReading) -> str:
-    operation = one.point.mask_operation
+def _operation(reading: MaskReading) -> str:
+    operation = reading.point.mask_operation
     if operation in _OPERATIONS:
         return f"; {_OPERATIONS[operation]}"
-    if operation == "replace" and one.point.mask_fill > -MUST_UP_TO:
-        return f"; hidden logits become {one.point.mask_fill:g}"
-    if operation == "add" and one.point.mask_fill > -MUST_UP_TO:
-        return f"; {one.point.mask_fill:g} is added to hidden logits"
-    if one.point.bias_order == "before-scale":
+    if operation == "replace" and reading.point.mask_fill > -MUST_UP_TO:
+        return f"; hidden logits become {reading.point.mask_fill:g}"
+    if operation == "add" and reading.point.mask_fill > -MUST_UP_TO:
+        return f"; {reading.point.mask_fill:g} is added to hidden logits"
+    if reading.point.bias_order == "before-scale":
         return "; it joins before the scaling and is scaled too"
     return ""
 
 
 def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
     """Promise the masks that a declaration can say together, and probe their empty rows."""
-    exact = [one for one in understood if one.exact and one.point.mask_fill < -MUST_UP_TO]
-    alike = exact or [one for one in understood if one.point == understood[0].point]
+    exact = [
+        reading for reading in understood if reading.exact and reading.point.mask_fill < -MUST_UP_TO
+    ]
+    alike = exact or [reading for reading in understood if reading.point == understood[0].point]
     uses = chosen_uses(alike)
     if not uses:
         return
-    left = [one for one in understood if one not in alike]
-    case.other_readings = list(dict.fromkeys(one.point for one in left))
+    left = [reading for reading in understood if reading not in alike]
+    case.other_readings = list(dict.fromkeys(reading.point for reading in left))
     if left:
-        case.found.add(
+        case.findings.add(
             "masks left out",
-            ", ".join(f"{one.parameter.name} ({one.kind})" for one in left),
+            ", ".join(f"{reading.parameter.name} ({reading.kind})" for reading in left),
             "a declaration has one meaning for all its masks: the exact ones are declared",
-            [one.parameter.name for one in left],
+            [reading.parameter.name for reading in left],
         )
     used = {use.parameter for use in uses}
-    names = dict.fromkeys(one.parameter.name for one in understood)
+    names = dict.fromkeys(reading.parameter.name for reading in understood)
     case.unchecked = [name for name in names if name not in used]
-    for one in alike:
+    for reading in alike:
         case.point = case.point.replace(
-            mask_operation=one.point.mask_operation, mask_fill=one.point.mask_fill
+            mask_operation=reading.point.mask_operation, mask_fill=reading.point.mask_fill
         )
-        if one.form == "bias":
-            case.point = case.point.replace(bias_order=one.point.bias_order)
+        if reading.form == "bias":
+            case.point = case.point.replace(bias_order=reading.point.bias_order)
     case.caller = case.caller.under(masks=_in_common(uses))
     if not exact:
-        case.found.add(
+        case.findings.add(
             "empty rows",
             "what the arithmetic gives: hidden keys are never gone",
             "the mask leaves them some weight",
@@ -165,16 +171,20 @@ def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
 
 
 def _without_effect(results: Sequence[MaskResult]) -> list[str]:
-    """The parameters on which no answer depends, in any form."""
-    unread = [one for one in results if isinstance(one, UnreadMask) and not one.parameter.guessed]
-    names = dict.fromkeys(one.parameter.name for one in unread)
-    return [name for name in names if all(one.idle for one in unread if one.parameter.name == name)]
+    """The names of the parameters on which no answer depends, in any form."""
+    unread = [
+        mask for mask in results if isinstance(mask, UnreadMask) and not mask.parameter.guessed
+    ]
+    names = dict.fromkeys(mask.parameter.name for mask in unread)
+    return [
+        name for name in names if all(mask.idle for mask in unread if mask.parameter.name == name)
+    ]
 
 
 def promise_idle_mask(case: Investigation) -> None:
     """Promise the mask that hides nothing: a declaration without it would conform.
 
-    The last step, since nothing else can be probed with it.
+    Done after all other probes, since nothing else can be probed with it.
     """
     name = case.idle
     if not name:
@@ -188,8 +198,8 @@ def promise_idle_mask(case: Investigation) -> None:
     )
     if not case.as_observed:
         form, shape = next(use for word, *use in _BY_NAME if word in name.lower())
-        one = MaskUse(form=form, parameter=name, shape=shape, native=shape)
-        case.caller = case.caller.under(masks=(one,))
+        mask_use = MaskUse(form=form, parameter=name, shape=shape, native=shape)
+        case.caller = case.caller.under(masks=(mask_use,))
 
 
 def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
@@ -222,7 +232,7 @@ def _empty_rows(case: Investigation, uses: Sequence[MaskUse]) -> None:
             f"{empty_words(rule)} by {parameter} ({form})"
             for (form, parameter), rule in rules.items()
         )
-    case.found.add(
+    case.findings.add(
         "empty rows",
         words,
         f"rows without a key in {', '.join(form for form, _ in rules)}",
@@ -241,7 +251,7 @@ def _leaks(case: Investigation, uses: Sequence[MaskUse]) -> None:
     leaking = [leak for leak in leaks.values() if isinstance(leak, Leak)]
     if not leaking:
         largest = min(leak.up_to for leak in leaks.values() if isinstance(leak, Tight))
-        case.found.add(
+        case.findings.add(
             "hidden keys",
             f"never win, up to logits of {_short(f'{largest:g}')}"
             if largest > 1.0
@@ -251,7 +261,7 @@ def _leaks(case: Investigation, uses: Sequence[MaskUse]) -> None:
         )
         return
     worst = min(leaking, key=lambda leak: leak.threshold)
-    case.found.add(
+    case.findings.add(
         "hidden keys",
         _leak_words(worst),
         "the only live logit driven down (or hidden ones up) until another key shows",
@@ -279,7 +289,7 @@ def _short(words: str) -> str:
 
 
 def _expect(case: Investigation, leak: Leak) -> None:
-    """What the declaration must say of a leak that clauses see."""
+    """Promise or record a leak that clauses notice."""
     if leak.threshold > MUST_UP_TO:
         return
     if leak.fill is not None and abs(leak.fill) < _ORDINARY:

@@ -1,4 +1,4 @@
-"""Which parameter is a mask, in which forms and shapes it is taken, and what it does."""
+"""Which parameters are masks, in which forms and shapes they are taken, and what they do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .convention import MaskUse
 from .drawing import masked
 from .signature import CallParameter
 
-# (declared shape, expression that makes it theirs, theirs in words)
+# (declared shape, expression for the implementation's shape, that shape in words)
 _SHAPES: Final = (
     ("BHQK", "{}", "[B, H, Lq, Lk]"),
     ("B1QK", "{}", "[B, 1, Lq, Lk]"),
@@ -29,7 +29,7 @@ _SHAPES: Final = (
     ("BK", "{}", "[B, Lk]"),
     ("K", "{}", "[Lk]"),
 )
-# Shapes that ours become by moving axes; tried where none is taken as it is.
+# Shapes with moved axes; tried where a shape is not taken as it is.
 _TURNED: Final = (
     ("BHQK", "{}.flatten(0, 1)", "[B*H, Lq, Lk]"),
     ("BQK", "{}.permute(1, 2, 0)", "[Lq, Lk, B]"),
@@ -42,7 +42,7 @@ _AS_FOUR: Final = {
     "BQK": ("B1QK", "{0}[:, 0]"),
 }
 _LENGTHS: Final = (("B", "[B]"), ("BQ", "[B, Lq]"), ("Q", "[Lq]"), ("", "[]"))
-# What a mask of our form is turned into for them: (form when it keeps, form when it drops, source)
+# Masks of two values: (kind, form where True keeps, form where True drops, source)
 _KINDS: Final = (
     ("bool", "keep", "drop", "{}"),
     ("int", "keep_int", "drop", "{}.to(torch.int64)"),
@@ -54,10 +54,10 @@ LENGTHS: Final = "lengths"
 
 @dataclass(frozen=True, kw_only=True)
 class MaskReading:
-    """A parameter in one form: how it is handed over, and what it does to the logits.
+    """A parameter in one form: how a mask is passed to it, and what it does to the logits.
 
-    ``kind`` is bool, int, 0/1 float, additive float or lengths. ``ambiguous`` are shapes that are
-    taken for others where sizes are equal, and so are no part of ``uses``.
+    ``kind`` is bool, int, 0/1 float, additive float or lengths. ``ambiguous`` are the shapes that
+    are mistaken for others where sizes are equal; ``uses`` leaves them out.
     """
 
     parameter: CallParameter
@@ -93,40 +93,44 @@ def find_masks(
     caller: Caller, parameters: Sequence[CallParameter], point: golden.Semantics, judge: Judge
 ) -> list[MaskResult]:
     """Every parameter that is a mask, in every form that it is taken in."""
-    found: list[MaskResult] = []
+    results: list[MaskResult] = []
     for parameter in parameters:
         if parameter.by_keyword:
-            found.extend(
-                _unambiguous(caller, one, judge) if isinstance(one, MaskReading) else one
-                for one in _of_parameter(caller, parameter, point, judge)
+            results.extend(
+                _unambiguous(caller, result, judge) if isinstance(result, MaskReading) else result
+                for result in _of_parameter(caller, parameter, point, judge)
             )
-    return found
+    return results
 
 
-def _unambiguous(caller: Caller, found: MaskReading, judge: Judge) -> MaskResult:
+def _unambiguous(caller: Caller, reading: MaskReading, judge: Judge) -> MaskResult:
     """A mask without the shapes that mean another where sizes are equal: ``[B, Lk]`` of B = Lq."""
     ambiguous = [
-        use for use in found.uses if not all(_holds(caller, use, found, judge, n) for n in (0, 1))
+        use
+        for use in reading.uses
+        if not all(_holds(caller, use, reading, judge, n) for n in (0, 1))
     ]
-    kept = tuple(use for use in found.uses if use not in ambiguous)
+    kept = tuple(use for use in reading.uses if use not in ambiguous)
     natives = tuple(use.native for use in ambiguous)
     if not kept:
         why = f"{', '.join(natives)} is taken for another shape where sizes are equal"
-        return UnreadMask(parameter=found.parameter, kind=found.kind, why=why)
-    return dataclasses.replace(found, uses=kept, ambiguous=natives) if ambiguous else found
+        return UnreadMask(parameter=reading.parameter, kind=reading.kind, why=why)
+    return dataclasses.replace(reading, uses=kept, ambiguous=natives) if ambiguous else reading
 
 
-def _holds(caller: Caller, use: MaskUse, found: MaskReading, judge: Judge, more_keys: int) -> bool:
-    """Whether a mask is read the same where batch, heads and queries are as many."""
+def _holds(
+    caller: Caller, use: MaskUse, reading: MaskReading, judge: Judge, more_keys: int
+) -> bool:
+    """Whether a mask is read the same where batch, heads and queries have equal sizes."""
     count = caller.draw().geometry.num_heads
     sizes = {"batch": count, "query_length": count, "key_length": count + more_keys}
     if caller.convention.inputs == "self":
         sizes["query_length"] = sizes["key_length"]
         sizes["batch"] = sizes["key_length"]
     inputs = caller.draw(sizes, seed=4)
-    inputs = masked(inputs, found.form, use.shape, 4)
+    inputs = masked(inputs, reading.form, use.shape, 4)
     answer = _answer(caller, use, inputs)
-    return answer is not None and judge.fits(found.point, [_sample(answer)])
+    return answer is not None and judge.fits(reading.point, [_sample(answer)])
 
 
 def _of_parameter(
@@ -138,17 +142,17 @@ def _of_parameter(
     for kind in _KINDS:
         if kind is _KINDS[-1] and (understood or additive is not None):
             continue  # tried only where neither a bias nor a mask of two values is taken
-        one = _boolean(caller, parameter, point, judge, kind)
-        if isinstance(one, MaskReading):
-            added = additive is not None and one.point.mask_operation == "add-to-kept"
+        result = _boolean(caller, parameter, point, judge, kind)
+        if isinstance(result, MaskReading):
+            added = additive is not None and result.point.mask_operation == "add-to-kept"
             if added and kind is not _KINDS[0]:
                 continue  # a bias of 0 and 1
             understood = not added
-        elif one is not None and (additive is not None or lengths is not None or understood):
+        elif result is not None and (additive is not None or lengths is not None or understood):
             continue  # another form is what the parameter is for
-        if one is not None:
-            yield one
-    yield from (one for one in (additive, lengths) if one is not None)
+        if result is not None:
+            yield result
+    yield from (result for result in (additive, lengths) if result is not None)
 
 
 def _shapes_of(caller: Caller) -> list[tuple[str, str, str]]:
@@ -278,8 +282,8 @@ def _additive(
             continue
         samples = [Sample(plain.inputs.replace(keep=None), plain.output)]
         samples += [_sample(hidden)] if hidden is not None else []
-        orders = (point.replace(bias_order=order) for order in ("after-scale", "before-scale"))
-        reading = next((one for one in orders if judge.fits(one, samples)), None)
+        orders = (point.replace(bias_order=name) for name in ("after-scale", "before-scale"))
+        reading = next((order for order in orders if judge.fits(order, samples)), None)
         if reading is not None:
             uses.append(use)
             last = reading
@@ -309,29 +313,31 @@ def _reading(
     return MaskReading(parameter=parameter, kind=kind, form=form, uses=tuple(uses), point=point)
 
 
-def chosen_uses(found: Sequence[MaskResult]) -> tuple[MaskUse, ...]:
-    """How each form is handed over: one parameter, or several chosen by the shape.
+def chosen_uses(results: Sequence[MaskResult]) -> tuple[MaskUse, ...]:
+    """How a mask of each form is passed: by one parameter, or by several chosen by the shape.
 
-    A form that a bool mask offers is not taken from an int or float one too.
+    A form that a bool mask offers is not also taken from an int or float mask.
     """
-    understood = [one for one in found if isinstance(one, MaskReading)]
-    forms = dict.fromkeys(one.form for one in understood)
+    understood = [result for result in results if isinstance(result, MaskReading)]
+    forms = dict.fromkeys(reading.form for reading in understood)
     uses: list[MaskUse] = []
     for form in forms:
-        own = [one for one in understood if one.form == form]
-        own = [one for one in own if one.exact] or own
-        own = [one for one in own if one.kind == own[0].kind]
-        alone = next((one for one in own if all(_covers(one, other) for other in own)), None)
+        own = [reading for reading in understood if reading.form == form]
+        own = [reading for reading in own if reading.exact] or own
+        own = [reading for reading in own if reading.kind == own[0].kind]
+        alone = next(
+            (reading for reading in own if all(_covers(reading, other) for other in own)), None
+        )
         if alone is not None:
             uses.extend(alone.uses)
         else:
-            uses.extend(_by_shape([use for one in own for use in one.uses]))
+            uses.extend(_by_shape([use for reading in own for use in reading.uses]))
     return tuple(uses)
 
 
-def _covers(one: MaskReading, other: MaskReading) -> bool:
+def _covers(reading: MaskReading, other: MaskReading) -> bool:
     """Whether a parameter takes every shape that another takes."""
-    return {use.shape for use in other.uses} <= {use.shape for use in one.uses}
+    return {use.shape for use in other.uses} <= {use.shape for use in reading.uses}
 
 
 def _by_shape(uses: Sequence[MaskUse]) -> Iterator[MaskUse]:

@@ -45,8 +45,8 @@ OTHER_SIZES: Final[dict[str, int]] = {
 class PlainReading:
     """The reading that fits every plain probe.
 
-    ``always`` is the alignment of a causality that no flag turns on. ``others`` are the points that
-    no probe of these sizes can tell from it; ``tried`` counts the rivals. ``cap`` is that of logits
+    ``always`` is the alignment of a causality that no flag turns on. ``others`` are further points
+    that fit every probe; ``tried`` counts the points compared. ``cap`` is that of logits
     which are always capped.
     """
 
@@ -77,7 +77,7 @@ def read_plain(
     """The simplest point within bound of every probe; None when there is none."""
     tried = 0
     for always in (None, "bottom-right", "top-left"):
-        samples = [read_as(one, always) for one in observed]
+        samples = [read_as(observation, always) for observation in observed]
         for simple in _by_deviations(caller):
             points = [with_alignment(point, always) for point in simple]
             tried += len(points)
@@ -85,16 +85,18 @@ def read_plain(
                 return PlainReading(
                     point=fits[0],
                     always=always,
-                    margin=max(judge.margin(fits[0], one) for one in samples),
+                    margin=max(judge.margin(fits[0], sample) for sample in samples),
                     tried=tried,
                     others=tuple(fits[1:]),
                 )
-    return _with_fitted_scale([read_as(one, None) for one in observed], judge, tried)
+    return _with_fitted_scale(
+        [read_as(observation, None) for observation in observed], judge, tried
+    )
 
 
-def read_as(one: Observation, always: str | None) -> Sample:
-    """An answer, read as a causal one where something is always causal."""
-    return Sample(one.inputs.replace(causal=always is not None), one.output)
+def read_as(observation: Observation, always: str | None) -> Sample:
+    """An answer as a sample, of a causal problem where something is always causal."""
+    return Sample(observation.inputs.replace(causal=always is not None), observation.output)
 
 
 def with_alignment(point: golden.Semantics, always: str | None) -> golden.Semantics:
@@ -129,7 +131,7 @@ def _fields(caller: Caller) -> dict[str, Sequence[Any]]:
 
 
 def _with_fitted_scale(samples: Sequence[Sample], judge: Judge, tried: int) -> PlainReading | None:
-    """A number, or a factor on the rule, that was fitted on one probe and holds on the others."""
+    """The reading with a scale, or a factor on it, fitted on one probe, that fits all of them."""
 
     def distance(scale: float) -> float:
         return judge.distance(golden.STANDARD.replace(scale=scale), samples[:1])
@@ -147,19 +149,19 @@ def _with_fitted_scale(samples: Sequence[Sample], judge: Judge, tried: int) -> P
     points += [golden.STANDARD.replace(scale_factor=number) for number in factors]
     for point in points:
         if judge.fits(point, samples):
-            margin = max(judge.margin(point, one) for one in samples)
+            margin = max(judge.margin(point, sample) for sample in samples)
             return PlainReading(point=point, always=None, margin=margin, tried=tried, fitted=True)
     return None
 
 
 def round_numbers(fitted: float) -> list[float]:
-    """Numbers that people write which may be meant by a fitted one, and at last that itself."""
+    """The numbers that people write near a fitted number, and at last that number itself."""
     roots = [math.sqrt(count) for count in range(2, _MOST_ROOTS)]
     inverse = [1.0 / count for count in range(2, _MOST_ROOTS)]
-    meant = [float(f"{fitted:.{digits}g}") for digits in range(1, _DIGITS)]
-    known = [*roots, *inverse, *(1.0 / root for root in roots)]
-    nearest = sorted(known, key=lambda number: abs(number - fitted))[:2]
-    return [*meant, *nearest, fitted]
+    rounded = [float(f"{fitted:.{digits}g}") for digits in range(1, _DIGITS)]
+    candidates = [*roots, *inverse, *(1.0 / root for root in roots)]
+    nearest = sorted(candidates, key=lambda number: abs(number - fitted))[:2]
+    return [*rounded, *nearest, fitted]
 
 
 def nearest_number(grid: Sequence[float], distance: Callable[[float], float]) -> float:

@@ -1,4 +1,4 @@
-"""What was found, as data and in words: facts with their evidence, and the record of them."""
+"""The facts about an implementation with their evidence, as data and in words."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Fact:
     """One property of an implementation, in words and as a value, with its evidence.
 
     ``confidence`` is ``certain`` where an answer is within the bound of one reading and of no
-    other, ``likely`` where probes support it without such a bound, ``undetermined`` where ``found``
-    says why nothing is known.
+    other, ``likely`` where probes support it without such a bound, ``undetermined`` where
+    ``description`` says why nothing is known.
     """
 
     name: str
-    found: str
+    description: str
     evidence: str
     value: Any = None
     confidence: str = CERTAIN
 
     def as_json(self) -> dict[str, Any]:
-        """PlainReading data for the record."""
+        """Plain data for the record."""
         record: dict[str, Any] = plain(
             {
                 "fact": self.name,
-                "found": self.found,
+                "found": self.description,
                 "value": self.value,
                 "evidence": self.evidence,
                 "confidence": self.confidence,
@@ -60,15 +60,24 @@ class Findings:
     facts: dict[str, Fact] = field(default_factory=dict)
 
     def add(
-        self, name: str, found: str, evidence: str, value: Any = None, confidence: str = CERTAIN
+        self,
+        name: str,
+        description: str,
+        evidence: str,
+        value: Any = None,
+        confidence: str = CERTAIN,
     ) -> None:
-        """Take a fact down."""
+        """Add a fact."""
         self.facts[name] = Fact(
-            name=name, found=found, evidence=evidence, value=value, confidence=confidence
+            name=name,
+            description=description,
+            evidence=evidence,
+            value=value,
+            confidence=confidence,
         )
 
     def undetermined(self, name: str, why: str) -> None:
-        """Take down that, and why, an implementation is not known."""
+        """Add a fact that could not be determined, and why."""
         self.add(name, f"undetermined ({why})", "", None, UNDETERMINED)
 
     def value(self, name: str) -> Any:
@@ -90,14 +99,14 @@ def deviations_words(count: int) -> str:
 
 
 def check_lines(record: Mapping[str, Any]) -> list[str]:
-    """What ``check`` says of the declaration, line by line; nothing where it was not asked."""
+    """What ``check`` says of the declaration, line by line; nothing where it did not run."""
     checked = record.get("check")
     if checked is None:
         return []
     head = f"conformance check --profile {CHECK_PROFILE} says of this: {checked['verdict']}"
     if checked["verdict"] in GREEN:
         return [f"{head}, {checked['reason']}"]
-    mistaken = any(one.get("mistaken") for one in record.get("deviations", ()))
+    mistaken = any(deviation.get("mistaken") for deviation in record.get("deviations", ()))
     why = (
         "as the deviations above let expect, since the standard is promised"
         if mistaken and not record.get("as_observed")
@@ -105,7 +114,7 @@ def check_lines(record: Mapping[str, Any]) -> list[str]:
     )
     lines = [f"{head} ({why})."]
     shown = checked["failed"][:_MOST_FAILURES]
-    lines += [f"- {one['clause']}: {shortened(one['message'])}" for one in shown]
+    lines += [f"- {clause['clause']}: {shortened(clause['message'])}" for clause in shown]
     more = len(checked["failed"]) - _MOST_FAILURES
     if more > 0:
         lines.append(f"- and {more} more")
@@ -163,8 +172,8 @@ def inputs_words(convention: Convention, parameters: Parameters) -> str:
         return f"{_INPUTS[convention.inputs]}, as {', '.join(convention.names)}"
     count = len(convention.inputs_names)
     named = [entry.name for entry in parameters.entries if 0 <= entry.position < count]
-    beside = f" ({', '.join(named)})" if named else ""
-    return f"{_INPUTS[convention.inputs]}, by position{beside}"
+    names = f" ({', '.join(named)})" if named else ""
+    return f"{_INPUTS[convention.inputs]}, by position{names}"
 
 
 def parameters_words(parameters: Parameters) -> str:
@@ -185,7 +194,7 @@ def placed(parameter: CallParameter) -> str:
 
 
 def rivals(plain: PlainReading) -> str:
-    """What speaks for the reading of plain calls."""
+    """The evidence for the reading of plain calls."""
     if plain.fitted:
         return (
             f"fitted on one probe, within bound ({plain.margin:.2g} of it) of another of other "
@@ -215,7 +224,7 @@ def head_order_words(point: golden.Semantics, sizes: Geometry) -> str:
 def biases_words(caller: Caller, point: golden.Semantics) -> str:
     """Which projections have a bias."""
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    there = [
+    used = [
         word
         for role, word in words.items()
         if role in caller.biases and getattr(point, f"{word}_bias")
@@ -225,7 +234,7 @@ def biases_words(caller: Caller, point: golden.Semantics) -> str:
         for role, word in words.items()
         if role in caller.biases and not getattr(point, f"{word}_bias")
     ]
-    text = ", ".join(there) or "none"
+    text = ", ".join(used) or "none"
     return text + (f" (that of {', '.join(unused)} is not used)" if unused else "")
 
 

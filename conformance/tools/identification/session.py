@@ -1,4 +1,4 @@
-"""``conformance identify`` but for options and views: a worker, the job in it, the record."""
+"""``conformance identify`` without options and views: a worker, its job and the record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...session.checking import check
 from .record import CHECK_PROFILE, check_lines
 
 SCHEMA: Final = 1
-# What is asked in all dtypes but one.
+# The clauses that are checked in all dtypes but the first.
 _NUMBERS: Final = ("*.golden", "shape.output", "shape.dtype", "mask.forms-agree")
 _LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
 _JOB: Final = "conformance.tools.identification.job:identify"
@@ -28,7 +28,7 @@ def identify(
     *,
     as_observed: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
-    progress: Progress = lambda _doing, _done, _total: None,
+    progress: Progress = lambda _step, _done, _total: None,
 ) -> dict[str, Any]:
     """The record of one target.
 
@@ -39,11 +39,11 @@ def identify(
     target that cannot be loaded, HarnessError when no worker can run.
     """
     options = RunOptions(targets=(target,), loader=_LOADER)
-    doing = "how it is called"
+    stage = "how it is called"
 
     def hear(_step: str, what: Any) -> None:
-        nonlocal doing
-        doing = str(what)
+        nonlocal stage
+        stage = str(what)
         progress(f"probing {what}", 0, 0)
 
     with Supervisor(options, timeout=timeout) as supervisor:
@@ -52,14 +52,14 @@ def identify(
         progress("loading", 0, 0)
         loaded = supervisor.load()[0]
         try:
-            found = supervisor.perform(0, _JOB, as_observed, hear)
+            result = supervisor.perform(0, _JOB, as_observed, hear)
         except WorkerLost as lost:
-            found = {
+            result = {
                 "target": target,
                 "name": loaded.name,
                 "form": loaded.kind,
                 "identified": False,
-                "reason": f"it {lost} (while probing {doing})",
+                "reason": f"it {lost} (while probing {stage})",
                 "facts": [],
                 "declaration": None,
             }
@@ -71,7 +71,7 @@ def identify(
         },
         "environment": ready.environment,
     }
-    return {**head, **found, "as_observed": as_observed}
+    return {**head, **result, "as_observed": as_observed}
 
 
 def write_checked(
@@ -79,13 +79,13 @@ def write_checked(
     path: Path,
     *,
     timeout: float = DEFAULT_TIMEOUT,
-    progress: Progress = lambda _doing, _done, _total: None,
+    progress: Progress = lambda _step, _done, _total: None,
 ) -> None:
-    """Write the record's declaration, then in quick what ``check`` says of it, as comments.
+    """Write the record's declaration, and add what ``check`` says of it as comments.
 
-    One dtype is asked everything, the others their shapes and golden answers. The record's
-    ``check`` holds verdict, reason and the MUST clauses that failed or could not be tested. Raises
-    OSError when the file cannot be written.
+    One dtype is checked by all clauses, the others by those of shapes and golden answers. The
+    record's ``check`` holds verdict, reason and the MUST clauses that failed or could not be
+    tested. Raises OSError when the file cannot be written.
     """
     text: str = record["declaration"]
     path.write_text(text, encoding="utf-8")
@@ -106,35 +106,36 @@ def write_checked(
 def _checked(
     record: dict[str, Any], path: Path, timeout: float, progress: Progress
 ) -> dict[str, Any]:
-    """Verdict, reason and failures: everything in one dtype, then the numbers in the others."""
-    right = {one["fact"]: one["value"] for one in record["facts"]}.get("dtypes") or {}
+    """Verdict, reason and failures: all clauses in one dtype, those of numbers in the others."""
+    right = {fact["fact"]: fact["value"] for fact in record["facts"]}.get("dtypes") or {}
     first, *others = [dtype for dtype in DTYPES if right.get(dtype)] or ["float32"]
     runs: list[dict[str, Any]] = [{"dtypes": (first,)}]
     runs += [{"dtypes": tuple(others), "only": _NUMBERS}] if others else []
     entries: list[CandidateEntry] = []
 
-    def told(doing: str, done: int, total: int, _left: float | None = None, /) -> None:
-        progress(doing, done, total)
+    def report(step: str, done: int, total: int, _left: float | None = None, /) -> None:
+        progress(step, done, total)
 
     for run in runs:
         options = RunOptions(targets=(str(path),), profile=CHECK_PROFILE, **run)
-        entries += check(options, timeout=timeout, progress=told)["candidates"]
-    worst = next((one for one in entries if one["verdict"] not in GREEN), entries[0])
+        entries += check(options, timeout=timeout, progress=report)["candidates"]
+    worst = next((entry for entry in entries if entry["verdict"] not in GREEN), entries[0])
     return {
         "verdict": worst["verdict"],
         "reason": worst["verdict_reason"],
-        "failed": _failures([clause for one in entries for clause in one["clauses"]]),
+        "failed": _failures([clause for entry in entries for clause in entry["clauses"]]),
     }
 
 
 def _failures(clauses: list[ClauseEntry]) -> list[dict[str, str]]:
     """Each MUST clause that is not green, once, with what its first dtype said."""
-    found: dict[str, dict[str, str]] = {}
-    for one in clauses:
-        if one["level"] == "MUST" and one["status"] in ("failed", "untestable", "error"):
-            violation = one.get("violation")
-            message = violation["message"] if violation else one["reason"]
-            found.setdefault(
-                one["id"], {"clause": one["id"], "status": one["status"], "message": message}
+    failures: dict[str, dict[str, str]] = {}
+    for clause in clauses:
+        if clause["level"] == "MUST" and clause["status"] in ("failed", "untestable", "error"):
+            violation = clause.get("violation")
+            message = violation["message"] if violation else clause["reason"]
+            failures.setdefault(
+                clause["id"],
+                {"clause": clause["id"], "status": clause["status"], "message": message},
             )
-    return list(found.values())
+    return list(failures.values())

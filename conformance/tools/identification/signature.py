@@ -38,7 +38,7 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "scale": ("softmax_scale", "sm_scale", "scale", "scaling", "temperature"),
     "mask": ("mask", "bias", "len", "padding", "keep", "drop", "seqlens"),
 }
-# Tables of rotary positions are inputs of no attention that is known here.
+# Tables of rotary positions, which identify cannot make.
 _ROTARY: Final = ("cos", "sin", "freqs", "rope", "rotary", "position_embed", "pos_emb")
 # What a function of **keywords may take.
 GUESSED: Final = (
@@ -61,10 +61,10 @@ GUESSED: Final = (
 
 @dataclass(frozen=True)
 class CallParameter:
-    """One parameter: its name, place, whether it must be given, and what its name speaks of.
+    """One parameter: its name, place, whether it is required, and what its name means.
 
-    ``guessed`` is one that further keywords may hold, or swallow: only what it does shows that it
-    is there.
+    ``guessed`` marks a keyword that ``**keywords`` may accept or ignore: only its effect shows that
+    it exists.
     """
 
     name: str
@@ -90,12 +90,12 @@ class Parameters:
         return [entry.name for entry in self.entries]
 
     def meaning(self, *words: str) -> list[CallParameter]:
-        """The parameters whose names speak of one of these things."""
+        """The parameters whose names have one of these meanings."""
         return [entry for entry in self.entries if entry.meaning in words]
 
     @property
     def inputs(self) -> list[CallParameter]:
-        """The parameters that may be tokens: by position, and nothing that is known as else."""
+        """The parameters that may be tokens: query, key, value and those of unknown meaning."""
         return [entry for entry in self.entries if entry.meaning in ("q", "k", "v", "")]
 
 
@@ -128,7 +128,7 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
                 )
             )
     if open_ended:
-        known = {entry.name for entry in entries}
+        named = {entry.name for entry in entries}
         entries += [
             CallParameter(
                 name=name,
@@ -139,7 +139,7 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
                 guessed=True,
             )
             for name in GUESSED
-            if name not in known
+            if name not in named
         ]
     return Parameters(tuple(entries), open_ended, str(signature))
 
@@ -173,7 +173,7 @@ def _from_docstring(function: Callable[..., Any]) -> Parameters:
 
 
 def _meaning(name: str, default: object) -> str:
-    """What a parameter's name speaks of: q, k, v, mask, causal …; "" when it says nothing."""
+    """What a parameter's name means: q, k, v, mask, causal …; "" when it says nothing."""
     lowered = name.lower()
     for meaning, words in _WORDS.items():
         if meaning == "mask":

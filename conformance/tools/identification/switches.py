@@ -1,4 +1,4 @@
-"""The facts about flags that are no causality: what their other value does to a plain call."""
+"""The facts about flags other than causality: what their other value does to a plain call."""
 
 from __future__ import annotations
 
@@ -17,41 +17,45 @@ if TYPE_CHECKING:
 
 Options = tuple[tuple[str, str], ...]
 _FLIPPED: Final = {"True": "False", "False": "True"}
-# What these do is asked of them by name, and is not seen in the output.
-_ASKED_ELSEWHERE: Final = ("weights", "average", "gqa")
+# These have probes of their own, and do not change the output.
+_PROBED_ELSEWHERE: Final = ("weights", "average", "gqa")
 # Values that may mean "no cap".
 _NO_CAP: Final = ("None", "0.0")
 
 
 def plain_options(parameters: Parameters, needed: Options) -> list[Options]:
-    """What to hand over in a plain call, the likeliest first; ``needed`` is part of each.
+    """The options to try in a plain call, the likeliest first; each contains ``needed``.
 
-    Causality and dropout that are on by default are turned off at once, since nobody calls them
-    plain; then nothing is; then one switch after the other, and all of them.
+    First causality and dropout that are on by default are turned off, since a plain call has
+    neither; then nothing; then also each other switch alone, and all of them.
     """
-    given = {name for name, _ in needed}
-    entries = [one for one in parameters.entries if one.by_keyword and one.name not in given]
+    preset = {name for name, _ in needed}
+    entries = [
+        entry for entry in parameters.entries if entry.by_keyword and entry.name not in preset
+    ]
     first = needed + tuple(_surely_off(entries))
-    done = {name for name, _ in first}
-    flags = tuple((one.name, "False") for one in entries if is_flag(one) and one.default == "True")
-    others = tuple(flag for flag in flags if flag[0] not in done)
+    off = {name for name, _ in first}
+    flags = tuple(
+        (entry.name, "False") for entry in entries if is_flag(entry) and entry.default == "True"
+    )
+    others = tuple(flag for flag in flags if flag[0] not in off)
     caps = [
-        (one.name, value)
-        for one in entries
-        if one.meaning == "softcap" and _is_number(one.default)
+        (entry.name, value)
+        for entry in entries
+        if entry.meaning == "softcap" and _is_number(entry.default)
         for value in _NO_CAP
     ]
-    ways = [first, needed, *((*first, one) for one in (*others, *caps)), (*first, *others)]
+    ways = [first, needed, *((*first, entry) for entry in (*others, *caps)), (*first, *others)]
     return list(dict.fromkeys(ways))
 
 
 def is_flag(parameter: CallParameter) -> bool:
     """Whether it is a boolean whose effect on the output is to be found."""
-    return parameter.default in _FLIPPED and parameter.meaning not in _ASKED_ELSEWHERE
+    return parameter.default in _FLIPPED and parameter.meaning not in _PROBED_ELSEWHERE
 
 
 def flipped(parameter: CallParameter, options: Options) -> str:
-    """The other value of a flag than the one of a plain call."""
+    """The value of a flag that plain calls do not use."""
     return _FLIPPED[dict(options).get(parameter.name, parameter.default)]
 
 
@@ -85,13 +89,13 @@ def _off_value(parameter: CallParameter, options: Options) -> str | None:
 
 
 def _without(caller: Caller, parameter: CallParameter) -> Options:
-    return tuple(one for one in caller.convention.options if one[0] != parameter.name)
+    return tuple(option for option in caller.convention.options if option[0] != parameter.name)
 
 
 def _surely_off(entries: list[CallParameter]) -> list[tuple[str, str]]:
-    causal = [(one.name, "False") for one in entries if _says(one, "causal", "True")]
-    rates = [one for one in entries if one.meaning == "dropout" and _is_number(one.default)]
-    return [*causal, *((one.name, "0.0") for one in rates)]
+    causal = [(entry.name, "False") for entry in entries if _says(entry, "causal", "True")]
+    rates = [entry for entry in entries if entry.meaning == "dropout" and _is_number(entry.default)]
+    return [*causal, *((entry.name, "0.0") for entry in rates)]
 
 
 def _says(parameter: CallParameter, meaning: str, default: str) -> bool:
@@ -109,16 +113,18 @@ def _is_number(source: str) -> bool:
 def add_facts(case: Investigation, read: PlainReading) -> None:
     """Flip each flag alone, against the options of a plain call."""
     for parameter in case.parameters.entries:
-        asked = parameter.meaning == "causal" or parameter.name == case.caller.convention.causal
-        if asked or not parameter.by_keyword or not is_flag(parameter):
+        probed = parameter.meaning == "causal" or parameter.name == case.caller.convention.causal
+        if probed or not parameter.by_keyword or not is_flag(parameter):
             continue
         options = case.caller.convention.options
         value = flipped(parameter, options)
         called = case.caller.under(options=_with(options, (parameter.name, value)))
         words = _effect(called, case, read)
-        given = dict(options).get(parameter.name)
-        plain_call = f"; everything else holds with {parameter.name}={given}" if given else ""
-        case.found.add(
+        set_value = dict(options).get(parameter.name)
+        plain_call = (
+            f"; everything else holds with {parameter.name}={set_value}" if set_value else ""
+        )
+        case.findings.add(
             f"flag {parameter.name}",
             f"{placed(parameter)}: with {value} {words}{plain_call}",
             f"plain calls with {parameter.name}={value}",
@@ -127,17 +133,17 @@ def add_facts(case: Investigation, read: PlainReading) -> None:
 
 
 def _with(
-    options: tuple[tuple[str, str], ...], one: tuple[str, str]
+    options: tuple[tuple[str, str], ...], option: tuple[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    return (*(pair for pair in options if pair[0] != one[0]), one)
+    return (*(pair for pair in options if pair[0] != option[0]), option)
 
 
 def _effect(called: Caller, case: Investigation, read: PlainReading) -> str:
-    """What the answers are then, in words."""
+    """The effect of a flag on plain answers, in words."""
     observed = observe(called)
     if isinstance(observed, Refusal):
         return f"it {observed.why}"
-    if case.judge.fits(read.point, [Sample(one.inputs, one.output) for one in observed]):
+    if case.judge.fits(read.point, [Sample(answer.inputs, answer.output) for answer in observed]):
         return "plain answers stay as they are"
     if repeats(called) is False:
         return "answers vary from call to call"

@@ -1,4 +1,4 @@
-"""The declaration as Python that can be pasted, from what was found."""
+"""The declaration as Python that can be pasted, from the investigation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
         lines = _builder(implementation, convention, name, promises, case.caller.sizes.changes)
     else:
         lines = _core(implementation, convention, name, promises, case.caller.sizes.changes)
-    # An imported candidate would be checked beside this one.
+    # An imported candidate would be checked, too.
     only = ["", "", f'__conformance__ = ["{name}"]'] if implementation.declared is not None else []
     return "\n".join([*_top(implementation, case, lines), "", "", *lines, *only, ""])
 
@@ -72,46 +72,50 @@ def _top(implementation: Implementation, case: Investigation, lines: list[str]) 
 
 
 def _noted(case: Investigation) -> list[str]:
-    """What deviates, as comments: a mistake that is not promised is not lost, either."""
-    mistaken = [one for one in deviations(case) if one.mistaken]
+    """The probable mistakes as comments, whether they are promised or not."""
+    mistaken = [deviation for deviation in deviations(case) if deviation.mistaken]
     if not mistaken:
         return []
     end = "they are promised, as asked for" if case.as_observed else "the standard is promised"
     lines = [f"# {deviations_words(len(mistaken))}; {end}."]
-    for one in mistaken:
-        lines += [f"# - {one.text}.", f"#   Fix: {one.fix}.", f"#   Observed: {one.observed}"]
+    for deviation in mistaken:
+        lines += [
+            f"# - {deviation.text}.",
+            f"#   Fix: {deviation.fix}.",
+            f"#   Observed: {deviation.observed}",
+        ]
     return [*lines, ""]
 
 
 def promises_of(case: Investigation) -> dict[str, str]:
     """The arguments of the declaration, as source."""
     convention, promises = case.caller.convention, case.promises
-    found: dict[str, str] = {}
+    source: dict[str, str] = {}
     if convention.inputs != "separate":
-        found["inputs"] = repr(convention.inputs)
+        source["inputs"] = repr(convention.inputs)
     if not convention.layout.batched:
-        found["batched"] = "False"
+        source["batched"] = "False"
     if convention.masks:
-        found["masks"] = repr(list(convention.forms))
-        found["mask_shapes"] = repr(list(convention.shapes))
+        source["masks"] = repr(list(convention.forms))
+        source["mask_shapes"] = repr(list(convention.shapes))
     if convention.causal or "always_causal" in promises:
-        found["causal"] = repr(promises["causal"])
-    found |= {"always_causal": "True"} if "always_causal" in promises else {}
+        source["causal"] = repr(promises["causal"])
+    source |= {"always_causal": "True"} if "always_causal" in promises else {}
     rule = promises.get("empty_rows", "any")
     if rule != "any":
-        found["empty_rows"] = repr(rule)
+        source["empty_rows"] = repr(rule)
     features = [word for word in case.features if word not in DEFAULT_FEATURES[case.caller.kind]]
     if features:
-        found["features"] = repr(features)
+        source["features"] = repr(features)
     if promises.get("dtypes", ["float32"]) != ["float32"]:
-        found["dtypes"] = repr(promises["dtypes"])
+        source["dtypes"] = repr(promises["dtypes"])
     semantics = _semantics(promised(case))
     if semantics:
-        found["semantics"] = semantics
+        source["semantics"] = semantics
     failures = expected(case)
     if failures:
-        found["expected_failures"] = _expected(failures)
-    return found
+        source["expected_failures"] = _expected(failures)
+    return source
 
 
 def _semantics(point: golden.Semantics) -> str:
