@@ -21,26 +21,26 @@ COMPARED: Final = "compared.npz"
 _COMPARED_NAMES: Final = ("expected", "got", "bound", "judged")
 # Members of an archive have no date: the same arrays make the same file.
 _UNDATED: Final = zipfile.ZipInfo
-# Where in the description of a failure tensors are looked for.
+# The parts of the description of a failure that hold tensors.
 _PLACES: Final = ("inputs", "calls", "layers", *_COMPARED_NAMES)
 
 
 def named_arrays(
     data: dict[str, Any], array_of: Callable[[dict[str, Any]], Array | None]
 ) -> Arrays:
-    """Take every tensor out of the description of a failure, which then says where it is.
+    """The tensors in the description of a failure, which then refers to their files.
 
-    ``array_of`` gives the elements of a table, None for those that nobody has. Each table gets the
+    ``array_of`` gives the elements of a table, None where they were not kept. Each table gets its
     ``file`` and the name of its ``array`` there.
     """
-    found: Arrays = {}
+    arrays: Arrays = {}
     for file, name, entry in _tables(data):
         array = array_of(entry)
         entry.pop("array", None)
         if array is not None:
-            found.setdefault(file, {})[name] = array
+            arrays.setdefault(file, {})[name] = array
             entry["file"], entry["array"] = file, name
-    return found
+    return arrays
 
 
 def _tables(data: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -51,13 +51,13 @@ def _tables(data: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def _below(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The tables at or below a place, the innermost first."""
     if isinstance(value, dict):
-        for name, one in value.items():
-            yield from _below(one, (*path, str(name)))
+        for name, entry in value.items():
+            yield from _below(entry, (*path, str(name)))
         if {"shape", "dtype"} <= set(value):
             yield _file(path), _name(path), value
     elif isinstance(value, list) and value and isinstance(value[0], dict):
-        for number, one in enumerate(value):
-            yield from _below(one, (*path, str(number)))
+        for number, entry in enumerate(value):
+            yield from _below(entry, (*path, str(number)))
 
 
 def _file(path: tuple[str, ...]) -> str:
@@ -67,7 +67,7 @@ def _file(path: tuple[str, ...]) -> str:
 
 
 def _name(path: tuple[str, ...]) -> str:
-    """``call 0, query``: the place without words that say nothing."""
+    """``call0.query``: a short name for a place."""
     kind = {"calls": "call", "layers": "layer"}.get(path[0])
     if kind is not None:
         rest = [word for word in path[2:] if word not in ("arguments", "keywords")]
@@ -76,7 +76,7 @@ def _name(path: tuple[str, ...]) -> str:
 
 
 def of_values(entry: Mapping[str, Any]) -> Array | None:
-    """The elements of a table that are written out; None where they are not.
+    """The elements of a table that holds its values; None for other tables.
 
     Numbers that are not finite may be texts, as in a report.
     """

@@ -1,7 +1,7 @@
-"""The job of ``bundle`` in the worker: one counterexample asked again, every tensor kept whole.
+"""The job of ``bundle`` in the worker: examine a counterexample again and keep every tensor whole.
 
-What is written lies in a folder of the command's, file by file. Before each call of the candidate
-all that is known goes there as well: a call that kills its process leaves its arguments behind.
+The tensors are written to a folder of the command. Before each call of the candidate all that is
+known is written, too, so that a call that kills its process leaves its arguments behind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .arrays import Array, named_arrays, write_arrays
 
 Data = dict[str, Any]
 Watch = Callable[["DetailedRecording"], None]
-# What ``adapters.construct`` says of a class whose names told it the sizes.
+# How ``adapters.construct`` begins the assumption about a class that it constructed.
 _CONSTRUCTED: Final = "constructed as "
 
 
@@ -52,70 +52,70 @@ _CONSTRUCTED: Final = "constructed as "
 class ModuleCall:
     """One call of a user's module: its arguments and its answer."""
 
-    given: Arguments
+    arguments: Arguments
     returned: Any = None
 
 
 @dataclass
 class DetailedRecording(Recording):
-    """A recording that also hears how a user's module is called, and tells of calls beforehand.
+    """A recording that also records the calls of a user's module, and reports calls beforehand.
 
-    ``under_way`` is the call that was begun last, ``heard`` what the user's module was asked in
-    each call, in their order. ``watch`` is told before each call: the process may not survive it.
+    ``under_way`` is the call that was begun last, ``module_calls`` are the calls of the user's
+    module in each call. ``watch`` is called before each call: the process may not survive it.
     """
 
     watch: Watch = lambda _recording: None
     under_way: RecordedCall | None = None
-    heard: list[list[ModuleCall]] = field(default_factory=list)
+    module_calls: list[list[ModuleCall]] = field(default_factory=list)
 
     def begin(self, made: RecordedCall) -> None:
-        """Tell of a call that is about to be made."""
+        """Report a call that is about to be made."""
         self.under_way = made
-        self.heard.append([])
+        self.module_calls.append([])
         self.watch(self)
 
     def add_built(self, forward: Forward, inputs: Inputs) -> None:
-        """Keep what a layer was built for, and listen to the module inside it."""
+        """Keep what a layer was built for, and record the calls of the module inside it."""
         recorded = any(made is forward for made, _ in self.built)
         super().add_built(forward, inputs)
         if isinstance(forward, AdaptedModule) and not recorded:
-            forward.calling = _listening(forward.calling, self)
+            forward.calling = _recorded(forward.calling, self)
 
     def with_under_way(self) -> Recording:
-        """The calls that came back, and the one that has not."""
+        """The calls that returned, and the one that has not."""
         calls = [*self.calls, *([self.under_way] if self.under_way is not None else [])]
         return Recording(calls=calls, built=self.built)
 
 
 class _RecordedModule:
-    """Stands for a module where it is called."""
+    """Records the calls of a module in its place."""
 
-    def __init__(self, module: nn.Module, heard: list[ModuleCall]) -> None:
+    def __init__(self, module: nn.Module, calls: list[ModuleCall]) -> None:
         self._module = module
-        self._heard = heard
+        self._calls = calls
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Call the module, and keep what it was given and what came back."""
-        given = moved((positional, keywords), CPU)
-        self._heard.append(ModuleCall(given=given))
+        """Call the module, and keep its arguments and what it returns."""
+        arguments = moved((positional, keywords), CPU)
+        self._calls.append(ModuleCall(arguments=arguments))
         returned = self._module(*positional, **keywords)
-        self._heard[-1] = ModuleCall(given=given, returned=returned)
+        self._calls[-1] = ModuleCall(arguments=arguments, returned=returned)
         return returned
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
-def _listening(calling: Callable[..., Any], recording: DetailedRecording) -> Callable[..., Any]:
+def _recorded(calling: Callable[..., Any], recording: DetailedRecording) -> Callable[..., Any]:
     def call(module: nn.Module, inputs: tuple[Tensor, ...], keywords: Data) -> Any:
-        heard = recording.heard[-1] if recording.heard else []
-        return calling(_RecordedModule(module, heard), inputs, keywords)
+        calls = recording.module_calls[-1] if recording.module_calls else []
+        return calling(_RecordedModule(module, calls), inputs, keywords)
 
     return call
 
 
 def under_way(subject: Subject, problem: Problem, recording: DetailedRecording) -> Data:
-    """What is known while a call is made that may not come back."""
+    """The description of a failure while a call is made that may not return."""
     return {
         "candidate": subject.candidate.name,
         "target": subject.candidate.target,
@@ -129,16 +129,16 @@ def under_way(subject: Subject, problem: Problem, recording: DetailedRecording) 
 def add_details(
     data: Data, subject: Subject, recording: DetailedRecording, *, compared: bool
 ) -> None:
-    """Add to the description of a failure what only a bundle holds.
+    """Add what only a bundle holds to the description of a failure.
 
-    ``compared`` says that numbers were compared: then there is a golden answer to each call.
+    ``compared`` says that numbers were compared: then each call has a golden answer.
     """
     for number, (call, entry) in enumerate(zip(recording.calls, data["calls"], strict=False)):
-        heard = recording.heard[number] if number < len(recording.heard) else []
+        calls = recording.module_calls[number] if number < len(recording.module_calls) else []
         entry.update(
             _rows(call),
             **(_right(subject, call) if compared else {}),
-            **_as_heard(call, heard),
+            **_as_module_call(call, calls),
             **_gradients(call, recording.pulled),
             **({"recorded": {"leaves": _leaves(call)}} if call.inputs.grad_mode else {}),
         )
@@ -163,30 +163,30 @@ def _right(subject: Subject, call: RecordedCall) -> Data:
     candidate = subject.candidate
     if call.output is None or not candidate.golden_known or candidate.kind == "positions":
         return {}
-    known = subject.golden(call.inputs)
-    found = compare(call.output, known.output, known.bound, judged=known.judged)
+    expected = subject.golden(call.inputs)
+    comparison = compare(call.output, expected.output, expected.bound, judged=expected.judged)
     return {
         "golden": {
-            "expected": table(known.output),
-            "bound": table(known.bound.expand(known.output.shape)),
-            "judged": table(known.judged.expand(known.output.shape)),
+            "expected": table(expected.output),
+            "bound": table(expected.bound.expand(expected.output.shape)),
+            "judged": table(expected.judged.expand(expected.output.shape)),
         },
-        "beyond": bool(found.kind),
+        "beyond": bool(comparison.kind),
     }
 
 
-def _as_heard(call: RecordedCall, heard: list[ModuleCall]) -> Data:
-    """The one call of a user's module that a call of the harness became; nothing if it was not one.
+def _as_module_call(call: RecordedCall, calls: list[ModuleCall]) -> Data:
+    """The call of a user's module that a call of the harness made; nothing if not exactly one.
 
     ``swapped`` says that the module's tokens come before its batch.
     """
-    if len(heard) != 1:
+    if len(calls) != 1:
         return {}
-    positional, keywords = heard[0].given
+    positional, keywords = calls[0].arguments
     values = [*positional, *keywords.values()]
     if not all(value is None or isinstance(value, (Tensor, bool, int, float)) for value in values):
         return {}
-    swapped = _is_swapped(call, heard[0].returned)
+    swapped = _is_swapped(call, calls[0].returned)
     if swapped is None:
         return {}
     return {
@@ -203,9 +203,9 @@ def _argument(value: Any) -> Any:
 
 
 def _is_swapped(call: RecordedCall, returned: Any) -> bool | None:
-    """Whether the answer is what was returned with its first axes swapped; None if it is neither.
+    """Whether the answer is the returned tensor with its first axes swapped; None if neither.
 
-    Of a call without an answer nobody knows, and it makes no difference.
+    For a call without an answer it is unknown and makes no difference.
     """
     if call.output is None:
         return False
@@ -214,38 +214,39 @@ def _is_swapped(call: RecordedCall, returned: Any) -> bool | None:
         return None
     plain = taken(first)
     plain = plain if call.inputs.batched else plain.unsqueeze(0)
-    for swapped, seen in ((False, plain), (True, plain.transpose(0, 1))):
-        if seen.shape == call.output.shape and _same(seen, call.output):
+    for swapped, tensor in ((False, plain), (True, plain.transpose(0, 1))):
+        if tensor.shape == call.output.shape and _same(tensor, call.output):
             return swapped
     return None
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+def _same(first: Tensor, second: Tensor) -> bool:
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
     """The gradients that flowed back through a call, by the names of its arguments."""
-    mine = [one for one in pulled if one.answer is call.answer]
+    passes = [backward for backward in pulled if backward.answer is call.answer]
     own_axes = call.inputs.head_layout.is_own
-    if len(mine) != 1 or not own_axes or mine[0].upstream.device.type != "cpu":
+    if len(passes) != 1 or not own_axes or passes[0].upstream.device.type != "cpu":
         return {}
+    backward = passes[0]
     names = dict(zip(_numbered(call), INPUT_NAMES[call.inputs.mode], strict=False))
-    found = {
-        int(leaf.removeprefix("input ")): mine[0].gradients[names[leaf]]
-        for leaf in mine[0].leaves
-        if leaf in names and names[leaf] in mine[0].gradients
+    gradients = {
+        int(leaf.removeprefix("input ")): backward.gradients[names[leaf]]
+        for leaf in backward.leaves
+        if leaf in names and names[leaf] in backward.gradients
     }
     return {
         "pulled": {
-            "upstream": table(mine[0].upstream),
-            "found": {str(number): table(tensor) for number, tensor in found.items()},
+            "upstream": table(backward.upstream),
+            "found": {str(number): table(tensor) for number, tensor in gradients.items()},
         }
     }
 
 
 def _leaves(call: RecordedCall) -> list[int]:
-    """The numbers of the arguments that ask for gradients."""
+    """The numbers of the arguments that require gradients."""
     return [number for number, tensor in enumerate(call.arguments[0]) if tensor.requires_grad]
 
 
@@ -255,11 +256,13 @@ def _numbered(call: RecordedCall) -> tuple[str, ...]:
 
 def construction(assumptions: tuple[str, ...]) -> Data:
     """The arguments with which a class was constructed once, as its assumptions say."""
-    for told in assumptions:
-        if told.startswith(_CONSTRUCTED):
-            call = ast.parse(told.removeprefix(_CONSTRUCTED), mode="eval").body
+    for assumption in assumptions:
+        if assumption.startswith(_CONSTRUCTED):
+            call = ast.parse(assumption.removeprefix(_CONSTRUCTED), mode="eval").body
             if isinstance(call, ast.Call):
-                return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+                return {
+                    str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords
+                }
     return {}
 
 
@@ -293,14 +296,14 @@ def bundle_job(
         data = {**shown, "access": access_of(plan)}
         _write(folder, data, tensors)
     violation = {**vars(finding.violation), "compared": {}}
-    found: dict[str, Any] = plain(
+    result: dict[str, Any] = plain(
         {
             "outcome": outcome(argument, finding.violation),
             "violation": violation,
             "counterexample": data,
         }
     )
-    return found
+    return result
 
 
 def access_of(plan: CandidatePlan) -> dict[str, Any]:
@@ -322,7 +325,7 @@ def _note(
     recording: DetailedRecording,
     access: dict[str, Any],
 ) -> None:
-    """Write down what is about to be asked."""
+    """Write what is known before a call."""
     with kept_whole() as tensors:
         data = {**under_way(subject, problem, recording), "access": access}
     _write(folder, data, tensors)

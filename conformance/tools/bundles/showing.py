@@ -15,7 +15,7 @@ _MOST: Final = 16
 
 
 def readme(clause: Record, candidate: Record, report: Record, *, again: str) -> str:
-    """The text of README.md; ``again`` says why the script does not ask the candidate, or ""."""
+    """The text of README.md; ``again`` says why the script does not call the candidate, or ""."""
     parts = (
         [f"# {clause['id']} fails for {_plain(candidate['name'])}"],
         _requirement(clause),
@@ -50,9 +50,9 @@ def _failure(clause: Record) -> Iterator[str]:
     yield f"## What came instead: {violation['kind']}, in {clause.get('dtype')}"
     yield ""
     yield from _quoted(violation["message"])
-    for found in clause.get("diagnosis") or ():
+    for diagnosis in clause.get("diagnosis") or ():
         yield ""
-        yield f"Diagnosis: {_plain(found.get('name', ''))}. {_plain(found.get('text', ''))}"
+        yield f"Diagnosis: {_plain(diagnosis.get('name', ''))}. {_plain(diagnosis.get('text', ''))}"
 
 
 def _input(data: Record) -> Iterator[str]:
@@ -142,19 +142,19 @@ def _surroundings(clause: Record, report: Record) -> Iterator[str]:
     yield "## Where it was found"
     yield ""
     tool = report.get("tool") or {}
-    told = {
+    facts = {
         "attention-conformance": tool.get("version"),
         "specification": tool.get("specification"),
     }
-    told |= dict(report.get("environment") or {})
-    told["clause asked on"] = clause.get("device", "cpu")
-    for name, value in told.items():
+    facts |= dict(report.get("environment") or {})
+    facts["clause asked on"] = clause.get("device", "cpu")
+    for name, value in facts.items():
         yield f"- {_plain(name)}: {_plain(value)}"
 
 
 LOST: Final = ("crashed", "hung")
 _TITLES: Final = ("expected", "got", "bound", "judged")
-_ASKED: Final = """
+_CALL_AGAIN: Final = """
 try:
     candidate = load()
 except Exception as error:
@@ -168,7 +168,7 @@ if fails:
     sys.exit(1)
 print("\\nit does not fail any more")
 """
-_SURVIVED: Final = """
+_CALL_IN_PROCESS: Final = """
 if sys.argv[-1] == ONLY_CALLS:
     try:
         candidate = load()
@@ -190,8 +190,8 @@ def bundle_script(
 ) -> str:
     """The text of ``show.py``; ``graph`` is the name of the graph's file in the bundle.
 
-    ``refused`` says why the candidate is not asked again, "" where it is; ``limit`` is how many
-    seconds a candidate that hung gets.
+    ``refused`` says why the candidate is not called again, "" where it is; ``limit`` is the time
+    limit in seconds for a candidate that hung.
     """
     data = clause["counterexample"]
     recorded = filled(text_of("recorded.py.txt"), _shown(clause, data))
@@ -206,7 +206,7 @@ def bundle_script(
     return script_text(
         clause,
         _target(target, graph),
-        end=_SURVIVED if lost else _ASKED,
+        end=_CALL_IN_PROCESS if lost else _CALL_AGAIN,
         before=before,
         backend=f"{backend}\n\n{stored}",
     )
@@ -222,7 +222,7 @@ _MISSING: Final = {
 
 
 def why_not_again(clause: Record, target: str) -> str:
-    """Why the candidate cannot be asked again by calls alone, or ""."""
+    """Why the candidate cannot be called again by the recorded calls alone, or ""."""
     if clause["violation"]["kind"] in LOST:
         stand_in = {**clause["violation"], "kind": "raised"}
         return why_not({**clause, "violation": stand_in}, target)
@@ -230,7 +230,7 @@ def why_not_again(clause: Record, target: str) -> str:
 
 
 def shows_something(clause: Record) -> bool:
-    """Whether files alone show a failure: what was compared is there, or calls are."""
+    """Whether files alone show a failure: by what was compared, or by calls."""
     data = clause["counterexample"]
     tables = [data.get(name) for name in _TITLES[:2]]
     if all(isinstance(table, Mapping) and "file" in table for table in tables):
@@ -250,14 +250,14 @@ def _alone(clause: Record, recorded: str, refused: str) -> str:
 
 
 def _target(target: str, graph: str) -> str:
-    """Where the candidate is, as an expression: an argument of the script comes first."""
+    """Where the candidate is, as an expression that prefers the script's argument."""
     own = f"str(Path(__file__).resolve().parent / {graph!r})" if graph else repr(absolute(target))
-    given = 'len(sys.argv) > 1 and sys.argv[1] != "--only-calls"'
-    return f"sys.argv[1] if {given} else {own}"
+    has_argument = 'len(sys.argv) > 1 and sys.argv[1] != "--only-calls"'
+    return f"sys.argv[1] if {has_argument} else {own}"
 
 
 def _shown(clause: Record, data: Record) -> dict[str, str]:
-    """What the script shows without the candidate, as a table from titles to arrays."""
+    """What the script shows without calling the candidate: a table from titles to arrays."""
     lines = [
         f"    {title!r}: ({entry['file']!r}, {entry['array']!r}, {entry['dtype']!r}),"
         for title, entry in _entries(data)

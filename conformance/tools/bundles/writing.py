@@ -1,4 +1,4 @@
-"""What ``conformance bundle`` does: a failure of a report as a folder that shows it without us."""
+"""``conformance bundle``: a failure of a report as a folder that shows it without the harness."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .showing import bundle_script, readme, shows_something, why_not_again
 _DTYPES = (*DTYPES, "int64", "int32", "bool")
 
 
-def check_told(data: Mapping[str, Any]) -> None:
+def check_counterexample(data: Mapping[str, Any]) -> None:
     """Require calls, layers and tensors as a report holds them; raises ValueError."""
     for name in ("calls", "layers"):
         each = data.get(name, [])
-        _check(isinstance(each, list) and all(isinstance(one, dict) for one in each), name)
+        _check(isinstance(each, list) and all(isinstance(entry, dict) for entry in each), name)
     for number, call in enumerate(data.get("calls", [])):
         for name in ("arguments", "keywords"):
             _check(isinstance(call.get(name), dict), f"call {number}: {name}")
@@ -46,21 +46,21 @@ def _check_tables(value: Any, place: str) -> None:
             sizes = value["shape"]
             whole = isinstance(sizes, list) and all(type(size) is int for size in sizes)
             _check(whole and value["dtype"] in _DTYPES, place)
-        for name, one in value.items():
-            _check_tables(one, f"{place} {name}".strip())
+        for name, entry in value.items():
+            _check_tables(entry, f"{place} {name}".strip())
     elif isinstance(value, list) and value and isinstance(value[0], dict):
-        for number, one in enumerate(value):
-            _check_tables(one, f"{place} {number}")
+        for number, entry in enumerate(value):
+            _check_tables(entry, f"{place} {number}")
 
 
-def _check(holds: bool, place: str) -> None:  # noqa: FBT001 (a condition is what it takes)
+def _check(holds: bool, place: str) -> None:  # noqa: FBT001 (takes a condition)
     if not holds:
         msg = f"its {place} are not as a report tells them"
         raise ValueError(msg)
 
 
 SHOWN: Final = "IT STILL FAILS"
-NOT_ASKED: Final = "The candidate was not asked again: "
+NOT_CALLED: Final = "The candidate was not asked again: "
 # Importing torch from a cold disk, and a candidate with all that it needs.
 _LOADING: Final = 120.0
 
@@ -68,7 +68,7 @@ _LOADING: Final = 120.0
 def why_not_shown(script: Path, timeout: float) -> str:
     """Why a script does not show the failure, though the candidate is as it was, or ""."""
     try:
-        done = subprocess.run(  # noqa: S603 (our own script, in our own Python)
+        done = subprocess.run(  # noqa: S603 (the harness's script and Python)
             [sys.executable, str(script)],
             capture_output=True,
             text=True,
@@ -80,9 +80,9 @@ def why_not_shown(script: Path, timeout: float) -> str:
         return "asked by these calls alone it gives no answer"
     if SHOWN in done.stdout or "it still fails" in done.stderr:
         return ""
-    told = [line for line in done.stdout.splitlines() if line.startswith(NOT_ASKED)]
-    if told:
-        return told[-1].removeprefix(NOT_ASKED)
+    reasons = [line for line in done.stdout.splitlines() if line.startswith(NOT_CALLED)]
+    if reasons:
+        return reasons[-1].removeprefix(NOT_CALLED)
     return "these calls alone do not show it: it needs more than they hold"
 
 
@@ -101,7 +101,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Bundled:
-    """A bundle that was written; ``again`` says why its script asks no candidate, or ""."""
+    """A bundle that was written; ``again`` says why its script calls no candidate, or ""."""
 
     folder: Path
     clause: Record
@@ -126,9 +126,9 @@ def bundle(
     target: str | None = None,
     recorded: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
-    progress: Progress = lambda _doing, _done, _total: None,
+    progress: Progress = lambda _step, _done, _total: None,
 ) -> Bundled:
-    """Ask a counterexample again, with every tensor kept, and write the folder in one step.
+    """Examine a counterexample again, keep every tensor, and write the folder in one step.
 
     Where the candidate cannot be loaded, or with ``recorded``, the bundle is made of what the
     report holds. Raises UsageError for what cannot be shown, with nothing written.
@@ -137,7 +137,7 @@ def bundle(
         clause, outcome, refused = (
             _of_report(case, folder, _RECORDED)
             if recorded
-            else _asked(case, folder, target, timeout, progress)
+            else _examined(case, folder, target, timeout, progress)
         )
         where = str(target or case.candidate.get("target") or "")
         graph = _graph(clause, where, folder)
@@ -163,10 +163,10 @@ def _check_shows(clause: Record, again: str) -> None:
         raise UsageError(msg)
 
 
-def _asked(
+def _examined(
     case: FailedClause, folder: Path, target: str | None, timeout: float, progress: Progress
 ) -> tuple[Record, str, str]:
-    """The failure of today with its files, what became of it, and why not to ask again."""
+    """The clause as it fails now, the outcome, and why the candidate is not called again, or ""."""
     progress(f"{case.candidate['name']} {case.clause['id']}", 0, 1)
     try:
         with opened([case], target, timeout) as (supervisor, index):
@@ -176,7 +176,7 @@ def _asked(
             except WorkerLost as lost:
                 return _of_lost(case, folder, lost), "fails", ""
     except UsageError as error:
-        if target is not None or not _tells_values(case):
+        if target is not None or not _has_values(case):
             raise
         return _of_report(case, folder, f"{_ABSENT} ({error})")
     if answer["outcome"] == "passes":
@@ -192,7 +192,7 @@ def _asked(
 
 
 def _of_lost(case: FailedClause, folder: Path, lost: WorkerLost) -> Record:
-    """What was written before the call from which nobody came back."""
+    """The clause with what was written before the call that did not return."""
     noted = folder / _UNDER_WAY
     if not noted.exists():
         msg = f"no bundle can be written for {case.clause['id']}: the candidate {lost}"
@@ -205,7 +205,7 @@ def _of_lost(case: FailedClause, folder: Path, lost: WorkerLost) -> Record:
     }
 
 
-def _tells_values(case: FailedClause) -> bool:
+def _has_values(case: FailedClause) -> bool:
     """Whether a report holds tensors of a failure, not only the problem."""
     return bool(case.clause["counterexample"].get("calls"))
 
@@ -217,7 +217,7 @@ def _of_report(case: FailedClause, folder: Path, refused: str) -> tuple[Record, 
     argument_of(case)
     data = copy.deepcopy(dict(case.clause["counterexample"]))
     try:
-        check_told(data)
+        check_counterexample(data)
         write_arrays(named_arrays(data, of_values), folder)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         msg = f"the counterexample of {case.clause['id']} cannot be read: {error}"
@@ -239,13 +239,15 @@ def _graph(clause: Record, target: str, folder: Path) -> str:
 
 
 def _failure(clause: Record, case: FailedClause, report: Record, outcome: str) -> dict[str, Any]:
-    """Everything that is known of the failure, with the arrays in their files."""
-    told = {name: case.candidate.get(name) for name in ("name", "target", "kind", "declaration")}
+    """The record of the failure, with references to the arrays in their files."""
+    candidate = {
+        name: case.candidate.get(name) for name in ("name", "target", "kind", "declaration")
+    }
     return {
         "schema": SCHEMA,
         "tool": report.get("tool"),
         "environment": report.get("environment"),
-        "candidate": told,
+        "candidate": candidate,
         "outcome": outcome,
         "clause": clause,
     }

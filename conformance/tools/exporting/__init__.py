@@ -1,1 +1,1 @@
-"""From a module to its graphs: which step of an export is to blame, and exporting to check."""
+"""``conformance export-check``: exports a module and checks its graphs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -40,16 +40,16 @@ class Tried:
     inputs: Mapping[str, Tensor]
     sizes: ExampleSizes
     heads: int
-    failure: str = field(default="gives no tensor")
+    failure: str = "gives no tensor"
 
     def answers(self) -> bool:
-        """Whether the module gives a tensor; ``failure`` says how it does not."""
+        """Whether the module returns a tensor; ``failure`` says why not."""
         return self.answer({}) is not None
 
     def answer(self, more: Mapping[str, Tensor]) -> Tensor | None:
         """The first tensor that it returns, None where it raises or returns none."""
-        found = self._tensors(more)
-        return found[0] if found else None
+        tensors = self._tensors(more)
+        return tensors[0] if tensors else None
 
     def outputs(self) -> tuple[str, ...]:
         """A name for each tensor that it returns."""
@@ -61,10 +61,10 @@ class Tried:
         return tuple(names)
 
     def _tensors(self, more: Mapping[str, Tensor]) -> list[Tensor]:
-        given = {**absent(self.module), **self.inputs, **more}
+        arguments = {**absent(self.module), **self.inputs, **more}
         try:
             with torch.no_grad():
-                return list(_flat(self.module(**given)))
+                return list(_flat(self.module(**arguments)))
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             self.failure = f"raised {one_line(error)}"
             return []
@@ -94,18 +94,18 @@ def _flat(answer: Any) -> Iterator[Tensor]:
 def first_mask(tried: Tried, name: str) -> tuple[Tensor, dict[int, str]] | None:
     """The first form of a mask that the module takes and that has an influence, with its axes.
 
-    Tracing sees a mask that hides a part; whatever its polarity, every row keeps a key.
+    The mask hides a part, and in either polarity every row keeps a key.
     """
     for letters in _letters(name):
-        for one, other in _pairs(letters, tried, name):
-            first, second = tried.answer({name: one}), tried.answer({name: other})
+        for mask, other in _pairs(letters, tried, name):
+            first, second = tried.answer({name: mask}), tried.answer({name: other})
             if first is None or second is None or first.shape != second.shape:
                 continue
             plain = tried.answer({})
             if plain is not None and first.shape != plain.shape:
                 continue
             if not torch.equal(first, second):
-                return one, {
+                return mask, {
                     axis: _EXTENT[letter]
                     for axis, letter in enumerate(letters)
                     if letter in _EXTENT
@@ -134,7 +134,7 @@ def _pairs(letters: str, tried: Tried, name: str) -> Iterator[tuple[Tensor, Tens
     yield from forms[1:2] + forms[:1] + forms[2:] if "bias" in name.lower() else forms
 
 
-# Sizes that all differ, and are not one: a traced graph must not take one axis for another.
+# Sizes that all differ and are not 1, so that a traced graph cannot confuse two axes.
 BATCHES: Final = (2, 4)
 QUERIES: Final = 3
 KEYS: Final = 5
@@ -199,9 +199,9 @@ def _calling(module: nn.Module, request: ModuleRequest, why: str) -> Calling:
 
 def _possible_widths(module: nn.Module) -> tuple[tuple[int, ...], ...]:
     """The widths that linear layers take, for modules whose projections are not recognised."""
-    found = {part.in_features for part in module.modules() if isinstance(part, nn.Linear)}
-    found |= {parameter.shape[-1] for parameter in module.parameters() if parameter.dim() > 1}
-    return tuple((width,) * 3 for width in sorted(found))
+    widths = {part.in_features for part in module.modules() if isinstance(part, nn.Linear)}
+    widths |= {parameter.shape[-1] for parameter in module.parameters() if parameter.dim() > 1}
+    return tuple((width,) * 3 for width in sorted(widths))
 
 
 def _names(module: nn.Module, calling: Calling) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def _names(module: nn.Module, calling: Calling) -> tuple[str, ...]:
 
 
 def _sizes(batch: int, calling: Calling) -> Iterator[ExampleSizes]:
-    """Lengths that differ, and one length where a module takes no other."""
+    """Different lengths of queries and keys first, unless it is self-attention; then equal ones."""
     if calling.inputs != "self":
         yield ExampleSizes(batch=batch, queries=QUERIES, keys=KEYS)
     yield ExampleSizes(batch=batch, queries=KEYS, keys=KEYS)
@@ -224,11 +224,11 @@ def _tokens(
 ) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     lengths = (sizes.queries, sizes.keys, sizes.keys)
-    found = {}
+    tokens = {}
     for name, length, size in zip(names, lengths, width, strict=False):
         shape = (length, sizes.batch) if calling.sequence_first else (sizes.batch, length)
-        found[name] = torch.randn(*shape, size, generator=generator)
-    return found
+        tokens[name] = torch.randn(*shape, size, generator=generator)
+    return tokens
 
 
 def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> ExportCall:
@@ -237,9 +237,9 @@ def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> Expor
     for name in mask_parameters(tried.module.forward):
         if name in names:
             continue
-        found = first_mask(dataclasses.replace(tried, inputs=inputs), name)
-        if found is not None:
-            inputs[name], axes[name] = found
+        mask = first_mask(dataclasses.replace(tried, inputs=inputs), name)
+        if mask is not None:
+            inputs[name], axes[name] = mask
     outputs = dataclasses.replace(tried, inputs=inputs).outputs()
     return ExportCall(module=tried.module, inputs=inputs, axes=axes, outputs=outputs)
 

@@ -1,4 +1,4 @@
-"""What the worker does for ``conformance export-check``: opens the module, exports it, tries it."""
+"""The job of ``conformance export-check`` in the worker: load the module, export it, read it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from conformance.tools.exporting.job import rebuilt
 
 
 def module():
-    """Build {target} anew and load the weights beside this file."""
+    """Build {target} and load the weights from the folder of this file."""
     return rebuilt({target!r}, Path(__file__).parent, root={root!r})
 '''
 
@@ -91,8 +91,8 @@ def keep_source(target: str, module: nn.Module, folder: Path) -> Path:
     if is_path(where):
         where = str(Path(where).expanduser().resolve())
     script = folder / SCRIPT
-    told = {"target": f"{where}:{name}", "root": str(Path.cwd())}
-    script.write_text(_SOURCE.format(script=script, **told), encoding="utf-8")
+    fields = {"target": f"{where}:{name}", "root": str(Path.cwd())}
+    script.write_text(_SOURCE.format(script=script, **fields), encoding="utf-8")
     return script
 
 
@@ -148,12 +148,12 @@ def export(call: ExportCall, exporter: str, opset: int, path: Path) -> None:
         with _quiet(), torch.no_grad():
             (_by_dynamo if exporter == DYNAMO else _by_tracing)(call, opset, path)
     except Exception as error:  # an exporter runs the user's code, and may raise anything
-        text = _told(error)
-        raise NotExported(text, unsupported=any(one in text for one in _TOO_NEW)) from error
+        text = _shown(error)
+        raise NotExported(text, unsupported=any(words in text for words in _TOO_NEW)) from error
 
 
-def _told(error: BaseException) -> str:
-    """The type of what an exporter raised, and the first sentence of what is behind it."""
+def _shown(error: BaseException) -> str:
+    """The type and message of the first cause of what an exporter raised, shortened."""
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -164,18 +164,18 @@ def _told(error: BaseException) -> str:
 
 
 def _by_dynamo(call: ExportCall, opset: int, path: Path) -> None:
-    given = call.arguments()
+    arguments = call.arguments()
     torch.onnx.export(
         call.module,
         (),
         str(path),
-        kwargs=given,
+        kwargs=arguments,
         dynamo=True,
         opset_version=opset,
         output_names=list(call.outputs),
         dynamic_shapes={
             name: None if tensor is None else dict(call.axes.get(name, {}))
-            for name, tensor in given.items()
+            for name, tensor in arguments.items()
         },
         external_data=False,
         verbose=False,
@@ -183,7 +183,7 @@ def _by_dynamo(call: ExportCall, opset: int, path: Path) -> None:
 
 
 class _Named(nn.Module):
-    """A module that takes its tensors in an order: tracing knows no keywords."""
+    """A module with positional inputs, since tracing supports no keywords."""
 
     def __init__(self, call: ExportCall) -> None:
         super().__init__()
@@ -191,9 +191,9 @@ class _Named(nn.Module):
         self.module = call.module
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Whatever the module says."""
-        given = dict(zip(self.call.inputs, tensors, strict=True))
-        return self.module(**{**self.call.arguments(), **given})
+        """The module's answer."""
+        inputs = dict(zip(self.call.inputs, tensors, strict=True))
+        return self.module(**{**self.call.arguments(), **inputs})
 
 
 def _by_tracing(call: ExportCall, opset: int, path: Path) -> None:
@@ -212,7 +212,7 @@ def _by_tracing(call: ExportCall, opset: int, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings about deprecation and traced sizes: what matters is checked."""
+    """Suppress warnings about deprecation and traced sizes: the graphs are checked anyway."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -258,15 +258,15 @@ class Exportable:
 def modules_of(options: RunOptions, tell: Tell = lambda _what, _name: None) -> list[Exportable]:
     """The module that each target names; raises UsageError with one sentence."""
     require_exporter()
-    found = []
+    modules = []
     for target in options.targets:
         tell("loading", target)
-        found.append(Exportable(target, module_of(target)))
-    return found
+        modules.append(Exportable(target, module_of(target)))
+    return modules
 
 
 def prepare(exportable: Exportable, folder: str, tell: Tell) -> dict[str, Any]:
-    """Find out how the module is called, and keep it beside its graphs to come."""
+    """Find out how the module is called, and write it to the folder of the graphs."""
     tell("calling", exportable.target)
     inputs = described(exportable.call)
     return {
@@ -275,14 +275,14 @@ def prepare(exportable: Exportable, folder: str, tell: Tell) -> dict[str, Any]:
     }
 
 
-def export_one(exportable: Exportable, wanted: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """Export the module once and read the graph; what goes wrong is the ``reason``."""
-    path = Path(wanted["path"])
+def export_one(exportable: Exportable, requested: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Export the module once and read the graph; ``reason`` says what failed."""
+    path = Path(requested["path"])
     outcome = {"verdict": "", "reason": "", "opset": None}
     tell("exporting", path.name)
     load_kept(exportable.module, path.parent)  # a worker that was lost has built another one
     try:
-        export(exportable.call, wanted["exporter"], wanted["opset"], path)
+        export(exportable.call, requested["exporter"], requested["opset"], path)
     except NotExported as error:
         if error.unsupported:
             return {**outcome, "verdict": "unsupported", "reason": str(error)}

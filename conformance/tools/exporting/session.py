@@ -1,4 +1,4 @@
-"""``conformance export-check`` but for options and views: exports, then one check of them all."""
+"""``conformance export-check`` without options and views: export, then check all graphs."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def export_check(
     options: RunOptions,
     *,
     timeout: float = DEFAULT_TIMEOUT,
-    progress: ShowProgress = lambda _doing, _done, _total, _left=None: None,
+    progress: ShowProgress = lambda _step, _done, _total, _left=None: None,
 ) -> Record:
     """Export the module, check every graph and return the record of the run, with its exports.
 
     Raises UsageError for a target that is no module or cannot be called, HarnessError when no
     worker can run.
     """
-    ready, asked, rows = _exported(wanted, timeout, progress)
+    ready, prepared, rows = _exported(wanted, timeout, progress)
     paths = tuple(row["path"] for row in rows if not row["verdict"])
     run = dataclasses.replace(
-        options, targets=paths, graph_options=GraphOptions(source=f"{asked['source']}:module")
+        options, targets=paths, graph_options=GraphOptions(source=f"{prepared['source']}:module")
     )
     if paths:
         report = check(run, timeout=timeout, progress=progress)
     else:
         report = build_report(ready, run, [])
-    report["module"] = {"target": wanted.target, **asked}
+    report["module"] = {"target": wanted.target, **prepared}
     report["exports"] = [_row(row, report["candidates"]) for row in rows]
     return report
 
@@ -76,7 +76,7 @@ def export_check(
 def _exported(
     wanted: Wanted, timeout: float, progress: ShowProgress
 ) -> tuple[Ready, dict[str, Any], list[dict[str, Any]]]:
-    """How the module is called, and what became of every export."""
+    """What the worker is, how the module is called, and the result of every export."""
     options = RunOptions(targets=(wanted.target,), loader=LOADER)
     rows = []
     with Supervisor(options, timeout=timeout * _EXPORTING_FACTOR) as supervisor:
@@ -84,16 +84,16 @@ def _exported(
         ready = supervisor.start()
         progress("loading", 0, 0)
         supervisor.load()
-        asked: dict[str, Any] = supervisor.perform(0, _PREPARE, str(wanted.folder))
+        prepared: dict[str, Any] = supervisor.perform(0, _PREPARE, str(wanted.folder))
         exports = wanted.exports()
         for done, export in enumerate(exports):
             progress(f"exporting {Path(export['path']).name}", done, len(exports))
-            rows.append({**export, **_one(supervisor, export)})
-    return ready, asked, rows
+            rows.append({**export, **_export_once(supervisor, export)})
+    return ready, prepared, rows
 
 
-def _one(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
-    """What became of one export; one that hangs or dies is a verdict, too."""
+def _export_once(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of one export; hanging or crashing is a verdict, too."""
     step = "exporting"
 
     def hear(what: str, _name: Any) -> None:
@@ -101,7 +101,7 @@ def _one(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
         step = what
 
     try:
-        found: dict[str, Any] = supervisor.perform(0, _EXPORT, dict(export), hear)
+        result: dict[str, Any] = supervisor.perform(0, _EXPORT, dict(export), hear)
     except WorkerLost as lost:
         read = step == "reading"
         word = "cannot be read" if read else "cannot be exported"
@@ -109,20 +109,19 @@ def _one(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
         return {"verdict": verdict, "reason": f"{word}: it {lost}"}
     except HarnessError as error:
         return {"verdict": "error", "reason": str(error)}
-    told = found.pop("opset")
-    if told is not None and told != export["opset"]:
-        wrote = f"the exporter does not know it: it wrote a file of opset {told}"
-        return {**found, "verdict": "unsupported", "reason": wrote}
-    return found
+    opset = result.pop("opset")
+    if opset is not None and opset != export["opset"]:
+        wrote = f"the exporter does not know it: it wrote a file of opset {opset}"
+        return {**result, "verdict": "unsupported", "reason": wrote}
+    return result
 
 
 def _row(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """An export with the verdict of its graph, its failed clauses and who is to blame."""
-    mine = [entry for entry in candidates if entry["target"] == row["path"]]
-    if not mine:
+    candidate = next((entry for entry in candidates if entry["target"] == row["path"]), None)
+    if candidate is None:
         unchecked = {} if row["verdict"] else {"verdict": "inconclusive", "reason": "not checked"}
         return {**row, **unchecked, "failed": [], "blame": None}
-    candidate = mine[0]
     failed = [clause for clause in candidate["clauses"] if clause["status"] == "failed"]
     must = [clause for clause in failed if clause["level"] == "MUST"]
     blamed = [clause["blame"] for clause in must if (clause.get("blame") or {}).get("step")]
@@ -136,7 +135,7 @@ def _row(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> dic
 
 
 def exit_code_of(report: Mapping[str, Any], *, strict: bool = False) -> int:
-    """That of the check; 1 as well when the module could not be exported, or a graph not read."""
+    """The exit code of the check; 1, too, when the module is not exported or a graph not read."""
     ran = report["candidates"] or report.get("interrupted")
     checked = exit_code(report, strict=strict) if ran else EXIT_OK
     words = [row["verdict"] for row in report["exports"]]
