@@ -58,11 +58,11 @@ def clause_entries() -> list[dict[str, Any]]:
 
 def clause_entry(slug: str) -> dict[str, Any]:
     """One clause; raises UsageError that suggests a near slug when there is none of that name."""
-    known = {clause.id: clause for clause in all_clauses()}
-    if slug not in known:
-        msg = f"there is no clause {slug!r}{suggestion(slug, known)}"
+    clauses = {clause.id: clause for clause in all_clauses()}
+    if slug not in clauses:
+        msg = f"there is no clause {slug!r}{suggestion(slug, clauses)}"
         raise UsageError(msg)
-    return _entry(known[slug])
+    return _entry(clauses[slug])
 
 
 def _entry(clause: Clause) -> dict[str, Any]:

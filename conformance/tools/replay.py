@@ -18,7 +18,7 @@ from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
 
 JOB: Final = "conformance.running.workers.replaying:replay_job"
 EARLIER_JOB: Final = "conformance.running.workers.replaying:earlier_job"
-# Of a clause's examples before the failing one, so many are tried first: few make a short script.
+# How many examples before the failing one are tried first: few make a short script.
 FEW_EARLIER: Final = (1, 2, 4)
 _FAILED: Final = ("failed", "expected-failure")
 
@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FailedClause:
-    """One failed clause of a report that can be asked again; ``run`` is the report as a whole."""
+    """One failed clause of a report that can be replayed; ``run`` is the report as a whole."""
 
     candidate: Record
     clause: Record
@@ -42,9 +42,9 @@ class FailedClause:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What became of a failure: ``outcome`` is "passes", "fails" or "differs".
+    """The result of a replayed failure: ``outcome`` is "passes", "fails" or "differs".
 
-    ``clause`` is the report's entry with the violation and the counterexample of today. ``after``
+    ``clause`` is the report's entry with the new violation and counterexample. ``after``
     says which earlier calls the failure needs, "" where it needs none.
     """
 
@@ -66,24 +66,24 @@ def cases(
     path, named, slug = _split(reference)
     report = read_record(path)
     entries = _candidates(report, candidate or named, path)
-    found = [case for entry in entries for case in _failures(entry, slug, report)]
+    failures = [case for entry in entries for case in _failures(entry, slug, report)]
     if slug:
-        _check_slug(entries, slug, found)
+        _check_slug(entries, slug, failures)
     if dtype is not None:
-        found = _in_dtype(found, dtype)
-    if not found:
+        failures = _in_dtype(failures, dtype)
+    if not failures:
         msg = f"{path} holds no failure: there is nothing to replay"
         raise UsageError(msg)
-    for case in found:
+    for case in failures:
         _check_rebuilds(case)
-    return found
+    return failures
 
 
-def _in_dtype(found: Sequence[FailedClause], dtype: str) -> list[FailedClause]:
+def _in_dtype(failures: Sequence[FailedClause], dtype: str) -> list[FailedClause]:
     """The failures in one dtype; raises UsageError where there are others only."""
-    chosen = [case for case in found if case.clause.get("dtype") == dtype]
-    if found and not chosen:
-        others = ", ".join(sorted({str(case.clause.get("dtype")) for case in found}))
+    chosen = [case for case in failures if case.clause.get("dtype") == dtype]
+    if failures and not chosen:
+        others = ", ".join(sorted({str(case.clause.get("dtype")) for case in failures}))
         msg = f"nothing of that failed in {dtype}, only in {others}"
         raise UsageError(msg)
     return chosen
@@ -110,12 +110,12 @@ def _candidates(report: Record, name: str | None, path: Path) -> list[Record]:
     entries: list[Record] = report["candidates"]
     if name is None:
         return entries
-    found = [entry for entry in entries if entry["name"] == name]
-    if not found:
-        known = [entry["name"] for entry in entries]
-        msg = f"{path} has no candidate {name!r}{did_you_mean(name, known)}"
+    named = [entry for entry in entries if entry["name"] == name]
+    if not named:
+        names = [entry["name"] for entry in entries]
+        msg = f"{path} has no candidate {name!r}{did_you_mean(name, names)}"
         raise UsageError(msg)
-    return found
+    return named
 
 
 def _failures(entry: Record, slug: str, report: Record) -> Iterator[FailedClause]:
@@ -124,13 +124,13 @@ def _failures(entry: Record, slug: str, report: Record) -> Iterator[FailedClause
             yield FailedClause(candidate=entry, clause=clause, run=report)
 
 
-def _check_slug(entries: Sequence[Record], slug: str, found: list[FailedClause]) -> None:
+def _check_slug(entries: Sequence[Record], slug: str, chosen: list[FailedClause]) -> None:
     """Require that a clause is known and has failed; raises UsageError."""
     statuses = {c["id"]: c["status"] for entry in entries for c in entry["clauses"]}
     if slug not in statuses:
         msg = f"the report has no clause {slug!r}{did_you_mean(slug, statuses)}"
         raise UsageError(msg)
-    if not found:
+    if not chosen:
         failed = sorted(
             {case.clause["id"] for entry in entries for case in _failures(entry, "", {})}
         )
@@ -148,40 +148,40 @@ def _check_rebuilds(case: FailedClause) -> None:
 
 
 def replay(
-    found: Sequence[FailedClause],
+    failures: Sequence[FailedClause],
     *,
     target: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-    progress: Progress = lambda _doing, _done, _total: None,
+    progress: Progress = lambda _step, _done, _total: None,
 ) -> Iterator[Replayed]:
-    """Ask each case again, one worker a candidate; ``target`` replaces the report's.
+    """Replay each case, with one worker a candidate; ``target`` replaces the report's.
 
-    What passes alone runs once more in a fresh worker, after all earlier calls of the run: an
-    answer may depend on them.
+    What passes alone is replayed in a fresh worker after all earlier calls of the run, on which
+    the failure may depend.
 
     Raises UsageError for a target that does not resolve any more, HarnessError when no worker runs.
     """
     done = 0
-    for name in dict.fromkeys(case.candidate["name"] for case in found):
-        own = [case for case in found if case.candidate["name"] == name]
-        progress(f"loading {name}", done, len(found))
+    for name in dict.fromkeys(case.candidate["name"] for case in failures):
+        own = [case for case in failures if case.candidate["name"] == name]
+        progress(f"loading {name}", done, len(failures))
         with opened(own, target, timeout) as (supervisor, index):
             alone = []
             for case in own:
-                progress(f"{name} {case.clause['id']}", done, len(found))
+                progress(f"{name} {case.clause['id']}", done, len(failures))
                 alone.append((case, _again(supervisor, index, case)))
                 done += 1
-        passed = [case for case, one in alone if one.outcome == "passes"]
+        passed = [case for case, replayed in alone if replayed.outcome == "passes"]
         later = _after_the_run(passed, target, timeout, progress) if passed else {}
-        for case, one in alone:
-            yield later.get(id(case), one)
+        for case, replayed in alone:
+            yield later.get(id(case), replayed)
 
 
 def _after_the_run(
     passed: Sequence[FailedClause], target: str | None, timeout: float, progress: Progress
 ) -> dict[int, Replayed]:
-    """What fails behind the calls that the run made before it, by the identity of the case."""
-    found: dict[int, Replayed] = {}
+    """The cases that fail after the earlier calls of the run, by the identity of the case."""
+    dependent: dict[int, Replayed] = {}
     waiting = {id(case.clause): case for case in passed}
     with opened(passed, target, timeout, whole=True) as (supervisor, index):
         for clause in passed[0].candidate["clauses"]:
@@ -196,16 +196,16 @@ def _after_the_run(
             if case is not None:
                 again = _again(supervisor, index, case)
                 if again.outcome != "passes":
-                    found[id(case)] = again
+                    dependent[id(case)] = again
     by_identity = {id(case): case for case in passed}
     return {
         number: _shortened(by_identity[number], again, target, timeout)
-        for number, again in found.items()
+        for number, again in dependent.items()
     }
 
 
 def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
-    """What a clause asked, or what it asked before the example that failed."""
+    """The examples of a clause to run again: all, or those before the failure."""
     count = clause.get("examples")
     count = count if isinstance(count, int) else 0
     return {
@@ -217,7 +217,7 @@ def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
 
 
 def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout: float) -> Replayed:
-    """The failure behind as few earlier examples of its own clause as show it, each try afresh."""
+    """The failure after as few earlier examples of its clause as show it, each in a new worker."""
     every = _earlier(case.clause, before_failure=True)["count"]
     for count in sorted({min(few, every) for few in FEW_EARLIER} | {every}):
         with opened([case], target, timeout, whole=True) as (supervisor, index):
@@ -241,9 +241,9 @@ def opened(
         options = replace(options, only=(), trials=True, **_of_run(own[0].run))
     with Supervisor(options, timeout=timeout) as supervisor:
         supervisor.start()
-        found_there = _loaded(supervisor, target)
-        index = _index([one.name for one in found_there], name, options.targets[0])
-        _check_kind(own[0].candidate, found_there[index])
+        loaded = _loaded(supervisor, target)
+        index = _index([entry.name for entry in loaded], name, options.targets[0])
+        _check_kind(own[0].candidate, loaded[index])
         yield supervisor, index
 
 
@@ -259,7 +259,7 @@ def _loaded(supervisor: Supervisor, target: str | None) -> list[Loaded]:
 
 
 def _check_kind(candidate: Record, loaded: Loaded) -> None:
-    """Require what takes the same inputs: a layer has no answer to a core's counterexample."""
+    """Require the same kind: a layer cannot answer a core's counterexample; raises UsageError."""
     kind = candidate.get("kind", loaded.kind)
     if loaded.kind != kind:
         msg = f"{loaded.name} is a {loaded.kind}, but {candidate['name']} of the report is a {kind}"
@@ -284,17 +284,17 @@ def _options(own: Sequence[FailedClause], target: str | None) -> RunOptions:
 
 
 def _of_run(run: Record) -> dict[str, Any]:
-    """What decides which problems a run asks, as far as its report says so."""
-    found: dict[str, Any] = {}
+    """The options that decide the problems of a run, as far as its report has them."""
+    options: dict[str, Any] = {}
     if run.get("profile") in PROFILES:
-        found["profile"] = run["profile"]
+        options["profile"] = run["profile"]
     if isinstance(run.get("seed"), int):
-        found["seed"] = run["seed"]
-    options = run.get("options")
-    dtypes = options.get("dtypes") if isinstance(options, Mapping) else None
+        options["seed"] = run["seed"]
+    selection = run.get("options")
+    dtypes = selection.get("dtypes") if isinstance(selection, Mapping) else None
     if isinstance(dtypes, list) and all(name in DTYPES for name in dtypes):
-        found["dtypes"] = tuple(dtypes)
-    return found
+        options["dtypes"] = tuple(dtypes)
+    return options
 
 
 def _index(names: list[str], name: str, target: str) -> int:
@@ -310,7 +310,7 @@ def _index(names: list[str], name: str, target: str) -> int:
 def _again(
     supervisor: Supervisor, index: int, case: FailedClause, *, last: int = 0, of: int = 0
 ) -> Replayed:
-    """Ask a case, behind the ``last`` of the ``of`` examples that its clause asked before."""
+    """Replay a case, after the ``last`` of the ``of`` earlier examples of its clause."""
     clause = case.clause
     argument = {**argument_of(case), "earlier": {"last": last, "of": of}}
     try:
@@ -330,7 +330,7 @@ def _texts(violation: Record) -> tuple[Any, Any]:
 
 
 def argument_of(case: FailedClause) -> dict[str, Any]:
-    """What jobs in the worker need to ask a case again; raises UsageError where it is not told."""
+    """The argument of jobs that replay a case; raises UsageError where the report lacks it."""
     clause = case.clause
     violation = clause.get("violation")
     texts = (clause.get("dtype"), *(_texts(violation) if isinstance(violation, dict) else (None,)))
@@ -347,7 +347,7 @@ def argument_of(case: FailedClause) -> dict[str, Any]:
 
 
 def _lost(lost: WorkerLost, clause: Record) -> dict[str, Any]:
-    """What a worker that hung or died means for a failure."""
+    """The answer where the worker hung or died."""
     same = clause["violation"]["kind"] == lost.kind
     violation = {"kind": lost.kind, "message": f"the candidate {lost}"}
     return {"outcome": "fails" if same else "differs", "violation": violation}

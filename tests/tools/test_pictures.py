@@ -46,10 +46,10 @@ def test_picture_shows_a_binding_example(slug: str) -> None:
 def test_causality_is_what_the_picture_of_causality_shows() -> None:
     """As required later keys are unseen, in the counterfactual every key is seen."""
     found = evidence("mask.causal")
-    length = found.seen.shape[-1]
-    assert torch.equal(found.seen[0, 0], torch.ones(length, length).tril().bool())
-    assert found.instead is not None
-    assert found.instead.all()
+    length = found.required.shape[-1]
+    assert torch.equal(found.required[0, 0], torch.ones(length, length).tril().bool())
+    assert found.counterfactual is not None
+    assert found.counterfactual.all()
 
 
 def test_watching_is_off_outside() -> None:

@@ -1,4 +1,4 @@
-"""The evidence of a clause as two tables: what a query may see, and what would move."""
+"""The evidence of a clause as two tables: allowed keys, and elements that would move."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _DTYPE: Final = "float32"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """One binding example of a clause, held against its counterfactual.
+    """One binding example of a clause, compared with its counterfactual.
 
-    seen, instead
+    required, counterfactual
         Which keys each query may attend, as required and in the counterfactual, bool
-        ``[B, H, Lq, Lk]``; ``instead`` is None where the counterfactual has other sizes, or is no
-        answer of the golden.
+        ``[B, H, Lq, Lk]``; ``counterfactual`` is None where it has other sizes, or is no answer of
+        the golden.
     moved, judged
         Which elements of the answer the counterfactual moves by more than the bound, and which
-        anybody looks at; bool ``[B, H, rows, channels]``.
+        are compared; bool ``[B, H, rows, channels]``.
     """
 
     clause: Clause
     problem: Problem
-    seen: Tensor
-    instead: Tensor | None
+    required: Tensor
+    counterfactual: Tensor | None
     moved: Tensor
     judged: Tensor
 
@@ -70,12 +70,12 @@ class RecordingOracle(Oracle):
         self.others: list[tuple[int, Inputs, golden.Semantics]] = []
 
     def answer(self, inputs: Inputs) -> Golden:
-        """The golden answer; noted."""
+        """The golden answer, which is recorded."""
         self.inputs.append((len(self.compared), inputs))
         return super().answer(inputs)
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
-        """The golden output; noted with the point it is asked at."""
+        """The golden output, which is recorded with its point of the semantics."""
         point = semantics or self.declaration.semantics
         self.others.append((len(self.compared), inputs, point))
         return super().output(inputs, semantics)
@@ -87,12 +87,12 @@ def evidence(slug: str) -> Evidence:
     Where all of it moves in every problem, the first of them. Raises LookupError where no small
     problem binds, or none is for a core.
     """
-    clause = next(known for known in all_clauses() if known.id == slug)
+    clause = next(clause for clause in all_clauses() if clause.id == slug)
     whole: Evidence | None = None
-    for found in _binding(clause):
-        if bool((found.judged & ~found.moved).any()):
-            return found
-        whole = whole or found
+    for example in _binding(clause):
+        if bool((example.judged & ~example.moved).any()):
+            return example
+        whole = whole or example
     if whole is None:
         msg = f"no small problem of {slug} binds for a core, so it has no picture"
         raise LookupError(msg)
@@ -106,13 +106,13 @@ def _binding(clause: Clause) -> Iterator[Evidence]:
         for problem in edge_problems(candidate, clause.space, dtype=_DTYPE):
             sizes = problem.geometry
             if max(sizes.query_length, sizes.key_length) <= LARGEST:
-                found = _tried(clause, candidate, problem)
-                if found is not None:
-                    yield found
+                example = _tried(clause, candidate, problem)
+                if example is not None:
+                    yield example
 
 
 def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence | None:
-    """What one example shows, None where it does not bind or compares nothing."""
+    """The evidence of one example; None where it does not bind or compares nothing."""
     subject = Subject(candidate, _DTYPE)
     with watching_counterfactuals() as compared:
         oracle = RecordingOracle(subject, compared)
@@ -123,39 +123,38 @@ def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence |
     others = [(inputs, point) for before, inputs, point in oracle.others if before == shown]
     if not finding.binding or shown is None or not calls:
         return None
-    seen = _seen(calls[-1], candidate.declaration.semantics)
-    instead = _seen(*others[-1]) if others else None
+    required = _allowed(calls[-1], candidate.declaration.semantics)
+    other = _allowed(*others[-1]) if others else None
     return Evidence(
         clause=clause,
         problem=problem,
-        seen=seen,
-        instead=instead if instead is not None and instead.shape == seen.shape else None,
+        required=required,
+        counterfactual=other if other is not None and other.shape == required.shape else None,
         moved=compared[shown].moved,
         judged=compared[shown].judged,
     )
 
 
-def _seen(inputs: Inputs, point: golden.Semantics) -> Tensor:
+def _allowed(inputs: Inputs, point: golden.Semantics) -> Tensor:
     """Which keys each query attends, ``[B, H, Lq, Lk]``."""
     evaluated = evaluate(inputs, point)
     core = evaluated if isinstance(evaluated, golden.Attention) else evaluated.core
     return core.allowed.to(torch.bool)
 
 
-def described(found: Evidence) -> str:
+def described(example: Evidence) -> str:
     """The picture of one item and head of an example, the first that shows both kinds of cells."""
-    item, head = _shown(found)
-    seen = _of(found.seen, item, head)
-    instead = seen if found.instead is None else _of(found.instead, item, head)
-    sight, motion = (
-        _sight(seen, instead),
-        _motion(found.moved[item, head], found.judged[item, head]),
-    )
-    count = f"{int(found.moved.sum())} of {int(found.judged.sum())} judged elements move"
-    note = f"{_example(found)}; item {item}, head {head}; {count} in all"
+    item, head = _shown(example)
+    required = _of(example.required, item, head)
+    other = example.counterfactual
+    sight = _sight(required, required if other is None else _of(other, item, head))
+    motion = _motion(example.moved[item, head], example.judged[item, head])
+    count = f"{int(example.moved.sum())} of {int(example.judged.sum())} judged elements move"
+    note = f"{_example(example)}; item {item}, head {head}; {count} in all"
+    clause = example.clause
     return draw(
-        f"What binds {found.clause.id}",
-        f"{found.clause.sentence} Counterfactual: {found.clause.counterfactual}. Example: {note}.",
+        f"What binds {clause.id}",
+        f"{clause.sentence} Counterfactual: {clause.counterfactual}. Example: {note}.",
         [
             Panel(title="What a query may see", rows="query", columns="key", cells=sight),
             Panel(
@@ -171,23 +170,23 @@ def _of(table: Tensor, item: int, head: int) -> Tensor:
     return table[min(item, table.shape[0] - 1), min(head, table.shape[1] - 1)]
 
 
-def _shown(found: Evidence) -> tuple[int, int]:
+def _shown(example: Evidence) -> tuple[int, int]:
     """The item and the head to show: where some judged elements move and others stay, if any."""
-    items, heads = found.moved.shape[:2]
+    items, heads = example.moved.shape[:2]
     places = [(item, head) for item in range(items) for head in range(heads)]
 
     def kinds(place: tuple[int, int]) -> int:
-        moved, judged = found.moved[place], found.judged[place]
+        moved, judged = example.moved[place], example.judged[place]
         return int(bool(moved.any())) + int(bool((judged & ~moved).any()) and bool(moved.any()))
 
     return max(places, key=kinds)
 
 
-def _sight(seen: Tensor, instead: Tensor) -> list[str]:
+def _sight(required: Tensor, counterfactual: Tensor) -> list[str]:
     kinds = {(True, True): "b", (True, False): "r", (False, True): "c", (False, False): "."}
     return [
-        "".join(kinds[bool(one), bool(two)] for one, two in zip(*row, strict=True))
-        for row in zip(seen.tolist(), instead.tolist(), strict=True)
+        "".join(kinds[before, after] for before, after in zip(*row, strict=True))
+        for row in zip(required.tolist(), counterfactual.tolist(), strict=True)
     ]
 
 
@@ -200,9 +199,9 @@ def _motion(moved: Tensor, judged: Tensor) -> list[str]:
     ]
 
 
-def _example(found: Evidence) -> str:
+def _example(example: Evidence) -> str:
     """The problem in a few words."""
-    problem = found.problem
+    problem = example.problem
     parts = [f"values {problem.values}", f"seed {problem.seed}"]
     if problem.mask is not None:
         parts.insert(0, f"mask {problem.mask.pattern} as {problem.mask.form}")

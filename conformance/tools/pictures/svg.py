@@ -133,11 +133,11 @@ def framed(
     return "\n".join(lines) + "\n"
 
 
-def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
     """A line of text; ``kind`` is a class of STYLE, ``anchor`` where x is in it."""
     chosen = f' class="{kind}"' if kind else ""
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text{chosen}{placed} x="{x:.0f}" y="{y:.0f}">{escape(said)}</text>'
+    return f'<text{chosen}{placed} x="{x:.0f}" y="{y:.0f}">{escape(words)}</text>'
 
 
 def _cell(x: float, y: float, kind: str) -> str:

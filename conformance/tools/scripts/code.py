@@ -1,4 +1,4 @@
-"""A failure's calls, and what decides, as lines of Python for a script that stands alone.
+"""A failure's calls and its check as lines of Python for a script that stands alone.
 
 Tensors are literals, or are read from the files of a bundle.
 """
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 Record = Mapping[str, Any]
 COMPARED: Final = ("value", "finite")
-# Nothing came back from a call.
-_NOTHING_BACK: Final = ("raised", "crashed", "hung")
+# Kinds of violations where a call returned nothing.
+_NO_ANSWER: Final = ("raised", "crashed", "hung")
 ROLES: Final = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 
 
@@ -26,7 +26,7 @@ def is_adapted(data: Record) -> bool:
 
 
 def layers(data: Record) -> Sequence[Record]:
-    """The layers to build; a graph is one already, weights included."""
+    """The layers to build; none for a graph, which has its weights."""
     return () if is_graph(data) else data.get("layers", ())
 
 
@@ -56,10 +56,10 @@ def _call(number: int, call: Record, data: Record) -> Iterator[str]:
         else:
             keywords.append(f'"{name}": {literal(_tupled(value))}')
     forward = f"layer_{call['layer']}" if "layer" in call and layers(data) else "candidate"
-    yield _asking(forward, names, keywords, call)
+    yield _call_code(forward, names, keywords, call)
 
 
-def _asking(
+def _call_code(
     forward: str, names: Iterable[str], keywords: Iterable[str], call: Record, back: str = ""
 ) -> str:
     more = ""
@@ -68,8 +68,8 @@ def _asking(
         more += f", leaves={recorded['leaves']}"
     elif recorded:
         more += ", grad=True"
-    given = f"[{', '.join(names)}], {{{', '.join(keywords)}}}"
-    return f"calls.append(ask({forward}, {given}{more}{back}))"
+    arguments = f"[{', '.join(names)}], {{{', '.join(keywords)}}}"
+    return f"calls.append(ask({forward}, {arguments}{more}{back}))"
 
 
 def _module_call(number: int, call: Record) -> Iterator[str]:
@@ -85,7 +85,7 @@ def _module_call(number: int, call: Record) -> Iterator[str]:
         yield from code
         keywords.append(f'"{word}": {name}')
     back = f", back={'swapped' if made['swapped'] else 'first'}"
-    yield _asking(f"layer_{call.get('layer', 0)}", names, keywords, call, back)
+    yield _call_code(f"layer_{call.get('layer', 0)}", names, keywords, call, back)
 
 
 def _module_argument(value: Any, name: str) -> tuple[list[str], str]:
@@ -115,7 +115,7 @@ def _module(number: int, layer: Record) -> Iterator[str]:
 
 
 def _argument(name: str, tensor: Record) -> Iterator[str]:
-    """One input; what was handed over before is written into the same storage again."""
+    """The lines for one input; a tensor that was passed before is overwritten in its storage."""
     if "same_as" not in tensor:
         yield f"{name} = {tensor_code(tensor)}"
         return
@@ -125,7 +125,7 @@ def _argument(name: str, tensor: Record) -> Iterator[str]:
 
 
 def tensor_code(data: Record) -> str:
-    """A tensor as code that makes the same bits; one with gaps out of its storage."""
+    """A tensor as code that makes the same bits; from its storage where it has gaps."""
     storage = data.get("storage")
     if storage is None:
         return _plain(data)
@@ -158,11 +158,11 @@ def _tupled(value: Any) -> Any:
 
 
 def check_lines(clause: Record, data: Record) -> Iterator[str]:
-    """What decides, as code that returns whether the failure is still there."""
+    """The check, as code that returns whether the failure is still there."""
     violation, kind = clause["violation"], clause["violation"]["kind"]
     if kind in COMPARED:
         yield from _comparison(data)
-    elif kind in _NOTHING_BACK:
+    elif kind in _NO_ANSWER:
         yield "return any_raised(calls)"
     elif kind == "not-raised":
         yield "return last_did_not_raise(calls)"
@@ -200,7 +200,7 @@ def _source(source: Record, data: Record) -> str:
         upstream = tensor_code(data["calls"][number]["pulled"]["upstream"])
         return f"pulled(calls, {number}, {source['place']}, {upstream})"
     part = 1 if source["what"] == "weights" else 0
-    return f"seen(calls, {number}{f', part={part}' if part else ''}{_rows(data, number)})"
+    return f"answer(calls, {number}{f', part={part}' if part else ''}{_rows(data, number)})"
 
 
 def _rows(data: Record, number: int) -> str:
@@ -217,7 +217,7 @@ def _against_golden(data: Record) -> Iterator[str]:
             right = call["golden"]
             tensors = (tensor_code(right[name]) for name in ("expected", "bound", "judged"))
             expected, bound, judged = tensors
-            got = f"seen(calls, {number}{_rows(data, number)})"
+            got = f"answer(calls, {number}{_rows(data, number)})"
             yield f"wrong.append(disagree({expected}, {got}, {bound}, {judged}, law=False))"
     yield "return any(wrong)"
 
@@ -226,7 +226,7 @@ def _sum(side: Sequence[Record], like: Record, data: Record) -> str:
     """One side of a law, made of the answers."""
     shape = list(like["shape"])
     parts = [
-        f"seen(calls, {part['call']}"
+        f"answer(calls, {part['call']}"
         + (f", elements={part['elements']}, shape={shape}" if "elements" in part else "")
         + f"{_rows(data, part['call'])})"
         for part in side

@@ -1,6 +1,6 @@
-"""Writes a failure as a Python file that needs torch and the candidate, and nothing of ours.
+"""Writes a failure as a Python file that needs torch and the candidate, but no harness.
 
-That of a graph needs onnxruntime and numpy instead of torch.
+The file for a graph needs onnxruntime and numpy instead of torch.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ Record = Mapping[str, Any]
 
 
 def with_sources(data: dict[str, Any]) -> dict[str, Any]:
-    """The description of a failure with where to look for what was compared.
+    """The description of a failure with the sources of what was compared.
 
-    ``got_of`` names the answer, the weights or the gradient that was judged; ``expected_of`` the
-    one that it was compared with, where that is the candidate's as well; ``by_golden`` says that
-    some answer is beyond its own bound instead. None of them where nobody can tell.
+    ``got_of`` names the answer, the weights or the gradient that was judged; ``expected_of`` what
+    it was compared with, where that is the candidate's, too; ``by_golden`` says instead that some
+    answer is beyond its own bound. None of them where it is unknown.
     """
     if "relation" in data:
         return data
-    got = _found(data, data.get("got"))
+    got = _source(data, data.get("got"))
     if got is not None and "bound" in data:
         if not data.get("law"):
             return {**data, "got_of": got}
-        expected = _found(data, data.get("expected"), other_than=got)
+        expected = _source(data, data.get("expected"), other_than=got)
         if expected is not None and expected["what"] == got["what"] == "gradient":
             return {**data, "got_of": got, "expected_of": expected}
     beyond = any(call.get("beyond") for call in data.get("calls", ()))
     return {**data, "by_golden": True} if beyond else data
 
 
-def _found(data: Record, judged: Any, other_than: Record | None = None) -> dict[str, Any] | None:
+def _source(data: Record, judged: Any, other_than: Record | None = None) -> dict[str, Any] | None:
     """The last of the answers that holds what was judged."""
     if not isinstance(judged, Mapping):
         return None
-    known = content(judged)
+    elements = content(judged)
     sources = [
         source
         for source, tensor in _answers(data)
-        if known is not None and content(tensor) == known and source != other_than
+        if elements is not None and content(tensor) == elements and source != other_than
     ]
     return sources[-1] if sources else None
 
@@ -69,14 +69,14 @@ def _answers(data: Record) -> Iterator[tuple[dict[str, Any], Record]]:
 
 
 def content(tensor: Record) -> Any:
-    """What tells one tensor from another, None where its elements are not there."""
+    """What distinguishes tensors: values or digest; None where there is neither."""
     return tensor.get("values", tensor.get("digest"))
 
 
-# What these clauses do beside their calls (load a state dict, move a module) is in no call.
+# These clauses do more than calls: they load a state dict or move a module.
 _MORE_THAN_CALLS: Final = ("state.state-dict", "state.follows-to", "state.eval-deterministic")
 _SHOWN: Final = (*COMPARED, "raised", "not-raised", "shape", "dtype", "mutated")
-# Without and with what only a bundle knows of the calls.
+# Without and with the facts about calls that only a bundle has.
 _ADAPTED: Final = (
     "its module is called through conformance.module: 'conformance bundle' shows that",
     "its module is called through conformance.module, by a call= that does more than call it",
@@ -90,22 +90,22 @@ print("\\nit does not fail any more")
 
 
 def single(
-    found: Sequence[FailedClause], path: str = "-", option: str = "--emit-script"
+    failures: Sequence[FailedClause], path: str = "-", option: str = "--emit-script"
 ) -> list[FailedClause]:
     """The one failure to write, in a file that can be written; raises UsageError.
 
     Of a clause that failed in several dtypes it is the first.
     """
-    if len({(case.candidate["name"], case.clause["id"]) for case in found}) != 1:
-        named = ", ".join(f"{case.candidate['name']}/{case.clause['id']}" for case in found[:4])
-        more = " …" if len(found) > len(("one", "two", "three", "four")) else ""
-        msg = f"{option} writes one failure, not {len(found)}: name one of {named}{more}"
+    if len({(case.candidate["name"], case.clause["id"]) for case in failures}) != 1:
+        named = ", ".join(f"{case.candidate['name']}/{case.clause['id']}" for case in failures[:4])
+        more = " …" if len(failures) > len(("one", "two", "three", "four")) else ""
+        msg = f"{option} writes one failure, not {len(failures)}: name one of {named}{more}"
         raise UsageError(msg)
     if path != "-":
-        from ...base.files import check_writable  # noqa: PLC0415 (an option that few give)
+        from ...base.files import check_writable  # noqa: PLC0415 (a rare option)
 
         check_writable(Path(path), option)
-    return [found[0]]
+    return [failures[0]]
 
 
 def write_script(clause: Record, target: str, path: str) -> None:
@@ -141,7 +141,7 @@ def script_text(
     in place of the import of torch or numpy; ``asks`` whether the candidate is called at all.
     """
     data = with_sources(dict(clause.get("counterexample") or {}))
-    given = [*before, backend or _backend(data), *(_parts(data) if asks else ())]
+    pieces = [*before, backend or _backend(data), *(_parts(data) if asks else ())]
     name = str(data.get("candidate"))
     calls = list(call_lines(data)) if asks else []
     check = list(check_lines(clause, data)) if asks else ["return True"]
@@ -149,7 +149,7 @@ def script_text(
         "TITLE": comment(f"{clause['id']} fails for {name}: {clause['violation']['message']}"),
         "REQUIREMENT": comment(str(clause.get("requirement") or "")),
         "NEEDS": "numpy, onnxruntime and the graph" if is_graph(data) else _needs(data),
-        "PARTS": "\n\n".join(part.strip() + "\n" for part in given).strip(),
+        "PARTS": "\n\n".join(part.strip() + "\n" for part in pieces).strip(),
         "TARGET": target,
         "DEVICE": repr(_device(data)),
         "AXES": repr(HEAD_LAYOUTS[(data.get("access") or {}).get("layout", "BHSD")].axes),
@@ -180,7 +180,7 @@ def _backend(data: Record) -> str:
 
 
 def _parts(data: Record) -> Iterator[str]:
-    """What the script needs beside the frame."""
+    """The further parts of the script."""
     access = data.get("access") or {}
     if is_graph(data):
         yield _graph(access["graph"])
@@ -198,24 +198,18 @@ def _parts(data: Record) -> Iterator[str]:
 
 
 def _wrapped(data: Record) -> dict[str, str]:
-    """How the candidate is wrapped where it is found, and a layer where it is built."""
+    """How the candidate is wrapped where it is loaded, and a layer where it is built."""
     access = data.get("access") or {}
     is_layer = access.get("kind") == "layer"
-    candidate, layer = (
-        ("found", "layer")
-        if is_layer or is_adapted(data)
-        else (
-            "placed(found)",
-            "layer",
-        )
-    )
+    candidate = "candidate" if is_layer or is_adapted(data) else "placed(candidate)"
+    layer = "layer"
     if access.get("compiled"):
         dynamic = str(data.get("candidate")).endswith(SUFFIXES[True])
         wrap = f"torch.compile({{}}, dynamic={True if dynamic else None})"
     elif access.get("arrays", "torch") != "torch":
         wrap = "of_arrays({})"
         if is_layer:
-            candidate = "lambda geometry, weights: found(geometry, array_weights(weights))"
+            candidate = "lambda geometry, weights: candidate(geometry, array_weights(weights))"
     else:
         wrap = "{}"
     if is_layer:
@@ -265,7 +259,8 @@ def why_not(clause: Record, target: str = ":") -> str:
             data.get("calls")
         ),
         "it does more with the module than calling it": clause["id"] in _MORE_THAN_CALLS,
-        _ADAPTED[access.get("construction") is not None]: is_adapted(data) and not _heard(data),
+        _ADAPTED[access.get("construction") is not None]: is_adapted(data)
+        and not _has_module_calls(data),
         "its module is called through conformance.module and torch.compile": (
             is_adapted(data) and access.get("compiled", False)
         ),
@@ -285,8 +280,8 @@ def why_not(clause: Record, target: str = ":") -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _heard(data: Record) -> bool:
-    """Whether every call of a module is known as its own, and every state."""
+def _has_module_calls(data: Record) -> bool:
+    """Whether every call of the user's module is recorded, and every state."""
     calls = data.get("calls", ())
     return all("module_call" in call for call in calls) and all(
         "state" in layer for layer in data.get("layers", ())
@@ -294,7 +289,7 @@ def _heard(data: Record) -> bool:
 
 
 def _judges_answers(data: Record) -> bool:
-    """Whether what was compared with a bound are answers, as they came or rearranged."""
+    """Whether answers were compared with a bound, as returned or rearranged."""
     return any(name in data for name in ("relation", "got_of", "by_golden"))
 
 

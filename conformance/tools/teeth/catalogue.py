@@ -40,7 +40,7 @@ LEGITIMATE: Final = "candidates.legitimate"
 class CatalogueEntry:
     """A mistake, or a correct candidate, ready to run.
 
-    ``primary`` is "" for what is only known to be broken: then any clause may catch it.
+    ``primary`` is "" for candidates that are only known to be broken: any clause may catch them.
     """
 
     candidate: Candidate
@@ -53,12 +53,12 @@ class CatalogueEntry:
 
     @property
     def name(self) -> str:
-        """What the matrix calls it."""
+        """The name in the matrix."""
         return self.candidate.name
 
 
 def entries(options: TeethOptions, tell: Tell) -> list[CatalogueEntry]:
-    """Every entry that the options ask for; raises UsageError for what cannot be used."""
+    """Every entry that the options select; raises UsageError for what cannot be used."""
     mistakes = [*_mistakes(options, tell)]
     correct = [*_correct(options, tell)]
     chosen = _chosen(_unique(mistakes), options)
@@ -82,16 +82,16 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
 
 
 def _correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
-    """The correct candidates: all beside the whole catalogue, those given beside a part of it."""
+    """The correct candidates: those of the options, and all of them with the whole catalogue."""
     if options.whole:
-        yield from _known_correct(options, tell)
+        yield from _catalogued_correct(options, tell)
     for target in options.correct:
         tell("loading", target)
         for candidate in resolve_one(target):
             yield CatalogueEntry(candidate=candidate, origin=target, correct=True)
 
 
-def _known_correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
+def _catalogued_correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     for candidate in correct_candidates():
         yield CatalogueEntry(candidate=candidate, origin=SHIPPED, correct=True)
     for name, attribute in ((REPOSITORY, "CORRECT"), (LEGITIMATE, "CANDIDATES")):
@@ -112,33 +112,33 @@ def _repository(name: str, tell: Tell) -> ModuleType | None:
 
 
 def _of_target(target: str) -> Iterator[CatalogueEntry]:
-    """The mistakes that a target names; where there are none its candidates, said to be broken."""
-    found = list(mistakes_in(object_of(target)))
-    if found:
-        yield from (_entry(mistake, target) for mistake in found)
+    """The mistakes of a target; where it has none its candidates, which then are broken ones."""
+    mistakes = list(mistakes_in(object_of(target)))
+    if mistakes:
+        yield from (_entry(mistake, target) for mistake in mistakes)
         return
     for candidate in resolve_one(target):
         yield CatalogueEntry(candidate=candidate, sentence=_sentence(candidate), origin=target)
 
 
 def _sentence(candidate: Candidate) -> str:
-    """The first line of what a candidate says of itself."""
+    """The first paragraph of a candidate's docstring on one line."""
     text = inspect.getdoc(candidate.function) or ""
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def _brought(given: Any, origin: str) -> list[CatalogueEntry]:
-    """The mistakes of an entry point: nothing else may stand there."""
-    found = list(mistakes_in(given))
-    listed = given if isinstance(given, (list, tuple)) else [given]
-    for entry in listed if not isinstance(given, ModuleType) else ():
+def _brought(value: Any, origin: str) -> list[CatalogueEntry]:
+    """The mistakes of an entry point; raises UsageError for anything else."""
+    mistakes = list(mistakes_in(value))
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    for entry in listed if not isinstance(value, ModuleType) else ():
         if not isinstance(entry, Mistake):
             msg = f"it holds {entry!r:.60}: give a conformance.Mistake, or a list of them"
             raise UsageError(msg)
-    if not found:
+    if not mistakes:
         msg = "it holds no conformance.Mistake"
         raise UsageError(msg)
-    return [_entry(mistake, origin) for mistake in found]
+    return [_entry(mistake, origin) for mistake in mistakes]
 
 
 def _entry(mistake: Mistake, origin: str) -> CatalogueEntry:
@@ -173,18 +173,19 @@ def candidate_of(mistake: Mistake, origin: str) -> Candidate:
         return renamed(act_out_named(mistake), mistake.name)
     if mistake.candidate is None:
         return act_out(mistake.name, mistake.changes)
-    found = list(candidates_of(mistake.candidate, origin))
-    if len(found) != 1:
-        msg = f"the candidate of the mistake {mistake.name!r} is {len(found)} candidates: give one"
+    candidates = [candidate for candidate, _ in candidates_of(mistake.candidate, origin)]
+    if len(candidates) != 1:
+        count = len(candidates)
+        msg = f"the candidate of the mistake {mistake.name!r} is {count} candidates: give one"
         raise UsageError(msg)
-    return renamed(found[0][0], mistake.name)
+    return renamed(candidates[0], mistake.name)
 
 
-def _unique(found: Iterable[CatalogueEntry]) -> list[CatalogueEntry]:
+def _unique(named: Iterable[CatalogueEntry]) -> list[CatalogueEntry]:
     """Each name once: the second of a name is called ``name-2`` and so on."""
     taken: set[str] = set()
     result = []
-    for entry in found:
+    for entry in named:
         name, number = entry.name, 1
         while name in taken:
             number += 1
@@ -194,9 +195,9 @@ def _unique(found: Iterable[CatalogueEntry]) -> list[CatalogueEntry]:
     return result
 
 
-def _chosen(found: list[CatalogueEntry], options: TeethOptions) -> list[CatalogueEntry]:
-    """The mistakes that the globs leave; raises UsageError for one that names none."""
-    names = [entry.name for entry in found]
+def _chosen(mistakes: list[CatalogueEntry], options: TeethOptions) -> list[CatalogueEntry]:
+    """The mistakes that the globs leave; raises UsageError for a glob that matches none."""
+    names = [entry.name for entry in mistakes]
     for option, globs in (("--only", options.mistakes), ("--skip", options.not_mistakes)):
         for glob in globs:
             if not matching([glob], names):
@@ -207,4 +208,4 @@ def _chosen(found: list[CatalogueEntry], options: TeethOptions) -> list[Catalogu
     if not admitted:
         msg = "--only and --skip leave no mistake: nothing would be caught"
         raise UsageError(msg)
-    return [entry for entry in found if entry.name in admitted]
+    return [entry for entry in mistakes if entry.name in admitted]

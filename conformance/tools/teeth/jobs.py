@@ -27,7 +27,7 @@ EntryResults = tuple[list[ClauseResult], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How a run goes about it: workers, seconds for an answer, and whether one clause is enough."""
+    """How a run goes: workers, the time limit of an answer, and whether one clause is enough."""
 
     jobs: int
     timeout: float
@@ -81,7 +81,7 @@ def plan_teeth(
     options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
 ) -> list[TeethPlan]:
     """Load the catalogue and plan its clauses; raises UsageError with one sentence."""
-    assert isinstance(options, TeethOptions)  # noqa: S101 (who names this loader gives these)
+    assert isinstance(options, TeethOptions)  # noqa: S101 (this loader is only named with these)
     bench = Bench(profile=PROFILES[options.profile], seed=options.seed)
     plans = []
     for entry in entries(options, tell):
@@ -92,7 +92,7 @@ def plan_teeth(
 
 @dataclass(kw_only=True)
 class Bench:
-    """Holds the run of one candidate; its problems and answers are freed with the next one."""
+    """Holds the run of one candidate at a time, which frees problems and answers of the last."""
 
     profile: Profile
     seed: int
@@ -104,11 +104,11 @@ class Bench:
         planned = self.run_of(entry.candidate).planned()
         return sorted(
             planned,
-            key=lambda one: named.index(one.id) if one.id in named else len(named),
+            key=lambda clause: named.index(clause.id) if clause.id in named else len(named),
         )
 
     def run_of(self, candidate: Candidate) -> CandidateRun:
-        """The run of a candidate, made anew where another one had the bench."""
+        """The run of a candidate; a new run where the last was another candidate's."""
         if self._current is None or self._current[0] is not candidate:
             # That it fails is what counts here, not how small its failure can be made.
             run = CandidateRun(candidate, profile=self.profile, seed=self.seed, explain=False)
@@ -118,7 +118,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class TeethPlan:
-    """One entry of the catalogue with the clauses planned for it, as the worker wants a plan."""
+    """One entry of the catalogue with the clauses planned for it, as a worker's plan."""
 
     entry: CatalogueEntry
     bench: Bench
@@ -131,7 +131,7 @@ class TeethPlan:
 
     @property
     def run(self) -> CandidateRun:
-        """The candidate's run, which has the bench from now on."""
+        """The candidate's run, which the bench holds from now on."""
         return self.bench.run_of(self.entry.candidate)
 
     def loaded(self) -> LoadedEntry:

@@ -1,4 +1,4 @@
-"""Acts out mistakes as candidates: other points, inputs, heads, weights, answers."""
+"""Candidates that make the mistakes: other points, inputs, heads, weights, answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...problems.materialise import projection_shapes, token_shapes
 
 
 class Evaluation(Protocol):
-    """An attention of the golden, or one in which a mistake was made."""
+    """A golden evaluation, or an evaluation with a mistake in it."""
 
     @property
     def output(self) -> Tensor:
@@ -41,7 +41,7 @@ FEATURES: Final = ("scale", "gqa", "softcap", "window", "weights")
 OF_LAYERS: Final = frozenset(
     {"head_split", "head_merge", "query_bias", "key_bias", "value_bias", "output_bias"}
 )
-# Where a mistake is the standard's own choice, the candidate has to declare another one.
+# Where a mistake is the standard's own choice, the candidate declares another choice.
 _INSTEAD: Final = {"causal_alignment": "top-left", "empty_rows": "nan"}
 OTHER_POINT: Final = golden.STANDARD.replace(causal_alignment="top-left", empty_rows="nan")
 
@@ -225,25 +225,25 @@ def answer(evaluate: Evaluate, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _core_of(answered: Evaluation) -> golden.Attention:
-    """The attention proper, of which a layer's evaluation has more around."""
+    """The attention proper, which is a part of a layer's evaluation."""
     core: Any = answered
-    return getattr(core, "core", core)  # type: ignore[no-any-return]  # as every evaluation has one
+    return getattr(core, "core", core)  # type: ignore[no-any-return]  # every evaluation has it
 
 
 def read_masks(forms: Mapping[str, Tensor | None], key_length: int) -> dict[str, Any]:
     """Any form of mask as the harness itself holds it: a table of kept keys and a finite bias."""
-    given = {form: mask for form, mask in forms.items() if mask is not None}
-    if not given:
+    present = {form: mask for form, mask in forms.items() if mask is not None}
+    if not present:
         return {}
-    ((form, mask),) = given.items()
-    found: dict[str, Any] = {"mask_form": form}
+    ((form, mask),) = present.items()
+    masks: dict[str, Any] = {"mask_form": form}
     if form == "lengths":
         keys = torch.arange(key_length, device=mask.device)
-        return {**found, "keep": keys < mask.reshape(mask.shape[0], 1, -1, 1)}
+        return {**masks, "keep": keys < mask.reshape(mask.shape[0], 1, -1, 1)}
     if form == "bias":
         hidden = mask == -math.inf
-        return {**found, "keep": ~hidden, "bias": mask.masked_fill(hidden, 0.0)}
-    return {**found, "keep": {"keep": mask, "drop": ~mask, "keep_int": mask != 0}[form]}
+        return {**masks, "keep": ~hidden, "bias": mask.masked_fill(hidden, 0.0)}
+    return {**masks, "keep": {"keep": mask, "drop": ~mask, "keep_int": mask != 0}[form]}
 
 
 _POINTS: Final = (golden.STANDARD, OTHER_POINT)
@@ -293,7 +293,7 @@ def _oracle(kind: str, declared: golden.Semantics) -> Oracle:
 
 
 def _shows(named: NamedMistake, call: DeclaredCall, right: Tensor) -> bool:
-    """Whether the answer to a sample is another one than the golden's."""
+    """Whether the answer to a sample differs from the golden's."""
     if not touches(named, call):
         return False
     kind = "layer" if call.inputs.is_layer else "core"
@@ -321,16 +321,16 @@ def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[DeclaredCall,
 def _calls(kind: str) -> tuple[Inputs, ...]:
     """At sizes that differ, at equal ones, and once at large ones."""
     generator = torch.Generator().manual_seed(0)
-    found = [
+    calls = [
         _sample(kind, generator, sizes, options)
         for sizes in (_MIXED, _ALIKE)
         for options in _options(generator, sizes)
     ]
-    return (*found, _sample(kind, generator, _LARGE, {}))
+    return (*calls, _sample(kind, generator, _LARGE, {}))
 
 
 def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, Any]]:
-    """Masks in every form, the flags, and what may meet what."""
+    """Masks in every form, the flags, and their combinations."""
     shape = (sizes.batch, sizes.num_heads, sizes.query_length, sizes.key_length)
     keep = torch.rand(shape, generator=generator) > 0.4  # noqa: PLR2004 (about half of them)
     keep[..., 0] = True
@@ -350,16 +350,16 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
     yield by_length
     for mask in (*(_table(keep, form) for form in ("keep", "drop", "keep_int")), bias):
         yield mask
-        yield from ({**mask, **one} for one in singles)
+        yield from ({**mask, **flag} for flag in singles)
     yield _table(emptied, "keep")
     yield from singles
-    yield from ({**one, **two} for one, two in combinations(singles, 2))
+    yield from ({**first, **second} for first, second in combinations(singles, 2))
     yield {"scale": 0.0}
     yield {"scale": -0.5}
     yield {"past": 2}
     for mask in (_table(keep, "keep"), bias, by_length):
         yield {**mask, "past": 2}
-    yield from ({**one, "past": 2} for one in singles)
+    yield from ({**flag, "past": 2} for flag in singles)
     yield {"sinks": torch.linspace(-1.0, 2.0, sizes.num_heads)}
 
 

@@ -17,13 +17,13 @@ from .options import REPOSITORY, LoadedEntry, TeethOptions
 
 # The lists of the summary that must be empty.
 _RED: Final = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run")
-# Of several results of one clause (one a dtype) the first in this order counts.
+# Of the results of a clause in several dtypes the first in this order counts.
 _LOUDEST: Final = ("error", "failed", "expected-failure", "untestable", "passed")
 
 
 @dataclass(kw_only=True)
 class TeethProgress:
-    """The results of a run so far; an interrupted one is recorded from it."""
+    """The results of a run so far, from which an interrupted run is recorded, too."""
 
     ready: Ready
     loaded: list[LoadedEntry] = field(default_factory=list)
@@ -33,7 +33,7 @@ class TeethProgress:
 
 
 def build_record(
-    caught: TeethProgress,
+    run: TeethProgress,
     options: TeethOptions,
     *,
     first: bool,
@@ -44,10 +44,10 @@ def build_record(
 
     ``judged`` are the slugs of clauses without any mistake that are a finding, if they have none.
     """
-    ran = [entry for entry in caught.loaded if entry.name in caught.results]
-    mistakes = [_mistake(entry, caught) for entry in ran if not entry.correct]
-    correct = [_correct(entry, caught) for entry in ran if entry.correct]
-    clauses = _clauses(caught, mistakes)
+    ran = [entry for entry in run.loaded if entry.name in run.results]
+    mistakes = [_mistake(entry, run) for entry in ran if not entry.correct]
+    correct = [_correct(entry, run) for entry in ran if entry.correct]
+    clauses = _clauses(run, mistakes)
     record: dict[str, Any] = plain(
         {
             "schema": SCHEMA,
@@ -55,9 +55,9 @@ def build_record(
             "tool": {
                 "name": TOOL,
                 "version": package_version(TOOL),
-                "specification": caught.ready.specification,
+                "specification": run.ready.specification,
             },
-            "environment": dict(caught.ready.environment),
+            "environment": dict(run.ready.environment),
             "profile": options.profile,
             "seed": options.seed,
             "first": first,
@@ -68,11 +68,11 @@ def build_record(
                 "correct": list(options.correct),
             },
             "seconds": round(seconds, 1),
-            "interrupted": caught.interrupted,
+            "interrupted": run.interrupted,
             "clauses": clauses,
             "mistakes": mistakes,
             "correct": correct,
-            "summary": _summary(caught, clauses, mistakes, correct, judged),
+            "summary": _summary(run, clauses, mistakes, correct, judged),
         }
     )
     return record
@@ -94,29 +94,29 @@ def _loudness(result: ClauseResult) -> int:
     return _LOUDEST.index(result.status) if result.status in _LOUDEST else 0
 
 
-def _row(entry: LoadedEntry, caught: TeethProgress) -> dict[str, Any]:
+def _row(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
     """What mistakes and correct candidates have in common."""
-    statuses = _statuses(caught.results[entry.name])
+    statuses = _statuses(run.results[entry.name])
     return {
         "name": entry.name,
         "kind": entry.kind,
         "origin": entry.origin,
-        "complete": entry.name in caught.complete,
+        "complete": entry.name in run.complete,
         "clauses": {slug: result.status for slug, result in statuses.items()},
         "reasons": {
             slug: result.reason
             for slug, result in statuses.items()
             if result.status not in ("passed", "not-applicable")
         },
-        "seconds": round(sum(result.seconds for result in caught.results[entry.name]), 2),
+        "seconds": round(sum(result.seconds for result in run.results[entry.name]), 2),
     }
 
 
-def _mistake(entry: LoadedEntry, caught: TeethProgress) -> dict[str, Any]:
-    results = caught.results[entry.name]
+def _mistake(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
+    results = run.results[entry.name]
     catching = list(dict.fromkeys(result.id for result in results if catches(result)))
     return {
-        **_row(entry, caught),
+        **_row(entry, run),
         "sentence": entry.sentence,
         "fix": entry.fix,
         "primary": entry.primary,
@@ -137,19 +137,19 @@ def _why_missed(entry: LoadedEntry, results: Sequence[ClauseResult]) -> str:
     return f"{own[0].status}: {own[0].reason}" if own[0].reason else own[0].status
 
 
-def _correct(entry: LoadedEntry, caught: TeethProgress) -> dict[str, Any]:
-    results = caught.results[entry.name]
+def _correct(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
+    results = run.results[entry.name]
     red = [result for result in results if result.status in ("failed", "unexpected-pass")]
     return {
-        **_row(entry, caught),
+        **_row(entry, run),
         "flagged": list(dict.fromkeys(result.id for result in red if result.level == "MUST")),
         "should_failed": list(dict.fromkeys(result.id for result in red if result.level != "MUST")),
     }
 
 
-def _clauses(caught: TeethProgress, mistakes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _clauses(run: TeethProgress, mistakes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every clause with the mistakes that it catches, and those that name it as primary."""
-    ready = caught.ready
+    ready = run.ready
     return [
         {
             "id": slug,
@@ -164,7 +164,7 @@ def _clauses(caught: TeethProgress, mistakes: Sequence[Mapping[str, Any]]) -> li
 
 
 def _summary(
-    caught: TeethProgress,
+    run: TeethProgress,
     clauses: Sequence[Mapping[str, Any]],
     mistakes: Sequence[Mapping[str, Any]],
     correct: Sequence[Mapping[str, Any]],
@@ -181,12 +181,12 @@ def _summary(
         "clauses": len(clauses),
         "toothless": toothless,
         "toothless_judged": [slug for slug in toothless if slug in judged],
-        "elsewhere": [slug for slug in toothless if slug in caught.ready.elsewhere],
+        "elsewhere": [slug for slug in toothless if slug in run.ready.elsewhere],
         "correct": len(correct),
         "flagged": [row["name"] for row in correct if row["flagged"]],
         "should_failed": [row["name"] for row in correct if row["should_failed"]],
         "errors": [row["name"] for row in rows if "error" in row["clauses"].values()],
-        "not_run": [e.name for e in caught.loaded if e.name not in caught.complete],
+        "not_run": [entry.name for entry in run.loaded if entry.name not in run.complete],
     }
 
 
@@ -214,45 +214,45 @@ def run_teeth(
     UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
-    caught = TeethProgress(ready=Ready(environment={}, specification="", sentences={}))
+    run = TeethProgress(ready=Ready(environment={}, specification="", sentences={}))
     try:
         with WorkerPool(options, jobs=pace.jobs, timeout=pace.timeout) as pool:
-            _go(caught, pool, pace, progress)
+            _go(run, pool, pace, progress)
     except KeyboardInterrupt:
-        caught.interrupted = True
+        run.interrupted = True
     return build_record(
-        caught,
+        run,
         options,
         first=pace.first,
-        judged=_judged(options, caught),
+        judged=_judged(options, run),
         seconds=time.monotonic() - started,
     )
 
 
-def _go(caught: TeethProgress, pool: WorkerPool, pace: Pace, progress: Progress) -> None:
+def _go(run: TeethProgress, pool: WorkerPool, pace: Pace, progress: Progress) -> None:
     progress("loading", 0, 0)
-    caught.ready = pool.start()
-    caught.loaded = entries_of(pool.load())
-    total = len(caught.loaded)
+    run.ready = pool.start()
+    run.loaded = entries_of(pool.load())
+    total = len(run.loaded)
 
     def report(entry: LoadedEntry, results: list[ClauseResult], complete: bool) -> None:  # noqa: FBT001
-        caught.results[entry.name] = results
+        run.results[entry.name] = results
         if complete:
-            caught.complete.add(entry.name)
-        progress(entry.name, len(caught.complete), total)
+            run.complete.add(entry.name)
+        progress(entry.name, len(run.complete), total)
 
     progress("starting", 0, total)
-    run_entries(pool, caught.loaded, pace, report)
+    run_entries(pool, run.loaded, pace, report)
 
 
-def _judged(options: TeethOptions, caught: TeethProgress) -> set[str]:
+def _judged(options: TeethOptions, run: TeethProgress) -> set[str]:
     """The clauses that must catch something.
 
     All of them where the repository's catalogue is there, as the shipped mistakes alone do not
     reach every clause; elsewhere those of installed distributions; none where mistakes were chosen
     or not all of them ran. Those that have no problem on a CPU, where the catalogue runs, need not.
     """
-    if options.targets or options.mistakes or options.not_mistakes or caught.interrupted:
+    if options.targets or options.mistakes or options.not_mistakes or run.interrupted:
         return set()
-    whole = any(entry.origin == REPOSITORY for entry in caught.loaded)
-    return set(caught.ready.sentences if whole else caught.ready.origins) - caught.ready.elsewhere
+    whole = any(entry.origin == REPOSITORY for entry in run.loaded)
+    return set(run.ready.sentences if whole else run.ready.origins) - run.ready.elsewhere

@@ -77,7 +77,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "window.golden": 8,
     "softcap.golden": 8,
 }
-# Causal alignment is a convention: each is case what the causal clauses ask.
+# Causal alignment is a convention: the causal clauses make calls under each.
 ALIGNMENTS: Final[dict[str, tuple[str, ...]]] = {
     "bottom-right": tuple(PROBLEMS),
     "top-left": tuple(slug for slug in PROBLEMS if slug.startswith("mask.causal")),
@@ -85,7 +85,7 @@ ALIGNMENTS: Final[dict[str, tuple[str, ...]]] = {
 FORMS: Final = ("keep", "drop", "bias", "lengths")
 FEATURES: Final = ("scale", "gqa", "softcap", "window")
 EMPTY_ROWS: Final = "zeros"
-# Vectors are small: what a longer sequence shows is case with few channels.
+# Vectors are small: a longer sequence has few channels.
 MOST_BYTES: Final = 48 * 1024
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ...errors import UsageError
 
-# Goes up when a reader of the last one would misread.
+# Incremented when readers of the previous format would misread the new one.
 FORMAT: Final = 1
 INDEX: Final = "index.json"
 CASES: Final = "cases"
@@ -41,9 +41,9 @@ def check_vectors(folder: Path) -> tuple[int, list[str]]:
     Raises UsageError for a folder that holds no vectors, or vectors of another format.
     """
     index = _index(folder)
-    found = [fault for entry in index["cases"] for fault in _faults(folder, entry)]
-    found += _strays(folder, index)
-    return len(index["cases"]), found
+    faults = [fault for entry in index["cases"] for fault in _faults(folder, entry)]
+    faults += _strays(folder, index)
+    return len(index["cases"]), faults
 
 
 def _index(folder: Path) -> Record:
@@ -118,8 +118,8 @@ def _misplaced(file: str, places: Record, size: int) -> Iterator[str]:
 
 
 def _strays(folder: Path, index: Record) -> Iterator[str]:
-    """Files among the cases that the index does not know."""
-    known = {Path(entry["file"]).stem for entry in index["cases"]}
+    """A sentence for each file among the cases that is not in the index."""
+    listed = {Path(entry["file"]).stem for entry in index["cases"]}
     for path in sorted((folder / CASES).glob("*")):
-        if path.stem not in known or path.suffix not in (".json", ".bin"):
+        if path.stem not in listed or path.suffix not in (".json", ".bin"):
             yield f"{CASES}/{path.name} is not in the index"

@@ -39,7 +39,7 @@ Tell = Callable[[str, int, int], None]
 
 
 def write_vectors(
-    folder: Path, dtypes: Sequence[str], tell: Tell = lambda _doing, _done, _total: None
+    folder: Path, dtypes: Sequence[str], tell: Tell = lambda _step, _done, _total: None
 ) -> int:
     """Write the vectors of some dtypes to a new or empty folder; how many cases there are.
 
