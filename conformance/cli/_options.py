@@ -1,4 +1,4 @@
-"""Options that several commands have, those of long runs, and one that click does not have."""
+"""Options that several commands have, those of long runs, and lists separated by commas."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAIL_ON: Final[Decorator] = click.option(
 
 
 def profile_option(default: str = "default") -> Decorator:
-    """``--profile NAME``: how many examples each clause is asked."""
+    """``--profile NAME``: how many examples each clause tries."""
     return click.option(
         "--profile",
         type=click.Choice(list(PROFILES)),
@@ -54,7 +54,7 @@ def file_option(*names: str, metavar: str = "FILE", **more: Any) -> Decorator:
 
 
 def expected_failures_option(text: str) -> Decorator:
-    """``--expected-failures FILE``: what is announced to fail."""
+    """``--expected-failures FILE``: the failures that are expected."""
     return file_option("--expected-failures", help=text)
 
 
@@ -64,7 +64,7 @@ def json_option(text: str) -> Decorator:
 
 
 def timeout_option(text: str) -> Decorator:
-    """``--timeout SECONDS``: how long what is checked may give no answer."""
+    """``--timeout SECONDS``: how long a candidate may give no answer."""
     return click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
@@ -81,24 +81,23 @@ def separated(choices: Iterable[str] = ()) -> Callback:
     It gives each word once, in the order in which they were given. A word that is not among the
     choices, where there are any, or a value without a word is bad input.
     """
-    one = click.Choice(tuple(choices)) if choices else click.STRING
+    choice = click.Choice(tuple(choices)) if choices else click.STRING
 
     def read(
         context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
     ) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        chosen: dict[str, None] = {}
         for value in values:
             words = [word.strip() for word in value.split(",") if word.strip()]
             if not words:
                 msg = f"{value!r} names nothing"
                 raise click.BadParameter(msg, context, parameter)
-            found |= dict.fromkeys(one.convert(word, parameter, context) for word in words)
-        return tuple(found)
+            chosen |= dict.fromkeys(choice.convert(word, parameter, context) for word in words)
+        return tuple(chosen)
 
     return read
 
 
-# Below the callback that they are made with.
 DTYPE: Final[Decorator] = click.option(
     "--dtype",
     "dtypes",
@@ -136,7 +135,7 @@ SEED: Final[Decorator] = click.option(
 
 
 AUTO: Final = "auto"
-# How long a profile that explores goes on when nothing else is said.
+# The default of --max-time for a profile that explores.
 NIGHT: Final = "1h"
 _MOST_JOBS: Final = 256
 _OPTIONS: Final = (

@@ -23,14 +23,14 @@ from ._options import Decorator
 if TYPE_CHECKING:
     from ..session.schedule import ShowProgress
 
-# From so many seconds on, time is told in minutes, and in hours.
+# From so many seconds on, time is shown in minutes, and in hours.
 _MINUTES: Final = 100
 _HOURS: Final = 6000
 
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Let the reader of our output leave early, as ``head`` does: the exit code stays ours."""
+    """Let the reader of the output leave early, as ``head`` does, without a change of exit code."""
     try:
         yield
         sys.stdout.flush()
@@ -46,7 +46,7 @@ def printing() -> Iterator[None]:
 def progress_bar() -> Iterator[ShowProgress]:
     """A bar on standard error where that is a terminal, else nothing."""
     if not sys.stderr.isatty():
-        yield lambda _doing, _done, _total, _left=None: None
+        yield lambda _step, _done, _total, _left=None: None
         return
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
@@ -60,10 +60,10 @@ def progress_bar() -> Iterator[ShowProgress]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None, left="")
 
-        def tell(doing: str, done: int, total: int, left: float | None = None) -> None:
+        def tell(step: str, done: int, total: int, left: float | None = None) -> None:
             bar.update(
                 task,
-                description=printable(doing),
+                description=printable(step),
                 completed=done,
                 total=total or None,
                 left=time_left(left),
@@ -84,7 +84,7 @@ def time_left(seconds: float | None) -> str:
 
 
 STANDARD_OUTPUT: Final = Path("-")
-# What a view raises of a record whose inner parts do not fit together.
+# What a view raises for a record whose parts are inconsistent.
 _UNFIT: Final = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 _ALL: Final = {view.option: view for view in (*VIEWS, TERMINAL)}
 
@@ -92,7 +92,7 @@ Files = Mapping[str, Path]
 
 
 def view_options(*views: View) -> Decorator:
-    """An option a view; the command gets ``views``, a dict of option to path of those given.
+    """An option for each view; the command gets ``views``, a dict from used options to paths.
 
     Without arguments all of :data:`conformance.views.views.VIEWS`.
     """
@@ -101,8 +101,8 @@ def view_options(*views: View) -> Decorator:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def gathered(**arguments: Any) -> Any:
-            given = {view.option: arguments.pop(view.parameter) for view in offered}
-            files = {option: path for option, path in given.items() if path is not None}
+            paths = {view.option: arguments.pop(view.parameter) for view in offered}
+            files = {option: path for option, path in paths.items() if path is not None}
             return command(views=files, **arguments)
 
         made: Callable[..., Any] = gathered
@@ -142,13 +142,13 @@ def check_not_read(
     for option, path in files.items():
         if path is None or path == STANDARD_OUTPUT or not path.exists():
             continue
-        if any(one.exists() and path.samefile(one) for one in read):
+        if any(source.exists() and path.samefile(source) for source in read):
             msg = f"{option} {path} is {what}: give {another}"
             raise UsageError(msg)
 
 
 def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None = None) -> None:
-    """Write the record, and then every view of it that is asked for: all or none.
+    """Write the record, and then every requested view of it: all or none.
 
     Raises UsageError when a file cannot be written after all.
     """
@@ -160,9 +160,9 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
 
 
 def as_written(files: str, tell: Callable[[], None]) -> None:
-    """Show records of files; one whose inner parts do not fit together is bad input, too.
+    """Show records of files; raises UsageError for a record whose parts are inconsistent.
 
-    What every record needs has been looked at; tensors and the like are left to the views.
+    Reading a record checks the parts that all records have; tensors and the like fail in a view.
     """
     try:
         tell()
@@ -184,8 +184,8 @@ def write_to(text: str, path: Path) -> None:
         sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
 
 
-def told_to(views: Files, json_path: Path | None = None) -> IO[str]:
-    """Where a command tells a person: standard error where standard output has a view."""
+def stream_for(views: Files, json_path: Path | None = None) -> IO[str]:
+    """Where a command prints for a person: standard error if standard output has a view."""
     return sys.stderr if STANDARD_OUTPUT in (json_path, *views.values()) else sys.stdout
 
 
@@ -205,7 +205,7 @@ GITHUB: Final[Decorator] = click.option(
 
 @contextlib.contextmanager
 def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
-    """Let GitHub's log take no line for a command: a candidate may have said it."""
+    """Keep GitHub's log from taking a candidate's text for a command."""
     if not active:
         yield
         return
@@ -218,7 +218,7 @@ def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
 
 
 def show_run(record: Mapping[str, Any], file: IO[str], *, github: bool | None) -> None:
-    """Show the record of a run to a person, and to GitHub Actions where we run in it."""
+    """Show the record of a run to a person, and to GitHub Actions if the run is there."""
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
     from ..views.tool_texts import show_renewed  # noqa: PLC0415
 
@@ -234,7 +234,7 @@ def show_run(record: Mapping[str, Any], file: IO[str], *, github: bool | None) -
 def tell_github(record: Mapping[str, Any], file: IO[str]) -> None:
     """Write the annotations into the log, and the summary where the step has one.
 
-    A summary that cannot be written is told in a sentence: it changes no verdict.
+    If the summary cannot be written, a sentence says so: it changes no verdict.
     """
     from ..views.github import render_annotations  # noqa: PLC0415 (--help must not pay for it)
 
@@ -250,7 +250,7 @@ def tell_github(record: Mapping[str, Any], file: IO[str]) -> None:
 
 
 def _append_summary(record: Mapping[str, Any], path: Path) -> None:
-    """Add to what the step has said already, within what GitHub accepts of all of it."""
+    """Add to the step's summary, within the size that GitHub accepts; raises OSError."""
     from ..views.markdown import render_markdown  # noqa: PLC0415
 
     taken = path.stat().st_size if path.exists() else 0

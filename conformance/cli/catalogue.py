@@ -133,7 +133,7 @@ def teeth_command(
         record = run_teeth(options, pace, progress)
     try:
         _write(record, files)
-    finally:  # what was found is not lost because a disk is full
+    finally:  # the result is shown although a disk is full
         from ..views.teeth import show_teeth  # noqa: PLC0415
 
         with printing():

@@ -33,7 +33,7 @@ from ._output import (
     check_files,
     progress_bar,
     show_run,
-    told_to,
+    stream_for,
     view_options,
     write_views,
 )
@@ -175,5 +175,5 @@ def check_command(
     try:
         write_views(report, views, json_path)
     finally:  # the verdict is shown although a disk is full
-        show_run(report, told_to(views, json_path), github=github)
+        show_run(report, stream_for(views, json_path), github=github)
     return exit_code(report, strict=strict)

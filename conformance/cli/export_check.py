@@ -101,7 +101,7 @@ def export_check_command(
     try:
         if json_path is not None:
             write_text(record_text(report), json_path)
-    finally:  # what was found is not lost because a disk is full
+    finally:  # the result is shown although a disk is full
         with printing():
             show_exports(report, sys.stdout, kept=keep is not None)
     return exit_code_of(report, strict=strict)

@@ -1,4 +1,4 @@
-"""``conformance identify``: what something undeclared computes, and a declaration for it."""
+"""``conformance identify``: what an implementation computes, and a declaration for it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def identify_command(
                 output.write_text(record["declaration"], encoding="utf-8")
         if json_path is not None:
             write_text(record_text(record), json_path)
-    finally:  # what was found is not lost because a disk is full
+    finally:  # the result is shown although a disk is full
         with printing():
             show_identification(record, sys.stdout)
     return EXIT_OK if record["identified"] else EXIT_RED
@@ -94,15 +94,15 @@ def _refuse_hiding(output: Path, target: str) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a name is that of an installed module or of one of the standard library."""
+    """Whether a name is that of an installed module or of a module of the standard library."""
     if name in sys.stdlib_module_names:
         return True
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # its own parent is broken, or it has no specification
         return False
-    if found is None:
+    if spec is None:
         return False
     folders = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    places = [found.origin, *(found.submodule_search_locations or ())]
+    places = [spec.origin, *(spec.submodule_search_locations or ())]
     return any(place is not None and place.startswith(folders) for place in places)

@@ -38,8 +38,8 @@ from ._output import (
     printing,
     progress_bar,
     show_run,
+    stream_for,
     tell_github,
-    told_to,
     view_options,
     write_to,
     write_views,
@@ -97,13 +97,13 @@ def compare_command(
 
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path})
-    asked, files = split(targets)
+    to_run, files = split(targets)
     written = {**views, "--json": json_path}
     check_not_read(files, written, "one of the records that are compared", "another name")
     sources = read_sources(files)
-    if asked:
+    if to_run:
         options = RunOptions(
-            targets=asked,
+            targets=to_run,
             profile=profile,
             seed=seed,
             dtypes=dtypes or None,
@@ -121,9 +121,9 @@ def compare_command(
         if json_path is not None:
             write_to(record_text(record), json_path)
         as_written(named, lambda: _write(record, views))
-    finally:  # what was found is not lost because a disk is full
+    finally:  # the result is shown although a disk is full
         with printing():
-            as_written(named, lambda: show_comparison(record, told_to(views, json_path)))
+            as_written(named, lambda: show_comparison(record, stream_for(views, json_path)))
     return exit_code(record, strict=strict)
 
 
@@ -188,24 +188,24 @@ def diff_command(
     if not math.isfinite(margin_ratio):
         msg = f"--margin-ratio is {margin_ratio}: give a number above 1, such as 2"
         raise UsageError(msg)
-    found = difference(read_record(old), read_record(new), ratio=margin_ratio)
+    changes = difference(read_record(old), read_record(new), ratio=margin_ratio)
     try:
-        _write_diff(found, json_path, markdown_path)
-    finally:  # what was found is not lost because a disk is full
+        _write_diff(changes, json_path, markdown_path)
+    finally:  # the result is shown although a disk is full
         with printing():
-            show_diff(found, told_to(views, json_path))
-    return EXIT_RED if found["worse"] else EXIT_OK
+            show_diff(changes, stream_for(views, json_path))
+    return EXIT_RED if changes["worse"] else EXIT_OK
 
 
 def _write_diff(
-    found: Mapping[str, Any], json_path: Path | None, markdown_path: Path | None
+    changes: Mapping[str, Any], json_path: Path | None, markdown_path: Path | None
 ) -> None:
     from ..views.diff import render_diff_markdown  # noqa: PLC0415
 
     if json_path is not None:
-        write_to(record_text(found), json_path)
+        write_to(record_text(changes), json_path)
     if markdown_path is not None:
-        write_to(render_diff_markdown(found), markdown_path)
+        write_to(render_diff_markdown(changes), markdown_path)
 
 
 @click.command(name="merge")
@@ -247,7 +247,7 @@ def merge_command(
     try:
         write_views(record, views, json_path)
     finally:  # the verdict is shown although a disk is full
-        show_run(record, told_to(views, json_path), github=github)
+        show_run(record, stream_for(views, json_path), github=github)
     return exit_code(record, strict=strict)
 
 
@@ -271,7 +271,7 @@ def render_command(*, report: Path, views: Files, github: bool | None) -> int:
     as_written(str(report), lambda: write_views(record, views))
     if github:
         with printing():
-            as_written(str(report), lambda: tell_github(record, told_to(views)))
+            as_written(str(report), lambda: tell_github(record, stream_for(views)))
     return 0
 
 

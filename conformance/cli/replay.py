@@ -1,4 +1,4 @@
-"""``conformance replay`` and ``bundle``: the counterexamples of a report, asked again or packed."""
+"""``conformance replay`` and ``bundle``: run the counterexamples of a report again, or pack one."""
 
 from __future__ import annotations
 
@@ -45,22 +45,24 @@ def replay_command(
     from ..tools.scripts.writing import single, write_script  # noqa: PLC0415
     from ..views.tool_texts import show_count, show_replay  # noqa: PLC0415
 
-    found = cases(reference, candidate, dtype=dtype)
+    failures = cases(reference, candidate, dtype=dtype)
     if script_path is not None:
-        found = single(found, script_path)
+        failures = single(failures, script_path)
     outcomes = []
-    told = sys.stderr if script_path == "-" else sys.stdout
+    stream = sys.stderr if script_path == "-" else sys.stdout
     with progress_bar() as progress:
-        for done in replay(found, target=target, timeout=timeout, progress=progress):
-            outcomes.append(done.outcome)
+        for replayed in replay(failures, target=target, timeout=timeout, progress=progress):
+            outcomes.append(replayed.outcome)
             with printing():
-                show_replay((done.candidate, done.clause, done.outcome, done.after), told)
-            if script_path is not None and done.outcome != "passes":
-                source = target or found[0].candidate["target"]
+                show_replay(
+                    (replayed.candidate, replayed.clause, replayed.outcome, replayed.after), stream
+                )
+            if script_path is not None and replayed.outcome != "passes":
+                source = target or failures[0].candidate["target"]
                 with printing():
-                    write_script(done.clause, source, script_path)
+                    write_script(replayed.clause, source, script_path)
     with printing():
-        show_count(outcomes, told)
+        show_count(outcomes, stream)
     return int(any(outcome != "passes" for outcome in outcomes))
 
 

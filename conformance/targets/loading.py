@@ -126,9 +126,9 @@ def shown_path(path: str | Path) -> str:
         return str(path)
 
 
-def closest(word: str, known: list[str]) -> str:
+def closest(word: str, words: list[str]) -> str:
     """``; did you mean 'x'?`` when a known word is close, else nothing."""
-    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    near = get_close_matches(word, words, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

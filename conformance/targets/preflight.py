@@ -57,31 +57,33 @@ def unchecked_options(
     """
     if candidate.graph is not None or candidate.kind == "positions":
         return ()
-    declaration, given = candidate.declaration, set(candidate.declaration.keywords)
+    declaration, passed = candidate.declaration, set(candidate.declaration.keywords)
     called = (candidate.eager or candidate).function if candidate.kind == "core" else forward
     chosen = OWN_KEYWORDS
     if isinstance(called, AdaptedModule):
-        given, chosen = called.passed(declaration), frozenset()
+        passed, chosen = called.passed(declaration), frozenset()
         called = called.module
     try:
         signature = signature_of(called) or inspect.signature(_callee(called))
     except (TypeError, ValueError):  # nothing was built, or it is written in C
         return ()
     for name in declaration.unchecked:
-        _check_unchecked(candidate, signature, given, name)
-    known = given | chosen
-    return tuple(undeclared_options(signature, known, (*declaration.unchecked, *accepted)))
+        _check_unchecked(candidate, signature, passed, name)
+    expected = passed | chosen
+    return tuple(undeclared_options(signature, expected, (*declaration.unchecked, *accepted)))
 
 
 def _check_unchecked(
-    candidate: Candidate, signature: inspect.Signature, given: set[str], name: str
+    candidate: Candidate, signature: inspect.Signature, passed: set[str], name: str
 ) -> None:
-    known = signature.parameters
-    if name in given:
+    parameters = signature.parameters
+    if name in passed:
         msg = f"unchecked of {candidate.name} names {name!r}, which is declared: drop one"
         raise DeclarationError(msg)
-    if name not in known and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
-        hint = did_you_mean(name, known)
+    if name not in parameters and not any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
+        hint = did_you_mean(name, parameters)
         msg = f"unchecked of {candidate.name} names {name!r}, which is no parameter{hint}"
         raise DeclarationError(msg)
 

@@ -50,12 +50,12 @@ def resolve(targets: Iterable[str]) -> list[Candidate]:
     return candidates
 
 
-def resolve_one(target: str, beside: GraphOptions = NO_GRAPH_OPTIONS) -> list[Candidate]:
+def resolve_one(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Candidate]:
     """The candidates of one target, their layers not yet built.
 
-    ``beside`` is what the user gives for graphs; a target that is none must be given nothing.
+    ``graph_options`` are the user's for graphs; other targets take none.
     """
-    result = list(_once(_find(target, beside)))
+    result = list(_once(_find(target, graph_options)))
     if not result:
         msg = (
             f"{target} declares no candidate: decorate one with @conformance.core or "
@@ -110,12 +110,12 @@ def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
             yield candidate.located(place)
 
 
-def _find(target: str, beside: GraphOptions) -> Iterable[tuple[Candidate, str]]:
+def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate, str]]:
     if is_graph(target):
-        return [(_graph(Path(target).expanduser(), beside), target)]
-    if beside.names():
-        given = " and ".join(beside.names())
-        msg = f"{target} is no ONNX graph, and {given} can be given for graphs only"
+        return [(_graph(Path(target).expanduser(), graph_options), target)]
+    if graph_options.names():
+        names = " and ".join(graph_options.names())
+        msg = f"{target} is no ONNX graph, and {names} can be given for graphs only"
         raise UsageError(msg)
     where, name = split_target(target)
     if is_path(where):
@@ -133,14 +133,14 @@ def is_graph(target: str) -> bool:
     return target.lower().endswith(".onnx")
 
 
-def _graph(path: Path, beside: GraphOptions) -> Candidate:
-    """The candidate of an ONNX file, with what the user gives beside it."""
+def _graph(path: Path, graph_options: GraphOptions) -> Candidate:
+    """The candidate of an ONNX file with the user's options for it."""
     from ..adapters.graph import GraphRequest, graph_candidate  # noqa: PLC0415 (onnx: only for graphs)
 
     request = GraphRequest(
-        declaration=_file(beside.declaration, "--declaration"),
-        state_dict=_file(beside.state_dict, "--state-dict"),
-        source=None if beside.source is None else _source(beside.source),
+        declaration=_file(graph_options.declaration, "--declaration"),
+        state_dict=_file(graph_options.state_dict, "--state-dict"),
+        source=None if graph_options.source is None else _source(graph_options.source),
     )
     return graph_candidate(path, request)
 
@@ -193,8 +193,8 @@ def _checked_name(name: str) -> str:
 
 def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candidate, str]]:
     if not path.exists():
-        beside = [entry.name for entry in path.parent.glob("*")] if path.parent.is_dir() else []
-        msg = f"there is no file or folder {where}{closest(path.name, beside)}"
+        names = [entry.name for entry in path.parent.glob("*")] if path.parent.is_dir() else []
+        msg = f"there is no file or folder {where}{closest(path.name, names)}"
         raise UsageError(msg)
     if path.is_dir() and not (path / "__init__.py").is_file():
         if name is not None:

@@ -84,9 +84,9 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name for alias in node.names}
     if isinstance(node, ast.Assign):
-        return {one.id for target in node.targets for one in _names(target)}
+        return {name.id for target in node.targets for name in _names(target)}
     if isinstance(node, ast.AnnAssign):
-        return {one.id for one in _names(node.target)}
+        return {name.id for name in _names(node.target)}
     return set()
 
 

@@ -62,7 +62,7 @@ def _word(candidate: Record, *, strict: bool) -> str:
     """A candidate's verdict; "fails" for a failed SHOULD of a strict run."""
     verdict = str(candidate["verdict"])
     if verdict in GREEN and any(
-        mark(one, strict=strict) == "failed" for one in candidate["clauses"]
+        mark(clause, strict=strict) == "failed" for clause in candidate["clauses"]
     ):
         return "fails"
     return verdict if verdict in _COLOURS else "inconclusive"

@@ -95,19 +95,23 @@ def conventions(record: Record) -> list[DeclaredConvention]:
     # A record lists only those choices of semantics that are not the standard's.
     points = [_mapping(declaration.get("semantics")) for declaration in declarations]
     every = [
-        DeclaredConvention(name="kind", values=[str(one["kind"]) for one in candidates]),
+        DeclaredConvention(name="kind", values=[str(entry["kind"]) for entry in candidates]),
         *_side_by_side(declarations, "", "not declared", _NOT_CONVENTIONS),
         *_side_by_side(points, "semantics: ", "standard"),
     ]
-    return sorted(every, key=lambda one: not one.differs)
+    return sorted(every, key=lambda convention: not convention.differs)
 
 
 def _side_by_side(
     tables: Sequence[Record], prefix: str, absent: str, left_out: Sequence[str] = ()
 ) -> Iterator[DeclaredConvention]:
     """Each name of some table with its value in every table."""
-    for name in dict.fromkeys(name for one in tables for name in one if name not in left_out):
-        values = [value_words(one[name]) if name in one else absent for one in tables]
+    for name in dict.fromkeys(
+        name for declared in tables for name in declared if name not in left_out
+    ):
+        values = [
+            value_words(declared[name]) if name in declared else absent for declared in tables
+        ]
         yield DeclaredConvention(name=f"{prefix}{name.replace('_', ' ')}", values=values)
 
 
@@ -132,17 +136,17 @@ def compared(record: Record) -> list[ComparedClause]:
     """Every clause of some candidate, in the order in which they first appear."""
     by_slug = [
         {slug: [clause for _, clause in pairs] for slug, pairs in groups.items()}
-        for groups in (html_words.by_slug(anchored(one, 0, {})) for one in record["candidates"])
+        for groups in (html_words.by_slug(anchored(entry, 0, {})) for entry in record["candidates"])
     ]
-    firsts = {slug: results[0] for one in reversed(by_slug) for slug, results in one.items()}
+    firsts = {slug: results[0] for own in reversed(by_slug) for slug, results in own.items()}
     return [
         ComparedClause(
             slug=slug,
             level=str(firsts[slug]["level"]),
             requirement=str(firsts[slug]["requirement"]),
-            outcomes=[_outcome(one.get(slug, [])) for one in by_slug],
+            outcomes=[_outcome(own.get(slug, [])) for own in by_slug],
         )
-        for slug in dict.fromkeys(slug for one in by_slug for slug in one)
+        for slug in dict.fromkeys(slug for own in by_slug for slug in own)
     ]
 
 
@@ -151,12 +155,12 @@ def _outcome(results: Sequence[Record]) -> ClauseOutcome:
     if not results:
         return ClauseOutcome(kind=_ABSENT, word="not run", why="", margin=None)
     kind = html_words.worst_kind(results)
-    clause = next(one for one in results if html_words.kind(one) == kind)
+    clause = next(result for result in results if html_words.kind(result) == kind)
     return ClauseOutcome(
         kind=kind,
         word=str(clause["status"]),
         why=_why(clause),
-        margin=worst(one["margin"] for one in results),
+        margin=worst(result["margin"] for result in results),
     )
 
 
@@ -175,7 +179,7 @@ def not_run_everywhere(clauses: Sequence[ComparedClause]) -> str:
 
     Runs with different ``--only``, and interrupted ones, have such clauses.
     """
-    number = sum(any(one.kind == _ABSENT for one in clause.outcomes) for clause in clauses)
+    number = sum(any(outcome.kind == _ABSENT for outcome in clause.outcomes) for clause in clauses)
     were = "was" if number == 1 else "were"
     words = f"{counted(number, 'clause')} {were} not run for every candidate"
     return f"{words}, and cannot be compared" if number else ""
@@ -183,7 +187,7 @@ def not_run_everywhere(clauses: Sequence[ComparedClause]) -> str:
 
 def by_margin(clauses: Sequence[ComparedClause]) -> list[ComparedClause]:
     """The clauses that compare numbers, the largest margin first; NaN is the largest of all."""
-    pairs = [(margin, one) for one in clauses if (margin := one.worst) is not None]
+    pairs = [(margin, clause) for clause in clauses if (margin := clause.worst) is not None]
     pairs.sort(key=lambda pair: (pair[0] == pair[0], -pair[0]))
     return [clause for _, clause in pairs]
 
@@ -230,11 +234,11 @@ def _sections(record: Record, clauses: Sequence[ComparedClause]) -> Iterator[Sec
     """The tables that terminal and markdown have in common, without empty ones."""
     names = [str(candidate["name"]) for candidate in record["candidates"]]
     outcomes = [
-        (one.slug, [(outcome.text, _STYLES[outcome.kind]) for outcome in one.outcomes])
-        for one in clauses
-        if one.differs
+        (clause.slug, [(outcome.text, _STYLES[outcome.kind]) for outcome in clause.outcomes])
+        for clause in clauses
+        if clause.differs
     ]
-    declared = [(one.name, one.values) for one in conventions(record) if one.differs]
+    declared = [(each.name, each.values) for each in conventions(record) if each.differs]
     yield Section(title="clauses that end differently", head="clause", names=names, rows=outcomes)
     yield Section(
         title="conventions that differ", head="convention", names=names, rows=_unstyled(declared)
@@ -309,8 +313,8 @@ def _lines(record: Record) -> Iterator[str]:
     for note in filter(None, (not_run_everywhere(clauses), *notes(record))):
         yield f"{escaped(note)}\n"
     verdicts = [
-        row(_name(one["name"]), escaped(one["verdict"]), escaped(one["verdict_reason"]))
-        for one in candidates
+        row(_name(entry["name"]), escaped(entry["verdict"]), escaped(entry["verdict_reason"]))
+        for entry in candidates
     ]
     yield table(("candidate", "verdict", "reason"), verdicts) + "\n"
     *differences, runs = _sections(record, clauses)
@@ -321,7 +325,7 @@ def _lines(record: Record) -> Iterator[str]:
         names=[str(candidate["name"]) for candidate in candidates],
         rows=_unstyled(
             [
-                (clause.slug, [html_words.margin(one.margin) for one in clause.outcomes])
+                (clause.slug, [html_words.margin(outcome.margin) for outcome in clause.outcomes])
                 for clause in ranked[:_MOST_MARGINS]
             ]
         ),

@@ -1,4 +1,4 @@
-"""A small counterexample as a person reads it: the calls, what was expected, what came."""
+"""A small counterexample as a person reads it: the calls, what was expected and the answer."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def lines(data: Table) -> list[Line]:
     if not data.get("calls"):
         return []
     tables = list(_tables(data))
-    elements = sum(len(flat(one["values"])) for one in tables if is_shown(one))
+    elements = sum(len(flat(table["values"])) for table in tables if is_shown(table))
     if elements > _MOST_ELEMENTS or not all(map(is_shown, tables)):
         return []
     return [*_calls(data), *_compared(data)]
@@ -158,11 +158,11 @@ def new_arguments(call: Table, before: Table | None) -> dict[str, Any]:
     }
 
 
-def _same(one: Any, other: Any) -> bool:
-    if not is_table(one) or not is_table(other):
-        return bool(one == other)
+def _same(first: Any, second: Any) -> bool:
+    if not is_table(first) or not is_table(second):
+        return bool(first == second)
     names = ("shape", "dtype", "values", "stride", "offset")
-    return all(one.get(name) == other.get(name) for name in names)
+    return all(first.get(name) == second.get(name) for name in names)
 
 
 def _calls(data: Table) -> Iterator[Line]:
@@ -201,7 +201,7 @@ def as_before(call: Table, before: Table | None, shown: Table) -> str:
     lost = [name for name in arguments(before) if name not in arguments(call)]
     other = [name for name, value in shown.items() if is_table(value)]
     # The calls whose tensors were overwritten for this one.
-    rewritten = [one["same_as"][0] for one in call["arguments"].values() if "same_as" in one]
+    rewritten = [value["same_as"][0] for value in call["arguments"].values() if "same_as" in value]
     again = not (shown or lost) and call.get("layer") == before.get("layer")
     return "".join(
         (

@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import Any, Final
 
 from .complete import Record, complete, notes
-from .verdict_marks import RunProblem, case_id, details, is_strict, mark, problems, said, whole
+from .verdict_marks import (
+    RunProblem,
+    case_id,
+    details,
+    is_strict,
+    mark,
+    problems,
+    summary_sentence,
+    whole,
+)
 
 SPECIFICATION_VERSION: Final = "0.0.0"
 _STATUSES: Final = ("passed", "failed", "skipped", "pending", "other")
@@ -100,7 +109,7 @@ def _test(record: Record, candidate: Record, clause: Record) -> dict[str, Any]:
         "device": clause["device"],
         **({"filePath": location["file"]} if location.get("file") else {}),
         **({"line": location["line"]} if location.get("line") else {}),
-        **({"message": said(clause)} if status != "passed" else {}),
+        **({"message": summary_sentence(clause)} if status != "passed" else {}),
         **({"trace": "\n".join(details(candidate, clause))} if failed else {}),
         "extra": {name: clause[name] for name in ("examples", "binding", "margin")},
     }

@@ -13,7 +13,7 @@ from typing import Final
 
 from . import wording
 from .complete import Record, complete, file_of, line_of
-from .verdict_marks import is_strict, mark, problems, said
+from .verdict_marks import is_strict, mark, problems, summary_sentence
 
 SHOWN: Final = 10  # of each level GitHub shows no more in one step
 _MESSAGE: Final = 1_000
@@ -48,9 +48,11 @@ def render_annotations(record: Record) -> str:
     """The commands, errors first; the last one counts those beyond what GitHub shows."""
     every = all_annotations(complete(record))
     shown = [
-        one for level in _LEVELS for one in _shown([one for one in every if one.level == level])
+        annotation
+        for level in _LEVELS
+        for annotation in _shown([annotation for annotation in every if annotation.level == level])
     ]
-    return "".join(f"{one.command()}\n" for one in shown)
+    return "".join(f"{annotation.command()}\n" for annotation in shown)
 
 
 def _shown(annotations: Sequence[Annotation]) -> Sequence[Annotation]:
@@ -73,8 +75,10 @@ def all_annotations(record: Record) -> list[Annotation]:
     of_the_run = []
     for problem in problems(record):
         owner = f"{problem.candidate}: " if problem.candidate else ""
-        one = Annotation(level="error", title=f"{owner}{problem.id}", message=problem.message)
-        of_the_run.append(_placed(one, by_name.get(problem.candidate, {})))
+        annotation = Annotation(
+            level="error", title=f"{owner}{problem.id}", message=problem.message
+        )
+        of_the_run.append(_placed(annotation, by_name.get(problem.candidate, {})))
     return [*of_the_run, *rounds]
 
 
@@ -106,7 +110,7 @@ def _message(clauses: Sequence[Record]) -> str:
     """What failed first, how to fix it, and the other dtypes in which the clause failed."""
     first, *others = clauses
     explained = dict(wording.explanation(first))
-    lines = [f"{said(first)} ({wording.where(first)})"]
+    lines = [f"{summary_sentence(first)} ({wording.where(first)})"]
     labels = (label for label in ("requires", "diagnosis", "fix") if label in explained)
     lines.extend(f"{label}: {explained[label]}" for label in labels)
     if others:

@@ -25,7 +25,7 @@ def render_html(record: Record) -> str:
     data = {
         **_header(record),
         "stale": record["stale_expectations"],
-        "told_count": len(anchors),
+        "failure_count": len(anchors),
         "rows": rows,
         "by_candidate": html_tables.by_candidate(rows.shown),
         "filters": html_tables.filters(record, rows.shown),
@@ -36,7 +36,7 @@ def render_html(record: Record) -> str:
     }
 
     def page(details: html_failures.FailurePieces) -> str:
-        return rendered("run.html.jinja", **data, told=details, known=details.anchors)
+        return rendered("run.html.jinja", **data, details=details, anchors=details.anchors)
 
     room = html_failures.LARGEST_PAGE - html_failures.size(page(html_failures.NOTHING))
     return page(html_failures.pieces(record, anchors, room))
@@ -85,7 +85,7 @@ def _summary(candidate: Record) -> dict[str, Any]:
 
 
 # Candidates whose differences a page spells out and plots; of more it has signs and numbers only.
-MOST_TOLD: Final = 6
+MOST_DETAILED: Final = 6
 
 
 def render_comparison(record: Record) -> str:
@@ -96,7 +96,7 @@ def render_comparison(record: Record) -> str:
         "comparison.html.jinja",
         **_header(record),
         clauses=clauses,
-        not_asked=comparison.not_run_everywhere(clauses),
+        not_run=comparison.not_run_everywhere(clauses),
         different=[clause for clause in clauses if clause.differs],
         conventions=comparison.conventions(record),
         circumstances=comparison.circumstances(record),
@@ -104,7 +104,7 @@ def render_comparison(record: Record) -> str:
         matrix=html_tables.matrix(record, {}),
         axis=html_margins.axis(record),
         margins=comparison.by_margin(clauses),
-        told=len(record["candidates"]) <= MOST_TOLD,
+        detailed=len(record["candidates"]) <= MOST_DETAILED,
         ratio_class=ratio_class,
     )
 

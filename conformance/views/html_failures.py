@@ -1,10 +1,11 @@
-"""The details of what failed on a page, and how much of them a page shows."""
+"""The details of failures on a page, and how many of them a page shows."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -31,8 +32,8 @@ class ShownCall:
     """One call: its code, the arguments that the call before did not have, and its answer."""
 
     title: str
-    given: list[Heat]
-    answered: list[Heat]
+    arguments: list[Heat]
+    answer: list[Heat]
     refused: str
 
 
@@ -50,8 +51,8 @@ def calls(data: Record) -> list[ShownCall]:
         shown.append(
             ShownCall(
                 title=f"call {number + 1}: {title}" if several else title,
-                given=[*_weights(whole, call, before), *_arguments(arguments)],
-                answered=list(_answer(call)) if several else [],
+                arguments=[*_weights(whole, call, before), *_arguments(arguments)],
+                answer=list(_answer(call)) if several else [],
                 refused=str((call.get("refused") or {}).get("message") or ""),
             )
         )
@@ -73,7 +74,7 @@ def _arguments(arguments: Record) -> Iterator[Heat]:
 
 def _weights(data: Record, call: Record, before: Record | None) -> Iterator[Heat]:
     """The weights of the layer that is called, where the call before had others."""
-    own, earlier = (_weights_of(one, data.get("layers") or []) for one in (call, before or {}))
+    own, earlier = (_weights_of(made, data.get("layers") or []) for made in (call, before or {}))
     if before is None or own != earlier:
         for role, matrix in (own or {}).items():
             yield _heat(f"weights.{role}", matrix, {len(matrix["shape"]): ("row", "column")})
@@ -86,7 +87,7 @@ def _weights_of(call: Record, layers: list[Any]) -> Any:
 
 
 def _answer(call: Record) -> Iterator[Heat]:
-    """The answer to one of several calls; a single one stands in the comparison already."""
+    """The answer to one of several calls; the comparison shows that of a single call."""
     for name, title in (("output", "answer"), ("right", "the right answer")):
         value = call.get(name)
         if counterexample.is_table(value):
@@ -94,7 +95,7 @@ def _answer(call: Record) -> Iterator[Heat]:
 
 
 def _heat(title: str, data: Record, axes: Mapping[int, tuple[str, ...]]) -> Heat:
-    """A tensor as a table; one whose values are not in the record by its shape."""
+    """A tensor as a table, or its shape if its values are not in the record."""
     shown = heat(title, data, axes=axes.get(len(data["shape"]), ()))
     if shown is not None:
         return shown
@@ -119,7 +120,7 @@ def compared(data: Record, measured: Record) -> list[Heat]:
     over = ratios(got, expected, bound, data.get("judged"))
     if over is not None:
         shown.append(heat("error / bound", over, scale="ratio", axes=axes))
-    return [one for one in shown if one is not None]
+    return [table for table in shown if table is not None]
 
 
 def attention(data: Record, measured: Record) -> list[Heat]:
@@ -142,11 +143,11 @@ def attention(data: Record, measured: Record) -> list[Heat]:
             for title in ("expected", "got")
             if counterexample.is_shown(weights.get(title))
         )
-    return [one for one in shown if one is not None]
+    return [table for table in shown if table is not None]
 
 
 LONGEST_MESSAGE: Final = 2000
-# What has details, the most urgent first.
+# The kinds of results that have details, the most urgent first.
 DETAILED: Final = ("error", "fail", "unexpected", "should", "expected")
 _SHARES: Final = 4
 # Numbers that are texts in a record; the message has them.
@@ -192,7 +193,7 @@ def anchors(record: Record) -> dict[Place, str]:
 
 
 def urgency(record: Record, place: Place) -> tuple[int, int]:
-    """What comes first on the page: the worst kind, then the order of the run."""
+    """A key that sorts the failures of a page: the worst kind, then the order of the run."""
     clause = record["candidates"][place[0]]["clauses"][place[1]]
     return DETAILED.index(html_words.kind(clause)), place[1]
 
@@ -203,7 +204,7 @@ def failure(record: Record, place: Place, anchor: str) -> Failure:
     clause = candidate["clauses"][place[1]]
     violation = clause["violation"] or {"kind": "", "measured": {}}
     data = clause["counterexample"] if isinstance(clause["counterexample"], Mapping) else {}
-    sure = [one for one in clause["diagnosis"] if float(one.get("confidence") or 0) > 0]
+    sure = [entry for entry in clause["diagnosis"] if float(entry.get("confidence") or 0) > 0]
     return Failure(
         place=place,
         anchor=anchor,
@@ -302,8 +303,8 @@ NOTHING: Final = FailurePieces(pieces={}, anchors=frozenset(), left_out=[])
 class _Room:
     """The bytes that are left, and how many failures had to be shortened.
 
-    ``ways`` are those in which the next failure may be shown, in full first. A way for which there
-    was no room is given up for all that follow, so that a page stops where the important ends.
+    ``ways`` says how the next failure may be shown, in full first. A way for which there was no
+    room is dropped for all that follow, so that the most urgent failures are on the page.
     """
 
     total: int
@@ -312,15 +313,15 @@ class _Room:
     brief: int = 0
     pieces: dict[Place, str] = field(default_factory=dict)
 
-    def add(self, one: Failure) -> None:
+    def add(self, details: Failure) -> None:
         """Show a failure in as many words as there is room for."""
         for full in self.ways:
-            piece = rendered("failure.html.jinja", failure=one, full=full)
+            piece = rendered("failure.html.jinja", failure=details, full=full)
             needed = self.used + size(piece)
             if needed <= self.total * (_SHARE_IN_FULL if full else 1.0):
                 self.used = needed
                 self.brief += not full
-                self.pieces[one.place] = piece
+                self.pieces[details.place] = piece
                 return
             self.ways = tuple(way for way in self.ways if way != full)
 
@@ -328,7 +329,7 @@ class _Room:
 def pieces(record: Record, every: Anchors, total: int) -> FailurePieces:
     """The failures of a record in some bytes: the most urgent of each candidate, then the next."""
     by_candidate = [
-        sorted((one for one in every if one[0] == number), key=lambda one: urgency(record, one))
+        sorted((place for place in every if place[0] == number), key=partial(urgency, record))
         for number in range(len(record["candidates"]))
     ]
     order = [place for turn in zip_longest(*by_candidate) for place in turn if place is not None]

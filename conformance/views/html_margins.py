@@ -67,7 +67,7 @@ class MarginMark:
 
     shape: int
     at: float
-    said: str
+    label: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Plot:
 
 def axis(record: Record) -> Axis:
     """One axis for all candidates, so that they can be compared."""
-    margins = (one["margin"] for own in record["candidates"] for one in own["clauses"])
+    margins = (clause["margin"] for entry in record["candidates"] for clause in entry["clauses"])
     drawn = [
         math.log10(margin)
         for margin in margins
@@ -146,8 +146,8 @@ def plots(record: Record, scale: Axis, anchors: Anchors) -> list[Plot]:
 
 
 def shapes_of(record: Record) -> dict[str, int]:
-    """A shape for each dtype and device of the run; the fifth has the first one's again."""
-    names = [where(clause) for one in record["candidates"] for clause in one["clauses"]]
+    """A shape for each dtype and device of the run; the fifth has the first shape again."""
+    names = [where(clause) for entry in record["candidates"] for clause in entry["clauses"]]
     return {name: number % SHAPES for number, name in enumerate(dict.fromkeys(names))}
 
 
@@ -160,9 +160,9 @@ def _lane(results: list[Result], scale: Axis, shapes: dict[str, int]) -> Lane:
     clauses = [clause for _, clause in results]
     marks = []
     for clause in clauses:
-        said = f"{where(clause)} {html_words.margin(clause['margin'])}".strip()
+        label = f"{where(clause)} {html_words.margin(clause['margin'])}".strip()
         place = scale.at(clause["margin"])
-        marks.append(MarginMark(shape=shapes[where(clause)], at=place, said=said))
+        marks.append(MarginMark(shape=shapes[where(clause)], at=place, label=label))
     largest = worst(clause["margin"] for clause in clauses)
     return Lane(
         slug=str(clauses[0]["id"]),

@@ -22,7 +22,7 @@ class Cell:
     """One cell: its class, its words, and the anchor of the details."""
 
     kind: str
-    said: str
+    label: str
     anchor: str
 
 
@@ -49,7 +49,7 @@ class Matrix:
 def matrix(record: Record, anchors: Anchors) -> Matrix:
     """The matrix of a run; a single candidate has a column for each of its dtypes."""
     candidates = record["candidates"]
-    results = [anchored(one, number, anchors) for number, one in enumerate(candidates)]
+    results = [anchored(entry, number, anchors) for number, entry in enumerate(candidates)]
     if len(candidates) == 1:
         by, dtypes = "dtypes", dict.fromkeys(where(clause) for _, clause in results[0])
         columns = [
@@ -58,7 +58,9 @@ def matrix(record: Record, anchors: Anchors) -> Matrix:
         ]
     else:
         by = "candidates"
-        columns = [(str(one["name"]), own) for one, own in zip(candidates, results, strict=True)]
+        columns = [
+            (str(entry["name"]), own) for entry, own in zip(candidates, results, strict=True)
+        ]
     by_column = [by_slug(own) for _, own in columns]
     clauses: dict[str, Record] = {}
     for _, clause in chain.from_iterable(results):
@@ -84,7 +86,7 @@ def matrix(record: Record, anchors: Anchors) -> Matrix:
 
 def _cell(results: Sequence[Result]) -> Cell:
     if not results:
-        return Cell(kind="absent", said="not run", anchor="")
+        return Cell(kind="absent", label="not run", anchor="")
     kind = html_words.worst_kind(clause for _, clause in results)
     anchor = next((at for at, clause in results if at and html_words.kind(clause) == kind), "")
     # ``passed``, or where dtypes differ ``passed in float32; failed in float16``.
@@ -92,8 +94,8 @@ def _cell(results: Sequence[Result]) -> Cell:
     for _, clause in results:
         by_status.setdefault(str(clause["status"]), []).append(where(clause))
     parts = [f"{status} in {', '.join(names)}" for status, names in by_status.items()]
-    said = "; ".join(parts if len(parts) > 1 else by_status)
-    return Cell(kind=kind, said=said, anchor=anchor)
+    label = "; ".join(parts if len(parts) > 1 else by_status)
+    return Cell(kind=kind, label=label, anchor=anchor)
 
 
 # More rows than a browser filters without a pause; failures come first, the matrix has them all.
@@ -129,7 +131,7 @@ class ShownRows:
 
 
 def rows(record: Record, anchors: Anchors) -> ShownRows:
-    """The rows of every candidate; of very many those that neither passed nor are n/a."""
+    """The rows of every candidate; of too many only those that neither passed nor are n/a."""
     every = [
         row
         for number, candidate in enumerate(record["candidates"])

@@ -35,9 +35,9 @@ _VIOLATION: Final[Record] = {"kind": "", "message": "", "measured": {}, "where":
 def complete(record: Record) -> dict[str, Any]:
     """A copy with every key that pages read; null counts as missing."""
     copy = filled({}, record)
-    copy["candidates"] = [filled({}, one) for one in copy.get("candidates", ())]
-    for one in copy["candidates"]:
-        one["clauses"] = [filled({}, clause) for clause in one.get("clauses", ())]
+    copy["candidates"] = [filled({}, entry) for entry in copy.get("candidates", ())]
+    for entry in copy["candidates"]:
+        entry["clauses"] = [filled({}, clause) for clause in entry.get("clauses", ())]
     copy = completed(copy)
     copy["tool"] = filled(_TOOL, copy["tool"])
     for candidate in copy["candidates"]:
@@ -67,8 +67,8 @@ def number(value: Any) -> float | None:
 
 def worst(margins: Iterable[float | None]) -> float | None:
     """The largest margin, NaN being the worst; None where there is none."""
-    every = [margin for margin in margins if margin is not None]
-    return max(every, key=lambda one: math.inf if math.isnan(one) else one) if every else None
+    every = [value for value in margins if value is not None]
+    return max(every, key=lambda value: math.inf if math.isnan(value) else value) if every else None
 
 
 def anchored(candidate: Record, number: int, anchors: Anchors) -> list[Result]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 from .complete import Record, complete, notes
-from .verdict_marks import RunProblem, case_id, details, is_strict, mark, problems, said
+from .verdict_marks import RunProblem, case_id, details, is_strict, mark, problems, summary_sentence
 
 Properties = Iterable[tuple[str, str]]
 
@@ -30,11 +30,11 @@ def render_junit(record: Record) -> str:
     for candidate in candidates:
         name, strict = candidate["name"], is_strict(record)
         cases = [_case(candidate, clause, strict=strict) for clause in candidate["clauses"]]
-        cases += [_problem_case(name, one) for one in every if one.candidate == name]
+        cases += [_problem_case(name, problem) for problem in every if problem.candidate == name]
         properties = _properties(record, candidate)
         root.append(_suite(record, len(root), name, properties, cases, candidate["seconds"]))
     # What concerns no single candidate has a suite of its own.
-    if rest := [_problem_case("run", one) for one in every if not one.candidate]:
+    if rest := [_problem_case("run", problem) for problem in every if not problem.candidate]:
         root.append(_suite(record, len(root), "run", _facts(record), rest, 0.0))
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode")
@@ -86,7 +86,10 @@ def _properties(record: Record, candidate: Record) -> Properties:
         *([("file", str(location["file"]))] if location.get("file") else []),
         *(("warning", str(sentence)) for sentence in candidate["warnings"]),
         *_facts(record),
-        *((case_id(one), f"{one['level']} {one['status']}") for one in candidate["clauses"]),
+        *(
+            (case_id(clause), f"{clause['level']} {clause['status']}")
+            for clause in candidate["clauses"]
+        ),
     ]
 
 
@@ -99,12 +102,14 @@ def _case(candidate: Record, clause: Record, *, strict: bool) -> ET.Element:
     )
     marked = mark(clause, strict=strict)
     if marked == "skipped":
-        ET.SubElement(case, "skipped", message=said(clause))
+        ET.SubElement(case, "skipped", message=summary_sentence(clause))
     elif marked != "passed":
         tag = "error" if marked == "error" else "failure"
         status = clause["status"]
         kind = (clause["violation"] or {}).get("kind") if status == "failed" else None
-        failure = ET.SubElement(case, tag, type=str(kind or status), message=said(clause))
+        failure = ET.SubElement(
+            case, tag, type=str(kind or status), message=summary_sentence(clause)
+        )
         failure.text = "\n".join(details(candidate, clause))
     return case
 

@@ -38,8 +38,8 @@ def in_html(text: object) -> str:
 def _plain(text: object) -> str:
     """One line without HTML, marked where GitHub would link it."""
     line = " ".join(str(text).replace(_MARK, "").split())
-    broken = _LINKED.sub(lambda found: f"{found[0]}{_MARK}", line)
-    return re.sub(r"[&<>]", lambda found: _ENTITIES[found[0]], broken)
+    broken = _LINKED.sub(lambda match: f"{match[0]}{_MARK}", line)
+    return re.sub(r"[&<>]", lambda match: _ENTITIES[match[0]], broken)
 
 
 def _at_the_start(line: str) -> str:
@@ -97,7 +97,7 @@ def render_markdown(record: Record, limit: int = COMMENT_LIMIT) -> str:
     """The record as markdown of at most ``limit`` bytes; a sentence says what was left out."""
     record = complete(record)
     blocks = [_title(record), _overview(record), *_problems(record)]
-    blocks += [_section(one) for one in record["candidates"] if _needs_words(one)]
+    blocks += [_section(entry) for entry in record["candidates"] if _needs_words(entry)]
     return _fitted([*blocks, *_all_details(record)], limit)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from . import wording
 from .complete import Record, complete, file_of, line_of, notes
 from .markdown import code, escaped
-from .verdict_marks import RunProblem, problems, replay_command, said
+from .verdict_marks import RunProblem, problems, replay_command, summary_sentence
 
 Data = dict[str, Any]
 
@@ -204,7 +204,7 @@ def _result(candidate: Record, clause: Record, index: Record) -> Data:
 
 def _message(candidate: Record, clause: Record) -> str:
     """The finding first, since lists show one line; no ``[text](target)`` is taken for a link."""
-    lines = [f"{candidate['name']} ({wording.where(clause, ', ')}): {said(clause)}"]
+    lines = [f"{candidate['name']} ({wording.where(clause, ', ')}): {summary_sentence(clause)}"]
     for label, text in wording.explanation(clause):
         if label not in ("requires", "found"):
             lines.append(f"{label}: {text}")

@@ -276,8 +276,8 @@ def _markdown_parts(record: Record) -> Iterator[str]:
     )
     yield from (f"- {_safe(sentence)}" for _, sentence in summary_lines(record))
     clauses = (
-        (number, f"`{one['id']}`", one["level"], len(one["caught"]), _safe(*one["primary_of"]))
-        for number, one in _numbered(record)
+        (number, f"`{row['id']}`", row["level"], len(row["caught"]), _safe(*row["primary_of"]))
+        for number, row in _numbered(record)
     )
     heads = ["no.", "clause", "level", "catches", "primary of"]
     yield f"\n## Clauses\n\n{_table(heads, clauses, right=(0, 3))}"

@@ -98,7 +98,9 @@ def _overview(candidates: Sequence[Record]) -> Fitting:
         worst = " ".join(worst_margin(candidate)).rstrip()
         numbers = [str(count(candidate, column) or "-") for column in columns]
         cells = [name, verdict, *numbers, f"{candidate['seconds']:.1f}", worst]
-        counts = [f"{count(candidate, one)} {one}" for one in COLUMNS if count(candidate, one)]
+        counts = [
+            f"{number} {column}" for column in COLUMNS if (number := count(candidate, column))
+        ]
         line = Text.assemble(_styled(candidate["verdict"]), ": ", ", ".join(counts))
         line.append(f", {wording.seconds(candidate['seconds'])}, worst margin {worst}")
         rows.append((cells, [Text(name, style="bold"), indented(line, 2)]))

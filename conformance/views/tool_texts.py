@@ -1,4 +1,4 @@
-"""What bundle, list, export-check, identify, --write-expected and replay print for a person."""
+"""What bundle, list, export-check, identify, --write-expected and replay print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show_bundle(folder: str, clause: Record, outcome: str, again: str, *, file: 
     lines = [
         indented(f"{folder}: {clause['id']} in {clause['dtype']}, {_BUNDLE_WORDS[outcome]}", 0),
         indented(printable(str(clause["violation"]["message"])), 2),
-        indented(f"python {folder}/show_bundle.py {printable(does)}", 2),
+        indented(f"python {folder}/show.py {printable(does)}", 2),
     ]
     write(lines, file)
 
@@ -107,12 +107,13 @@ def _export_details(rows: list[Record], report: Record, *, kept: bool) -> Iterat
     row = rows[0]
     if row["verdict"] in GREEN or row["verdict"] == "unsupported":
         return
-    names = f"{row['exporter']} at opset {', '.join(str(one['opset']) for one in rows)}"
+    opsets = ", ".join(str(row["opset"]) for row in rows)
+    names = f"{row['exporter']} at opset {opsets}"
     verdict = _export_verdict(row)
     yield Text.assemble("\n", (names, "bold"), ": ", verdict, f", {row['reason']}")
-    mine = [entry for entry in report["candidates"] if entry["target"] == row["path"]]
+    checked = [entry for entry in report["candidates"] if entry["target"] == row["path"]]
     clauses = [
-        clause for entry in mine for clause in entry["clauses"] if clause["id"] in row["failed"]
+        clause for entry in checked for clause in entry["clauses"] if clause["id"] in row["failed"]
     ]
     for clause in clauses[:_EXPLAINED]:
         yield indented(Text(clause["id"], style="bold"), 2)
@@ -120,7 +121,7 @@ def _export_details(rows: list[Record], report: Record, *, kept: bool) -> Iterat
             yield indented(f"{label + ':':<11}{text}", 4)
     if len(clauses) > _EXPLAINED:
         yield indented(f"and {len(clauses) - _EXPLAINED} more failed clauses", 2)
-    if kept and mine:
+    if kept and checked:
         source = f"{report['module']['source']}:module"
         yield indented(f"again: conformance check {row['path']} --source {source}", 2)
 
@@ -182,19 +183,19 @@ def _fact_parts(record: Record) -> Iterator[Any]:
 def _deviations(record: Record) -> Iterator[Text]:
     """What differs from the standard, the probable mistakes first."""
     every: Sequence[Record] = record.get("deviations") or ()
-    mistaken = [one for one in every if one.get("mistaken")]
-    chosen = [one for one in every if not one.get("mistaken")]
+    mistaken = [deviation for deviation in every if deviation.get("mistaken")]
+    chosen = [deviation for deviation in every if not deviation.get("mistaken")]
     if mistaken:
         yield Text(f"\n{record['mistaken']}:", style="bold red")
-        for one in mistaken:
-            yield Text(f"  {one['text']} ({one['observed']})")
-            yield Text(f"    fix: {one['fix']}")
+        for deviation in mistaken:
+            yield Text(f"  {deviation['text']} ({deviation['observed']})")
+            yield Text(f"    fix: {deviation['fix']}")
         yield Text("")
     if chosen:
         yield Text("deviations from the standard that are choices of a convention, or mistakes:")
-        for one in chosen:
-            fix = f"; if that is not meant: {one['fix']}" if one["fix"] else ""
-            yield Text(f"  {one['text']} ({one['observed']}){fix}")
+        for deviation in chosen:
+            fix = f"; if that is not meant: {deviation['fix']}" if deviation["fix"] else ""
+            yield Text(f"  {deviation['text']} ({deviation['observed']}){fix}")
         yield Text("")
 
 
@@ -271,6 +272,8 @@ def show_count(outcomes: Iterable[str], file: IO[str]) -> None:
     """Write how many of them still fail."""
     every = list(outcomes)
     counts = ", ".join(
-        f"{every.count(one)} {words}" for one, (words, _) in _REPLAY_WORDS.items() if one in every
+        f"{every.count(outcome)} {words}"
+        for outcome, (words, _) in _REPLAY_WORDS.items()
+        if outcome in every
     )
     write([indented(f"{wording.counted(len(every), 'counterexample')}: {counts}", 0)], file)

@@ -45,8 +45,8 @@ def overall(record: Record) -> Overall:
     if is_cut(record):
         return Overall(word="inconclusive", reason=notes(record)[0])
     green = all(word in GREEN for word in verdicts)
-    word = max(verdicts, key=lambda one: GREEN.index(one) if green else one not in GREEN)
-    counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
+    word = max(verdicts, key=lambda each: GREEN.index(each) if green else each not in GREEN)
+    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
     return Overall(
         word=word, reason=f"{counted(len(verdicts), 'candidate')}: {counts}", green=green
     )
@@ -57,7 +57,7 @@ def _candidates_with(word: str, record: Record) -> str:
     candidates = record["candidates"]
     if len(candidates) == 1:
         return str(candidates[0].get("verdict_reason") or "")
-    names = [str(one["name"]) for one in candidates if one.get("verdict") == word]
+    names = [str(entry["name"]) for entry in candidates if entry.get("verdict") == word]
     most, few = _NAMED
     more = f" and {len(names) - few} more" if len(names) > most else ""
     shown = ", ".join(names[:few] if more else names)
@@ -119,8 +119,8 @@ def mark(clause: Record, *, strict: bool = False) -> Mark:
     return "failed"
 
 
-def said(clause: Record) -> str:
-    """One sentence on a clause that did not simply pass, "" for one that did."""
+def summary_sentence(clause: Record) -> str:
+    """One sentence on a clause that did not simply pass, "" if it did."""
     status, text = clause["status"], wording.message(clause)
     if status == "passed":
         return ""
@@ -173,7 +173,7 @@ def _of_the_run(record: Record) -> Iterator[RunProblem]:
         yield RunProblem(id="run.interrupted", candidate="", message=_INTERRUPTED)
     elif not record["candidates"]:
         yield RunProblem(id="run.empty", candidate="", message=overall(record).reason)
-    elif is_cut(record) and all(one["verdict"] in GREEN for one in record["candidates"]):
+    elif is_cut(record) and all(entry["verdict"] in GREEN for entry in record["candidates"]):
         yield RunProblem(id="run.limit", candidate="", message=notes(record)[0])
 
 

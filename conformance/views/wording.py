@@ -100,7 +100,7 @@ def coverage(candidate: Record) -> str:
     share = "all" if covered == total else f"{covered / total:.1%} of"
     what = f"{total:,} {_COMBINED.get(strength, 'values')} of options, sizes and places in memory"
     impossible = numbers.get("impossible") or ()
-    cannot = sum(int(one.get("combinations", 0)) for one in impossible)
+    cannot = sum(int(entry.get("combinations", 0)) for entry in impossible)
     return f"combinations: {share} {what} were asked; {cannot:,} more cannot meet"
 
 

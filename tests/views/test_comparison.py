@@ -13,7 +13,7 @@ from conformance.session.comparing import ComparedRecord, joined
 from conformance.views.comparison import circumstances, compared, conventions, sources, value_words
 from conformance.views.comparison import render_comparison as render_markdown
 from conformance.views.comparison import show_comparison as show
-from conformance.views.html import MOST_TOLD
+from conformance.views.html import MOST_DETAILED
 from conformance.views.html import render_comparison as render_html
 from conformance.views.html_words import complete
 from conformance.views.views import COMPARED
@@ -156,7 +156,7 @@ def test_margins_are_listed_the_worst_first() -> None:
 
 def test_many_candidates_are_told_by_signs() -> None:
     """More than can stand side by side in sentences: the matrix shows how they differ."""
-    entries = [candidate([result()], f"c{n}") for n in range(MOST_TOLD)]
+    entries = [candidate([result()], f"c{n}") for n in range(MOST_DETAILED)]
     text = render_html(record(*entries, candidate([result("failed")], "odd")))
     assert "The matrix below shows how" in text
     assert 'class="mini"' not in text

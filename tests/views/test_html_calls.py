@@ -28,8 +28,8 @@ def counterexample() -> dict[str, Any]:
 def test_a_call_is_told_with_what_it_was_given() -> None:
     """Query, key, value and mask as tables, under the call as it would be written."""
     (one,) = calls(counterexample())
-    assert [heat.title for heat in one.given] == ["query", "key", "value", "keep"]
-    assert all(heat.grids for heat in one.given)
+    assert [heat.title for heat in one.arguments] == ["query", "key", "value", "keep"]
+    assert all(heat.grids for heat in one.arguments)
     assert "keep=" in one.title
     assert one.refused == ""
 
@@ -37,10 +37,10 @@ def test_a_call_is_told_with_what_it_was_given() -> None:
 def test_a_single_answer_is_not_told_twice() -> None:
     """It stands in the comparison; of several calls each tells its own, and carries its number."""
     answer = tensor([[[[2.0]]]], 1, 1, 1, 1)
-    assert calls({"calls": [call(output=answer)]})[0].answered == []
+    assert calls({"calls": [call(output=answer)]})[0].answer == []
     first, second = calls({"calls": [call(output=answer), call(output=answer, right=answer)]})
-    assert [heat.title for heat in first.answered] == ["answer"]
-    assert [heat.title for heat in second.answered] == ["answer", "the right answer"]
+    assert [heat.title for heat in first.answer] == ["answer"]
+    assert [heat.title for heat in second.answer] == ["answer", "the right answer"]
     assert (first.title[:8], second.title[:8]) == ("call 1: ", "call 2: ")
 
 
@@ -49,7 +49,7 @@ def test_what_a_call_shares_with_the_one_before_is_not_repeated() -> None:
     first, second, third = calls(
         {"calls": [call(), call(), call(arguments={"query": tensor([[[[5.0]]]], 1, 1, 1, 1)})]}
     )
-    assert [len(one.given) for one in (first, second, third)] == [1, 0, 1]
+    assert [len(one.arguments) for one in (first, second, third)] == [1, 0, 1]
 
 
 def test_an_exception_is_the_answer_of_a_call() -> None:

@@ -94,7 +94,7 @@ def test_a_real_failure_has_tensors() -> None:
     one = failure(found, place, anchor)
     assert [heat.title for heat in one.compared] == ["expected", "got", "error / bound"]
     assert [heat.title for heat in one.attention] == ["expected", "got"]
-    assert {heat.title for heat in one.calls[0].given} == {"query", "key", "value", "keep"}
+    assert {heat.title for heat in one.calls[0].arguments} == {"query", "key", "value", "keep"}
     assert one.diagnosis == "mask-inverted"
     expected, got = (heat.grids[0].rows[0] for heat in one.attention)
     assert expected != got
@@ -113,6 +113,6 @@ def test_odd_counterexamples_are_told_as_far_as_they_go() -> None:
     }
     (one,) = of(result("failed", counterexample=data))
     assert len(one.calls) == 4
-    assert "too large to be written out" in one.calls[2].given[0].note
+    assert "too large to be written out" in one.calls[2].arguments[0].note
     assert one.calls[3].refused == "no"
     assert "scale=0.5" in one.calls[3].title

@@ -59,7 +59,7 @@ def test_dtypes_share_a_line_and_differ_in_shape() -> None:
     found = complete(record(candidate(clauses)))
     (plot,) = plots(found, axis(found), {(0, 1): "f0-1"})
     (lane,) = plot.lanes
-    assert [mark.said for mark in lane.marks] == ["float32 0.1", "float16 0.4"]
+    assert [mark.label for mark in lane.marks] == ["float32 0.1", "float16 0.4"]
     assert len({mark.shape for mark in lane.marks}) == 2
     assert plot.shapes == [(0, "float32"), (1, "float16")]
     assert (lane.worst, lane.anchor) == (0.4, "f0-1")

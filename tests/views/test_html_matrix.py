@@ -22,8 +22,8 @@ def test_a_cell_is_the_worst_of_its_dtypes() -> None:
     clauses = [result(), result("failed", dtype="float16"), result(dtype="bfloat16")]
     cell, other = cells(clauses, [result()], anchors={(0, 1): "f0-1"})["mask.golden"]
     assert (cell.kind, cell.anchor) == ("fail", "f0-1")
-    assert cell.said == "passed in float32, bfloat16; failed in float16"
-    assert (other.kind, other.said) == ("pass", "passed")
+    assert cell.label == "passed in float32, bfloat16; failed in float16"
+    assert (other.kind, other.label) == ("pass", "passed")
 
 
 def test_what_a_candidate_was_not_asked_is_blank() -> None:

@@ -9,7 +9,14 @@ from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate
 from conformance.base.record import exit_code
 from conformance.base.results import ClauseResult
 from conformance.views.complete import complete
-from conformance.views.verdict_marks import case_id, is_strict, mark, problems, said, whole
+from conformance.views.verdict_marks import (
+    case_id,
+    is_strict,
+    mark,
+    problems,
+    summary_sentence,
+    whole,
+)
 
 MARKS: dict[str, tuple[ClauseResult, str, str]] = {
     "passed": (result(), "passed", "passed"),
@@ -85,7 +92,7 @@ def test_cases_are_told_apart() -> None:
 
 def test_sentences_say_what_a_result_is() -> None:
     """One that is tolerated says why, one that could not be tested says that."""
-    sentences = [said(outcome.as_json()) for outcome in EVERY]
+    sentences = [summary_sentence(outcome.as_json()) for outcome in EVERY]
     assert sentences[:5] == [
         "off by 1 at [0, 0]",
         "",
