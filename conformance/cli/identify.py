@@ -18,7 +18,7 @@ from ._output import printing, progress_bar
 
 @click.command(name="identify")
 @click.argument("target", metavar="TARGET")
-@timeout_option("Stop a thing that gives no answer for so long.")
+@timeout_option("Stop an implementation that gives no answer for so long.")
 @file_option(
     "--output",
     help="Write the declaration there.",

@@ -17,7 +17,7 @@ from ._output import printing, progress_bar
 @click.argument("reference", metavar="REPORT.json[#CLAUSE]")
 @click.option("--candidate", metavar="NAME", help="Only this candidate's failures.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Only the failures in this dtype.")
-@click.option("--target", metavar="TARGET", help="Ask this candidate instead of the report's.")
+@click.option("--target", metavar="TARGET", help="Call this candidate instead of the report's.")
 @click.option(
     "--emit-script",
     "script_path",
@@ -34,10 +34,10 @@ def replay_command(
     script_path: str | None,
     timeout: float,
 ) -> int:
-    """Ask the counterexamples of a report again.
+    """Run the counterexamples of a report again.
 
     All failures of REPORT.json, those of one clause (REPORT.json#CLAUSE) or of one candidate and
-    clause (REPORT.json#CANDIDATE/CLAUSE). What passes alone is asked again behind the calls that
+    clause (REPORT.json#CANDIDATE/CLAUSE). What passes alone runs again after the calls that
     the run made before it, since a candidate may remember them. Exit code: 1 when one still fails,
     0 when none does.
     """
@@ -70,14 +70,14 @@ def replay_command(
 @click.argument("reference", metavar="REPORT.json#CLAUSE")
 @click.option("--candidate", metavar="NAME", help="The candidate whose failure is meant.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="The failure in this dtype.")
-@click.option("--target", metavar="TARGET", help="Ask this candidate instead of the report's.")
+@click.option("--target", metavar="TARGET", help="Call this candidate instead of the report's.")
 @file_option(
     "--output",
     metavar="FOLDER",
     help="Where to write it, a new or empty folder; by default bundle-CANDIDATE-CLAUSE.",
 )
 @click.option(
-    "--recorded", is_flag=True, help="Take what the report holds, and do not ask the candidate."
+    "--recorded", is_flag=True, help="Take what the report holds, and do not call the candidate."
 )
 @timeout_option("Stop a candidate that gives no answer for so long.")
 def bundle_command(

@@ -225,7 +225,7 @@ def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout:
         if count and short.outcome != "passes":
             many = "the example" if count == 1 else f"the {count} examples"
             return replace(short, after=f"{many} of {case.clause['id']} before it")
-    return replace(again, after="everything that the run asked before it")
+    return replace(again, after="all earlier calls of the run")
 
 
 @contextlib.contextmanager

@@ -245,7 +245,7 @@ def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, Any]]:
             yield name, html_words.short(str(value), 300)
     yield "smallest input", wording.counterexample(data) if data else ""
     if data.get("repeated") is False:
-        yield "note", "the failure did not show again when its input was asked once more"
+        yield "note", "the failure did not show again when its input was run once more"
 
 
 def _cut(text: Any) -> str:

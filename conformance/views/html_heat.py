@@ -20,10 +20,10 @@ WEIGHT_AXES: Final = ("batch", "head", "query", "key")
 RATIOS: Final = (0.01, 0.1, 0.5, 1.0, 10.0, 1e3)
 # Colours on either side of zero, and of weights from 0 to 1.
 SHADES: Final = 4
-# Elements of a tensor that a page shows; our own records write out 64 at most.
+# Elements of a tensor that a page shows; records of this version write out 64 at most.
 MOST_ELEMENTS: Final = 256
 
-# Digits of an element: of a quotient nobody needs more than two.
+# Digits of an element: two are enough for a quotient.
 _DIGITS: Final[Mapping[str, int]] = {"ratio": 2, "weight": 3, "signed": 4, "values": 4}
 
 Style = Callable[[Any], str]

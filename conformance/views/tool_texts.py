@@ -24,7 +24,7 @@ _BUNDLE_WORDS: Final = {
 
 def show_bundle(folder: str, clause: Record, outcome: str, again: str, *, file: IO[str]) -> None:
     """Write what was bundled, and what its script does."""
-    does = "asks the candidate again" if not again else f"shows the record alone: {again}"
+    does = "calls the candidate again" if not again else f"shows the record alone: {again}"
     lines = [
         indented(f"{folder}: {clause['id']} in {clause['dtype']}, {_BUNDLE_WORDS[outcome]}", 0),
         indented(printable(str(clause["violation"]["message"])), 2),

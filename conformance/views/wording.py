@@ -101,7 +101,7 @@ def coverage(candidate: Record) -> str:
     what = f"{total:,} {_COMBINED.get(strength, 'values')} of options, sizes and places in memory"
     impossible = numbers.get("impossible") or ()
     cannot = sum(int(entry.get("combinations", 0)) for entry in impossible)
-    return f"combinations: {share} {what} were asked; {cannot:,} more cannot meet"
+    return f"combinations: {share} {what} were tried; {cannot:,} more cannot meet"
 
 
 def diagnosis(entries: Sequence[Record]) -> list[tuple[str, str]]:

@@ -104,14 +104,14 @@ def _seeing(clause: Record, again: str) -> Iterator[str]:
         yield ""
         yield (
             "shows what was recorded; it needs numpy alone, and exits with 1. The candidate is not "
-            f"asked again: {_plain(again)}."
+            f"called again: {_plain(again)}."
         )
         return
     yield "    python show.py            # the candidate where it was"
     yield "    python show.py TARGET     # the candidate at another place: file.py:name"
     yield ""
     yield (
-        f"shows what was recorded, then asks the candidate the same again. It needs {needs} and "
+        f"shows what was recorded, then calls the candidate as recorded. It needs {needs} and "
         "the candidate, nothing else. Exit status: 1 while the failure is there, also where the "
         "candidate cannot be loaded; 0 once it answers rightly; 2 for a TARGET that cannot be "
         "loaded."
@@ -147,7 +147,7 @@ def _surroundings(clause: Record, report: Record) -> Iterator[str]:
         "specification": tool.get("specification"),
     }
     facts |= dict(report.get("environment") or {})
-    facts["clause asked on"] = clause.get("device", "cpu")
+    facts["clause checked on"] = clause.get("device", "cpu")
     for name, value in facts.items():
         yield f"- {_plain(name)}: {_plain(value)}"
 
@@ -162,7 +162,7 @@ except Exception as error:
 try:
     fails = still_fails(candidate)
 except Exception as error:
-    leave(f"{TARGET} cannot be asked like this: {type(error).__name__}: {error}")
+    leave(f"{TARGET} cannot be called like this: {type(error).__name__}: {error}")
 if fails:
     print("\\nIT STILL FAILS")
     sys.exit(1)

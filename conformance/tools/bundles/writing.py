@@ -55,12 +55,12 @@ def _check_tables(value: Any, place: str) -> None:
 
 def _check(holds: bool, place: str) -> None:  # noqa: FBT001 (takes a condition)
     if not holds:
-        msg = f"its {place} are not as a report tells them"
+        msg = f"its {place} are not as in a report"
         raise ValueError(msg)
 
 
 SHOWN: Final = "IT STILL FAILS"
-NOT_CALLED: Final = "The candidate was not asked again: "
+NOT_CALLED: Final = "The candidate was not called again: "
 # Importing torch from a cold disk, and a candidate with all that it needs.
 _LOADING: Final = 120.0
 
@@ -77,7 +77,7 @@ def why_not_shown(script: Path, timeout: float) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "asked by these calls alone it gives no answer"
+        return "with these calls alone it gives no answer"
     if SHOWN in done.stdout or "it still fails" in done.stderr:
         return ""
     reasons = [line for line in done.stdout.splitlines() if line.startswith(NOT_CALLED)]

@@ -49,7 +49,7 @@ class SizeRule:
     def apply(self, geometry: Geometry) -> Geometry:
         """The drawn geometry with all ties obeyed."""
         for name, source in self.changes:
-            value = eval(source, {"g": geometry})  # noqa: S307 (our own text)
+            value = eval(source, {"g": geometry})  # noqa: S307 (text of the harness)
             geometry = geometry.replace(**{name: int(value)})
         return geometry
 

@@ -26,8 +26,8 @@ class Deviation:
     """One difference from the standard.
 
     ``observed`` is what a declaration of it would say, ``text`` what it means and ``fix`` what to
-    do. ``mistaken`` says that nobody chooses it on purpose. ``clause`` is the clause that fails
-    for it where no field of a declaration can say it, else "".
+    do. ``mistaken`` says that it is hardly a choice. ``clause`` is the clause that fails for it
+    where no field of a declaration can express it, else "".
     """
 
     observed: str

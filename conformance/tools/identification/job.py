@@ -293,7 +293,7 @@ def _without_weights(callers: Iterator[Caller], findings: Findings) -> str:
         )
         behave(caller, findings)
         break
-    return "its weights are told to nobody, so no golden answer exists to compare with"
+    return "its weights are unknown, so there is no golden answer to compare with"
 
 
 def _first_golden(

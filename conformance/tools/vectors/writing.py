@@ -51,7 +51,7 @@ def write_vectors(
         entries = []
         with one_thread(), torch_state.neutral():
             for number, dtype in enumerate(dtypes):
-                tell(f"asking the golden in {dtype}", number, len(dtypes))
+                tell(f"golden answers in {dtype}", number, len(dtypes))
                 entries += list(_cases(making, dtype))
         for name in (*SCHEMAS, README):
             text = resources.files(__package__).joinpath(name).read_text("utf-8")
