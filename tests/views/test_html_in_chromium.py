@@ -21,7 +21,7 @@ def rows(page: Page) -> list[str]:
 
 def count(page: Page) -> str:
     """What the live region says."""
-    return page.locator("#matches").inner_text()
+    return page.locator("#row-count").inner_text()
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -98,7 +98,7 @@ def test_choices_of_one_group_add_up(opener: Opener) -> None:
 
 def test_counts_are_announced(opener: Opener) -> None:
     """The number of results is in a live region that a screen reader speaks politely."""
-    found = opener(render_html(EVERYTHING)).page.locator("#matches")
+    found = opener(render_html(EVERYTHING)).page.locator("#row-count")
     assert found.get_attribute("aria-live") == "polite"
     assert found.get_attribute("role") == "status"
 

@@ -101,7 +101,7 @@
       if (shown) { count += 1; living.set(entry.body, true); }
     }
     for (const body of table.tBodies) body.hidden = !living.has(body);
-    by("matches").textContent = `${count} of ${entries.length} results`;
+    by("row-count").textContent = `${count} of ${entries.length} results`;
     by("nothing").hidden = count > 0;
     table.tHead.hidden = count === 0;
   };
